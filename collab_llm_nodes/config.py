@@ -1,0 +1,76 @@
+"""Frozen dataclasses from mappings: unknown keys and wrong types are errors that name the key."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from collab_llm_nodes.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def from_mapping(cls: type[T], mapping: Mapping[str, Any], *, path: str = "") -> T:
+    """Build the frozen dataclass ``cls`` from ``mapping``; nested dataclasses from nested mappings.
+
+    Raises:
+        ConfigError: an unknown key, a missing one, or a value of the wrong type; ``field`` holds
+            its dotted path. Range checks belong to the dataclass's own ``__post_init__``.
+    """
+    hints = typing.get_type_hints(cls)
+    fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in mapping:
+        if key not in fields:
+            known = ", ".join(sorted(fields))
+            raise ConfigError("unknown key", field=_join(path, key), remedy=f"known keys: {known}")
+    values = {k: _convert(hints[k], v, _join(path, k)) for k, v in mapping.items()}
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(str(error), field=path, remedy="give every required key") from error
+
+
+def from_yaml(cls: type[T], file: str | Path) -> T:
+    """Read ``cls`` from a YAML file (safe loader)."""
+    try:
+        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {file}: {error}", field="file") from error
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} holds no mapping", field="file")
+    return from_mapping(cls, content)
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return from_mapping(typing.cast(type, hint), value, path=path)
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in typing.get_args(hint):
+            return None
+        inner = next(a for a in typing.get_args(hint) if a is not type(None))
+        return _convert(inner, value, path)
+    if origin is tuple and isinstance(value, (list, tuple)):
+        element = typing.get_args(hint)[0]
+        return tuple(_convert(element, v, f"{path}[{i}]") for i, v in enumerate(value))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and (
+        not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)
+    ):
+        raise ConfigError(
+            f"expected {hint.__name__}, got {type(value).__name__} ({value!r})", field=path
+        )
+    return value

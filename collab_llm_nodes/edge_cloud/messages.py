@@ -1,0 +1,113 @@
+"""What the edge client and the verifier say to each other (paper 003, Algorithms 1 and 2).
+
+Plain frozen dataclasses: the gRPC codec, the ROS nodes, the in-process runner and the tests all
+carry these. A stream is one session, so no message but ``Opened`` names it. ``round`` counts the
+verifications of a session from 0 and is how stale messages are recognised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
+
+
+@dataclass(frozen=True)
+class Open:
+    """Start a session: prompt and images travel once.
+
+    Attributes:
+        text: the user turn, before the chat template.
+        images: JPEG bytes.
+        sampling: the output law; seed and temperature are the same on both sides.
+        max_tokens: generated tokens at most.
+        vocabulary: ``vocabulary_hash`` of the draft's tokenizer.
+        replay: tokens already confirmed by an earlier stream (reconnect); the session continues
+            after them as if it had never been lost.
+        round: the round that the first draft on this stream will carry.
+    """
+
+    text: str
+    images: tuple[bytes, ...]
+    sampling: SamplingConfig
+    max_tokens: int
+    vocabulary: str
+    replay: tuple[int, ...] = ()
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The session exists; ``prompt_tokens`` lets the client check that both sides encode alike."""
+
+    session_id: str
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Draft:
+    """``gamma`` proposed tokens (may be none: then the verifier decodes one token by itself).
+
+    Attributes:
+        round: round this draft belongs to.
+        start: generated tokens before it (0 for the first draft): guards against a lost verdict.
+        tokens: [gamma] token ids.
+        probs: [gamma] distributions the tokens were drawn from; None for greedy and coupled laws.
+        cached: it came from the pre-draft cache (for metrics only).
+    """
+
+    round: int
+    start: int
+    tokens: tuple[int, ...]
+    probs: tuple[SparseDistribution, ...] | None = None
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class EarlyExit:
+    """A preview of the verdict from an intermediate layer; priority = ``confidence`` (Eq. 4)."""
+
+    round: int
+    layer: int
+    accepted: int
+    next_token: int
+    confidence: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of one verification: ``accepted`` draft tokens plus ``next_token``.
+
+    ``next_token`` is -1 when an end token or the length limit lies among the accepted tokens.
+    ``compute_s`` is the verifier's time for the forward pass, for the planner and the metrics.
+    """
+
+    round: int
+    accepted: int
+    next_token: int
+    finished: bool
+    compute_s: float = 0.0
+
+    def tokens(self, draft: tuple[int, ...]) -> tuple[int, ...]:
+        """The tokens this verdict adds after ``draft`` was sent."""
+        bonus = () if self.next_token < 0 else (self.next_token,)
+        return draft[: self.accepted] + bonus
+
+
+@dataclass(frozen=True)
+class Close:
+    """The client is done with the session."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A typed error; the session is over. ``code`` is one of ``errors.BY_CODE``."""
+
+    code: str
+    message: str
+    field: str = ""
+    remedy: str = ""
+
+
+ClientMessage = Open | Draft | Close
+ServerMessage = Opened | EarlyExit | Verdict | Failure

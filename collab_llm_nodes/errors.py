@@ -1,0 +1,96 @@
+"""Typed errors: every one names what is wrong, the field it is about, and what to do."""
+
+from __future__ import annotations
+
+
+class CollabError(Exception):
+    """Base of all errors of this package.
+
+    Attributes:
+        code: stable machine-readable name, sent over the wire and in ROS ``status`` strings.
+        field: the input the error is about (``""`` when it is about no single one).
+        remedy: what the user can do about it.
+    """
+
+    code = "INTERNAL"
+
+    def __init__(self, message: str, *, field: str = "", remedy: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        where = f"{self.field}: " if self.field else ""
+        what_to_do = f" ({self.remedy})" if self.remedy else ""
+        return f"{where}{super().__str__()}{what_to_do}"
+
+
+class ConfigError(CollabError):
+    """A configuration has an unknown key or a value out of its range."""
+
+    code = "INVALID_CONFIG"
+
+
+class InvalidInput(CollabError):
+    """A request's content cannot be used: empty or oversized text, corrupt image, ids out of range."""
+
+    code = "INVALID_INPUT"
+
+
+class ModelError(CollabError):
+    """A model cannot be loaded or used: unknown architecture, missing file, too little memory."""
+
+    code = "MODEL_ERROR"
+
+
+class VocabularyMismatch(CollabError):
+    """Draft and target do not share one vocabulary, so token ids cannot be exchanged."""
+
+    code = "VOCABULARY_MISMATCH"
+
+
+class ProtocolError(CollabError):
+    """A peer sent a message that its session's state does not allow."""
+
+    code = "PROTOCOL_ERROR"
+
+
+class Unauthenticated(CollabError):
+    """The verifier refused the credentials."""
+
+    code = "UNAUTHENTICATED"
+
+
+class Unavailable(CollabError):
+    """The verifier cannot be reached, or has no room for another session."""
+
+    code = "UNAVAILABLE"
+
+
+class DeadlineExceeded(CollabError):
+    """The answer did not come within the deadline."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class Cancelled(CollabError):
+    """The caller gave the request up."""
+
+    code = "CANCELLED"
+
+
+BY_CODE: dict[str, type[CollabError]] = {
+    cls.code: cls
+    for cls in (
+        CollabError,
+        ConfigError,
+        InvalidInput,
+        ModelError,
+        VocabularyMismatch,
+        ProtocolError,
+        Unauthenticated,
+        Unavailable,
+        DeadlineExceeded,
+        Cancelled,
+    )
+}

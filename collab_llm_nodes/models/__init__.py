@@ -1,0 +1,1 @@
+"""Loading models, prompts and early-exit adapters."""

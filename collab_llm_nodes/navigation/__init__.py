@@ -1,0 +1,1 @@
+"""From model text to safe motion: action grammar and step executor."""

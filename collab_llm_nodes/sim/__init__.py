@@ -1,0 +1,1 @@
+"""MuJoCo rooms and the simulated Go2."""

@@ -1,0 +1,1 @@
+"""Data generation, trainers and evaluation of the embedded pair."""

@@ -1,0 +1,1 @@
+"""The cloud side: the gRPC verifier service and its client."""
