@@ -1,0 +1,151 @@
+"""The edge client of paper 003 (Algorithm 1) as a state machine without I/O.
+
+It owns the answer so far and the round number. The caller drafts, sends and receives:
+
+    client = EdgeClient(config, max_tokens)
+    job = client.next_draft()            # what to draft (lines 4-6, 19-21)
+    client.on_sent(draft)                # the draft went out (lines 7, 23)
+    tokens = client.on_verdict(verdict)  # the answer grows (line 15)
+
+Drafts are drawn from randomness keyed by position, so a pre-drafted and a freshly drafted
+continuation of the same prefix are the same tokens: whichever arrives first may be sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Verdict
+from collab_llm_nodes.errors import ConfigError, ProtocolError
+from collab_llm_nodes.metrics import GenerationMetrics
+
+
+class Source(IntEnum):
+    """Where a token of the answer comes from (the words of vLLM's rejection sampler)."""
+
+    ACCEPTED = 0
+    RECOVERED = 1
+    BONUS = 2
+    UNVERIFIED = 3
+
+
+@dataclass(frozen=True)
+class DraftJob:
+    """Draft ``gamma`` tokens after ``prefix`` (generated tokens, prompt excluded)."""
+
+    round: int
+    prefix: tuple[int, ...]
+    gamma: int
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """Knobs of the edge client.
+
+    Attributes:
+        gamma: draft tokens per round (paper default 4); 0 lets the verifier decode alone.
+        max_tokens: length limit of the answer.
+    """
+
+    gamma: int = 4
+    max_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 64:
+            raise ConfigError("must be in 0..64", field="gamma")
+        if self.max_tokens < 1:
+            raise ConfigError("must be >= 1", field="max_tokens")
+
+
+class EdgeClient:
+    """One generation, from the first draft to the last verdict."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._config = config
+        self.round = 0
+        self.generated: list[int] = []
+        self.sources: list[Source] = []
+        self.finished = False
+        self.metrics = GenerationMetrics()
+        self._sent: Draft | None = None
+        self._exits: dict[tuple[int, int], int] = {}
+
+    def next_draft(self) -> DraftJob:
+        """What to draft for the current round."""
+        return self._job(self.round, tuple(self.generated))
+
+    def predraft(self, accepted: int, next_token: int) -> DraftJob | None:
+        """What to draft for the next round if this round's outcome is as given.
+
+        None when there is nothing to do: no draft is under verification, the outcome is not
+        possible for it, or the answer would be complete.
+        """
+        if self._sent is None or next_token < 0 or not 0 <= accepted <= len(self._sent.tokens):
+            return None
+        prefix = (*self.generated, *self._sent.tokens[:accepted], next_token)
+        if len(prefix) >= self._config.max_tokens:
+            return None
+        return self._job(self.round + 1, prefix)
+
+    def on_sent(self, draft: Draft) -> bool:
+        """Record that ``draft`` goes to the verifier; False if it must not be sent.
+
+        A second draft for the same round (the pre-draft cache and the drafter both answered) or
+        one for another round is stale, not an error.
+        """
+        if self.finished or self._sent is not None or draft.round != self.round:
+            return False
+        self._sent = draft
+        self._exits.clear()
+        self.metrics.drafted += len(draft.tokens)
+        return True
+
+    def on_early_exit(self, exit_: EarlyExit) -> bool:
+        """Count an exit; False if it is stale."""
+        if exit_.round != self.round or self._sent is None:
+            return False
+        self.metrics.early_exits += 1
+        self._exits.setdefault((exit_.accepted, exit_.next_token), exit_.layer)
+        return True
+
+    def on_verdict(self, verdict: Verdict) -> tuple[int, ...]:
+        """Extend the answer; returns the new tokens (none if the verdict is stale).
+
+        Raises:
+            ProtocolError: the verdict accepts more than was drafted.
+        """
+        if verdict.round != self.round or self._sent is None:
+            return ()
+        draft, self._sent = self._sent, None
+        if not 0 <= verdict.accepted <= len(draft.tokens):
+            raise ProtocolError(
+                f"verdict accepts {verdict.accepted} of {len(draft.tokens)} draft tokens",
+                field="accepted",
+                remedy="the verifier speaks another protocol version; update both sides",
+            )
+        tokens = verdict.tokens(draft.tokens)
+        self.generated += tokens
+        self.sources += [Source.ACCEPTED] * verdict.accepted
+        if verdict.next_token >= 0:
+            all_accepted = verdict.accepted == len(draft.tokens)
+            self.sources.append(Source.BONUS if all_accepted else Source.RECOVERED)
+        self.round += 1
+        self.finished = verdict.finished or len(self.generated) >= self._config.max_tokens
+        self._count(verdict, tokens)
+        return tokens
+
+    def _job(self, round_: int, prefix: tuple[int, ...]) -> DraftJob:
+        room = self._config.max_tokens - len(prefix) - 1  # the verdict adds one token by itself
+        return DraftJob(round_, prefix, max(0, min(self._config.gamma, room)))
+
+    def _count(self, verdict: Verdict, tokens: tuple[int, ...]) -> None:
+        m = self.metrics
+        m.rounds += 1
+        m.tokens += len(tokens)
+        m.accepted += verdict.accepted
+        m.verify_s += verdict.compute_s
+        layer = self._exits.get((verdict.accepted, verdict.next_token))
+        if layer is not None:
+            m.exit_agreements += 1
+            m.exit_layer_sum += layer

@@ -1,0 +1,92 @@
+"""The client's priority queue of early exits and its pre-draft cache (paper 003, Algorithm 1).
+
+Lines 9-14 (pop the most confident outcome, pre-draft for it), 16-17 (look the verdict up) and 24
+(reset) of the algorithm, as a state machine: the caller does the drafting. Everything is keyed by
+the round, so an answer that comes late is recognised and dropped instead of racing with a reset.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass
+
+from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Verdict
+from collab_llm_nodes.errors import ConfigError
+
+QUEUE_ORDERS = ("priority", "fifo", "random")
+
+Outcome = tuple[int, int]  # (accepted, next_token): how many draft tokens stand, and what follows
+
+
+@dataclass(frozen=True)
+class PreDraftConfig:
+    """Knobs of the pre-draft cache.
+
+    Attributes:
+        max_predrafts: outcomes pre-drafted per round at most; the paper's number of early-exit
+            threads (Table 5). 0 turns pre-drafting off: plain speculative decoding.
+        queue: order in which outcomes are pre-drafted (Table 7): priority | fifo | random.
+    """
+
+    max_predrafts: int = 6
+    queue: str = "priority"
+
+    def __post_init__(self) -> None:
+        if self.max_predrafts < 0:
+            raise ConfigError("must be >= 0", field="max_predrafts")
+        if self.queue not in QUEUE_ORDERS:
+            raise ConfigError(f"unknown order {self.queue!r}", field="queue", remedy=str(QUEUE_ORDERS))
+
+
+class PreDraftCache:
+    """Queue Q_p and cache C of one session."""
+
+    def __init__(self, config: PreDraftConfig) -> None:
+        self._config = config
+        self._shuffle = random.Random(0)  # only the order of work depends on it, never the output
+        self.round = -1
+        self._queue: list[tuple[float, int, Outcome]] = []
+        self._seen: set[Outcome] = set()
+        self._popped = 0
+        self._cache: dict[Outcome, Draft] = {}
+
+    def begin(self, round_: int) -> None:
+        """A draft of ``round_`` is on its way: forget the previous round (line 24)."""
+        self.round = round_
+        self._queue.clear()
+        self._seen.clear()
+        self._popped = 0
+        self._cache.clear()
+
+    def push(self, exit_: EarlyExit) -> None:
+        """Queue an early exit's outcome unless it is stale, known, or ends the answer."""
+        outcome = (exit_.accepted, exit_.next_token)
+        if exit_.round != self.round or outcome in self._seen or exit_.next_token < 0:
+            return
+        self._seen.add(outcome)
+        arrival = len(self._seen)
+        key = {
+            "priority": -exit_.confidence,
+            "fifo": float(arrival),
+            "random": self._shuffle.random(),
+        }[self._config.queue]
+        heapq.heappush(self._queue, (key, arrival, outcome))
+
+    def pop(self) -> Outcome | None:
+        """The next outcome to pre-draft for, or None: nothing queued, or the round's budget is spent."""
+        if not self._queue or self._popped >= self._config.max_predrafts:
+            return None
+        self._popped += 1
+        return heapq.heappop(self._queue)[2]
+
+    def store(self, outcome: Outcome, draft: Draft) -> None:
+        """Keep a pre-draft made for ``outcome``; dropped when its round is over."""
+        if draft.round == self.round + 1:
+            self._cache[outcome] = draft
+
+    def lookup(self, verdict: Verdict) -> Draft | None:
+        """The draft to send after ``verdict``, if it was made already (lines 16-17)."""
+        if verdict.round != self.round:
+            return None
+        return self._cache.get((verdict.accepted, verdict.next_token))

@@ -1,0 +1,192 @@
+"""The verifier's side of one session (paper 003, Algorithm 2) as a state machine without I/O.
+
+The caller runs the target model: it feeds the ids of :meth:`VerifierSession.begin`, gives each
+exit layer's logits to :meth:`preview` and the last layer's to :meth:`conclude`.
+Verification is a pure function of (generated tokens, draft, sampling): a lost session is rebuilt
+by replaying token ids.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from collab_llm_nodes.decoding.rejection import Outcome, verify_chain
+from collab_llm_nodes.decoding.sampling import distribution
+from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
+from collab_llm_nodes.errors import ConfigError, InvalidInput, ProtocolError
+
+CONFIDENCES = ("joint", "max")
+
+
+@dataclass(frozen=True)
+class ExitConfig:
+    """How early exits are ranked.
+
+    Attributes:
+        confidence: "joint" = probability that the whole outcome is right, the product of the
+            softmax values of its tokens' positions; "max" = the paper's rule, the largest of
+            them (Algorithm 2, line 6), which one easy position suffices to saturate.
+        queue: "priority" or "fifo" (paper Table 7, server side).
+    """
+
+    confidence: str = "joint"
+    queue: str = "priority"
+
+    def __post_init__(self) -> None:
+        if self.confidence not in CONFIDENCES:
+            raise ConfigError("unknown rule", field="confidence", remedy=f"one of {CONFIDENCES}")
+        if self.queue not in ("priority", "fifo"):
+            raise ConfigError("unknown order", field="queue", remedy="priority or fifo")
+
+
+class EarlyExitQueue:
+    """Q_e: exits waiting for the link. Sent most confident first; dropped when the verdict is out."""
+
+    def __init__(self, config: ExitConfig) -> None:
+        self._config = config
+        self._heap: list[tuple[float, int, EarlyExit]] = []
+        self._known: set[tuple[int, int]] = set()
+        self._pushed = 0
+
+    def push(self, exit_: EarlyExit) -> None:
+        """Queue ``exit_`` unless its outcome was queued before: it would only cost bandwidth."""
+        outcome = (exit_.accepted, exit_.next_token)
+        if outcome in self._known:
+            return
+        self._known.add(outcome)
+        self._pushed += 1
+        key = -exit_.confidence if self._config.queue == "priority" else float(self._pushed)
+        heapq.heappush(self._heap, (key, self._pushed, exit_))
+
+    def pop(self) -> EarlyExit | None:
+        """The next exit to send."""
+        return heapq.heappop(self._heap)[2] if self._heap else None
+
+    def reset(self) -> None:
+        """The verdict is out (Algorithm 2, line 10)."""
+        self._heap.clear()
+        self._known.clear()
+
+
+class VerifierSession:
+    """What the verifier knows of one session: confirmed tokens, round, the draft at hand."""
+
+    def __init__(
+        self, opened: Open, *, eos: frozenset[int], vocab_size: int, exits: ExitConfig | None = None
+    ) -> None:
+        self._open = opened
+        self._eos = eos
+        self._vocab_size = vocab_size
+        self._exits = exits or ExitConfig()
+        self.generated: list[int] = list(opened.replay)
+        self.round = opened.round
+        self.finished = False
+        self._draft: Draft | None = None
+        self._check_ids(opened.replay, "replay")
+        if len(opened.replay) >= opened.max_tokens:
+            raise InvalidInput("replay is as long as the answer may be", field="replay")
+
+    def begin(self, draft: Draft) -> tuple[int, ...] | None:
+        """Accept ``draft`` for verification; returns the ids to feed, None if it is stale.
+
+        Raises:
+            ProtocolError: a round from the future, a gap, or a session that is over.
+            InvalidInput: token ids out of the vocabulary, malformed distributions.
+        """
+        if draft.round < self.round or (draft.round == self.round and self._draft is not None):
+            return None
+        if self.finished:
+            raise ProtocolError("the answer is complete", field="round", remedy="open a new session")
+        if draft.round > self.round:
+            raise ProtocolError(
+                f"got round {draft.round}, expected {self.round}",
+                field="round",
+                remedy="wait for each verdict before drafting on",
+            )
+        if draft.start != len(self.generated):
+            raise ProtocolError(
+                f"draft starts at token {draft.start}, {len(self.generated)} are confirmed",
+                field="start",
+                remedy="reopen the session with the confirmed tokens as replay",
+            )
+        self._check_ids(draft.tokens, "tokens")
+        if len(draft.tokens) + 1 > self._open.max_tokens - len(self.generated):
+            raise InvalidInput("the draft goes past max_tokens", field="tokens")
+        self._check_probs(draft)
+        self._draft = draft
+        return draft.tokens
+
+    def preview(self, layer: int, logits: Tensor) -> EarlyExit:
+        """The outcome as this exit sees it; same uniforms as the final one (common random numbers).
+
+        Args:
+            layer: index of the exit.
+            logits: [gamma + 1, vocabulary].
+        """
+        outcome = self._judge(logits)
+        used = logits[: outcome.accepted + (outcome.next_token >= 0)]
+        top = torch.softmax(used.float(), dim=-1).amax(dim=-1)
+        confidence = top.prod() if self._exits.confidence == "joint" else top.max()
+        assert self._draft is not None
+        return EarlyExit(
+            self._draft.round, layer, outcome.accepted, outcome.next_token, float(confidence)
+        )
+
+    def conclude(self, logits: Tensor, compute_s: float) -> Verdict:
+        """The final verdict from the last layer's logits [gamma + 1, vocabulary]."""
+        outcome = self._judge(logits)
+        assert self._draft is not None
+        draft, self._draft = self._draft, None
+        self.generated += Verdict(draft.round, *_pair(outcome), False).tokens(draft.tokens)
+        self.round += 1
+        ended = outcome.next_token < 0 or outcome.next_token in self._eos
+        self.finished = ended or len(self.generated) >= self._open.max_tokens
+        return Verdict(
+            draft.round, outcome.accepted, outcome.next_token, self.finished, compute_s
+        )
+
+    def _judge(self, logits: Tensor) -> Outcome:
+        assert self._draft is not None
+        sampling = self._open.sampling
+        return verify_chain(
+            distribution(logits, sampling),
+            self._draft.tokens,
+            self._draft.probs,
+            sampling,
+            len(self.generated),
+            self._eos,
+        )
+
+    def _check_ids(self, ids: tuple[int, ...], field: str) -> None:
+        for token in ids:
+            if not 0 <= token < self._vocab_size:
+                raise InvalidInput(
+                    f"token id {token} is outside the vocabulary of {self._vocab_size}",
+                    field=field,
+                    remedy="use the same tokenizer for draft and target",
+                )
+
+    def _check_probs(self, draft: Draft) -> None:
+        needs = self._open.sampling.temperature > 0 and self._open.sampling.law == "rejection"
+        if not needs:
+            return
+        if draft.probs is None or len(draft.probs) != len(draft.tokens):
+            raise InvalidInput(
+                "the rejection law needs one distribution for each draft token",
+                field="probs",
+                remedy="send the distributions the tokens were drawn from, or use law=coupled",
+            )
+        for token, q in zip(draft.tokens, draft.probs, strict=True):
+            q.validate(self._vocab_size)
+            if token not in q.ids:
+                raise InvalidInput(
+                    f"token {token} has no probability in its own distribution", field="probs"
+                )
+
+
+def _pair(outcome: Outcome) -> tuple[int, int]:
+    return outcome.accepted, outcome.next_token
