@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -14,6 +15,51 @@ import yaml
 from collab_llm_nodes.errors import ConfigError
 
 T = TypeVar("T")
+
+
+def setting(
+    default: Any,
+    doc: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[Any, ...] = (),
+    read_only: bool = False,
+) -> Any:
+    """A dataclass field that knows its meaning and its range.
+
+    ``check_ranges`` enforces the range wherever the dataclass is built; a ROS node turns the same
+    facts into parameter descriptors (``nodes/ros.py``), so a limit is written once.
+
+    Args:
+        doc: one sentence for people, with the unit.
+        low, high: inclusive limits of a number.
+        choices: the values allowed, all of them.
+        read_only: fixed when the node starts.
+    """
+    metadata = {"doc": doc, "low": low, "high": high, "choices": choices, "read_only": read_only}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def check_ranges(config: Any) -> None:
+    """Check every ``setting`` of a dataclass; call it from ``__post_init__``.
+
+    Raises:
+        ConfigError: a value is not finite, out of its range, or not among its choices.
+    """
+    for field in dataclasses.fields(config):
+        value, facts = getattr(config, field.name), field.metadata
+        if facts.get("choices") and value not in facts["choices"]:
+            known = ", ".join(repr(c) for c in facts["choices"])
+            raise ConfigError(f"{value!r} is unknown", field=field.name, remedy=f"one of {known}")
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            continue
+        if not math.isfinite(value):
+            raise ConfigError(f"{value} is not finite", field=field.name)
+        low, high = facts.get("low"), facts.get("high")
+        if (low is not None and value < low) or (high is not None and value > high):
+            limits = f"{'-inf' if low is None else low} to {'inf' if high is None else high}"
+            raise ConfigError(f"{value} is out of range", field=field.name, remedy=limits)
 
 
 def from_mapping(cls: type[T], mapping: Mapping[str, Any], *, path: str = "") -> T:
