@@ -69,22 +69,20 @@ class EdgeClient:
         self.finished = False
         self.metrics = GenerationMetrics()
         self._sent: Draft | None = None
-        self._exits: dict[tuple[int, int], int] = {}
+        self._exits: dict[tuple[int, ...], int] = {}
 
     def next_draft(self) -> DraftJob:
         """What to draft for the current round."""
         return self._job(self.round, tuple(self.generated))
 
-    def predraft(self, accepted: int, next_token: int) -> DraftJob | None:
-        """What to draft for the next round if this round's outcome is as given.
+    def predraft(self, outcome: tuple[int, ...]) -> DraftJob | None:
+        """What to draft for the next round if this round's verdict is ``outcome``.
 
-        None when there is nothing to do: no draft is under verification, the outcome is not
-        possible for it, or the answer would be complete.
+        None when there is nothing to do: no draft is under verification, or the answer would be
+        complete.
         """
-        if self._sent is None or next_token < 0 or not 0 <= accepted <= len(self._sent.tokens):
-            return None
-        prefix = (*self.generated, *self._sent.tokens[:accepted], next_token)
-        if len(prefix) >= self._config.max_tokens:
+        prefix = (*self.generated, *outcome)
+        if self._sent is None or not outcome or len(prefix) >= self._config.max_tokens:
             return None
         return self._job(self.round + 1, prefix)
 
@@ -106,46 +104,45 @@ class EdgeClient:
         if exit_.round != self.round or self._sent is None:
             return False
         self.metrics.early_exits += 1
-        self._exits.setdefault((exit_.accepted, exit_.next_token), exit_.layer)
+        self._exits.setdefault(exit_.tokens, exit_.layer)
         return True
 
     def on_verdict(self, verdict: Verdict) -> tuple[int, ...]:
         """Extend the answer; returns the new tokens (none if the verdict is stale).
 
         Raises:
-            ProtocolError: the verdict accepts more than was drafted.
+            ProtocolError: the verdict does not fit the draft.
         """
         if verdict.round != self.round or self._sent is None:
             return ()
         draft, self._sent = self._sent, None
-        if not 0 <= verdict.accepted <= len(draft.tokens):
+        tokens, accepted = verdict.tokens, verdict.accepted
+        if not 0 <= accepted <= len(draft.tokens) or len(tokens) - accepted not in (0, 1):
             raise ProtocolError(
-                f"verdict accepts {verdict.accepted} of {len(draft.tokens)} draft tokens",
+                f"verdict: {accepted} accepted, {len(tokens)} tokens, {len(draft.tokens)} drafted",
                 field="accepted",
                 remedy="the verifier speaks another protocol version; update both sides",
             )
-        tokens = verdict.tokens(draft.tokens)
+        all_accepted = accepted == len(draft.tokens)
+        extra = [Source.BONUS if all_accepted else Source.RECOVERED] * (len(tokens) - accepted)
         self.generated += tokens
-        self.sources += [Source.ACCEPTED] * verdict.accepted
-        if verdict.next_token >= 0:
-            all_accepted = verdict.accepted == len(draft.tokens)
-            self.sources.append(Source.BONUS if all_accepted else Source.RECOVERED)
+        self.sources += [Source.ACCEPTED] * accepted + extra
         self.round += 1
         self.finished = verdict.finished or len(self.generated) >= self._config.max_tokens
-        self._count(verdict, tokens)
+        self._count(verdict)
         return tokens
 
     def _job(self, round_: int, prefix: tuple[int, ...]) -> DraftJob:
         room = self._config.max_tokens - len(prefix) - 1  # the verdict adds one token by itself
         return DraftJob(round_, prefix, max(0, min(self._config.gamma, room)))
 
-    def _count(self, verdict: Verdict, tokens: tuple[int, ...]) -> None:
+    def _count(self, verdict: Verdict) -> None:
         m = self.metrics
         m.rounds += 1
-        m.tokens += len(tokens)
+        m.tokens += len(verdict.tokens)
         m.accepted += verdict.accepted
         m.verify_s += verdict.compute_s
-        layer = self._exits.get((verdict.accepted, verdict.next_token))
+        layer = self._exits.get(verdict.tokens)
         if layer is not None:
             m.exit_agreements += 1
             m.exit_layer_sum += layer

@@ -33,7 +33,7 @@ class DrafterConfig:
 
 
 class Drafter:
-    """Draws drafts for any prefix; the KV cache is rolled back to what the prefix shares with it."""
+    """Draws drafts for any prefix; the KV cache rolls back to what the prefix shares with it."""
 
     def __init__(
         self,

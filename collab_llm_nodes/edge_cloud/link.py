@@ -30,7 +30,6 @@ from collab_llm_nodes.edge_cloud.messages import (
 from collab_llm_nodes.errors import (
     ConfigError,
     DeadlineExceeded,
-    ProtocolError,
     Unavailable,
 )
 
@@ -166,7 +165,7 @@ class SessionLink:
             return []  # stale: from before a reconnect, or a repeated draft
         if isinstance(message, EarlyExit):
             return [Deliver(message)]
-        return self._on_verdict(message, self._outstanding)
+        return self._on_verdict(message)
 
     def on_disconnected(self, reason: str, now: float) -> list[Action]:
         """The stream broke or could not be made."""
@@ -213,17 +212,8 @@ class SessionLink:
         self._retry_at = None
         return [Connect(self._config.connect_deadline_s)]
 
-    def _on_verdict(self, verdict: Verdict, draft: Draft) -> list[Action]:
-        if not 0 <= verdict.accepted <= len(draft.tokens):
-            return self._end(
-                Failure(
-                    ProtocolError.code,
-                    f"verdict accepts {verdict.accepted} of {len(draft.tokens)} draft tokens",
-                    "accepted",
-                    "draft side and verifier differ in version; update both",
-                )
-            )
-        self._confirmed += verdict.tokens(draft.tokens)
+    def _on_verdict(self, verdict: Verdict) -> list[Action]:
+        self._confirmed += verdict.tokens
         self._round += 1
         self._outstanding = None
         self._deadline = None

@@ -65,33 +65,38 @@ class Draft:
 
 @dataclass(frozen=True)
 class EarlyExit:
-    """A preview of the verdict from an intermediate layer; priority = ``confidence`` (Eq. 4)."""
+    """A preview of the verdict from an intermediate layer; priority = ``confidence`` (Eq. 4).
+
+    ``tokens``, ``accepted`` and ``finished`` are what the verdict's would be.
+    """
 
     round: int
     layer: int
+    tokens: tuple[int, ...]
     accepted: int
-    next_token: int
+    finished: bool
     confidence: float
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of one verification: ``accepted`` draft tokens plus ``next_token``.
+    """Outcome of one verification: the answer grows by ``tokens``.
 
-    ``next_token`` is -1 when an end token or the length limit lies among the accepted tokens.
-    ``compute_s`` is the verifier's time for the forward pass, for the planner and the metrics.
+    Attributes:
+        tokens: the accepted draft tokens, then one recovered or bonus token (none when an end
+            token lies among the accepted ones). Spelled out although the client knows its draft:
+            with two senders of drafts (drafter and pre-draft cache) nobody has to guess which
+            draft was verified.
+        accepted: how many of ``tokens`` are draft tokens.
+        finished: the answer is complete.
+        compute_s: the verifier's time for the forward pass, for the planner and the metrics.
     """
 
     round: int
+    tokens: tuple[int, ...]
     accepted: int
-    next_token: int
     finished: bool
     compute_s: float = 0.0
-
-    def tokens(self, draft: tuple[int, ...]) -> tuple[int, ...]:
-        """The tokens this verdict adds after ``draft`` was sent."""
-        bonus = () if self.next_token < 0 else (self.next_token,)
-        return draft[: self.accepted] + bonus
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from collab_llm_nodes.errors import ConfigError
 
 QUEUE_ORDERS = ("priority", "fifo", "random")
 
-Outcome = tuple[int, int]  # (accepted, next_token): how many draft tokens stand, and what follows
+Outcome = tuple[int, ...]  # the tokens by which a verdict extends the answer
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,9 @@ class PreDraftConfig:
         if self.max_predrafts < 0:
             raise ConfigError("must be >= 0", field="max_predrafts")
         if self.queue not in QUEUE_ORDERS:
-            raise ConfigError(f"unknown order {self.queue!r}", field="queue", remedy=str(QUEUE_ORDERS))
+            raise ConfigError(
+                f"unknown order {self.queue!r}", field="queue", remedy=str(QUEUE_ORDERS)
+            )
 
 
 class PreDraftCache:
@@ -61,17 +63,16 @@ class PreDraftCache:
 
     def push(self, exit_: EarlyExit) -> None:
         """Queue an early exit's outcome unless it is stale, known, or ends the answer."""
-        outcome = (exit_.accepted, exit_.next_token)
-        if exit_.round != self.round or outcome in self._seen or exit_.next_token < 0:
+        if exit_.round != self.round or exit_.tokens in self._seen or exit_.finished:
             return
-        self._seen.add(outcome)
+        self._seen.add(exit_.tokens)
         arrival = len(self._seen)
         key = {
             "priority": -exit_.confidence,
             "fifo": float(arrival),
             "random": self._shuffle.random(),
         }[self._config.queue]
-        heapq.heappush(self._queue, (key, arrival, outcome))
+        heapq.heappush(self._queue, (key, arrival, exit_.tokens))
 
     def pop(self) -> Outcome | None:
         """The next outcome to pre-draft for, or None: nothing queued, or the round's budget is spent."""
@@ -89,4 +90,4 @@ class PreDraftCache:
         """The draft to send after ``verdict``, if it was made already (lines 16-17)."""
         if verdict.round != self.round:
             return None
-        return self._cache.get((verdict.accepted, verdict.next_token))
+        return self._cache.get(verdict.tokens)

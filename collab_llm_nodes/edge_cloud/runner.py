@@ -14,7 +14,8 @@ from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient, Source
 from collab_llm_nodes.edge_cloud.drafter import Drafter
-from collab_llm_nodes.edge_cloud.messages import Open
+from collab_llm_nodes.edge_cloud.loop import EdgeLoop
+from collab_llm_nodes.edge_cloud.messages import Draft, Open
 from collab_llm_nodes.edge_cloud.predraft import PreDraftCache, PreDraftConfig
 from collab_llm_nodes.edge_cloud.server import EarlyExitQueue, ExitConfig
 from collab_llm_nodes.edge_cloud.target import TargetSession
@@ -51,7 +52,11 @@ class InProcessRunner:
         self._exits = exits or ExitConfig()
 
     def generate(
-        self, prompt: Prompt, sampling: SamplingConfig | None = None, max_tokens: int = 64
+        self,
+        prompt: Prompt,
+        sampling: SamplingConfig | None = None,
+        max_tokens: int = 64,
+        deadline_s: float = 600.0,
     ) -> Generation:
         """Decode one answer; its law is the target's alone, whatever the draft."""
         sampling = sampling or SamplingConfig()
@@ -62,50 +67,23 @@ class InProcessRunner:
         )
         drafter = Drafter(self._draft, encode(prompt, self._draft.loaded), sampling)
         client = EdgeClient(ClientConfig(self._gamma, max_tokens))
+        exits = EarlyExitQueue(self._exits)
+
+        def verify(draft: Draft) -> None:
+            verdict = target.verify(draft, exits.push)
+            assert verdict is not None
+            while (exit_ := exits.pop()) is not None:
+                loop.post(exit_)
+            exits.reset()
+            loop.post(verdict)
+
+        loop = EdgeLoop(client, drafter, verify, cache=PreDraftCache(self._predraft), preempt=False)
         try:
             target.prefill()
-            self._decode(client, drafter, target, started)
+            loop.run(deadline_s)
         finally:
             target.close()
             drafter.close()
         client.metrics.total_s = time.perf_counter() - started
         text = self._target.decode(client.generated)
         return Generation(tuple(client.generated), tuple(client.sources), text, client.metrics)
-
-    def _decode(
-        self, client: EdgeClient, drafter: Drafter, target: TargetSession, started: float
-    ) -> None:
-        cache = PreDraftCache(self._predraft)
-        queue = EarlyExitQueue(self._exits)
-        metrics = client.metrics
-        draft = None
-        while not client.finished:
-            if draft is None:
-                clock = time.perf_counter()
-                draft = drafter.draft(client.next_draft())
-                metrics.draft_s += time.perf_counter() - clock
-                assert draft is not None
-            client.on_sent(draft)
-            cache.begin(draft.round)
-            verdict = target.verify(draft, queue.push)
-            assert verdict is not None
-            clock = time.perf_counter()
-            while (exit_ := queue.pop()) is not None:
-                client.on_early_exit(exit_)
-                cache.push(exit_)
-            queue.reset()
-            while (outcome := cache.pop()) is not None:
-                job = client.predraft(*outcome)
-                if job is not None:
-                    made = drafter.draft(job, cached=True)
-                    assert made is not None
-                    cache.store(outcome, made)
-            metrics.predraft_s += time.perf_counter() - clock
-            client.on_verdict(verdict)
-            if metrics.rounds == 1:
-                metrics.time_to_first_token_s = time.perf_counter() - started
-            draft = None
-            if not client.finished and self._predraft.max_predrafts > 0:
-                metrics.cache_lookups += 1
-                draft = cache.lookup(verdict)
-                metrics.cache_hits += draft is not None

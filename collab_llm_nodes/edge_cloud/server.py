@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from collab_llm_nodes.decoding.rejection import Outcome, verify_chain
+from collab_llm_nodes.decoding.rejection import verify_chain
 from collab_llm_nodes.decoding.sampling import distribution
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ProtocolError
@@ -49,15 +49,14 @@ class EarlyExitQueue:
     def __init__(self, config: ExitConfig) -> None:
         self._config = config
         self._heap: list[tuple[float, int, EarlyExit]] = []
-        self._known: set[tuple[int, int]] = set()
+        self._known: set[tuple[int, ...]] = set()
         self._pushed = 0
 
     def push(self, exit_: EarlyExit) -> None:
         """Queue ``exit_`` unless its outcome was queued before: it would only cost bandwidth."""
-        outcome = (exit_.accepted, exit_.next_token)
-        if outcome in self._known:
+        if exit_.tokens in self._known:
             return
-        self._known.add(outcome)
+        self._known.add(exit_.tokens)
         self._pushed += 1
         key = -exit_.confidence if self._config.queue == "priority" else float(self._pushed)
         heapq.heappush(self._heap, (key, self._pushed, exit_))
@@ -100,7 +99,9 @@ class VerifierSession:
         if draft.round < self.round or (draft.round == self.round and self._draft is not None):
             return None
         if self.finished:
-            raise ProtocolError("the answer is complete", field="round", remedy="open a new session")
+            raise ProtocolError(
+                "the answer is complete", field="round", remedy="open a new session"
+            )
         if draft.round > self.round:
             raise ProtocolError(
                 f"got round {draft.round}, expected {self.round}",
@@ -127,39 +128,36 @@ class VerifierSession:
             layer: index of the exit.
             logits: [gamma + 1, vocabulary].
         """
-        outcome = self._judge(logits)
-        used = logits[: outcome.accepted + (outcome.next_token >= 0)]
-        top = torch.softmax(used.float(), dim=-1).amax(dim=-1)
+        draft, tokens, accepted, finished = self._judge(logits)
+        top = torch.softmax(logits[: len(tokens)].float(), dim=-1).amax(dim=-1)
         confidence = top.prod() if self._exits.confidence == "joint" else top.max()
-        assert self._draft is not None
-        return EarlyExit(
-            self._draft.round, layer, outcome.accepted, outcome.next_token, float(confidence)
-        )
+        return EarlyExit(draft.round, layer, tokens, accepted, finished, float(confidence))
 
     def conclude(self, logits: Tensor, compute_s: float) -> Verdict:
         """The final verdict from the last layer's logits [gamma + 1, vocabulary]."""
-        outcome = self._judge(logits)
-        assert self._draft is not None
-        draft, self._draft = self._draft, None
-        self.generated += Verdict(draft.round, *_pair(outcome), False).tokens(draft.tokens)
+        draft, tokens, accepted, self.finished = self._judge(logits)
+        self._draft = None
+        self.generated += tokens
         self.round += 1
-        ended = outcome.next_token < 0 or outcome.next_token in self._eos
-        self.finished = ended or len(self.generated) >= self._open.max_tokens
-        return Verdict(
-            draft.round, outcome.accepted, outcome.next_token, self.finished, compute_s
-        )
+        return Verdict(draft.round, tokens, accepted, self.finished, compute_s)
 
-    def _judge(self, logits: Tensor) -> Outcome:
-        assert self._draft is not None
-        sampling = self._open.sampling
-        return verify_chain(
+    def _judge(self, logits: Tensor) -> tuple[Draft, tuple[int, ...], int, bool]:
+        """The draft, the tokens it yields, how many of them are its own, and whether they end."""
+        draft, sampling = self._draft, self._open.sampling
+        if draft is None:
+            raise ProtocolError("no draft is under verification", field="round")
+        outcome = verify_chain(
             distribution(logits, sampling),
-            self._draft.tokens,
-            self._draft.probs,
+            draft.tokens,
+            draft.probs,
             sampling,
             len(self.generated),
             self._eos,
         )
+        extra = () if outcome.next_token < 0 else (outcome.next_token,)
+        tokens = draft.tokens[: outcome.accepted] + extra
+        full = len(self.generated) + len(tokens) >= self._open.max_tokens
+        return draft, tokens, outcome.accepted, full or tokens[-1] in self._eos
 
     def _check_ids(self, ids: tuple[int, ...], field: str) -> None:
         for token in ids:
@@ -186,7 +184,3 @@ class VerifierSession:
                 raise InvalidInput(
                     f"token {token} has no probability in its own distribution", field="probs"
                 )
-
-
-def _pair(outcome: Outcome) -> tuple[int, int]:
-    return outcome.accepted, outcome.next_token
