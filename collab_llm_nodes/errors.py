@@ -32,7 +32,7 @@ class ConfigError(CollabError):
 
 
 class InvalidInput(CollabError):
-    """A request's content cannot be used: empty or oversized text, corrupt image, ids out of range."""
+    """Content that cannot be used: empty or oversized text, corrupt image, ids out of range."""
 
     code = "INVALID_INPUT"
 

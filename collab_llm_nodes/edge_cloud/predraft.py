@@ -75,7 +75,7 @@ class PreDraftCache:
         heapq.heappush(self._queue, (key, arrival, exit_.tokens))
 
     def pop(self) -> Outcome | None:
-        """The next outcome to pre-draft for, or None: nothing queued, or the round's budget is spent."""
+        """The next outcome to pre-draft for; None when the queue or the round's budget is empty."""
         if not self._queue or self._popped >= self._config.max_predrafts:
             return None
         self._popped += 1

@@ -44,7 +44,7 @@ class ExitConfig:
 
 
 class EarlyExitQueue:
-    """Q_e: exits waiting for the link. Sent most confident first; dropped when the verdict is out."""
+    """Q_e: exits waiting for the link, most confident first; dropped when the verdict is out."""
 
     def __init__(self, config: ExitConfig) -> None:
         self._config = config

@@ -15,7 +15,7 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 
 
 class TargetSession:
-    """One session's protocol state together with its KV cache. Not thread-safe: one caller at a time."""
+    """One session's protocol state and its KV cache. One caller at a time."""
 
     def __init__(
         self, engine: Engine, prompt: EncodedPrompt, opened: Open, exits: ExitConfig | None = None
