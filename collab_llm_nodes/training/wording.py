@@ -1,0 +1,129 @@
+"""Questions and answers in words: the form of a sentence depends on what is seen.
+
+A fixed template would let a blind draft model guess most tokens and flatter speculative
+decoding; here direction, distance and the instruction's verb together choose among sentence
+forms, so even the first word has to be seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from collab_llm_nodes.sim.expert import (
+    ACTIONS,
+    DIRECTIONS,
+    DISTANCES,
+    Sight,
+    action_for,
+    direction,
+    distance,
+    search,
+)
+
+VERBS = ("find", "go to", "walk to", "look for", "move to", "approach")
+
+_PLACES = {
+    "far left": "on the far left",
+    "left": "on the left",
+    "ahead": "straight ahead",
+    "right": "on the right",
+    "far right": "on the far right",
+}
+_FORMS = (
+    "the {name} is {place} and {distance}",
+    "i see the {name} {place}, {distance}",
+    "{distance} and {place} there is the {name}",
+    "{place} stands the {name}, {distance}",
+)
+_UNSEEN_FORMS = (
+    "i cannot see the {name}, so i search to the {side}",
+    "the {name} is not in view, i look to the {side}",
+    "no {name} in sight, i keep looking to the {side}",
+)
+_UNSEEN = re.compile(r"cannot see|not in view|in sight")
+_DIRECTION = re.compile(r"\b(far left|far right|left|right|ahead)\b")
+
+WORDS = ("red", "green", "blue", "yellow", "box", "ball", "cone", "bottle") + (
+    "far",
+    "left",
+    "ahead",
+    "right",
+    "very",
+    "close",
+    "near",
+    "off",
+    "distant",
+)
+"""Words that the image tokens learn to predict for the things they show (dense supervision)."""
+
+
+def instruction(name: str, verb: int) -> str:
+    """``"go to the red ball"``."""
+    return f"{VERBS[verb]} the {name}"
+
+
+def reason_seen(name: str, direction_word: str, distance_word: str, verb: int) -> str:
+    """The reason for a thing in view."""
+    side = {"a": 0, "l": 1, "r": 2}[direction_word.split()[-1][0]]
+    far = max(0, DISTANCES.index(distance_word) - 2)
+    form = _FORMS[(side + far + verb) % len(_FORMS)]
+    return form.format(name=name, place=_PLACES[direction_word], distance=distance_word)
+
+
+def reason_unseen(name: str, history: Sequence[str], verb: int) -> str:
+    """The reason for a thing not in view."""
+    side = "right" if "right" in search(history) else "left"
+    return _UNSEEN_FORMS[verb % len(_UNSEEN_FORMS)].format(name=name, side=side)
+
+
+def answer(name: str, sight: Sight | None, history: Sequence[str], verb: int) -> str:
+    """The expert's whole answer; ``sight`` is None for a thing that is not there."""
+    if sight is None or not sight.in_view:
+        reason, action = reason_unseen(name, history, verb), search(history)
+    else:
+        words = direction(sight.bearing), distance(sight.range)
+        reason, action = reason_seen(name, *words, verb), action_for(*words)
+    return f"{reason}. the next action is {action}."
+
+
+def direction_said(text: str) -> str | None:
+    """The direction word of an answer's reason; "unseen" if it says so, None if it says neither."""
+    reason = text.split(". the next action is ")[0]
+    if _UNSEEN.search(reason):
+        return "unseen"
+    found = _DIRECTION.search(reason)
+    return found.group(1) if found else None
+
+
+def action_said(text: str) -> str | None:
+    """The action of an answer if it is one of the expert's ten, else None."""
+    action = text.rpartition("the next action is ")[2].rstrip(".")
+    return action if action in ACTIONS else None
+
+
+def dense_words(sight: Sight, kind: tuple[str, str]) -> list[str]:
+    """The words of ``WORDS`` true of a thing: ``kind`` is (colour, shape)."""
+    words = [*kind, *direction(sight.bearing).split(), *distance(sight.range).split()]
+    return [w for w in words if w in WORDS]
+
+
+def corpus() -> list[str]:
+    """Every sentence kind there is: what the tokenizer is trained on."""
+    from collab_llm_nodes.navigation.prompt import user_text
+    from collab_llm_nodes.sim.renderer import KINDS
+
+    texts = []
+    for number, (colour, shape) in enumerate(KINDS):
+        name = f"{colour} {shape}"
+        for verb in range(len(VERBS)):
+            for i, action in enumerate(ACTIONS):
+                history = [ACTIONS[(i + number + verb) % len(ACTIONS)], action][: (i % 4) + 1]
+                texts.append(user_text(instruction(name, verb), history if i % 5 else []))
+                texts.append(reason_unseen(name, [action], verb) + f". the next action is {action}.")
+            for d in DIRECTIONS:
+                for r in DISTANCES:
+                    action = action_for(d, r)
+                    reason = reason_seen(name, d, r, verb)
+                    texts.append(f"{reason}. the next action is {action}.")
+    return texts
