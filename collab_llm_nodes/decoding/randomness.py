@@ -1,0 +1,51 @@
+"""Random streams that depend on (seed, position, purpose) and on nothing else.
+
+Each draw has its own block of a counter-based generator (Philox 4x64; Salmon et al., SC 2011), so
+neither the order of draws, nor timing, nor cache hits, nor the machine can change an output. Only
+the raw bits of the generator are used: numpy guarantees those, not its derived distributions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Numbers are part of the protocol: both sides derive the same bits from them. Append only.
+PURPOSES = {"draft": 1, "accept": 2, "recover": 3, "bonus": 4, "gumbel": 5}
+
+_MASK = 2**64 - 1
+
+
+def uniform(seed: int, position: int, purpose: str) -> float:
+    """Return a multiple of 2**-53 in [0, 1) for the token at ``position`` of the session."""
+    return float(_uniforms(seed, position, purpose, 1)[0])
+
+
+def gumbel(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]:
+    """Return standard Gumbel noise [vocab_size]; a smaller vocabulary gets a prefix of a larger's.
+
+    argmax(log p + noise) is distributed as p (Gumbel-max trick), and two distributions that share
+    the noise mostly choose the same token.
+    """
+    # Half a step up keeps the logarithm finite: (0, 1) instead of [0, 1).
+    u = _uniforms(seed, position, "gumbel", vocab_size) + 2.0**-54
+    noise: NDArray[np.float64] = -np.log(-np.log(u))
+    return noise
+
+
+def sample(p: NDArray[np.float64], u: float) -> int:
+    """Inverse CDF: the token of ``p`` [V] (not necessarily normalised) at ``u`` in [0, 1)."""
+    cdf = np.cumsum(p)
+    token = int(np.searchsorted(cdf, u * cdf[-1], side="right"))
+    if token == len(p):  # u * cdf[-1] rounded up to cdf[-1]
+        token = int(np.flatnonzero(p)[-1])
+    return token
+
+
+def _uniforms(seed: int, position: int, purpose: str, count: int) -> NDArray[np.float64]:
+    # Key = (seed, purpose); counter = (block within the draw, position): draws never overlap.
+    key = np.array([seed & _MASK, PURPOSES[purpose]], dtype=np.uint64)
+    counter = np.array([0, position & _MASK, 0, 0], dtype=np.uint64)
+    raw = np.random.Philox(key=key, counter=counter).random_raw(count)
+    bits: NDArray[np.uint64] = np.asarray(raw, dtype=np.uint64) >> np.uint64(11)
+    return bits * 2.0**-53

@@ -1,0 +1,188 @@
+"""The laws of chain speculation: which draft tokens stand, and which token comes next.
+
+Words are vLLM's: accepted tokens, then one recovered (after a rejection) or bonus token. Both laws
+leave the output distributed exactly as the target alone (Leviathan et al. 2023, Theorem 3.5 for
+"rejection"); under "coupled" the output does not depend on the draft at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collab_llm_nodes.decoding.randomness import gumbel, sample, uniform
+from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution, to_wire
+from collab_llm_nodes.errors import InvalidInput
+
+Probabilities = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of judging one draft.
+
+    Attributes:
+        accepted: draft tokens that stand.
+        next_token: the recovered or bonus token; -1 iff the last accepted one is an end token.
+    """
+
+    accepted: int
+    next_token: int
+
+
+class Draws(Protocol):
+    """Where the randomness of a law comes from; the tests enumerate it instead."""
+
+    def accept(self, probability: float, position: int) -> bool: ...
+
+    def pick(self, p: Probabilities, position: int, purpose: str) -> int: ...
+
+
+@dataclass(frozen=True)
+class KeyedDraws:
+    """The streams of ``randomness``: equal on all sides, whatever the timing."""
+
+    seed: int
+
+    def accept(self, probability: float, position: int) -> bool:
+        return uniform(self.seed, position, "accept") < probability
+
+    def pick(self, p: Probabilities, position: int, purpose: str) -> int:
+        if purpose != "gumbel":
+            return sample(p, uniform(self.seed, position, purpose))
+        support = np.flatnonzero(p)
+        noise = gumbel(self.seed, position, len(p))
+        return int(support[np.argmax(np.log(p[support]) + noise[support])])
+
+
+def verify_chain(
+    p: Probabilities,
+    draft: Sequence[int],
+    q: Sequence[SparseDistribution] | None,
+    config: SamplingConfig,
+    position: int,
+    eos: frozenset[int],
+    draws: Draws | None = None,
+) -> Outcome:
+    """Judge ``draft`` against the target's distributions (paper 003, Algorithm 2).
+
+    The same function judges an early exit (its own ``p``) and the final exit: both read the same
+    random numbers, so they differ only where their distributions do.
+
+    Args:
+        p: [gamma + 1, V] target distributions after the prefix and after each draft token.
+        draft: [gamma] proposed token ids.
+        q: [gamma] distributions the tokens were drawn from; None when greedy or coupled.
+        config: the output law.
+        position: session index (prompt included) of the first draft token.
+        eos: end tokens.
+        draws: source of randomness; the keyed streams of ``config.seed`` by default.
+
+    Raises:
+        InvalidInput: shapes do not match, an id is outside the vocabulary, ``q`` is missing or not
+            wanted, or a token has probability 0 under the distribution it claims to be drawn from.
+    """
+    _check(p, draft, q, config)
+    if draws is None:
+        draws = KeyedDraws(config.seed)
+    if q is None:
+        return _verify_own(p, draft, config, position, eos, draws)
+    for i, token in enumerate(draft):
+        p_i, q_i = p[i], q[i].dense(p.shape[1])
+        if not draws.accept(p_i[token] / q_i[token], position + i):
+            residual = np.maximum(p_i - q_i, 0.0)
+            if not residual.any():  # p and q differ by rounding only
+                residual = p_i
+            return Outcome(i, draws.pick(residual, position + i, "recover"))
+        if token in eos:
+            return Outcome(i + 1, -1)
+    gamma = len(draft)
+    return Outcome(gamma, draws.pick(p[gamma], position + gamma, "bonus"))
+
+
+def _verify_own(
+    p: Probabilities,
+    draft: Sequence[int],
+    config: SamplingConfig,
+    position: int,
+    eos: frozenset[int],
+    draws: Draws,
+) -> Outcome:
+    """Greedy and coupled: the target's own token at each place; the draft only saves time."""
+    for i, p_i in enumerate(p):
+        own = _own_token(p_i, config, position + i, draws)
+        if i == len(draft) or draft[i] != own:
+            return Outcome(i, own)
+        if own in eos:
+            return Outcome(i + 1, -1)
+    raise AssertionError("unreachable: p has one row more than the draft has tokens")
+
+
+def own_token(p: Probabilities, config: SamplingConfig, position: int) -> int:
+    """Return the token that a model with distribution ``p`` [V] alone emits at ``position``."""
+    return _own_token(p, config, position, KeyedDraws(config.seed))
+
+
+def _own_token(p: Probabilities, config: SamplingConfig, position: int, draws: Draws) -> int:
+    if config.greedy:
+        return int(p.argmax())
+    return draws.pick(p, position, "gumbel" if config.law == "coupled" else "bonus")
+
+
+def propose(
+    q: Probabilities,
+    config: SamplingConfig,
+    position: int,
+    max_support: int,
+    draws: Draws | None = None,
+) -> tuple[int, SparseDistribution | None]:
+    """Draw the draft token at ``position`` from ``q`` [V], and what must be sent along with it.
+
+    Under the rejection law the token is drawn from the rounded distribution that is sent.
+    """
+    if draws is None:
+        draws = KeyedDraws(config.seed)
+    if not config.sends_probabilities:
+        return _own_token(q, config, position, draws), None
+    sent = to_wire(q, max_support)
+    return draws.pick(sent.dense(len(q)), position, "draft"), sent
+
+
+def _check(
+    p: Probabilities,
+    draft: Sequence[int],
+    q: Sequence[SparseDistribution] | None,
+    config: SamplingConfig,
+) -> None:
+    if p.ndim != 2 or len(p) != len(draft) + 1:
+        raise InvalidInput(
+            f"{len(draft)} draft tokens need {len(draft) + 1} target distributions, got {len(p)}",
+            field="draft",
+        )
+    for token in draft:
+        if not 0 <= token < p.shape[1]:
+            raise InvalidInput(
+                f"token {token} is outside the vocabulary of {p.shape[1]}", field="draft"
+            )
+    if (q is not None) != config.sends_probabilities:
+        need = "needs" if config.sends_probabilities else "takes no"
+        raise InvalidInput(
+            f"law {config.law!r} at temperature {config.temperature} {need} draft probabilities",
+            field="probs",
+            remedy="use the same sampling settings on both sides",
+        )
+    if q is None:
+        return
+    if len(q) != len(draft):
+        raise InvalidInput(f"{len(draft)} tokens but {len(q)} distributions", field="probs")
+    for i, (token, q_i) in enumerate(zip(draft, q, strict=True)):
+        if token not in q_i.ids:
+            raise InvalidInput(
+                f"token {token} has probability 0 in the distribution it was drawn from",
+                field=f"probs[{i}]",
+                remedy="send the rounded distribution and draw the token from it",
+            )

@@ -1,0 +1,167 @@
+"""From logits to the distribution that is sampled, and its compact form for the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
+
+if TYPE_CHECKING:  # the ROS nodes and the codec import this module without torch
+    from torch import Tensor
+
+LAWS = ("rejection", "coupled")
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """The output law; identical on the edge and in the cloud.
+
+    Attributes:
+        temperature: divides the logits; 0 is greedy.
+        top_k: keep the k most probable tokens (and what ties with the last); 0 is off.
+        top_p: keep the smallest set of most probable tokens with at least this mass; 1 is off.
+        seed: key of all random streams (any integer; used modulo 2**64).
+        law: "rejection" (paper 003, Section II: accept with min(1, p/q)) or "coupled" (both sides
+            take argmax(log p + Gumbel noise) with the same noise, so no probabilities are sent).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    law: str = "rejection"
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.temperature) and self.temperature >= 0):
+            raise ConfigError("must be finite and >= 0", field="temperature", remedy="0 is greedy")
+        if self.top_k < 0:
+            raise ConfigError("must be >= 0", field="top_k", remedy="0 switches it off")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError("must lie in (0, 1]", field="top_p", remedy="1 switches it off")
+        if self.law not in LAWS:
+            raise ConfigError(f"unknown law {self.law!r}", field="law", remedy=f"one of {LAWS}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def sends_probabilities(self) -> bool:
+        """Whether a draft must travel with the distributions it was drawn from."""
+        return not self.greedy and self.law == "rejection"
+
+
+def distribution(
+    logits: Tensor | NDArray[np.floating[Any]], config: SamplingConfig
+) -> NDArray[np.float64]:
+    """Return the float64 distribution [..., V] that ``config`` samples from; greedy is one-hot.
+
+    The order temperature, top-k, top-p and the treatment of ties are those of ``transformers``.
+
+    Raises:
+        ModelError: a logit is NaN or +inf, or a row has no finite one (-inf alone means "never").
+    """
+    z = _float64(logits)
+    top = z.max(axis=-1, keepdims=True)
+    if not np.isfinite(top).all():  # max propagates NaN
+        raise ModelError("the logits are not finite", remedy="use float32 or bfloat16")
+    if config.greedy:
+        one_hot = np.zeros_like(z)
+        np.put_along_axis(one_hot, z.argmax(axis=-1)[..., None], 1.0, axis=-1)
+        return one_hot
+    z = (z - top) / config.temperature
+    if 0 < config.top_k < z.shape[-1]:
+        kth = np.partition(z, -config.top_k, axis=-1)[..., -config.top_k, None]
+        z = np.where(z < kth, -np.inf, z)
+    p: NDArray[np.float64] = np.exp(z)
+    p /= p.sum(axis=-1, keepdims=True)
+    if config.top_p < 1:
+        order = np.argsort(-p, axis=-1, kind="stable")
+        ranked = np.take_along_axis(p, order, axis=-1)
+        mass_above = np.cumsum(ranked, axis=-1) - ranked
+        np.put_along_axis(p, order, np.where(mass_above < config.top_p, ranked, 0.0), axis=-1)
+        p /= p.sum(axis=-1, keepdims=True)
+    return p
+
+
+@dataclass(frozen=True, eq=False)
+class SparseDistribution:
+    """A draft distribution as it crosses the wire: the law is ``probs / sum(probs)`` in float64.
+
+    Each prob is exactly representable in fp16, so sending fp16 or float32 loses nothing, and both
+    sides compute the last normalisation from the same numbers in the same order.
+
+    Attributes:
+        ids: int32 [k], strictly increasing.
+        probs: float32 [k], each > 0.
+
+    Raises:
+        InvalidInput: the arrays do not describe a distribution (they may come from a peer).
+    """
+
+    ids: NDArray[np.int32]
+    probs: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        ids = np.asarray(self.ids, dtype=np.int32)
+        probs = np.asarray(self.probs, dtype=np.float32)
+        if ids.ndim != 1 or ids.shape != probs.shape or not ids.size:
+            raise InvalidInput("ids and probs must be 1-D, not empty, equally long", field="probs")
+        if ids[0] < 0 or (np.diff(ids) <= 0).any():
+            raise InvalidInput("ids must be >= 0 and strictly increasing", field="probs.ids")
+        if not (np.isfinite(probs).all() and (probs > 0).all()):
+            raise InvalidInput("must be finite and positive", field="probs.probs")
+        object.__setattr__(self, "ids", ids)
+        object.__setattr__(self, "probs", probs)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SparseDistribution):
+            return NotImplemented
+        return np.array_equal(self.ids, other.ids) and np.array_equal(self.probs, other.probs)
+
+    def __hash__(self) -> int:
+        return hash((self.ids.tobytes(), self.probs.tobytes()))
+
+    def dense(self, vocab_size: int) -> NDArray[np.float64]:
+        """Return the exact law as float64 [vocab_size].
+
+        Raises:
+            InvalidInput: an id lies outside the vocabulary.
+        """
+        if self.ids[-1] >= vocab_size:
+            raise InvalidInput(
+                f"id {self.ids[-1]} is outside the vocabulary of {vocab_size}",
+                field="probs.ids",
+                remedy="use the draft model whose tokenizer the verifier expects",
+            )
+        q = np.zeros(vocab_size)
+        q[self.ids] = self.probs.astype(np.float64)
+        return q / self.probs.sum(dtype=np.float64)
+
+
+def to_wire(p: NDArray[np.float64], max_support: int) -> SparseDistribution:
+    """Truncate ``p`` [V] to its ``max_support`` most probable tokens and round to fp16.
+
+    The draft must be drawn from the RESULT: then what the verifier divides by is what was sampled
+    from, and no rounding touches the output law.
+    """
+    if max_support < 1:
+        raise ConfigError("must be >= 1", field="max_support")
+    best = np.argsort(-p, kind="stable")[:max_support]
+    rounded = (p[best] / p[best].sum()).astype(np.float16)
+    kept = rounded > 0  # fp16 ends at 6e-8
+    order = np.argsort(best[kept])
+    return SparseDistribution(
+        ids=best[kept][order].astype(np.int32), probs=rounded[kept][order].astype(np.float32)
+    )
+
+
+def _float64(logits: Tensor | NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    if isinstance(logits, np.ndarray):
+        return logits.astype(np.float64)
+    result: NDArray[np.float64] = logits.detach().double().cpu().numpy()
+    return result

@@ -1,0 +1,100 @@
+"""Distributions: what is sampled, what crosses the wire, and agreement with transformers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collab_llm_nodes.config import from_mapping
+from collab_llm_nodes.decoding.sampling import (
+    SamplingConfig,
+    SparseDistribution,
+    distribution,
+    to_wire,
+)
+from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
+
+
+def test_greedy_is_one_hot_argmax() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 3.0, -torch.inf]])
+    assert distribution(logits, SamplingConfig()).tolist() == [[0, 1, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1, 0, 1), (0.7, 5, 1), (1.3, 0, 0.8), (0.9, 7, 0.6)]
+)
+def test_equals_transformers_warpers(temperature: float, top_k: int, top_p: float) -> None:
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    logits[0, 3:9] = logits[0].max()  # ties at the k-th place are all kept
+    expected = TemperatureLogitsWarper(float(temperature))(None, logits)
+    if top_k:
+        expected = TopKLogitsWarper(top_k)(None, expected)
+    if top_p < 1:
+        expected = TopPLogitsWarper(top_p)(None, expected)
+    config = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
+    p = distribution(logits, config)
+    np.testing.assert_allclose(p, expected.softmax(-1).numpy(), atol=1e-12)
+    np.testing.assert_allclose(p.sum(-1), 1, atol=1e-12)
+
+
+def test_half_precision_logits_are_read_exactly() -> None:
+    logits = torch.tensor([1.0, 2.0, 3.0])
+    config = SamplingConfig(temperature=1.0)
+    assert np.array_equal(
+        distribution(logits.bfloat16(), config), distribution(logits.numpy(), config)
+    )
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_an_error(bad: float) -> None:
+    with pytest.raises(ModelError, match="not finite"):
+        distribution(torch.tensor([0.0, bad]), SamplingConfig())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("temperature", -1.0),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("law", "x"),
+        ("foo", 1),
+    ],
+)
+def test_configuration_errors_name_the_key(key: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(SamplingConfig, {key: value})
+    assert caught.value.field == key
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 60), st.floats(0.1, 8))
+def test_wire_form_survives_fp16(seed: int, vocab: int, support: int, sharpness: float) -> None:
+    rng = np.random.default_rng(seed)
+    p = distribution(rng.normal(size=vocab) * sharpness, SamplingConfig(temperature=1.0))
+    sent = to_wire(p, support)
+    received = SparseDistribution(sent.ids.copy(), sent.probs.astype(np.float16))
+    assert received == sent
+    assert hash(received) == hash(sent)
+    q = sent.dense(vocab)
+    assert np.array_equal(q, received.dense(vocab))
+    assert abs(q.sum() - 1) < 1e-12
+    assert np.count_nonzero(q) <= min(vocab, support)
+    best = np.sort(p)[::-1][:support].sum()
+    assert np.abs(q[sent.ids] - p[sent.ids] / best).max() < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("ids", "probs"),
+    [([], []), ([1, 2], [1.0]), ([2, 1], [0.5, 0.5]), ([1, 1], [0.5, 0.5]), ([-1], [1.0]),
+     ([1], [0.0]), ([1], [float("nan")]), ([[1]], [[1.0]])],
+)  # fmt: skip
+def test_malformed_wire_forms_are_refused(ids: list[int], probs: list[float]) -> None:
+    with pytest.raises(InvalidInput):
+        SparseDistribution(np.array(ids, dtype=np.int32), np.array(probs, dtype=np.float32))
