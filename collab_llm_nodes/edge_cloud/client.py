@@ -16,8 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Verdict
-from collab_llm_nodes.errors import ConfigError, ProtocolError
+from collab_llm_nodes.errors import ProtocolError
 from collab_llm_nodes.metrics import GenerationMetrics
 
 
@@ -41,21 +42,15 @@ class DraftJob:
 
 @dataclass(frozen=True)
 class ClientConfig:
-    """Knobs of the edge client.
+    """Knobs of the edge client."""
 
-    Attributes:
-        gamma: draft tokens per round (paper default 4); 0 lets the verifier decode alone.
-        max_tokens: length limit of the answer.
-    """
-
-    gamma: int = 4
-    max_tokens: int = 128
+    gamma: int = setting(
+        4, "Draft tokens per round; 0 lets the verifier decode alone.", low=0, high=64
+    )
+    max_tokens: int = setting(128, "Length limit of the answer [tokens].", low=1, high=8192)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 64:
-            raise ConfigError("must be in 0..64", field="gamma")
-        if self.max_tokens < 1:
-            raise ConfigError("must be >= 1", field="max_tokens")
+        check_ranges(self)
 
 
 class EdgeClient:

@@ -5,31 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
+from torch import Tensor
 
+from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.engine import Engine
-from collab_llm_nodes.decoding.randomness import gumbel, sample, uniform
-from collab_llm_nodes.decoding.sampling import (
-    SamplingConfig,
-    SparseDistribution,
-    distribution,
-    to_wire,
-)
+from collab_llm_nodes.decoding.rejection import propose
+from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution, distribution
 from collab_llm_nodes.edge_cloud.client import DraftJob
 from collab_llm_nodes.edge_cloud.messages import Draft
-from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """Attributes: max_support: entries of each distribution sent upstream at most."""
+    """Knobs of the drafter."""
 
-    max_support: int = 64
+    max_support: int = setting(
+        64, "Entries of each distribution sent upstream at most.", low=1, high=4096
+    )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_support <= 4096:
-            raise ConfigError("must be in 1..4096", field="max_support")
+        check_ranges(self)
 
 
 class Drafter:
@@ -64,19 +60,23 @@ class Drafter:
             if stop():
                 return None
             logits = self._extend((*context, *tokens))
-            token, q = self._draw(distribution(logits, self._sampling), len(job.prefix) + i)
+            q_next = distribution(logits, self._sampling)
+            token, q = propose(
+                q_next, self._sampling, len(job.prefix) + i, self._config.max_support
+            )
             tokens.append(token)
             if q is not None:
                 probs.append(q)
             if token in self._eos:
                 break
-        return Draft(job.round, len(job.prefix), tuple(tokens), tuple(probs) or None, cached)
+        sent = tuple(probs) if self._sampling.sends_probabilities else None
+        return Draft(job.round, len(job.prefix), tuple(tokens), sent, cached)
 
     def close(self) -> None:
         """Free the KV cache."""
         self._kv.close()
 
-    def _extend(self, ids: tuple[int, ...]):  # type: ignore[no-untyped-def]
+    def _extend(self, ids: tuple[int, ...]) -> Tensor:
         """Logits [vocabulary] after ``ids``, feeding only what the cache does not hold yet."""
         shared = 0
         for a, b in zip(ids[:-1], self._fed, strict=False):
@@ -87,13 +87,3 @@ class Drafter:
         logits = self._kv.feed(ids[shared:], last=1)
         self._fed = ids
         return logits[-1]
-
-    def _draw(self, q: np.ndarray, position: int) -> tuple[int, SparseDistribution | None]:
-        s = self._sampling
-        if s.temperature == 0:
-            return int(q.argmax()), None
-        if s.law == "coupled":
-            with np.errstate(divide="ignore"):
-                return int((np.log(q) + gumbel(s.seed, position, len(q))).argmax()), None
-        wire = to_wire(q, self._config.max_support)
-        return int(wire.ids[sample(wire.probs, uniform(s.seed, position, "draft"))]), wire

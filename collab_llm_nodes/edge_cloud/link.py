@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.edge_cloud.messages import (
     ClientMessage,
     Close,
@@ -36,24 +37,23 @@ from collab_llm_nodes.errors import (
 
 @dataclass(frozen=True)
 class LinkConfig:
-    """Deadlines and back-off, in seconds.
+    """Deadlines and back-off of one session's link."""
 
-    Attributes:
-        verdict_deadline_s: from a draft's hand-over to its verdict, reconnections included. The
-            first draft's also covers connecting and the verifier's prefill.
-        connect_deadline_s: one attempt to connect.
-        backoff_initial_s / backoff_max_s: pause after a lost connection; doubles per attempt.
-    """
-
-    verdict_deadline_s: float = 5.0
-    connect_deadline_s: float = 2.0
-    backoff_initial_s: float = 0.05
-    backoff_max_s: float = 1.0
+    verdict_deadline_s: float = setting(
+        5.0,
+        "From a draft's hand-over to its verdict, reconnections included; the first draft's also"
+        " covers connecting and the verifier's prefill [s].",
+        low=0.01,
+        high=600.0,
+    )
+    connect_deadline_s: float = setting(2.0, "One attempt to connect [s].", low=0.01, high=60.0)
+    backoff_initial_s: float = setting(
+        0.05, "Pause after a lost connection; doubles with each attempt [s].", low=0.001, high=60.0
+    )
+    backoff_max_s: float = setting(1.0, "Longest such pause [s].", low=0.001, high=60.0)
 
     def __post_init__(self) -> None:
-        for name in ("verdict_deadline_s", "connect_deadline_s", "backoff_initial_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError("must be > 0", field=name)
+        check_ranges(self)
         if self.backoff_max_s < self.backoff_initial_s:
             raise ConfigError("must be >= backoff_initial_s", field="backoff_max_s")
 

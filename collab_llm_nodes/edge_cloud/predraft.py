@@ -11,34 +11,31 @@ import heapq
 import random
 from dataclasses import dataclass
 
+from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Verdict
-from collab_llm_nodes.errors import ConfigError
-
-QUEUE_ORDERS = ("priority", "fifo", "random")
 
 Outcome = tuple[int, ...]  # the tokens by which a verdict extends the answer
 
 
 @dataclass(frozen=True)
 class PreDraftConfig:
-    """Knobs of the pre-draft cache.
+    """Knobs of the pre-draft cache."""
 
-    Attributes:
-        max_predrafts: outcomes pre-drafted per round at most; the paper's number of early-exit
-            threads (Table 5). 0 turns pre-drafting off: plain speculative decoding.
-        queue: order in which outcomes are pre-drafted (Table 7): priority | fifo | random.
-    """
-
-    max_predrafts: int = 6
-    queue: str = "priority"
+    max_predrafts: int = setting(
+        6,
+        "Outcomes pre-drafted per round at most (paper 003, Table 5: early-exit threads);"
+        " 0 is plain speculative decoding.",
+        low=0,
+        high=256,
+    )
+    queue: str = setting(
+        "priority",
+        "Order in which outcomes are pre-drafted (paper 003, Table 7).",
+        choices=("priority", "fifo", "random"),
+    )
 
     def __post_init__(self) -> None:
-        if self.max_predrafts < 0:
-            raise ConfigError("must be >= 0", field="max_predrafts")
-        if self.queue not in QUEUE_ORDERS:
-            raise ConfigError(
-                f"unknown order {self.queue!r}", field="queue", remedy=str(QUEUE_ORDERS)
-            )
+        check_ranges(self)
 
 
 class PreDraftCache:

@@ -14,33 +14,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.rejection import verify_chain
 from collab_llm_nodes.decoding.sampling import distribution
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
-from collab_llm_nodes.errors import ConfigError, InvalidInput, ProtocolError
-
-CONFIDENCES = ("joint", "max")
+from collab_llm_nodes.errors import InvalidInput, ProtocolError
 
 
 @dataclass(frozen=True)
 class ExitConfig:
-    """How early exits are ranked.
+    """How early exits are ranked."""
 
-    Attributes:
-        confidence: "joint" = probability that the whole outcome is right, the product of the
-            softmax values of its tokens' positions; "max" = the paper's rule, the largest of
-            them (Algorithm 2, line 6), which one easy position suffices to saturate.
-        queue: "priority" or "fifo" (paper Table 7, server side).
-    """
-
-    confidence: str = "joint"
-    queue: str = "priority"
+    confidence: str = setting(
+        "joint",
+        "joint: probability of the whole outcome, the product over its tokens of the softmax"
+        " maximum; max: the paper's rule, the largest of them (Algorithm 2, line 6), which one"
+        " easy position suffices to saturate.",
+        choices=("joint", "max"),
+    )
+    queue: str = setting(
+        "priority",
+        "Order in which exits are sent (paper 003, Table 7, server side).",
+        choices=("priority", "fifo"),
+    )
 
     def __post_init__(self) -> None:
-        if self.confidence not in CONFIDENCES:
-            raise ConfigError("unknown rule", field="confidence", remedy=f"one of {CONFIDENCES}")
-        if self.queue not in ("priority", "fifo"):
-            raise ConfigError("unknown order", field="queue", remedy="priority or fifo")
+        check_ranges(self)
 
 
 class EarlyExitQueue:
@@ -169,8 +168,7 @@ class VerifierSession:
                 )
 
     def _check_probs(self, draft: Draft) -> None:
-        needs = self._open.sampling.temperature > 0 and self._open.sampling.law == "rejection"
-        if not needs:
+        if not self._open.sampling.sends_probabilities:
             return
         if draft.probs is None or len(draft.probs) != len(draft.tokens):
             raise InvalidInput(
@@ -179,7 +177,7 @@ class VerifierSession:
                 remedy="send the distributions the tokens were drawn from, or use law=coupled",
             )
         for token, q in zip(draft.tokens, draft.probs, strict=True):
-            q.validate(self._vocab_size)
+            self._check_ids((int(q.ids[-1]),), "probs.ids")
             if token not in q.ids:
                 raise InvalidInput(
                     f"token {token} has no probability in its own distribution", field="probs"
