@@ -18,7 +18,7 @@ import functools
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import rclpy
@@ -157,7 +157,7 @@ def guarded(callback: F) -> F:
             return None
         try:
             return callback(self, *args)
-        except Exception as error:  # the boundary to rclpy: one bad message must not end the node
+        except Exception as error:  # noqa: BLE001 one bad message must not end the node
             self.callback_errors += 1
             self.get_logger().error(
                 f"{callback.__name__}: {type(error).__name__}: {error}", throttle_duration_sec=1.0
@@ -295,7 +295,7 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         except CollabError as error:
             self.get_logger().error(f"{hook.__name__}: {error.code}: {error}")
             return TransitionCallbackReturn.FAILURE
-        except Exception as error:  # unexpected: rclpy would hide it, so say it here
+        except Exception as error:  # noqa: BLE001 rclpy would hide it, so it is said here
             self.get_logger().error(f"{hook.__name__}: {type(error).__name__}: {error}")
             return TransitionCallbackReturn.FAILURE
         return managed_entities(state)
@@ -313,7 +313,7 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         self.config = _read(self, self._config_type, {})
 
 
-def run(*factories: Callable[[], Node], args: Sequence[str] | None = None) -> int:
+def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
     """``main()`` of every executable: one node, or several composed in one process.
 
     Spins in a second thread so that a signal is served at once and the nodes can still publish
