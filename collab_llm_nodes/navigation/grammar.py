@@ -161,9 +161,10 @@ class StreamingParser:
     """The same reading while the text still grows.
 
     An action is complete when the sentence of the marker form has ended ("the next action is
-    stop."): no further token can change what that sentence says. The bare form could be the first words
-    of something else, so it waits for :meth:`finish`. Should the text nevertheless go on with words
-    that make it unacceptable, ``finish`` says so and the caller takes the action back.
+    stop."): no further token can change what that sentence says. The bare form could be the
+    first words of something else, so it waits for :meth:`finish`. Should the text nevertheless
+    go on with words that make it unacceptable, ``finish`` says so and the caller takes the
+    action back.
     """
 
     def __init__(self, config: GrammarConfig | None = None) -> None:

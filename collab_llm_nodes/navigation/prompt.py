@@ -1,4 +1,4 @@
-"""The user turn that the navigator sends with every picture, the same in training and at run time."""
+"""The user turn the navigator sends with every picture, the same in training and at run time."""
 
 from __future__ import annotations
 
