@@ -8,6 +8,7 @@ verified the loop pre-drafts; a verdict preempts that between two forward passes
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections import deque
@@ -64,7 +65,7 @@ class EdgeLoop:
         drafter: Drafter,
         send: Callable[[Draft], None],
         *,
-        cache: PreDraftCache | None = None,
+        cache: PreDraftCache[Draft] | None = None,
         preempt: bool = True,
         on_tokens: Callable[[tuple[int, ...]], None] = lambda tokens: None,
     ) -> None:
@@ -79,10 +80,17 @@ class EdgeLoop:
         self._verdict: Verdict | None = None
         self._external: Draft | None = None  # a draft that the cache's owner has sent already
         self._failure: CollabError | None = None
+        self._ended = False
+        self._deadline = math.inf
 
     def post(self, event: Event) -> None:
-        """Hand an event to the loop; callable from any thread."""
+        """Hand an event to the loop; callable from any thread.
+
+        Every ``PreDraftRequest`` is answered exactly once, also when the loop has ended.
+        """
         self._inbox.put(event)
+        if self._ended:
+            self._refuse_requests()
 
     def run(self, deadline_s: float) -> None:
         """Decode until the answer is complete.
@@ -113,6 +121,7 @@ class EdgeLoop:
                 self._on_tokens(tokens)
                 draft = self._look_up(verdict)
         finally:
+            self._ended = True
             self._refuse_requests()
             metrics.total_s = time.monotonic() - started
 
@@ -169,7 +178,7 @@ class EdgeLoop:
     def _look_up(self, verdict: Verdict) -> Draft | None:
         if self._cache is None or self.client.finished:
             return None
-        found = self._cache.lookup(verdict)
+        found = self._cache.lookup(verdict.round, verdict.tokens)
         self.client.metrics.cache_lookups += 1
         self.client.metrics.cache_hits += found is not None
         return found
@@ -223,9 +232,15 @@ class EdgeLoop:
             raise self._failure
 
     def _refuse_requests(self) -> None:
-        self._poll()
-        for request in self._requests:
-            request.reply(None)
+        while self._requests:
+            self._requests.popleft().reply(None)
+        while True:  # only takes from the queue: two threads may do this at once
+            try:
+                event = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(event, PreDraftRequest):
+                event.reply(None)
 
     def _late(self) -> CollabError:
         return DeadlineExceeded(

@@ -10,9 +10,10 @@ from __future__ import annotations
 import heapq
 import random
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Verdict
+from collab_llm_nodes.edge_cloud.messages import EarlyExit
 
 Outcome = tuple[int, ...]  # the tokens by which a verdict extends the answer
 
@@ -38,7 +39,17 @@ class PreDraftConfig:
         check_ranges(self)
 
 
-class PreDraftCache:
+class HasRound(Protocol):
+    """What the cache needs to know of a draft (the dataclass, or the ROS message carrying it)."""
+
+    @property
+    def round(self) -> int: ...
+
+
+D = TypeVar("D", bound=HasRound)
+
+
+class PreDraftCache(Generic[D]):
     """Queue Q_p and cache C of one session."""
 
     def __init__(self, config: PreDraftConfig) -> None:
@@ -48,7 +59,7 @@ class PreDraftCache:
         self._queue: list[tuple[float, int, Outcome]] = []
         self._seen: set[Outcome] = set()
         self._popped = 0
-        self._cache: dict[Outcome, Draft] = {}
+        self._cache: dict[Outcome, D] = {}
 
     def begin(self, round_: int) -> None:
         """A draft of ``round_`` is on its way: forget the previous round (line 24)."""
@@ -78,13 +89,11 @@ class PreDraftCache:
         self._popped += 1
         return heapq.heappop(self._queue)[2]
 
-    def store(self, outcome: Outcome, draft: Draft) -> None:
+    def store(self, outcome: Outcome, draft: D) -> None:
         """Keep a pre-draft made for ``outcome``; dropped when its round is over."""
         if draft.round == self.round + 1:
             self._cache[outcome] = draft
 
-    def lookup(self, verdict: Verdict) -> Draft | None:
-        """The draft to send after ``verdict``, if it was made already (lines 16-17)."""
-        if verdict.round != self.round:
-            return None
-        return self._cache.get(verdict.tokens)
+    def lookup(self, round_: int, outcome: Outcome) -> D | None:
+        """The draft to send after ``round_`` ended in ``outcome``, if made already (16-17)."""
+        return self._cache.get(outcome) if round_ == self.round else None

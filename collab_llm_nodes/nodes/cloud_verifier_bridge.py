@@ -1,0 +1,205 @@
+"""The bridge between the ROS graph and the verifier in the cloud.
+
+One gRPC stream per session: drafts go up, early exits and verdicts come down. Deadlines,
+reconnection and replay are the business of ``SessionLink`` inside the client; here they only
+become messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from collab_llm.msg import Draft, EarlyExit, LinkState, Verdict
+from collab_llm.srv import CloseSession, OpenSession
+from diagnostic_msgs.msg import DiagnosticStatus
+from std_msgs.msg import Header
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.edge_cloud import messages
+from collab_llm_nodes.errors import CollabError, InvalidInput
+from collab_llm_nodes.nodes.convert import (
+    draft_from_msg,
+    exit_to_msg,
+    failure_from,
+    images_from,
+    sampling_from,
+    status_of,
+    verdict_to_msg,
+)
+from collab_llm_nodes.nodes.ros import RESULT, STATE, ManagedNode, guarded, run
+from collab_llm_nodes.verifier.client import (
+    ClientLinkConfig,
+    LinkStatus,
+    SessionHandle,
+    VerifierClient,
+)
+
+
+@dataclass(frozen=True)
+class BridgeConfig:
+    """Parameters of the node."""
+
+    verifier: ClientLinkConfig = field(default_factory=ClientLinkConfig)
+    max_sessions: int = setting(8, "Sessions open at a time at most.", low=1, high=1024)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass
+class _Session:
+    handle: SessionHandle
+    header: Header
+    sampling: SamplingConfig
+
+
+class CloudVerifierBridge(ManagedNode[BridgeConfig]):
+    """See the module docstring."""
+
+    def __init__(self, **node_arguments: Any) -> None:
+        super().__init__("cloud_verifier_bridge", BridgeConfig, **node_arguments)
+        self._client: VerifierClient | None = None
+        self._sessions: dict[str, _Session] = {}
+        self._link = LinkStatus()
+
+    def configure(self) -> None:
+        self._client = VerifierClient(
+            self.config.verifier, on_state=lambda state: self.post(self._on_link, state)
+        )
+        self._exits = self.create_publisher(EarlyExit, "early_exit", RESULT)
+        self._verdicts = self.create_publisher(Verdict, "verdict", RESULT)
+        self._link_states = self.create_publisher(LinkState, "link_state", STATE)
+        self._draft_subscription = self.create_subscription(Draft, "draft", self._on_draft, RESULT)
+        self._services = [
+            self.create_service(OpenSession, "open_session", self._open),
+            self.create_service(CloseSession, "close_session", self._close),
+        ]
+        self._publish_link()
+
+    def deactivate(self) -> None:
+        for session_id in list(self._sessions):
+            self._end(session_id)
+
+    def cleanup(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        for service in self._services:
+            self.destroy_service(service)
+        self.destroy_subscription(self._draft_subscription)
+        for publisher in (self._exits, self._verdicts, self._link_states):
+            self.destroy_publisher(publisher)
+
+    def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
+        level, message, _ = super().diagnose()
+        link = self._link
+        if self.active and link.error_msg:
+            level, message = DiagnosticStatus.WARN, f"{link.error_code}: {link.error_msg}"
+        values = {
+            "verifier": self.config.verifier.address,
+            "link": link.state,
+            "rtt_s": f"{link.rtt_s:.4f}",
+            "reconnects": link.reconnects,
+            "sessions": len(self._sessions),
+        }
+        return level, message, values
+
+    # Sessions: service callbacks must answer in any state.
+
+    def _open(
+        self, request: OpenSession.Request, response: OpenSession.Response
+    ) -> OpenSession.Response:
+        """Start a session; does not wait for the verifier, so that drafting starts at once."""
+        if not self.active or self._client is None:
+            response.status, response.error_msg = response.INACTIVE, "the bridge is not active"
+            return response
+        if len(self._sessions) >= self.config.max_sessions:
+            response.status = response.BUSY
+            response.error_msg = f"{len(self._sessions)} sessions are open (max_sessions)"
+            return response
+        session_id = request.session_id
+        try:
+            if not session_id or session_id in self._sessions:
+                raise InvalidInput(
+                    "must be new and not empty", field="session_id", remedy="use a random UUID"
+                )
+            sampling = sampling_from(request)
+            opened = messages.Open(
+                text=request.text,
+                images=images_from(request),
+                sampling=sampling,
+                max_tokens=request.max_tokens,
+                vocabulary=request.vocabulary,
+                replay=tuple(request.replay),
+                round=request.round,
+            )
+            handle = self._client.open(
+                opened, lambda message: self.post(self._on_message, session_id, message)
+            )
+        except CollabError as error:
+            response.status, response.error_msg = status_of(error.code), str(error)
+            return response
+        self._sessions[session_id] = _Session(handle, request.header, sampling)
+        return response
+
+    def _close(
+        self, request: CloseSession.Request, response: CloseSession.Response
+    ) -> CloseSession.Response:
+        """End a session early; closing an unknown or ended one is no error."""
+        self._end(request.session_id)
+        return response
+
+    def _end(self, session_id: str) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.handle.close()
+
+    @guarded
+    def _on_draft(self, msg: Draft) -> None:
+        session = self._sessions.get(msg.session_id)
+        if session is None:
+            return  # ended, or another robot's bridge serves it
+        try:
+            session.handle.send(draft_from_msg(msg, session.sampling))
+        except CollabError as error:
+            self._on_message(msg.session_id, failure_from(error))
+
+    @guarded
+    def _on_message(self, session_id: str, message: messages.ServerMessage) -> None:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return
+        if isinstance(message, messages.EarlyExit):
+            self._exits.publish(exit_to_msg(message, session.header, session_id))
+        elif isinstance(message, (messages.Verdict, messages.Failure)):
+            over = isinstance(message, messages.Failure) or message.finished
+            self._verdicts.publish(verdict_to_msg(message, session.header, session_id))
+            if over:
+                self._end(session_id)
+
+    def _on_link(self, state: LinkStatus) -> None:
+        self._link = state
+        self._publish_link()
+
+    def _publish_link(self) -> None:
+        link = replace(self._link)
+        msg = LinkState(
+            state=getattr(LinkState, link.state),
+            verifier=self.config.verifier.address,
+            rtt_s=link.rtt_s,
+            bytes_up=link.bytes_up,
+            bytes_down=link.bytes_down,
+            reconnects=link.reconnects,
+            sessions=len(self._sessions),
+            error_code=status_of(link.error_code) if link.error_code else 0,
+            error_msg=link.error_msg,
+        )
+        msg.header.stamp = self.get_clock().now().to_msg()
+        self._link_states.publish(msg)
+
+
+def main() -> int:
+    """Run the node."""
+    return run(CloudVerifierBridge)

@@ -1,0 +1,453 @@
+"""The draft VLM on the robot: the edge client of paper 003 (Algorithm 1), offered to every node.
+
+Hosts the action ``generate``, its service twin ``edge_cloud_generate``, and ``predraft`` for the
+cache. Each answer is an ``EdgeLoop`` in the model's own thread; the callbacks only post to it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Event
+from typing import Any
+
+from collab_llm.action import Generate
+from collab_llm.msg import Draft, EarlyExit, GeneratedText, Verdict
+from collab_llm.srv import CloseSession, EdgeCloudGenerate, OpenSession, PreDraft
+from rclpy.action import ActionServer, CancelResponse, GoalResponse
+from rclpy.action.server import ServerGoalHandle
+from rclpy.task import Future
+from sensor_msgs.msg import CompressedImage
+from std_msgs.msg import Header
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.decoding.engine import Engine
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.edge_cloud import messages
+from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient
+from collab_llm_nodes.edge_cloud.drafter import Drafter, DrafterConfig
+from collab_llm_nodes.edge_cloud.loop import Cancel, EdgeLoop, PreDraftRequest
+from collab_llm_nodes.errors import (
+    BY_CODE,
+    Cancelled,
+    CollabError,
+    DeadlineExceeded,
+    InvalidInput,
+    Unavailable,
+)
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.models.vocabulary import vocabulary_hash
+from collab_llm_nodes.nodes.convert import (
+    code_of,
+    draft_from_msg,
+    draft_to_msg,
+    exit_from_msg,
+    images_from,
+    metrics_to_msg,
+    sampling_from,
+    status_of,
+    verdict_from_msg,
+)
+from collab_llm_nodes.nodes.ros import RESULT, ManagedNode, guarded, run
+
+PROTOCOLS = ("edge_cloud",)
+
+
+@dataclass(frozen=True)
+class DraftVlmConfig:
+    """Parameters of the node."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    client: ClientConfig = field(default_factory=ClientConfig)
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    deadline_s: float = setting(
+        10.0, "One answer, when the request names no deadline [s].", low=0.05, high=3600.0
+    )
+    open_deadline_s: float = setting(
+        1.0, "Wait for the bridge's services at most [s].", low=0.01, high=60.0
+    )
+    max_waiting: int = setting(
+        4, "Answers in progress or waiting; more are refused as BUSY.", low=1, high=256
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One answer asked for, by action or service."""
+
+    header: Header
+    prompt: Prompt
+    sampling: SamplingConfig
+    max_tokens: int
+    due: float  # time.monotonic
+    images: list[CompressedImage]
+
+
+class _Answer:
+    """One answer under way: what the callbacks need to reach it, and what became of it."""
+
+    def __init__(self, request: _Request) -> None:
+        self.request = request
+        self.session_id = uuid.uuid4().hex
+        self.loop: EdgeLoop | None = None
+        self.cancelled = False
+        self.error: CollabError | None = None
+        self.text = ""
+
+    def cancel(self) -> None:
+        """Give up; takes effect between two forward passes."""
+        self.cancelled = True
+        if self.loop is not None:
+            self.loop.post(Cancel())
+
+
+class DraftVlm(ManagedNode[DraftVlmConfig]):
+    """See the module docstring."""
+
+    def __init__(self, **node_arguments: Any) -> None:
+        super().__init__("draft_vlm", DraftVlmConfig, **node_arguments)
+        self._engine: Engine | None = None
+        self._answers: dict[str, _Answer] = {}  # by session id
+        self._goals: dict[bytes, _Answer] = {}
+        self._waiting: list[_Answer] = []
+        self.answered = 0
+        self.failed = 0
+
+    # Lifecycle.
+
+    def configure(self) -> None:
+        """Load the model and offer the interfaces; the load blocks the transition."""
+        loaded = load(self.config.model)
+        self._engine = Engine(loaded)
+        self._vocabulary = vocabulary_hash(loaded.tokenizer)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="draft-model")
+        self._drafts = self.create_publisher(Draft, "draft", RESULT)
+        self._texts = self.create_publisher(GeneratedText, "generated_text", RESULT)
+        self._open_client = self.create_client(OpenSession, "open_session")
+        self._close_client = self.create_client(CloseSession, "close_session")
+        self._heard = [
+            self.create_subscription(Verdict, "verdict", self._on_verdict, RESULT),
+            self.create_subscription(EarlyExit, "early_exit", self._on_early_exit, RESULT),
+            self.create_subscription(Draft, "draft", self._on_cached_draft, RESULT),
+        ]
+        self._offered = [
+            self.create_service(EdgeCloudGenerate, "edge_cloud_generate", self._serve),
+            self.create_service(PreDraft, "predraft", self._serve_predraft),
+        ]
+        self._action = ActionServer(
+            self,
+            Generate,
+            "generate",
+            self._execute,
+            goal_callback=lambda goal: GoalResponse.ACCEPT,  # refusals need a status: see _submit
+            cancel_callback=self._on_cancel,
+        )
+
+    def deactivate(self) -> None:
+        for answer in list(self._waiting):
+            answer.cancel()
+
+    def cleanup(self) -> None:
+        for answer in list(self._waiting):
+            answer.cancel()
+        self._worker.shutdown(wait=True)
+        self._action.destroy()
+        for service in self._offered:
+            self.destroy_service(service)
+        for subscription in self._heard:
+            self.destroy_subscription(subscription)
+        for client in (self._open_client, self._close_client):
+            self.destroy_client(client)
+        for publisher in (self._drafts, self._texts):
+            self.destroy_publisher(publisher)
+        self._engine = None
+
+    def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
+        level, message, _ = super().diagnose()
+        values = {
+            "model": self.config.model.path,
+            "in_progress": len(self._waiting),
+            "answered": self.answered,
+            "failed": self.failed,
+        }
+        return level, message, values
+
+    # Requests. Callbacks of actions and services must answer in any state.
+
+    async def _execute(self, goal: ServerGoalHandle) -> Generate.Result:
+        result = Generate.Result(header=goal.request.header)
+
+        def feedback(msg: GeneratedText, tokens: int) -> None:
+            update = Generate.Feedback(header=msg.header, session_id=msg.session_id)
+            update.delta, update.metrics = msg.delta, msg.metrics
+            update.tokens, update.sources = msg.tokens[-tokens:], msg.sources[-tokens:]
+            goal.publish_feedback(update)
+
+        try:
+            if goal.request.protocol not in PROTOCOLS:
+                raise InvalidInput(
+                    f"unknown protocol {goal.request.protocol!r}",
+                    field="protocol",
+                    remedy=f"one of {', '.join(PROTOCOLS)}",
+                )
+            answer = self._read(goal.request)
+            self._goals[bytes(goal.goal_id.uuid)] = answer
+            try:
+                await self._submit(answer, feedback)
+            finally:
+                del self._goals[bytes(goal.goal_id.uuid)]
+            self._fill(result, answer)
+        except CollabError as error:
+            result.status, result.error_msg = status_of(error.code), str(error)
+        if result.status == result.OK:
+            goal.succeed()
+        elif goal.is_cancel_requested:
+            goal.canceled()
+        else:
+            goal.abort()
+        return result
+
+    def _on_cancel(self, goal: ServerGoalHandle) -> CancelResponse:
+        answer = self._goals.get(bytes(goal.goal_id.uuid))
+        if answer is not None:
+            answer.cancel()
+        return CancelResponse.ACCEPT
+
+    async def _serve(
+        self, request: EdgeCloudGenerate.Request, response: EdgeCloudGenerate.Response
+    ) -> EdgeCloudGenerate.Response:
+        try:
+            answer = self._read(request)
+            await self._submit(answer, lambda msg, tokens: None)
+            self._fill(response, answer)
+        except CollabError as error:
+            response.status, response.error_msg = status_of(error.code), str(error)
+        return response
+
+    def _read(self, request: Any) -> _Answer:
+        """Check a request; raises CollabError."""
+        if not self.active:
+            raise _Inactive("draft_vlm is not active", remedy="activate it (lifecycle)")
+        if len(self._waiting) >= self.config.max_waiting:
+            raise _Busy(
+                f"{len(self._waiting)} answers are in progress", remedy="retry, or raise max_waiting"
+            )
+        if request.deadline_s < 0:
+            raise InvalidInput("must be >= 0", field="deadline_s", remedy="0 = the node's default")
+        prompt = Prompt(request.prompt, images_from(request))
+        due = time.monotonic() + (request.deadline_s or self.config.deadline_s)
+        max_tokens = request.max_tokens or self.config.client.max_tokens
+        return _Answer(
+            _Request(
+                request.header,
+                prompt,
+                sampling_from(request),
+                max_tokens,
+                due,
+                list(request.images),
+            )
+        )
+
+    async def _submit(
+        self, answer: _Answer, feedback: Callable[[GeneratedText, int], None]
+    ) -> None:
+        """Have the model's thread decode ``answer``; returns when it is over, however it ends."""
+        over = Future()
+        self._waiting.append(answer)
+        self._worker.submit(self._decode, answer, feedback, lambda: self.post(over.set_result, None))
+        try:
+            await over
+        finally:
+            self._waiting.remove(answer)
+            self._answers.pop(answer.session_id, None)
+
+    def _fill(self, result: Any, answer: _Answer) -> None:
+        """What the action's result and the service's response have in common."""
+        if answer.error is not None:
+            self.failed += 1
+            result.status, result.error_msg = status_of(answer.error.code), str(answer.error)
+        else:
+            self.answered += 1
+        if answer.loop is None:
+            return
+        client = answer.loop.client
+        result.session_id, result.text = answer.session_id, answer.text
+        result.tokens, result.sources = client.generated, [int(s) for s in client.sources]
+        result.verified = answer.error is None
+        result.metrics = metrics_to_msg(client.metrics)
+
+    async def _serve_predraft(
+        self, request: PreDraft.Request, response: PreDraft.Response
+    ) -> PreDraft.Response:
+        answer = self._answers.get(request.session_id)
+        if answer is None or answer.loop is None:
+            response.status, response.error_msg = response.UNAVAILABLE, "the session is over"
+            return response
+        done = Future()
+        answer.loop.post(
+            PreDraftRequest(
+                request.round,
+                tuple(request.outcome),
+                reply=lambda draft: self.post(done.set_result, draft),
+            )
+        )
+        draft = await done
+        if draft is None:
+            response.status, response.error_msg = response.CANCELLED, "the verdict came first"
+        else:
+            response.draft = draft_to_msg(draft, answer.request.header, request.session_id)
+        return response
+
+    # What the other nodes publish goes into the loop of its session.
+
+    @guarded
+    def _on_verdict(self, msg: Verdict) -> None:
+        self._post(msg.session_id, verdict_from_msg(msg))
+
+    @guarded
+    def _on_early_exit(self, msg: EarlyExit) -> None:
+        self._post(msg.session_id, exit_from_msg(msg))
+
+    @guarded
+    def _on_cached_draft(self, msg: Draft) -> None:
+        if msg.cached and (answer := self._answers.get(msg.session_id)) is not None:
+            self._post(msg.session_id, draft_from_msg(msg, answer.request.sampling))
+
+    def _post(self, session_id: str, event: Any) -> None:
+        answer = self._answers.get(session_id)
+        if answer is not None and answer.loop is not None:
+            answer.loop.post(event)
+
+    # In the model's thread.
+
+    def _decode(
+        self,
+        answer: _Answer,
+        feedback: Callable[[GeneratedText, int], None],
+        over: Callable[[], None],
+    ) -> None:
+        """Decode one answer; every way out publishes a final text and calls ``over``."""
+        request, engine = answer.request, self._engine
+        assert engine is not None
+        drafter: Drafter | None = None
+        try:
+            if answer.cancelled:
+                raise Cancelled("the caller gave the answer up")
+            encoded = encode(request.prompt, engine.loaded)  # refuses what cannot be used
+            client = EdgeClient(ClientConfig(self.config.client.gamma, request.max_tokens))
+            drafter = Drafter(engine, encoded, request.sampling, self.config.drafter)
+            send = partial(self._send, answer)
+            answer.loop = EdgeLoop(
+                client, drafter, send, on_tokens=partial(self._on_tokens, answer, feedback)
+            )
+            self._answers[answer.session_id] = answer  # before anything can be said about it
+            self._open(answer)
+            if answer.cancelled:
+                raise Cancelled("the caller gave the answer up")
+            answer.loop.run(request.due - time.monotonic())
+        except CollabError as error:
+            answer.error = error
+        except Exception as error:  # whatever a model raises must reach the caller, typed
+            answer.error = CollabError(f"{type(error).__name__}: {error}")
+            self.get_logger().error(str(answer.error))
+        finally:
+            if drafter is not None:
+                drafter.close()
+            if answer.error is not None:
+                self._close_client.call_async(CloseSession.Request(session_id=answer.session_id))
+            self._publish_text(answer, 0, final=True)
+            over()
+
+    def _open(self, answer: _Answer) -> None:
+        """Open the session at the bridge."""
+        request = answer.request
+        wait = min(self.config.open_deadline_s, request.due - time.monotonic())
+        if not self._open_client.wait_for_service(timeout_sec=max(0.0, wait)):
+            raise Unavailable(
+                "the service open_session is not there",
+                field="cloud_verifier_bridge",
+                remedy="start and activate the bridge",
+            )
+        call = OpenSession.Request(
+            header=request.header,
+            session_id=answer.session_id,
+            text=request.prompt.text,
+            images=request.images,
+            temperature=request.sampling.temperature,
+            top_k=request.sampling.top_k,
+            top_p=request.sampling.top_p,
+            seed=request.sampling.seed,
+            law=request.sampling.law,
+            max_tokens=request.max_tokens,
+            vocabulary=self._vocabulary,
+            deadline_s=max(0.001, request.due - time.monotonic()),
+        )
+        answered = Event()
+        future = self._open_client.call_async(call)
+        future.add_done_callback(lambda _: answered.set())
+        if not answered.wait(max(0.0, wait)):
+            self._open_client.remove_pending_request(future)
+            raise DeadlineExceeded("open_session did not answer", field="cloud_verifier_bridge")
+        response = future.result()
+        if response is None or response.status != response.OK:
+            code = code_of(response.status) if response else CollabError.code
+            raise BY_CODE.get(code, CollabError)(response.error_msg if response else "no response")
+
+    def _send(self, answer: _Answer, draft: messages.Draft) -> None:
+        self._drafts.publish(draft_to_msg(draft, answer.request.header, answer.session_id))
+
+    def _on_tokens(
+        self,
+        answer: _Answer,
+        feedback: Callable[[GeneratedText, int], None],
+        tokens: tuple[int, ...],
+    ) -> None:
+        msg = self._publish_text(answer, len(tokens), final=False)
+        feedback(msg, len(tokens))
+
+    def _publish_text(self, answer: _Answer, new_tokens: int, *, final: bool) -> GeneratedText:
+        engine, client = self._engine, answer.loop.client if answer.loop else None
+        assert engine is not None
+        generated = client.generated if client else []
+        text = engine.decode(generated)
+        if not final and text.endswith("\N{REPLACEMENT CHARACTER}"):
+            text = answer.text  # half a character: its other bytes come with the next token
+        msg = GeneratedText(
+            header=answer.request.header,
+            session_id=answer.session_id,
+            prompt=answer.request.prompt.text,
+            text=text,
+            delta=text[len(answer.text) :],
+            tokens=generated,
+            sources=[int(s) for s in client.sources] if client else [],
+            final=final,
+            verified=True,
+        )
+        if answer.error is not None:
+            msg.status, msg.error_msg = status_of(answer.error.code), str(answer.error)
+        if client is not None:
+            msg.metrics = metrics_to_msg(client.metrics)
+        answer.text = text
+        self._texts.publish(msg)
+        return msg
+
+
+class _Busy(CollabError):
+    code = "BUSY"
+
+
+class _Inactive(CollabError):
+    code = "INACTIVE"
+
+
+def main() -> int:
+    """Run the node."""
+    return run(DraftVlm)

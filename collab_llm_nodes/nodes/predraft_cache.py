@@ -1,0 +1,147 @@
+"""The pre-draft cache node: fills the time of a verification with drafts for its likely outcomes.
+
+Hears the early exits, asks ``draft_vlm`` for a pre-draft of the most confident one at a time
+(service ``predraft``), and when the verdict is among them publishes the draft at once, so that the
+verifier need not wait for the draft model (paper 003, steps 3 to 6). The graph works without this
+node, only slower: what it publishes is what ``draft_vlm`` would draft itself.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from collab_llm.msg import Draft, EarlyExit, GeneratedText, Verdict
+from collab_llm.srv import PreDraft
+from diagnostic_msgs.msg import DiagnosticStatus
+from rclpy.duration import Duration
+from rclpy.task import Future
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.edge_cloud.predraft import Outcome, PreDraftCache, PreDraftConfig
+from collab_llm_nodes.nodes.convert import exit_from_msg
+from collab_llm_nodes.nodes.ros import RESULT, STEADY, ManagedNode, guarded, run
+
+
+@dataclass(frozen=True)
+class PreDraftCacheConfig:
+    """Parameters of the node."""
+
+    cache: PreDraftConfig = field(default_factory=PreDraftConfig)
+    deadline_s: float = setting(2.0, "Wait for one pre-draft at most [s].", low=0.01, high=60.0)
+    max_sessions: int = setting(16, "Sessions remembered; the oldest goes first.", low=1, high=1024)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
+    """See the module docstring."""
+
+    def __init__(self, **node_arguments: Any) -> None:
+        super().__init__("predraft_cache", PreDraftCacheConfig, **node_arguments)
+        self._sessions: OrderedDict[str, PreDraftCache[Draft]] = OrderedDict()
+        self._pending: Future | None = None
+        self._pending_until = STEADY.now()
+        self.lookups = 0
+        self.hits = 0
+
+    def configure(self) -> None:
+        self._drafts = self.create_publisher(Draft, "draft", RESULT)
+        self._predraft = self.create_client(PreDraft, "predraft")
+        self._subscriptions_made = [
+            self.create_subscription(Draft, "draft", self._on_draft, RESULT),
+            self.create_subscription(EarlyExit, "early_exit", self._on_early_exit, RESULT),
+            self.create_subscription(Verdict, "verdict", self._on_verdict, RESULT),
+            self.create_subscription(GeneratedText, "generated_text", self._on_text, RESULT),
+        ]
+
+    def cleanup(self) -> None:
+        for subscription in self._subscriptions_made:
+            self.destroy_subscription(subscription)
+        self.destroy_publisher(self._drafts)
+        self.destroy_client(self._predraft)
+        self._sessions.clear()
+
+    def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
+        level, message, _ = super().diagnose()
+        if self.active and not self._predraft.service_is_ready():
+            level, message = DiagnosticStatus.WARN, "draft_vlm's service predraft is not there"
+        return level, message, {"lookups": self.lookups, "hits": self.hits}
+
+    @guarded
+    def _on_draft(self, msg: Draft) -> None:
+        """A verification begins."""
+        cache = self._sessions.setdefault(msg.session_id, PreDraftCache(self.config.cache))
+        self._sessions.move_to_end(msg.session_id)
+        if len(self._sessions) > self.config.max_sessions:
+            self._sessions.popitem(last=False)
+        if msg.round > cache.round:
+            cache.begin(msg.round)
+
+    @guarded
+    def _on_early_exit(self, msg: EarlyExit) -> None:
+        cache = self._sessions.get(msg.session_id)
+        if cache is not None:
+            cache.push(exit_from_msg(msg))
+            self._next()
+
+    @guarded
+    def _on_verdict(self, msg: Verdict) -> None:
+        """Send the draft that was made for this outcome, if there is one."""
+        cache = self._sessions.get(msg.session_id)
+        if cache is None or msg.status != Verdict.OK or msg.finished:
+            return
+        self.lookups += 1
+        draft = cache.lookup(msg.round, tuple(msg.tokens))
+        if draft is not None:
+            self.hits += 1
+            self._drafts.publish(draft)
+
+    @guarded
+    def _on_text(self, msg: GeneratedText) -> None:
+        if msg.final:
+            self._sessions.pop(msg.session_id, None)
+
+    def _next(self) -> None:
+        """Ask for one pre-draft at a time: the draft model is one, and the queue is ordered."""
+        if self._pending is not None:
+            if STEADY.now() < self._pending_until:
+                return
+            self._predraft.remove_pending_request(self._pending)  # draft_vlm went away meanwhile
+            self._pending = None
+        if not self._predraft.service_is_ready():
+            return
+        for session_id, cache in reversed(self._sessions.items()):
+            outcome = cache.pop()
+            if outcome is not None:
+                self._ask(session_id, cache.round, outcome)
+                return
+
+    def _ask(self, session_id: str, round_: int, outcome: Outcome) -> None:
+        request = PreDraft.Request(
+            session_id=session_id,
+            round=round_,
+            outcome=array("i", outcome),
+            deadline_s=self.config.deadline_s,
+        )
+        self._pending_until = STEADY.now() + Duration(seconds=self.config.deadline_s)
+        self._pending = self._predraft.call_async(request)
+        self._pending.add_done_callback(partial(self._on_predraft, session_id, outcome))
+
+    def _on_predraft(self, session_id: str, outcome: Outcome, future: Future) -> None:
+        if future is not self._pending:
+            return  # given up before
+        self._pending = None
+        cache, response = self._sessions.get(session_id), future.result()
+        if cache is not None and response is not None and response.status == response.OK:
+            cache.store(outcome, response.draft)
+        self._next()
+
+
+def main() -> int:
+    """Run the node."""
+    return run(PreDraftCacheNode)
