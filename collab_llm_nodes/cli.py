@@ -1,0 +1,162 @@
+"""``collab-llm``: the commands people type. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from collab_llm_nodes.errors import CollabError
+
+app = typer.Typer(
+    name="collab-llm",
+    help="Edge-cloud collaborative decoding for ROS 2 robots.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+train_app = typer.Typer(no_args_is_help=True, help="Train the models that ship with the package.")
+eval_app = typer.Typer(no_args_is_help=True, help="Measure the shipped models against the gates.")
+bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks; each writes JSON and a plot.")
+check_app = typer.Typer(no_args_is_help=True, help="Checks that must hold on any machine.")
+for name, sub in (
+    ("train", train_app),
+    ("eval", eval_app),
+    ("bench", bench_app),
+    ("check", check_app),
+):
+    app.add_typer(sub, name=name)
+
+console = Console()
+
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", help="Write the results here as JSON.", dir_okay=False)
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Key of everything random.", min=0)]
+
+
+def write_json(file: Path | None, results: dict[str, Any]) -> None:
+    """Write ``results`` to ``file``, if one was asked for."""
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        console.print(f"wrote {file}")
+
+
+@app.command()
+def demo(
+    rooms: Annotated[int, typer.Option(help="Rooms to drive.", min=1, max=1000)] = 10,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    film: Annotated[
+        Path, typer.Option(help="Animated GIF of the first rooms.", dir_okay=False)
+    ] = Path("out/demo.gif"),
+    config: Annotated[
+        Path | None, typer.Option(help="ROS parameter file of the graph.", exists=True)
+    ] = None,
+) -> None:
+    """Drive simulated rooms through the whole system: camera, draft, verifier, motion.
+
+    Starts the verifier and the ROS graph as processes of their own and exits with 0 only if at
+    least 8 of 10 rooms end at the right thing.
+    """
+    from collab_llm_nodes.demo.drive import run_demo
+
+    results = run_demo(rooms=rooms, seed=seed, film=film, params=config, console=console)
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["reached"] >= 0.8 * results["rooms"] else 1)
+
+
+@app.command()
+def verifier(
+    config: Annotated[
+        Path | None, typer.Option(help="YAML with the verifier's settings.", exists=True)
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Target model: directory or hub id.")] = None,
+    address: Annotated[str | None, typer.Option(help="host:port to listen on.")] = None,
+) -> None:
+    """Serve the target model (cloud side). Ends cleanly on SIGTERM."""
+    from collab_llm_nodes.verifier.service import load_config, serve
+
+    serve(load_config(config, model=model, address=address))
+
+
+@train_app.command("nav")
+def train_nav(
+    out: Annotated[Path, typer.Option(help="Where runs are kept; resumes from there.")] = Path(
+        "runs/nav"
+    ),
+    hours: Annotated[float, typer.Option(help="Stop after this long; 0 = the whole plan.")] = 0.0,
+    seed: SeedOption = 0,
+) -> None:
+    """Train the embedded pair (target, draft, early-exit adapters) from seeds; resumable."""
+    from collab_llm_nodes.training.trainer import train_all
+
+    train_all(out, hours=hours, seed=seed)
+
+
+@eval_app.command("nav")
+def eval_nav(
+    rooms: Annotated[int, typer.Option(help="Fresh rooms to drive.", min=1)] = 200,
+    seed: SeedOption = 1_000_000,
+    json_file: JsonOption = None,
+) -> None:
+    """Closed-loop success, perception, losslessness and tau of the embedded pair."""
+    from collab_llm_nodes.training.evaluate import EvalConfig, eval_nav
+
+    write_json(json_file, eval_nav(EvalConfig(rooms=rooms, seed=seed)))
+
+
+@check_app.command("lossless")
+def check_lossless(
+    seed: SeedOption = 0,
+    prompts: Annotated[int, typer.Option(help="Prompts per model pair and law.", min=1)] = 8,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare the edge-cloud path with ``transformers`` generate on the target alone.
+
+    Greedy and seeded sampling, on generated scenes with the embedded pair and on random models of
+    every supported architecture. Exits with 0 only without mismatches; near ties are counted.
+    """
+    from collab_llm_nodes.bench.lossless import check
+
+    results = check(seed=seed, prompts=prompts, console=console)
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["mismatches"] == 0 else 1)
+
+
+@bench_app.command("pipeline")
+def bench_pipeline(
+    answers: Annotated[int, typer.Option(help="Answers per mode.", min=1)] = 40,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the plot here.")] = None,
+) -> None:
+    """The embedded pair over real gRPC: cloud alone, speculation, early exits with the cache."""
+    from collab_llm_nodes.bench.pipeline import run_pipeline
+
+    write_json(
+        json_file, run_pipeline(answers=answers, seed=seed, plot=plot, console=console)
+    )
+
+
+def fail(error: CollabError) -> NoReturn:
+    """Print a typed error and end with status 1."""
+    Console(stderr=True).print(f"[bold red]{error.code}[/]: {error}", highlight=False)
+    sys.exit(1)
+
+
+def main() -> None:
+    """Entry point: typed errors become one clear line instead of a traceback."""
+    try:
+        app()
+    except CollabError as error:
+        fail(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Draws what a drive looks like: the robot's camera, the map, the answer with coloured tokens."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from collab_llm_nodes.edge_cloud.client import Source
+from collab_llm_nodes.sim.rooms import Pose, Room
+
+WIDTH, HEIGHT = 760, 400
+CAMERA = (12, 44, 504, 252)  # x, y, width, height in pixels
+MAP = (528, 44, 220, 252)
+_COLOUR_OF_THING = {
+    "red": "#d62728",
+    "green": "#2ca02c",
+    "blue": "#1f5fd6",
+    "yellow": "#e6b800",
+}
+COLOUR_OF_SOURCE = {
+    Source.ACCEPTED: "#157f3b",
+    Source.RECOVERED: "#d9480f",
+    Source.BONUS: "#1864ab",
+    Source.UNVERIFIED: "#868e96",
+}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One picture of the film.
+
+    Attributes:
+        camera: JPEG bytes of what the robot saw.
+        path: the robot's true poses so far, the newest last.
+        words: the answer as (text of a token, where it came from).
+        title, status: the line above and the line below.
+    """
+
+    room: Room
+    camera: bytes
+    path: Sequence[Pose]
+    words: Sequence[tuple[str, Source]]
+    title: str
+    status: str
+
+
+def draw(frame: Frame) -> Image.Image:
+    """Render one frame as RGB [400, 760]."""
+    image = Image.new("RGB", (WIDTH, HEIGHT), "white")
+    pen = ImageDraw.Draw(image)
+    font, small = ImageFont.load_default(18), ImageFont.load_default(13)
+    pen.text((12, 12), frame.title, fill="black", font=font)
+    x, y, w, h = CAMERA
+    with Image.open(io.BytesIO(frame.camera)) as seen:
+        image.paste(seen.convert("RGB").resize((w, h), Image.Resampling.NEAREST), (x, y))
+    _draw_map(pen, frame)
+    _draw_words(pen, frame.words, (12, 306), font)
+    pen.text((12, HEIGHT - 24), frame.status, fill="#495057", font=small)
+    _draw_legend(pen, small)
+    return image
+
+
+def save(frames: Sequence[Frame], file: Path, seconds_per_frame: float = 0.7) -> None:
+    """Write an animated GIF; frames share one palette, so it stays small."""
+    images = [draw(f).quantize(96, dither=Image.Dither.NONE) for f in frames]
+    images[0].save(
+        file,
+        save_all=True,
+        append_images=images[1:],
+        duration=int(1000 * seconds_per_frame),
+        loop=0,
+        optimize=True,
+    )
+
+
+def _draw_map(pen: ImageDraw.ImageDraw, frame: Frame) -> None:
+    left, top, width, height = MAP
+    room = frame.room
+    scale = min(width / room.width, height / room.depth)
+    left += (width - scale * room.width) / 2
+
+    def at(px: float, py: float) -> tuple[float, float]:
+        return left + scale * px, top + scale * (room.depth - py)
+
+    def disc(px: float, py: float, radius: float, **style: object) -> None:
+        cx, cy = at(px, py)
+        r = radius * scale
+        pen.ellipse((cx - r, cy - r, cx + r, cy + r), **style)  # type: ignore[arg-type]
+
+    pen.rectangle((*at(0, room.depth), *at(room.width, 0)), fill="#f1f3f5", outline="black")
+    disc(room.goal.x, room.goal.y, 0.8, outline="#adb5bd")  # a stop in here is a success
+    for thing in room.things:
+        colour = _COLOUR_OF_THING[thing.colour]
+        cx, cy = at(thing.x, thing.y)
+        r = thing.radius * scale
+        if thing.shape == "box":
+            pen.rectangle((cx - r, cy - r, cx + r, cy + r), fill=colour, outline="black")
+        elif thing.shape == "cone":
+            pen.polygon((cx - r, cy + r, cx + r, cy + r, cx, cy - r), fill=colour, outline="black")
+        else:
+            disc(thing.x, thing.y, thing.radius, fill=colour, outline="black")
+        if thing.shape == "bottle":
+            disc(thing.x, thing.y, 0.05, fill="white")
+    if len(frame.path) > 1:
+        pen.line([at(p.x, p.y) for p in frame.path], fill="#343a40", width=2)
+    robot = frame.path[-1]
+    disc(robot.x, robot.y, 0.3, outline="black", fill="#ced4da")
+    nose = at(robot.x + 0.5 * math.cos(robot.yaw), robot.y + 0.5 * math.sin(robot.yaw))
+    pen.line((*at(robot.x, robot.y), *nose), fill="black", width=3)
+
+
+def _draw_words(
+    pen: ImageDraw.ImageDraw,
+    words: Sequence[tuple[str, Source]],
+    origin: tuple[int, int],
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
+) -> None:
+    x, y = float(origin[0]), float(origin[1])
+    for text, source in words:
+        width = pen.textlength(text, font=font)
+        if x + width > WIDTH - 12:
+            x, y = float(origin[0]), y + 24
+            text = text.lstrip()
+            width = pen.textlength(text, font=font)
+        pen.text((x, y), text, fill=COLOUR_OF_SOURCE[source], font=font)
+        x += width
+
+
+def _draw_legend(pen: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> None:
+    x = float(WIDTH - 262)
+    for source, label in (
+        (Source.ACCEPTED, "accepted draft"),
+        (Source.RECOVERED, "recovered"),
+        (Source.BONUS, "bonus"),
+    ):
+        pen.text((x, HEIGHT - 24), label, fill=COLOUR_OF_SOURCE[source], font=font)
+        x += pen.textlength(label + "   ", font=font)
