@@ -97,6 +97,9 @@ class _Phase(Enum):
     DONE = "done"
 
 
+_STREAMING = (_Phase.CONNECTING, _Phase.OPEN)
+
+
 class SessionLink:
     """See the module docstring."""
 
@@ -150,12 +153,14 @@ class SessionLink:
 
     def on_message(self, message: ServerMessage, now: float) -> list[Action]:
         """Something arrived on the current stream."""
-        if self._phase is not _Phase.OPEN:
+        if self._phase not in _STREAMING:
             return []
-        if isinstance(message, Failure):
+        if isinstance(message, Failure):  # credentials may be refused before the stream is up
             if message.code in _RETRYABLE:
                 return self.on_disconnected(message.message, now)
             return self._end(message)
+        if self._phase is not _Phase.OPEN:
+            return []
         self._backoff = self._config.backoff_initial_s
         if isinstance(message, Opened):
             if self._outstanding is None:
@@ -169,8 +174,8 @@ class SessionLink:
 
     def on_disconnected(self, reason: str, now: float) -> list[Action]:
         """The stream broke or could not be made."""
-        if self.done or self._phase is _Phase.IDLE:
-            return []
+        if self._phase not in _STREAMING:
+            return []  # known already: a refusal is followed by the end of its stream
         self._last_error = reason
         if self._deadline is None:  # nothing is awaited: reconnect when there is
             self._phase = _Phase.IDLE
@@ -186,9 +191,10 @@ class SessionLink:
             return []
         if self._deadline is not None and now >= self._deadline:
             because = f"; last error: {self._last_error}" if self._last_error else ""
+            late = DeadlineExceeded if self._phase is _Phase.OPEN else Unavailable
             return self._end(
                 Failure(
-                    DeadlineExceeded.code,
+                    late.code,
                     f"no verdict within {self._config.verdict_deadline_s:g} s{because}",
                     "verifier",
                     "check that the verifier runs and is reachable, or raise verdict_deadline_s",

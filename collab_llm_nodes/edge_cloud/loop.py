@@ -141,8 +141,10 @@ class EdgeLoop:
         return draft
 
     def _await_verdict(self) -> Verdict:
-        """Pre-draft until the verdict of the draft in flight is in."""
-        self._verdict = None
+        """Pre-draft until the verdict of the draft in flight is in.
+
+        It may be in already: a cached draft and its verdict can arrive in one poll.
+        """
         while True:
             self._poll()
             self._check()
