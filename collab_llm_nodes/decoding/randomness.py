@@ -48,4 +48,4 @@ def _uniforms(seed: int, position: int, purpose: str, count: int) -> NDArray[np.
     counter = np.array([0, position & _MASK, 0, 0], dtype=np.uint64)
     raw = np.random.Philox(key=key, counter=counter).random_raw(count)
     bits: NDArray[np.uint64] = np.asarray(raw, dtype=np.uint64) >> np.uint64(11)
-    return bits * 2.0**-53
+    return bits.astype(np.float64) * 2.0**-53

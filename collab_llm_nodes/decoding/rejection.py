@@ -78,7 +78,8 @@ def verify_chain(
         draft: [gamma] proposed token ids.
         q: [gamma] distributions the tokens were drawn from; None when greedy or coupled.
         config: the output law.
-        position: session index (prompt included) of the first draft token.
+        position: index of the first draft token, counted alike on both sides (from the start of
+            the answer, since two models may spend different numbers of tokens on one image).
         eos: end tokens.
         draws: source of randomness; the keyed streams of ``config.seed`` by default.
 

@@ -8,42 +8,39 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 
 if TYPE_CHECKING:  # the ROS nodes and the codec import this module without torch
     from torch import Tensor
 
-LAWS = ("rejection", "coupled")
-
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """The output law; identical on the edge and in the cloud.
+    """The output law; identical on the edge and in the cloud."""
 
-    Attributes:
-        temperature: divides the logits; 0 is greedy.
-        top_k: keep the k most probable tokens (and what ties with the last); 0 is off.
-        top_p: keep the smallest set of most probable tokens with at least this mass; 1 is off.
-        seed: key of all random streams (any integer; used modulo 2**64).
-        law: "rejection" (paper 003, Section II: accept with min(1, p/q)) or "coupled" (both sides
-            take argmax(log p + Gumbel noise) with the same noise, so no probabilities are sent).
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    law: str = "rejection"
+    temperature: float = setting(0.0, "Divides the logits; 0 is greedy.", low=0.0)
+    top_k: int = setting(
+        0, "Keep the k most probable tokens and what ties with the last; 0 is off.", low=0
+    )
+    top_p: float = setting(
+        1.0,
+        "Keep the smallest set of most probable tokens with this mass; 1 is off.",
+        low=0,
+        high=1,
+    )
+    seed: int = setting(0, "Key of all random streams (modulo 2**64).")
+    law: str = setting(
+        "rejection",
+        "rejection: accept with min(1, p/q), as in paper 003; coupled: both sides take"
+        " argmax(log p + Gumbel noise) with the same noise, so no probabilities are sent.",
+        choices=("rejection", "coupled"),
+    )
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.temperature) and self.temperature >= 0):
-            raise ConfigError("must be finite and >= 0", field="temperature", remedy="0 is greedy")
-        if self.top_k < 0:
-            raise ConfigError("must be >= 0", field="top_k", remedy="0 switches it off")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError("must lie in (0, 1]", field="top_p", remedy="1 switches it off")
-        if self.law not in LAWS:
-            raise ConfigError(f"unknown law {self.law!r}", field="law", remedy=f"one of {LAWS}")
+        check_ranges(self)
+        if self.top_p == 0:
+            raise ConfigError("keeps no token at all", field="top_p", remedy="1 switches it off")
 
     @property
     def greedy(self) -> bool:

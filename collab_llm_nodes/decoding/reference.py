@@ -1,0 +1,63 @@
+"""The oracle: the target decodes alone, one token at a time, everything recomputed each time.
+
+Slow on purpose. It shares no code with ``engine``: no KV cache, no hooks, no rollback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from collab_llm_nodes.decoding.rejection import own_token
+from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
+from collab_llm_nodes.models.loading import LoadedModel
+from collab_llm_nodes.models.prompt import EncodedPrompt
+
+
+@torch.inference_mode()
+def generate(
+    loaded: LoadedModel,
+    prompt: EncodedPrompt,
+    sampling: SamplingConfig,
+    max_tokens: int,
+    eos: frozenset[int],
+) -> list[int]:
+    """Decode up to ``max_tokens`` tokens of the answer; an end token is the last one.
+
+    The answer's token ``t`` uses the random numbers of position ``t``. Under the greedy and the
+    coupled law this is what speculation must reproduce token for token; under the rejection law it
+    has the same distribution.
+    """
+    tokens: list[int] = []
+    for position in range(max_tokens):
+        logits = next_logits(loaded, prompt, tokens)
+        tokens.append(own_token(distribution(logits, sampling), sampling, position))
+        if tokens[-1] in eos:
+            break
+    return tokens
+
+
+@torch.inference_mode()
+def next_logits(loaded: LoadedModel, prompt: EncodedPrompt, answer: Sequence[int]) -> Tensor:
+    """Logits [V] after the prompt and ``answer``, in one pass over all of it."""
+    model = loaded.model
+    ids = torch.tensor([[*prompt.ids, *answer]], device=loaded.device)
+    options: dict[str, Tensor] = {"input_ids": ids}
+    if prompt.pixel_values is not None and prompt.image_grid_thw is not None:
+        grid = prompt.image_grid_thw.to(ids.device)
+        kinds = (ids == model.config.image_token_id).int()
+        kinds[:, len(prompt.ids) :] = 0  # an image token in the answer stands for no image
+        features = model.get_image_features(prompt.pixel_values.to(ids.device), grid)
+        embedded = model.get_input_embeddings()(ids)
+        options = {
+            "inputs_embeds": embedded.masked_scatter(
+                kinds.bool()[..., None], torch.cat(list(features.pooler_output)).to(embedded)
+            ),
+            "position_ids": model.model.get_rope_index(ids, kinds, image_grid_thw=grid)[0],
+        }
+    elif loaded.image_processor is not None:
+        options["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand(3, 1, -1)
+    logits: Tensor = model(**options, use_cache=False).logits
+    return logits[0, -1, : len(loaded.tokenizer)]

@@ -1,0 +1,178 @@
+"""Tiny random models of every supported architecture, for checks that need no trained weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessorPil,
+)
+
+from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.training.tokenizer import train_tokenizer
+
+# Large enough that a random model has opinions: logits spread by about 2.
+SPREAD = 0.3
+
+SENTENCES = [
+    f"the {colour} {shape} is {place}. the next action is {action}."
+    for colour in ("red", "green", "blue", "yellow")
+    for shape in ("box", "ball", "cone", "lamp")
+    for place in ("far left", "ahead", "not in view")
+    for action in ("turn left 30 degree", "move forward 50 cm", "stop")
+]
+
+
+def random_tokenizer() -> PreTrainedTokenizerBase:
+    """A small tokenizer with Qwen2-VL's special tokens and chat form; always the same."""
+    return train_tokenizer(SENTENCES)
+
+
+def write_random_model(
+    folder: str | Path,
+    architecture: str,
+    *,
+    seed: int = 0,
+    hidden_size: int = 32,
+    layers: int = 4,
+    padding: int = 0,
+) -> Path:
+    """Write a complete random checkpoint to ``folder`` and return it.
+
+    Args:
+        architecture: a key of ``ARCHITECTURES``.
+        seed: of the weights; the tokenizer is the same for all.
+        hidden_size: a multiple of 16.
+        padding: rows of embeddings and logits beyond the tokenizer's, as real checkpoints have.
+    """
+    tokenizer = random_tokenizer()
+    model = _random_model(architecture, tokenizer, seed, hidden_size, layers, padding)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if architecture in ("qwen2_vl", "qwen2_5_vl"):
+        size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
+        Qwen2VLImageProcessorPil(size=size).save_pretrained(folder)
+    return Path(folder)
+
+
+def add_head_noise(model: Any, scale: float, seed: int = 0) -> None:
+    """Turn ``model`` into a draft that partly agrees with it: noise on the LM head.
+
+    ``scale`` is relative to the head's own spread. (The trick is petals'.)
+    """
+    head = decoder_parts(model).head
+    generator = torch.Generator().manual_seed(seed)
+    weight = head.weight.detach()
+    noise = torch.randn(weight.shape, generator=generator).to(weight) * weight.std() * scale
+    head.weight = torch.nn.Parameter(weight + noise, requires_grad=False)  # unties the embedding
+
+
+def _random_model(
+    architecture: str,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    hidden_size: int,
+    layers: int,
+    padding: int,
+) -> PreTrainedModel:
+    vocabulary = len(tokenizer)
+    ids: dict[str, Any] = {
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    sizes: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "vocab_size": vocabulary + padding,
+        "initializer_range": SPREAD,
+        "max_position_embeddings": 1024,
+        **ids,
+    }
+    gated: dict[str, Any] = {
+        "intermediate_size": 2 * hidden_size,
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-6,
+    }
+    special: dict[str, Any] = {
+        f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>")
+        for name, token in [
+            ("image", "image_pad"),
+            ("video", "video_pad"),
+            ("vision_start", "vision_start"),
+            ("vision_end", "vision_end"),
+        ]
+    }
+    half = hidden_size // 4  # of a head's width; shared out over time, height and width
+    mrope = {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [half - 2 * (half * 3 // 8), half * 3 // 8, half * 3 // 8],
+    }
+    text: dict[str, Any] = {**sizes, **gated, "rope_parameters": mrope}
+    torch_state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        if architecture == "llama":
+            return LlamaForCausalLM(LlamaConfig(**sizes, **gated))
+        if architecture == "qwen2":
+            return Qwen2ForCausalLM(Qwen2Config(**sizes, **gated, tie_word_embeddings=True))
+        if architecture == "opt":
+            return OPTForCausalLM(
+                OPTConfig(
+                    **{k: v for k, v in sizes.items() if k != "initializer_range"},
+                    init_std=SPREAD,
+                    ffn_dim=2 * hidden_size,
+                    word_embed_proj_dim=hidden_size,
+                )
+            )
+        if architecture == "qwen2_vl":
+            vision: dict[str, Any] = {
+                "depth": 2,
+                "embed_dim": 32,
+                "hidden_size": hidden_size,
+                "num_heads": 2,
+            }
+            return Qwen2VLForConditionalGeneration(
+                Qwen2VLConfig(
+                    text_config=text,
+                    vision_config={**vision, "initializer_range": SPREAD},
+                    tie_word_embeddings=True,
+                    **special,
+                    **ids,
+                )
+            )
+        if architecture == "qwen2_5_vl":
+            vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": hidden_size, "num_heads": 2}
+            return Qwen2_5_VLForConditionalGeneration(
+                Qwen2_5_VLConfig(
+                    text_config=text,
+                    vision_config={
+                        **vision,
+                        "intermediate_size": 64,
+                        "fullatt_block_indexes": [1],
+                        "initializer_range": SPREAD,
+                    },
+                    tie_word_embeddings=True,
+                    **special,
+                    **ids,
+                )
+            )
+    finally:
+        torch.set_rng_state(torch_state)
+    raise ValueError(f"no random {architecture!r}")

@@ -1,0 +1,45 @@
+"""Do two models speak one vocabulary? Token ids may be exchanged only if they do."""
+
+from __future__ import annotations
+
+import hashlib
+
+from transformers import PreTrainedTokenizerBase
+
+from collab_llm_nodes.errors import VocabularyMismatch
+
+
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Number of ids that mean something: the highest token id + 1.
+
+    Logits may be wider: Qwen2-VL pads 151657 tokens to 151936 (2B) or 152064 (7B) rows. Whoever
+    exchanges tokens clips to this.
+    """
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """SHA-256 over token -> id and over which tokens are special."""
+    digest = hashlib.sha256()
+    for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0])):
+        digest.update(f"{index}\t{token}\n".encode())
+    special = {
+        index for index, token in tokenizer.added_tokens_decoder.items() if token.special
+    } | set(tokenizer.all_special_ids)
+    digest.update(f"special {sorted(special)}".encode())
+    return digest.hexdigest()
+
+
+def check_same(draft_hash: str, target_hash: str, *, draft: str, target: str) -> None:
+    """Compare two ``vocabulary_hash`` values; ``draft`` and ``target`` are names for people.
+
+    Raises:
+        VocabularyMismatch: they differ.
+    """
+    if draft_hash != target_hash:
+        raise VocabularyMismatch(
+            f"draft {draft} ({draft_hash[:12] or 'none'}) and target {target} ({target_hash[:12]})"
+            " have different vocabularies",
+            field="vocabulary",
+            remedy="use two models of one family that share a tokenizer",
+        )
