@@ -1,0 +1,31 @@
+"""The process's one asyncio loop for gRPC, in a daemon thread of its own.
+
+grpc.aio hands the events of all its loops to whichever wakes first; an event for a loop that was
+closed meanwhile is an error there and holds up the rest. So there is one loop, and like gRPC's own
+polling thread it is started on first use and stays, idle, until the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+_thread: threading.Thread | None = None
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """The running loop; hand it work by ``asyncio.run_coroutine_threadsafe``."""
+    global _loop, _thread
+    with _lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            _thread = threading.Thread(target=_loop.run_forever, name="grpc-loop", daemon=True)
+            _thread.start()
+        return _loop
+
+
+def in_background_thread() -> bool:
+    """Whether the caller runs in the loop's thread, where waiting for the loop would never end."""
+    return threading.current_thread() is _thread

@@ -1,0 +1,541 @@
+"""The robot's end of the link: one gRPC channel, one session per answer, usable from any thread.
+
+The background loop (``background.py``) owns everything here. Each session is a ``SessionLink``
+(deadlines, back-off, replay); this module performs its actions on gRPC streams.
+
+    with VerifierClient(ClientLinkConfig(address="cloud:50551")) as client:
+        session = client.open(opened, on_message)   # on_message runs in the background thread
+        session.send(draft)
+        session.close()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.edge_cloud.link import (
+    Action,
+    Connect,
+    Deliver,
+    Disconnect,
+    LinkConfig,
+    Send,
+    SessionLink,
+)
+from collab_llm_nodes.edge_cloud.messages import (
+    Draft,
+    Failure,
+    Open,
+    Opened,
+    ServerMessage,
+    Verdict,
+)
+from collab_llm_nodes.errors import (
+    BY_CODE,
+    Cancelled,
+    CollabError,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidInput,
+    ProtocolError,
+    Unauthenticated,
+    Unavailable,
+)
+from collab_llm_nodes.verifier import codec
+from collab_llm_nodes.verifier.background import background_loop, in_background_thread
+from collab_llm_nodes.verifier.info import ServerInfo
+
+log = logging.getLogger(__name__)
+
+_START_S = 10.0  # for the background loop to do what it does at once
+_CLOSE_GRACE_S = 1.0  # for a stream to end by itself after Close
+_PROBE_S = 2.0  # deadline of, and pause between, looks at a verifier that does not answer well
+
+
+@dataclass(frozen=True)
+class ClientLinkConfig:
+    """Where the verifier is and how to speak to it. File names are PEM files."""
+
+    address: str = setting("127.0.0.1:50551", "Verifier, host:port.")
+    tls: bool = setting(False, "Encrypt, and check the verifier's certificate.")
+    tls_ca: str = setting("", "Certificate authority of the verifier; empty: the system's.")
+    tls_cert: str = setting("", "Own certificate, for a verifier that asks for one.")
+    tls_key: str = setting("", "Key of tls_cert.")
+    tls_server_name: str = setting("", "Name in the verifier's certificate if not the host's.")
+    token: str = field(default="", repr=False, metadata={"doc": "Bearer token; see token_file."})
+    token_file: str = setting("", "File that holds the bearer token.")
+    max_message_bytes: int = setting(16 << 20, "One message at most [byte].", low=4096)
+    keepalive_s: float = setting(
+        2.0, "A silent connection is probed after this time [s].", low=0.1, high=3600.0
+    )
+    link: LinkConfig = field(default_factory=LinkConfig)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("tls_cert and tls_key go together", field="tls_cert")
+        if (self.tls_ca or self.tls_cert) and not self.tls:
+            raise ConfigError("certificates need tls: true", field="tls")
+        if self.token and self.token_file:
+            raise ConfigError("give token or token_file, not both", field="token")
+
+
+@dataclass(frozen=True)
+class LinkStatus:
+    """The connection as it stands; counters are since the client was made.
+
+    Attributes:
+        state: "UP" when the verifier answered Describe on the present connection, else
+            "CONNECTING" or "DOWN" (names of LinkState.msg).
+        rtt_s: smoothed time between draft and verdict that the verifier did not compute [s];
+            0 while unknown.
+        bytes_up, bytes_down: message bytes, all sessions.
+        reconnects: times a session's stream was made again.
+        sessions: open now.
+        model, vocabulary: of the verifier; empty while unknown.
+        error_code, error_msg: why the state is not UP; the message ends with the remedy.
+    """
+
+    state: str = "DOWN"
+    rtt_s: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    reconnects: int = 0
+    sessions: int = 0
+    model: str = ""
+    vocabulary: str = ""
+    error_code: str = ""
+    error_msg: str = ""
+
+
+class SessionHandle:
+    """One answer's session; made by :meth:`VerifierClient.open`. All methods are thread-safe."""
+
+    def __init__(
+        self, client: VerifierClient, opened: Open, on_message: Callable[[ServerMessage], None]
+    ) -> None:
+        self._client = client
+        self._link = SessionLink(opened, client.config.link)
+        self._on_message = on_message
+        self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._opened = False  # Opened came on the present stream: no prefill in the next wait
+        self._sent_at: float | None = None
+        self.bytes_up = 0
+        self.bytes_down = 0
+
+    @property
+    def reconnects(self) -> int:
+        """Times the stream was made again."""
+        return self._link.reconnects
+
+    def send(self, draft: Draft) -> None:
+        """Have ``draft`` verified; does not block."""
+        self._client._post(self._draft, draft)
+
+    def close(self) -> None:
+        """End the session; no message is delivered once the background thread has seen it."""
+        self._client._post(self._close)
+
+    # Everything below runs in the background thread.
+
+    def _start(self) -> None:
+        if self._client._closed:
+            self._give_up()
+            return
+        self._client._sessions.add(self)
+        self._perform(self._link.start(self._now()))
+
+    def _draft(self, draft: Draft) -> None:
+        self._perform(self._link.on_draft(draft, self._now()))
+
+    def _close(self) -> None:
+        self._perform(self._link.close())
+
+    def _give_up(self) -> None:
+        self._close()
+        self._deliver(Failure(Cancelled.code, "the link to the verifier was closed"))
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Connect):
+                self._connect(action.deadline_s)
+            elif isinstance(action, Send):
+                self._send(action)
+            elif isinstance(action, Deliver):
+                self._deliver(action.message)
+            elif isinstance(action, Disconnect):
+                self._disconnect()
+        self._rearm()
+
+    def _rearm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due = self._link.next_tick
+        loop = asyncio.get_running_loop()
+        self._timer = None if due is None else loop.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._perform(self._link.on_tick(self._now()))
+
+    def _connect(self, deadline_s: float) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._client.reconnects += 1
+        self._outbox = asyncio.Queue()
+        self._opened = False
+        self._task = self._client._spawn(self._run_stream(self._outbox, deadline_s))
+
+    def _send(self, action: Send) -> None:
+        try:
+            data = codec.encode(action.message)
+        except InvalidInput as error:
+            self._perform(self._link.on_message(codec.failure_of(error), self._now()))
+            return
+        if isinstance(action.message, Draft):
+            self._sent_at = self._now() if self._opened else None
+        self._client.bytes_up += len(data)
+        self.bytes_up += len(data)
+        self._outbox.put_nowait(data)
+
+    def _disconnect(self) -> None:
+        self._client._sessions.discard(self)
+        self._outbox.put_nowait(None)
+        if self._task is not None:
+            # It may be this very task that has just received the last verdict.
+            asyncio.get_running_loop().call_later(_CLOSE_GRACE_S, self._task.cancel)
+
+    def _deliver(self, message: ServerMessage) -> None:
+        try:
+            self._on_message(message)
+        except Exception:
+            log.exception("a receiver of verifier messages failed")
+
+    async def _run_stream(self, outbox: asyncio.Queue[bytes | None], deadline_s: float) -> None:
+        """One stream, from connecting to its end. Cancelled when the next one replaces it."""
+        call = self._client._session_call()
+        try:
+            await asyncio.wait_for(call.wait_for_connection(), deadline_s)
+            if self._link.done:
+                return
+            self._perform(self._link.on_connected(self._now()))
+            writer = asyncio.ensure_future(self._write(call, outbox))
+            try:
+                while (data := await call.read()) is not grpc.aio.EOF:
+                    self._receive(data)
+            finally:
+                writer.cancel()
+            self._lost("the verifier ended the stream")
+        except asyncio.TimeoutError:
+            self._lost(f"no connection to {self._client.config.address} in {deadline_s:g} s")
+        except grpc.aio.AioRpcError as error:
+            failure = failure_of_status(error.code(), error.details() or "")
+            if failure.code == Unavailable.code:
+                self._lost(failure.message)
+            else:
+                self._perform(self._link.on_message(failure, self._now()))
+        except CollabError as error:  # the verifier speaks nonsense
+            self._perform(self._link.on_message(codec.failure_of(error), self._now()))
+        finally:
+            call.cancel()
+
+    async def _write(
+        self, call: grpc.aio.StreamStreamCall, outbox: asyncio.Queue[bytes | None]
+    ) -> None:
+        # A stream that ends while we write is noticed by its reader, who knows the reason.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while (data := await outbox.get()) is not None:
+                await call.write(data)
+            await call.done_writing()
+
+    def _receive(self, data: bytes) -> None:
+        self._client.bytes_down += len(data)
+        self.bytes_down += len(data)
+        message = codec.decode_server(data)
+        if isinstance(message, Opened):
+            self._opened = True
+        elif isinstance(message, Verdict) and self._sent_at is not None:
+            self._client._measure(self._now() - self._sent_at - message.compute_s)
+            self._sent_at = None
+        self._perform(self._link.on_message(message, self._now()))
+
+    def _lost(self, reason: str) -> None:
+        self._perform(self._link.on_disconnected(reason, self._now()))
+
+
+class VerifierClient:
+    """See the module docstring.
+
+    Args:
+        config: where and how.
+        on_state: called in the background thread whenever state or error change.
+
+    Raises:
+        ConfigError: a certificate, key or token file cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: ClientLinkConfig,
+        on_state: Callable[[LinkStatus], None] = lambda status: None,
+    ) -> None:
+        self.config = config
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self.reconnects = 0
+        self._credentials = _credentials(config)
+        self._metadata = _metadata(config)
+        self._on_state = on_state
+        self._status = LinkStatus("CONNECTING")
+        self._sessions: set[SessionHandle] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._loop = background_loop()
+        # grpc.aio binds a channel to the loop it is made in.
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(_START_S)
+
+    def __enter__(self) -> VerifierClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def status(self) -> LinkStatus:
+        """A snapshot."""
+        return replace(
+            self._status,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            reconnects=self.reconnects,
+            sessions=len(self._sessions),
+        )
+
+    def open(self, opened: Open, on_message: Callable[[ServerMessage], None]) -> SessionHandle:
+        """Start a session; does not block. Connects at once, so the prefill overlaps with drafting.
+
+        Args:
+            opened: the prompt, the law, the draft model's vocabulary.
+            on_message: gets ``Opened`` (again after each reconnection), early exits, verdicts and,
+                last, a ``Failure`` if the session cannot go on. Must not block.
+
+        Raises:
+            Unavailable: this client is closed.
+        """
+        if self._closed:
+            raise Unavailable("this client is closed", remedy="make a new VerifierClient")
+        session = SessionHandle(self, opened, on_message)
+        self._post(session._start)
+        return session
+
+    def describe(self, deadline_s: float) -> ServerInfo:
+        """Ask the verifier what it is; waits for it to come up until the deadline.
+
+        Raises:
+            Unavailable: not reached within the deadline.
+            Unauthenticated: the credentials were refused.
+            DeadlineExceeded: reached, but it did not answer in time.
+        """
+        if self._closed:
+            raise Unavailable("this client is closed", remedy="make a new VerifierClient")
+        question = self._describe_until(time.monotonic() + deadline_s)
+        return asyncio.run_coroutine_threadsafe(question, self._loop).result(deadline_s + 1.0)
+
+    def close(self) -> None:
+        """End all sessions (each gets a ``Failure`` CANCELLED) and the connection."""
+        self._closed = True
+        ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        if not in_background_thread():
+            ended.result(_CLOSE_GRACE_S + _START_S)
+
+    # Everything below runs in the background thread, but for _post.
+
+    def _post(self, call: Callable[..., None], *args: Any) -> None:
+        self._loop.call_soon_threadsafe(call, *args)
+
+    async def _start(self) -> None:
+        self._channel = self._make_channel()
+        self._watcher = asyncio.ensure_future(self._watch())
+
+    async def _end(self) -> None:
+        self._watcher.cancel()
+        for session in list(self._sessions):
+            session._give_up()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_GRACE_S)
+        await self._channel.close()
+
+    def _make_channel(self) -> grpc.aio.Channel:
+        c = self.config
+        options: list[tuple[str, int | str]] = [
+            ("grpc.max_receive_message_length", c.max_message_bytes),
+            ("grpc.max_send_message_length", c.max_message_bytes),
+            # A dead connection (the robot left the network) is noticed within two probes.
+            ("grpc.keepalive_time_ms", int(1000 * c.keepalive_s)),
+            ("grpc.keepalive_timeout_ms", int(1000 * c.keepalive_s)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            # SessionLink decides when to try again; the channel must be ready by then.
+            ("grpc.initial_reconnect_backoff_ms", int(1000 * c.link.backoff_initial_s)),
+            ("grpc.max_reconnect_backoff_ms", int(1000 * c.link.backoff_max_s)),
+            ("grpc.min_reconnect_backoff_ms", int(1000 * c.link.connect_deadline_s)),
+        ]
+        if c.tls_server_name:
+            options.append(("grpc.ssl_target_name_override", c.tls_server_name))
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(c.address, options)
+        return grpc.aio.secure_channel(c.address, self._credentials, options)
+
+    def _session_call(self) -> grpc.aio.StreamStreamCall:
+        return self._channel.stream_stream(codec.SESSION)(metadata=self._metadata)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _measure(self, rtt_s: float) -> None:
+        """Smooth as TCP does (RFC 6298: gain 1/8)."""
+        sample, old = max(0.0, rtt_s), self._status.rtt_s
+        new = sample if old == 0 else 0.875 * old + 0.125 * sample
+        self._status = replace(self._status, rtt_s=new)
+
+    async def _watch(self) -> None:
+        """Keep the channel connected, ask each new connection what it leads to, tell the caller."""
+        while True:
+            connectivity = self._channel.get_state(try_to_connect=True)
+            if connectivity in (
+                grpc.ChannelConnectivity.READY,
+                grpc.ChannelConnectivity.TRANSIENT_FAILURE,  # the call fails at once and tells why
+            ):
+                await self._probe()
+            else:
+                self._change(state="CONNECTING")
+            pause = None if self._status.state == "UP" else _PROBE_S
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._channel.wait_for_state_change(connectivity), pause)
+
+    async def _probe(self) -> None:
+        started = time.monotonic()
+        try:
+            info = await self._describe(_PROBE_S)
+        except CollabError as error:
+            self._change(state="DOWN", error_code=error.code, error_msg=str(error))
+            return
+        if self._status.rtt_s == 0:
+            self._measure(time.monotonic() - started)
+        self._change(
+            state="UP", model=info.model, vocabulary=info.vocabulary, error_code="", error_msg=""
+        )
+
+    def _change(self, **fields: str) -> None:
+        changed = replace(self._status, **fields)  # type: ignore[arg-type]
+        if changed == self._status:
+            return
+        self._status = changed
+        try:
+            self._on_state(self.status)
+        except Exception:
+            log.exception("a receiver of link states failed")
+
+    async def _describe_until(self, deadline: float) -> ServerInfo:
+        pause = self.config.link.backoff_initial_s
+        while True:
+            try:
+                return await self._describe(max(0.001, deadline - time.monotonic()))
+            except Unavailable:
+                if time.monotonic() + pause >= deadline:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, self.config.link.backoff_max_s)
+
+    async def _describe(self, deadline_s: float) -> ServerInfo:
+        ask = self._channel.unary_unary(codec.DESCRIBE)
+        try:
+            return codec.decode_info(await ask(b"", timeout=deadline_s, metadata=self._metadata))
+        except grpc.aio.AioRpcError as error:
+            failure = failure_of_status(error.code(), error.details() or "")
+            kind = BY_CODE[failure.code]
+            raise kind(failure.message, field=failure.field, remedy=failure.remedy) from error
+
+
+def failure_of_status(status: grpc.StatusCode, details: str) -> Failure:
+    """What a gRPC status means to a session; UNAVAILABLE is what another attempt may cure."""
+    code = grpc.StatusCode
+    if status in (code.UNAUTHENTICATED, code.PERMISSION_DENIED):
+        return Failure(
+            Unauthenticated.code, details, "token", "give the token that the verifier expects"
+        )
+    if status is code.RESOURCE_EXHAUSTED and "larger than max" in details:
+        return Failure(
+            InvalidInput.code, details, "images", "send fewer or smaller images, or raise the limit"
+        )
+    if status is code.UNIMPLEMENTED:
+        return Failure(
+            ProtocolError.code, details, "address", "no verifier of this version listens there"
+        )
+    if status is code.DEADLINE_EXCEEDED:
+        return Failure(DeadlineExceeded.code, details, "verifier", "check the link and the load")
+    return Failure(
+        Unavailable.code, details, "address", "check that the verifier runs, its address and TLS"
+    )
+
+
+def _credentials(config: ClientLinkConfig) -> grpc.ChannelCredentials | None:
+    if not config.tls:
+        return None
+    ca, key, cert = (
+        read_file(getattr(config, name), name) if getattr(config, name) else None
+        for name in ("tls_ca", "tls_key", "tls_cert")
+    )
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+def _metadata(config: ClientLinkConfig) -> tuple[tuple[str, str], ...]:
+    token = read_token(config.token, config.token_file)
+    return (("authorization", f"Bearer {token}"),) if token else ()
+
+
+def read_token(token: str, token_file: str) -> str:
+    """The token given, or the content of the file that holds it; empty without both.
+
+    Raises:
+        ConfigError: the file cannot be read, or the token is not printable ASCII.
+    """
+    if token_file:
+        token = read_file(token_file, "token_file").decode("utf-8", "replace").strip()
+        if not token:
+            raise ConfigError("holds no token", field="token_file")
+    if not (token.isascii() and (token.isprintable() or not token)):
+        raise ConfigError("a token is printable ASCII", field="token")
+    return token
+
+
+def read_file(name: str, field_name: str) -> bytes:
+    """Content of ``name``.
+
+    Raises:
+        ConfigError: it cannot be read; ``field`` is ``field_name``.
+    """
+    try:
+        return Path(name).expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {name}: {error.strerror}", field=field_name, remedy="check the file name"
+        ) from error

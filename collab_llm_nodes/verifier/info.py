@@ -1,0 +1,50 @@
+"""What a verifier says about itself before any session, and the limits it enforces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from collab_llm_nodes.config import check_ranges, setting
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on what one client can ask of the verifier."""
+
+    max_sessions: int = setting(8, "Sessions open at a time (each holds a KV cache).", low=1)
+    max_message_bytes: int = setting(
+        16 << 20, "One message, images included [byte].", low=4096, high=256 << 20
+    )
+    max_prompt_chars: int = setting(8192, "Text of a prompt [character].", low=1, high=1 << 20)
+    max_images: int = setting(4, "Images in a prompt.", low=0, high=64)
+    max_image_bytes: int = setting(4 << 20, "One encoded image [byte].", low=1024, high=256 << 20)
+    max_tokens: int = setting(1024, "Generated tokens of one answer.", low=1, high=1 << 20)
+    idle_s: float = setting(
+        60.0, "Longest silence of a client within a session [s].", low=0.01, high=86400.0
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """Answer to Describe.
+
+    Attributes:
+        model: name of the target model.
+        vocabulary: its ``vocabulary_hash``.
+        vocab_size: token ids are below this.
+        exit_layers: layers with an early exit, ascending.
+        version: of this package.
+        limits: what it accepts.
+        sessions: open now.
+    """
+
+    model: str
+    vocabulary: str
+    vocab_size: int
+    exit_layers: tuple[int, ...]
+    version: str
+    limits: Limits
+    sessions: int
