@@ -1,0 +1,321 @@
+"""Training of the embedded target and draft: dense word supervision, then nothing but more of it.
+
+Plain cross-entropy on the answers yields a blind model (the template gives most tokens away).
+So each image token also learns to predict, through the language model's own embedding rows, the
+words for what it shows: colour, shape, direction, distance; and its row and column.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast, Qwen2VLForConditionalGeneration
+
+from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.training import data
+from collab_llm_nodes.training.architecture import SIZES, build, prefix_ids
+from collab_llm_nodes.training.batches import Batch, Batches
+from collab_llm_nodes.training.forward import FastForward
+from collab_llm_nodes.training.tokenizer import train_tokenizer
+from collab_llm_nodes.training.wording import WORDS, corpus
+
+Progress = Callable[[str, int, int, dict[str, float]], None]
+"""Called with (what, done, total, latest figures)."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run; with equal values it gives equal models on one machine."""
+
+    role: str = "target"
+    """A key of ``architecture.SIZES``: target | draft | micro."""
+    run: str = "runs/nav-target"
+    data: str = "data/nav"
+    shards: int = 30
+    steps: int = 24_000
+    batch: int = 32
+    questions: int = 2
+    learning_rate: float = 2e-3
+    warmup: int = 300
+    weight_decay: float = 0.05
+    dense_weight: float = 4.0
+    seed: int = 0
+    dagger_steps: tuple[int, ...] = ()
+    """Steps whose model is rolled out in fresh rooms; its visited states join the data ..."""
+    dagger_lag: int = 2_000
+    """... this many steps later (rolled out in a second process meanwhile)."""
+    dagger_rooms: int = 400
+    dagger_share: float = 0.5
+    """Share of own-trajectory pictures in a batch once there are any."""
+    checkpoint_seconds: float = 120.0
+    evaluate_every: int = 1_000
+    compile: bool = True
+    bfloat16: bool = True
+
+    def __post_init__(self) -> None:
+        if self.role not in SIZES:
+            raise ConfigError(f"unknown {self.role!r}", field="role", remedy=" | ".join(SIZES))
+        if self.steps < 1 or self.batch < 1 or self.questions < 1 or self.shards < 1:
+            raise ConfigError("must be positive", field="steps, batch, questions, shards")
+
+
+class DenseHead(nn.Module):
+    """Word logits of image tokens through the tied embedding rows; row and column beside them."""
+
+    def __init__(self, hidden: int, word_ids: list[int]) -> None:
+        super().__init__()
+        self.register_buffer("ids", torch.tensor(word_ids), persistent=False)
+        self.scale = nn.Parameter(torch.tensor(10.0))
+        self.bias = nn.Parameter(torch.full((len(word_ids),), -3.0))
+        self.place = nn.Linear(hidden, data.TOKEN_ROWS + data.TOKEN_COLUMNS)
+
+    def forward(self, vision: Tensor, rows: Tensor, dense: Tensor) -> Tensor:
+        """Loss of image tokens [B, T, D] against multi-hot words [B, T, W]."""
+        x = F.rms_norm(vision, (vision.shape[-1],))
+        logits = F.linear(x, rows[self.ids]).float() * self.scale + self.bias
+        words = F.binary_cross_entropy_with_logits(logits, dense)
+        cells = torch.arange(data.TOKENS)
+        places = self.place(x).float()
+        row = F.cross_entropy(
+            places[..., : data.TOKEN_ROWS].flatten(0, 1),
+            (cells // data.TOKEN_COLUMNS).repeat(len(x)),
+        )
+        column = F.cross_entropy(
+            places[..., data.TOKEN_ROWS :].flatten(0, 1),
+            (cells % data.TOKEN_COLUMNS).repeat(len(x)),
+        )
+        return words + 0.02 * (row + column)
+
+
+class Learner:
+    """Model, dense head, optimiser and schedule: everything that a checkpoint holds."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self.step = 0
+        self.seconds = 0.0
+        self.curve: list[dict[str, float]] = []
+        self.tokenizer: PreTrainedTokenizerFast = train_tokenizer(corpus())
+        size = SIZES[config.role]
+        self.model: Qwen2VLForConditionalGeneration = build(size, self.tokenizer, config.seed)
+        word_ids = [self.tokenizer(f" {w}", add_special_tokens=False).input_ids for w in WORDS]
+        assert all(len(ids) == 1 for ids in word_ids), "every dense word is one token"
+        self.head = DenseHead(size.hidden, [ids[0] for ids in word_ids])
+        self.fast = FastForward(self.model, prefix_ids(self.tokenizer))
+        self.batches = Batches(self.tokenizer, config.seed)
+        matrices = [p for p in self.parameters() if p.ndim > 1]
+        others = [p for p in self.parameters() if p.ndim <= 1]
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": config.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ],
+            lr=config.learning_rate,
+            betas=(0.9, 0.98),
+            fused=True,
+        )
+        self._loss = torch.compile(self._losses, dynamic=False) if config.compile else self._losses
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [*self.model.parameters(), *self.head.parameters()]
+
+    def _losses(
+        self, pictures: Tensor, texts: Tensor, at: Tensor, labels: Tensor, dense: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        out = self.fast(pictures, texts, texts.shape[0] // pictures.shape[0])
+        hidden = out.layers[-1].flatten(0, 1)
+        hidden = torch.gather(hidden, 1, at[..., None].expand(-1, -1, hidden.shape[-1]))
+        logits = self.fast.logits(hidden).float()
+        answer = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        return answer, self.head(out.vision, self.model.lm_head.weight, dense)
+
+    def learn(self, batch: Batch) -> tuple[float, float]:
+        """One optimiser step; returns the answer loss (nats per token) and the dense loss."""
+        rate = _learning_rate(self.config, self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.config.bfloat16):
+            answer, dense = self._loss(
+                batch.pictures, batch.texts, batch.at, batch.labels, batch.dense
+            )
+            loss = answer + self.config.dense_weight * dense
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return float(answer), float(dense)
+
+    def save(self, run: Path) -> None:
+        """Write the whole state atomically: a kill at any time leaves the old or the new one."""
+        run.mkdir(parents=True, exist_ok=True)
+        state = {
+            "config": json.dumps(asdict(self.config)),
+            "model": self.model.state_dict(),
+            "head": self.head.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "curve": self.curve,
+        }
+        torch.save(state, run / "state.part")
+        os.replace(run / "state.part", run / "state.pt")
+        (run / "curve.part").write_text(json.dumps(self.curve, indent=1), encoding="utf-8")
+        os.replace(run / "curve.part", run / "curve.json")
+
+    def restore(self, run: Path) -> None:
+        """Go on from ``save``; does nothing in a fresh folder."""
+        if not (run / "state.pt").exists():
+            return
+        state = torch.load(run / "state.pt", weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.head.load_state_dict(state["head"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seconds, self.curve = state["step"], state["seconds"], state["curve"]
+
+
+def _learning_rate(config: TrainConfig, step: int) -> float:
+    """Linear warm-up, then a cosine down to 2 %."""
+    if step < config.warmup:
+        return config.learning_rate * (step + 1) / config.warmup
+    share = min(1.0, (step - config.warmup) / max(1, config.steps - config.warmup))
+    cosine = 0.5 * (1 + float(torch.cos(torch.tensor(share * torch.pi))))
+    return config.learning_rate * (0.02 + 0.98 * cosine)
+
+
+def train_nav(config: TrainConfig, progress: Progress | None = None) -> Path:
+    """Render the data, train one model, resume where an earlier call stopped; returns the run.
+
+    The run folder holds ``state.pt`` (everything), ``curve.json`` and ``model/`` (float32
+    checkpoint in transformers' format).
+    """
+    from collab_llm_nodes.training.evaluate import held_out_figures
+
+    tell: Progress = progress or (lambda what, done, total, figures: None)
+    folders = data.make_shards(
+        Path(config.data), config.shards, lambda n, of: tell("rendering", n, of, {})
+    )
+    run = Path(config.run)
+    learner = Learner(config)
+    learner.restore(run)
+    pictures = data.Pictures(folders)
+    rounds = _Rounds(config, learner)
+    figures: dict[str, float] = {}
+    saved = started = time.monotonic()
+    before = learner.seconds
+    while learner.step < config.steps:
+        own = rounds.pictures(learner.step)
+        from_own = int(config.batch * config.dagger_share) if own is not None else 0
+        sources = [(pictures, config.batch - from_own)]
+        if own is not None:
+            sources.append((own, from_own))
+        answer, dense = learner.learn(
+            learner.batches.make(sources, learner.step, config.questions)
+        )
+        keep = 0.98 if figures else 0.0
+        figures["answer_loss"] = keep * figures.get("answer_loss", 0) + (1 - keep) * answer
+        figures["dense_loss"] = keep * figures.get("dense_loss", 0) + (1 - keep) * dense
+        tell("training", learner.step, config.steps, figures)
+        now = time.monotonic()
+        learner.seconds = before + now - started
+        if learner.step % config.evaluate_every == 0 or learner.step == config.steps:
+            measured = held_out_figures(learner.model, learner.tokenizer, Path(config.data))
+            learner.curve.append(
+                {"step": learner.step, "seconds": learner.seconds, **figures, **measured}
+            )
+            tell("training", learner.step, config.steps, learner.curve[-1])
+        if now - saved > config.checkpoint_seconds or learner.step in config.dagger_steps:
+            learner.save(run)
+            saved = now
+    learner.save(run)
+    export(learner.model, learner.tokenizer, run / "model", torch.float32)
+    return run
+
+
+class _Rounds:
+    """DAgger rounds beside the training: rolled out from a snapshot, used ``dagger_lag`` later."""
+
+    def __init__(self, config: TrainConfig, learner: Learner) -> None:
+        self._config, self._learner = config, learner
+        self._running: dict[int, multiprocessing.process.BaseProcess] = {}
+        self._joined: list[Path] = []
+        self._pictures: data.Pictures | None = None
+
+    def pictures(self, step: int) -> data.Pictures | None:
+        """The own-trajectory pictures to use at ``step``; waits for a round that is due."""
+        from collab_llm_nodes.training.dagger import roll_out_round
+
+        run = Path(self._config.run)
+        for number, due in enumerate(self._config.dagger_steps):
+            shard, snapshot = run / f"dagger-{number}", run / f"snapshot-{number}"
+            if step < due or shard in self._joined:
+                continue
+            if step == due and not snapshot.exists():
+                export(self._learner.model, self._learner.tokenizer, snapshot, torch.float32)
+            if not shard.exists() and number not in self._running:
+                first = 2 * data.TRAIN_SEEDS + number * self._config.dagger_rooms
+                context = multiprocessing.get_context("spawn")
+                process = context.Process(
+                    target=roll_out_round,
+                    args=(str(snapshot), str(shard), first, self._config.dagger_rooms),
+                )
+                process.start()
+                self._running[number] = process
+            if step >= due + self._config.dagger_lag:
+                if number in self._running:
+                    self._running.pop(number).join()
+                self._joined.append(shard)
+                self._pictures = data.Pictures(self._joined)
+        return self._pictures
+
+
+def export(
+    model: Qwen2VLForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    dtype: torch.dtype,
+) -> None:
+    """Write a checkpoint that ``from_pretrained`` reads: weights in ``dtype``, tokenizer, picture size.
+
+    Written beside and renamed, so that a reader never sees half of it.
+    """
+    import copy
+    import shutil
+
+    from collab_llm_nodes.sim.renderer import HEIGHT_PX, WIDTH
+    from collab_llm_nodes.training.forward import MERGE, PATCH
+
+    building = folder.with_name(folder.name + ".part")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    copy.deepcopy(model).to(dtype).save_pretrained(building)
+    tokenizer.save_pretrained(building)
+    pixels = HEIGHT_PX * WIDTH
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "do_convert_rgb": True,
+        "do_normalize": True,
+        "do_rescale": True,
+        "do_resize": True,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "merge_size": MERGE,
+        "patch_size": PATCH,
+        "temporal_patch_size": 2,
+        "resample": 3,
+        "rescale_factor": 1 / 255,
+        "size": {"shortest_edge": pixels, "longest_edge": pixels},
+    }
+    text = json.dumps(processor, indent=2)
+    (building / "preprocessor_config.json").write_text(text + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(building, folder)
