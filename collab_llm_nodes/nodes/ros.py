@@ -8,6 +8,8 @@ The rules every node of this package keeps, and that this file makes easy:
   callback is ``async def`` and awaits an ``rclpy.task.Future``.
 - **Nothing happens while inactive.** rclpy gates only lifecycle publishers, so every callback is
   decorated with :func:`guarded`, which also keeps an exception from killing the node.
+- **Names.** ``rclpy.node.Node`` keeps private attributes such as ``_timers``, ``_services``,
+  ``_clock`` and ``_parameters``; a subclass that assigns them breaks the executor.
 - **Parameters are a frozen dataclass** whose fields are made with ``config.setting``.
 """
 
@@ -108,7 +110,10 @@ def _flatten(config_type: Any, prefix: str) -> list[tuple[str, dataclasses.Field
 def _descriptor(field: dataclasses.Field[Any], default: Any) -> ParameterDescriptor:
     facts = field.metadata
     descriptor = ParameterDescriptor(
-        description=facts.get("doc", ""), read_only=facts.get("read_only", False)
+        description=facts.get("doc", ""),
+        read_only=facts.get("read_only", False),
+        # An empty or absent default tells rclpy no type; from_mapping checks the value instead.
+        dynamic_typing=default is None or default == [],
     )
     if facts.get("choices"):
         descriptor.additional_constraints = f"one of {', '.join(map(str, facts['choices']))}"
@@ -318,7 +323,7 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
 
     Spins in a second thread so that a signal is served at once and the nodes can still publish
     (zero velocity, closing sessions) before the context goes down; rclpy's own handler would shut
-    it down first.
+    it down first. The nodes are stopped in the thread that ran their callbacks.
 
     Returns:
         The exit status: 0 after a signal or a shutdown, 1 when a node failed to start.
@@ -329,8 +334,6 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: ended.set())
     executor = SingleThreadedExecutor()
     nodes: list[Node] = []
-    spinner = threading.Thread(target=_spin, args=(executor, ended), name="ros-spin")
-    status = 0
     try:
         for factory in factories:
             nodes.append(factory())
@@ -338,27 +341,31 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
         for node in nodes:
             if isinstance(node, ManagedNode):
                 node.start()
-        spinner.start()
-        ended.wait()
     except CollabError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
-        status = 1
-    finally:
-        executor.shutdown()
-        if spinner.is_alive():
-            spinner.join()
-        for node in reversed(nodes):
-            if isinstance(node, ManagedNode) and rclpy.ok():
-                node.stop()
-            node.destroy_node()
-        rclpy.try_shutdown()
-    return status
+        _stop(nodes)
+        return 1
+    spinner = threading.Thread(target=_spin, args=(executor, nodes, ended), name="ros-spin")
+    spinner.start()
+    ended.wait()
+    executor.shutdown()
+    spinner.join()
+    return 0
 
 
-def _spin(executor: SingleThreadedExecutor, ended: threading.Event) -> None:
+def _spin(executor: SingleThreadedExecutor, nodes: list[Node], ended: threading.Event) -> None:
     try:
         executor.spin()
     except ExternalShutdownException:
         pass
     finally:
         ended.set()
+        _stop(nodes)
+
+
+def _stop(nodes: list[Node]) -> None:
+    for node in reversed(nodes):
+        if isinstance(node, ManagedNode) and rclpy.ok():
+            node.stop()
+        node.destroy_node()
+    rclpy.try_shutdown()

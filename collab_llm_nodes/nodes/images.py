@@ -1,0 +1,131 @@
+"""Pictures in ROS messages, without cv_bridge: to RGB arrays and to JPEG."""
+
+from __future__ import annotations
+
+import io
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image as Pil
+from PIL import UnidentifiedImageError
+
+from collab_llm_nodes.errors import InvalidInput
+
+_BYTES_PER_PIXEL = {
+    "rgb8": 3,
+    "bgr8": 3,
+    "8uc3": 3,
+    "rgba8": 4,
+    "bgra8": 4,
+    "mono8": 1,
+    "8uc1": 1,
+    "mono16": 2,
+    "16uc1": 2,
+    "yuv422": 2,  # UYVY
+    "uyvy": 2,
+    "yuv422_yuy2": 2,
+    "yuyv": 2,
+}
+MAX_SIDE = 8192
+"""px; a message that claims more is not a picture."""
+
+
+@dataclass(frozen=True)
+class Jpeg:
+    """JPEG bytes and the size of the picture in px."""
+
+    data: bytes
+    width: int
+    height: int
+
+
+def to_rgb(
+    encoding: str,
+    width: int,
+    height: int,
+    step: int,
+    data: bytes | memoryview | array[int],
+    big_endian: bool = False,
+) -> np.ndarray:
+    """The pixels of a ``sensor_msgs/Image`` as uint8 [height, width, 3], RGB.
+
+    Args:
+        step: bytes per row, padding included.
+
+    Raises:
+        InvalidInput: unknown encoding, or sizes that do not fit together.
+    """
+    kind = encoding.lower()
+    if kind not in _BYTES_PER_PIXEL:
+        known = ", ".join(_BYTES_PER_PIXEL)
+        raise InvalidInput(f"{encoding!r} is not supported", field="encoding", remedy=known)
+    row, raw = width * _BYTES_PER_PIXEL[kind], np.frombuffer(data, np.uint8)
+    if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
+        raise InvalidInput(f"{width}x{height} px", field="width, height", remedy="1 to 8192 px")
+    if step < row or raw.size < step * height:
+        raise InvalidInput(
+            f"{raw.size} bytes cannot hold {height} rows of {step} bytes with {width} px each",
+            field="data",
+            remedy="check step, width and height",
+        )
+    rows = raw[: step * height].reshape(height, step)[:, :row]
+    if kind in ("yuv422", "uyvy", "yuv422_yuy2", "yuyv"):
+        return _from_yuv422(rows, luma_first=kind in ("yuv422_yuy2", "yuyv"))
+    if kind in ("mono16", "16uc1"):
+        grey = rows.reshape(height, width, 2)[:, :, 0 if big_endian else 1]  # the high byte
+        return np.repeat(grey[:, :, None], 3, axis=2)
+    pixels = rows.reshape(height, width, -1)
+    if pixels.shape[2] == 1:
+        return np.repeat(pixels, 3, axis=2)
+    return pixels[:, :, :3] if kind.startswith("rgb") else pixels[:, :, 2::-1]
+
+
+def _from_yuv422(rows: np.ndarray, *, luma_first: bool) -> np.ndarray:
+    """Two pixels share one U and one V; the width must be even."""
+    height, size = rows.shape
+    if size % 4:
+        raise InvalidInput("odd width", field="width", remedy="YUV 4:2:2 has an even width")
+    quads = rows.reshape(height, size // 4, 4)
+    luma, chroma = (quads[:, :, 0::2], quads[:, :, 1::2])
+    if not luma_first:
+        luma, chroma = chroma, luma
+    ycc = np.empty((height, size // 2, 3), np.uint8)
+    ycc[:, :, 0] = luma.reshape(height, -1)
+    ycc[:, :, 1:] = np.repeat(chroma, 2, axis=1)
+    return np.asarray(Pil.fromarray(ycc, "YCbCr").convert("RGB"))
+
+
+def encode_jpeg(rgb: np.ndarray, quality: int, max_width: int = 0) -> Jpeg:
+    """JPEG of uint8 [height, width, 3], scaled down to ``max_width`` px if it is wider (0 = no)."""
+    picture = Pil.fromarray(np.ascontiguousarray(rgb))
+    return _save(picture, quality, max_width)
+
+
+def read_compressed(data: bytes, quality: int, max_width: int = 0) -> Jpeg:
+    """Check compressed bytes by decoding them; a JPEG that needs no scaling is kept as it is.
+
+    Raises:
+        InvalidInput: no picture, a truncated or a corrupt one.
+    """
+    try:
+        with Pil.open(io.BytesIO(data)) as picture:
+            picture.load()
+            if picture.format == "JPEG" and not 0 < max_width < picture.width:
+                return Jpeg(data, picture.width, picture.height)
+            return _save(picture.convert("RGB"), quality, max_width)
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        raise InvalidInput(
+            f"not a readable picture: {error}", field="data", remedy="send whole JPEG or PNG files"
+        ) from error
+    except Pil.DecompressionBombError as error:
+        raise InvalidInput(str(error), field="data", remedy="send smaller pictures") from error
+
+
+def _save(picture: Pil.Image, quality: int, max_width: int) -> Jpeg:
+    if 0 < max_width < picture.width:
+        height = max(1, round(picture.height * max_width / picture.width))
+        picture = picture.resize((max_width, height), Pil.Resampling.BILINEAR)
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=quality, subsampling=0)  # colour at full resolution
+    return Jpeg(buffer.getvalue(), picture.width, picture.height)

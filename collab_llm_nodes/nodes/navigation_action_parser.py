@@ -1,0 +1,148 @@
+"""Model text to one safe motion step, as soon as the step is certain.
+
+``generated_text`` in, ``navigation_action`` out. Nothing is executed here: the navigator decides
+whether the action is the one it waits for. Text that is too old, unverified (by policy), failed or
+unreadable becomes an action of kind NONE with the code that says why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rclpy.time import Time
+
+from collab_llm.msg import GeneratedText, NavigationAction
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.navigation.grammar import (
+    REASONS,
+    Code,
+    GrammarConfig,
+    Kind,
+    ParsedAction,
+    StreamingParser,
+)
+from collab_llm_nodes.nodes.ros import RESULT, ManagedNode, guarded, run
+
+_SESSIONS = 16
+"""Answers remembered at a time; older ones can no longer be about a fresh frame."""
+
+
+@dataclass(frozen=True)
+class ParserConfig:
+    """Parameters of the node."""
+
+    grammar: GrammarConfig = field(default_factory=GrammarConfig)
+    max_age: float = setting(
+        10.0, "Oldest camera frame to act on, from its capture [s].", low=0.05, high=600.0
+    )
+    unverified: str = setting(
+        "hold", "Text the target has not verified: hold or act.", choices=("hold", "act")
+    )
+    streaming: bool = setting(True, "Report a motion before the answer's last token.")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass
+class _Reading:
+    """One answer being read."""
+
+    parser: StreamingParser
+    reported: ParsedAction | None = None
+
+
+class NavigationActionParser(ManagedNode[ParserConfig]):
+    """See the module docstring."""
+
+    def __init__(self, **node_arguments: Any) -> None:
+        super().__init__("navigation_action_parser", ParserConfig, **node_arguments)
+        self._readings: OrderedDict[str, _Reading] = OrderedDict()
+        self._codes: Counter[str] = Counter()
+
+    def configure(self) -> None:
+        self._actions = self.create_publisher(NavigationAction, "navigation_action", RESULT)
+        self._texts = self.create_subscription(
+            GeneratedText, "generated_text", self._on_text, RESULT
+        )
+
+    def deactivate(self) -> None:
+        self._readings.clear()
+
+    def cleanup(self) -> None:
+        self.destroy_subscription(self._texts)
+        self.destroy_publisher(self._actions)
+
+    def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
+        level, message, _ = super().diagnose()
+        return level, message, dict(self._codes)
+
+    @guarded
+    def _on_text(self, msg: GeneratedText) -> None:
+        reading = self._readings.setdefault(
+            msg.session_id, _Reading(StreamingParser(self.config.grammar))
+        )
+        while len(self._readings) > _SESSIONS:
+            self._readings.popitem(last=False)
+        parser = reading.parser
+        if not msg.text.startswith(parser.text):  # a message was lost: read from the start
+            parser = reading.parser = StreamingParser(self.config.grammar)
+        parsed = parser.push(msg.text[len(parser.text) :])
+        if msg.final:
+            del self._readings[msg.session_id]
+            final = self._judge(parser.finish(), msg)
+            if reading.reported is None or final.code is not Code.OK:
+                self._publish(final, msg)  # the second time: what was reported is taken back
+        elif parsed is not None and reading.reported is None and self._may_act_early(parsed, msg):
+            reading.reported = parsed
+            self._publish(parsed, msg)
+
+    def _may_act_early(self, parsed: ParsedAction, msg: GeneratedText) -> bool:
+        """A stop gains nothing by being early: the robot stands still while the model thinks."""
+        moves = parsed.kind in (Kind.FORWARD, Kind.TURN)
+        return self.config.streaming and moves and self._judge(parsed, msg).code is Code.OK
+
+    def _judge(self, parsed: ParsedAction, msg: GeneratedText) -> ParsedAction:
+        """``parsed``, or no motion because of what surrounds the text."""
+        age = self.seconds() - Time.from_msg(msg.header.stamp).nanoseconds * 1e-9
+        if msg.status != GeneratedText.OK:
+            code = Code.FAILED
+        elif not msg.verified and self.config.unverified == "hold":
+            code = Code.UNVERIFIED
+        elif not -1.0 <= age <= self.config.max_age:  # a second ahead: clocks that differ
+            code = Code.STALE
+        else:
+            return parsed
+        return replace(parsed, kind=Kind.NONE, value=0.0, code=code)
+
+    def _publish(self, parsed: ParsedAction, msg: GeneratedText) -> None:
+        self._codes[parsed.code.name.lower()] += 1
+        reason = REASONS[parsed.code]
+        if parsed.code is Code.FAILED:
+            reason = f"{reason}: {msg.error_msg}"
+        action = NavigationAction(
+            header=msg.header,
+            session_id=msg.session_id,
+            kind=parsed.kind,
+            distance=parsed.value if parsed.kind is Kind.FORWARD else 0.0,
+            angle=parsed.value if parsed.kind is Kind.TURN else 0.0,
+            code=parsed.code,
+            reason=reason,
+            text=parsed.text,
+            span_begin=parsed.span[0],
+            span_end=parsed.span[1],
+            verified=msg.verified,
+        )
+        self._actions.publish(action)
+        if parsed.code is not Code.OK:
+            self.get_logger().warning(
+                f"no motion ({parsed.code.name}): {reason}; text {parsed.text[:120]!r}",
+                throttle_duration_sec=1.0,
+            )
+
+
+def main() -> int:
+    """Run the node."""
+    return run(NavigationActionParser)

@@ -1,0 +1,382 @@
+"""Follows one instruction at a time: the action ``navigate``.
+
+The decisions are those of ``navigation/mission.py``; here its events come from topics and its
+wishes go out: frames to the ``generate`` action, velocities to ``cmd_vel``, progress as feedback.
+
+Which action belongs to which answer: the ``navigation_action`` whose header carries the capture
+stamp of the frame asked about. Stamps of asked frames only grow, so an answer that comes after its
+time matches nothing. A goal that cannot be served is accepted and ended at once with a status,
+because a refused goal could not say why.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from action_msgs.msg import GoalStatus
+from builtin_interfaces.msg import Time as TimeMsg
+from geometry_msgs.msg import Pose, Twist, TwistStamped
+from nav_msgs.msg import Odometry
+from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
+from rclpy.action.client import ClientGoalHandle
+from rclpy.action.server import ServerGoalHandle
+from rclpy.task import Future
+from rclpy.time import Time
+
+from collab_llm.action import Generate, Navigate
+from collab_llm.msg import GenerationMetrics, NavigationAction, Observation
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import CollabError, InvalidInput
+from collab_llm_nodes.navigation.executor import ZERO, Pose2D, Velocity
+from collab_llm_nodes.navigation.grammar import Code, Kind, ParsedAction
+from collab_llm_nodes.navigation.mission import Mission, MissionConfig, Phase, check_instruction
+from collab_llm_nodes.navigation.prompt import user_text
+from collab_llm_nodes.nodes.ros import CAMERA, COMMAND, RESULT, STEADY, ManagedNode, guarded, run
+
+
+@dataclass(frozen=True)
+class AnswerConfig:
+    """What is asked of ``generate``."""
+
+    protocol: str = setting("edge_cloud", "Collaboration protocol.")
+    temperature: float = setting(0.0, "0 = greedy.", low=0.0, high=10.0)
+    top_k: int = setting(0, "0 = off.", low=0)
+    top_p: float = setting(1.0, "1 = off.", low=0.0, high=1.0)
+    seed: int = setting(0, "Key of all random streams.", low=0)
+    law: str = setting("rejection", "Output law.", choices=("rejection", "coupled"))
+    max_tokens: int = setting(0, "Length of an answer; 0 = the default.", low=0, high=100_000)
+
+
+@dataclass(frozen=True)
+class NavigatorConfig:
+    """Parameters of the node."""
+
+    mission: MissionConfig = field(default_factory=MissionConfig)
+    answer: AnswerConfig = field(default_factory=AnswerConfig)
+    rate: float = setting(
+        20.0, "Commands per second, robot's clock.", low=1.0, high=200.0, read_only=True
+    )
+    stamped: bool = setting(
+        False, "cmd_vel is a TwistStamped (newer navigation stacks).", read_only=True
+    )
+    base_frame: str = setting("base_link", "Frame of stamped commands.")
+    odometry_max_age: float = setting(
+        1.0, "Older odometry is ignored [s]; 0 = stamps are not looked at.", low=0.0, high=60.0
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass
+class _Run:
+    """One goal under way."""
+
+    goal: ServerGoalHandle
+    mission: Mission
+    over: Future
+    number: int = 0  # of the generation asked for last
+    generation: ClientGoalHandle | None = None
+    stamp: TimeMsg = field(default_factory=TimeMsg)  # capture time of the frame asked about
+    metrics: GenerationMetrics = field(default_factory=GenerationMetrics)
+
+
+class Navigator(ManagedNode[NavigatorConfig]):
+    """See the module docstring."""
+
+    def __init__(self, **node_arguments: Any) -> None:
+        super().__init__("navigator", NavigatorConfig, **node_arguments)
+        self._run: _Run | None = None
+        self._pose = Pose()
+        self._sent_at = -math.inf
+        self._sent = ZERO
+        self._results: dict[str, int] = {}
+
+    def configure(self) -> None:
+        kind = TwistStamped if self.config.stamped else Twist
+        self._commands = self.create_publisher(kind, "cmd_vel", COMMAND)
+        self._subscribed = [
+            self.create_subscription(Observation, "observation", self._on_observation, CAMERA),
+            self.create_subscription(Odometry, "odom", self._on_odometry, CAMERA),
+            self.create_subscription(
+                NavigationAction, "navigation_action", self._on_action, RESULT
+            ),
+        ]
+        self._clocks = [
+            self.create_timer(1.0 / self.config.rate, self._tick),
+            self.create_timer(0.1, self._tick, clock=STEADY),  # the robot's clock may stand still
+        ]
+        self._generate = ActionClient(self, Generate, "generate")
+        self._navigate = ActionServer(
+            self,
+            Navigate,
+            "navigate",
+            self._execute,
+            goal_callback=lambda goal: GoalResponse.ACCEPT,  # see the module docstring
+            cancel_callback=self._on_cancel,
+        )
+
+    def activate(self) -> None:
+        self._sent_at = -math.inf
+
+    def deactivate(self) -> None:
+        if self._run is not None:
+            self._run.mission.end("INACTIVE", "the navigator was deactivated")
+            self._follow_up(self._run)
+        self._send(ZERO, 0.0)
+
+    def cleanup(self) -> None:
+        self._navigate.destroy()
+        self._generate.destroy()
+        for timer in self._clocks:
+            self.destroy_timer(timer)
+        for subscription in self._subscribed:
+            self.destroy_subscription(subscription)
+        self.destroy_publisher(self._commands)
+
+    def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
+        level, message, _ = super().diagnose()
+        values: dict[str, Any] = dict(self._results)
+        if self._run is not None:
+            mission = self._run.mission
+            message = mission.phase.value
+            values |= {"phase": mission.phase.value, "steps": mission.steps}
+        return level, message, values
+
+    # The action.
+
+    async def _execute(self, goal: ServerGoalHandle) -> Navigate.Result:
+        result = Navigate.Result()
+        try:
+            mission = self._accept(goal.request)
+        except CollabError as error:
+            self._conclude(goal, result, error.code, str(error))
+            return result
+        self._run = _Run(goal, mission, Future())
+        try:
+            await self._run.over
+        finally:
+            self._run = None
+        result.steps = mission.steps
+        result.distance_travelled, result.angle_turned = mission.distance, mission.angle
+        result.pose = self._pose
+        ending = mission.ending
+        assert ending is not None, "the future is set by an ending"
+        self._conclude(goal, result, ending.code, ending.message)
+        return result
+
+    def _accept(self, request: Navigate.Goal) -> Mission:
+        """Raises CollabError when the goal cannot be served."""
+        if not self.active:
+            raise _Inactive("the navigator is not active", remedy="activate it (lifecycle)")
+        if self._run is not None:
+            raise _Busy("another instruction is being followed", remedy="cancel it or wait")
+        config = self.config.mission
+        check_instruction(request.instruction, config)
+        if not 0.0 <= request.deadline_s < math.inf:
+            raise InvalidInput("must be >= 0 and finite", field="deadline_s", remedy="0 = default")
+        config = replace(
+            config,
+            max_steps=request.max_steps or config.max_steps,
+            deadline=request.deadline_s or config.deadline,
+        )
+        return Mission(config, self.seconds(), _wall())
+
+    def _conclude(
+        self, goal: ServerGoalHandle, result: Navigate.Result, code: str, message: str
+    ) -> None:
+        result.status = getattr(Navigate.Result, code, Navigate.Result.INTERNAL)
+        result.error_msg = message or ("" if code == "OK" else code)
+        self._results[code.lower()] = self._results.get(code.lower(), 0) + 1
+        if code == "OK":
+            goal.succeed()
+        elif goal.is_cancel_requested:
+            goal.canceled()
+        else:
+            self.get_logger().warning(f"navigate ended: {code}: {message}")
+            goal.abort()
+
+    def _on_cancel(self, goal: ServerGoalHandle) -> CancelResponse:
+        run_ = self._run
+        if run_ is not None and run_.goal is goal:
+            run_.mission.end("CANCELLED", "the caller gave the instruction up")
+            self._follow_up(run_)
+        return CancelResponse.ACCEPT
+
+    # Events.
+
+    @guarded
+    def _on_observation(self, msg: Observation) -> None:
+        run_ = self._run
+        if run_ is None:
+            return
+        captured = Time.from_msg(msg.header.stamp).nanoseconds * 1e-9
+        if run_.mission.on_observation(captured, _wall()):
+            run_.stamp = msg.header.stamp
+            self._ask(run_, msg)
+
+    @guarded
+    def _on_odometry(self, msg: Odometry) -> None:
+        now, limit = self.seconds(), self.config.odometry_max_age
+        age = now - Time.from_msg(msg.header.stamp).nanoseconds * 1e-9
+        if limit and not -limit <= age <= limit:
+            self.get_logger().warning(
+                f"odometry is {age:.2f} s old and ignored (odometry_max_age)",
+                throttle_duration_sec=2.0,
+            )
+            return
+        self._pose = msg.pose.pose
+        p, q = msg.pose.pose.position, msg.pose.pose.orientation
+        yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
+        if not all(map(math.isfinite, (p.x, p.y, yaw))):
+            raise InvalidInput("not finite", field="odom.pose", remedy="check the odometry source")
+        if self._run is not None:
+            self._run.mission.on_odometry(Pose2D(p.x, p.y, yaw), now, _wall())
+            self._follow_up(self._run, 0.9 / self.config.rate)
+
+    @guarded
+    def _on_action(self, msg: NavigationAction) -> None:
+        run_ = self._run
+        if run_ is None or msg.header.stamp != run_.stamp:
+            return
+        kind, code = Kind(msg.kind), Code(msg.code)
+        value = msg.distance if kind is Kind.FORWARD else msg.angle
+        action = ParsedAction(kind, value, code, (msg.span_begin, msg.span_end), msg.text)
+        if run_.mission.on_action(action, self.seconds(), _wall()):
+            feedback = Navigate.Feedback(step=run_.mission.steps, action=msg, text=msg.text)
+            feedback.metrics, feedback.pose = run_.metrics, self._pose
+            run_.goal.publish_feedback(feedback)
+        self._follow_up(run_)
+
+    @guarded
+    def _tick(self) -> None:
+        """Deadlines; and the command again when odometry is slower than the rate."""
+        if self._run is not None:
+            self._run.mission.tick(self.seconds(), _wall())
+            self._follow_up(self._run, 1.5 / self.config.rate)
+
+    def _follow_up(self, run_: _Run, spacing: float = 0.0) -> None:
+        """After any event: command what the mission wants; when it is over, end the goal."""
+        mission = run_.mission
+        self._send(mission.velocity, spacing)
+        if mission.phase is Phase.ENDED and not run_.over.done():
+            self._abandon(run_)
+            run_.over.set_result(None)
+
+    def _send(self, velocity: Velocity, spacing: float) -> None:
+        """Publish; the same speed class at most every ``spacing`` s, a stop or a start at once."""
+        now = self.seconds()
+        changes = (velocity == ZERO) != (self._sent == ZERO)
+        if not changes and 0.0 <= now - self._sent_at < spacing:
+            return
+        self._sent_at, self._sent = now, velocity
+        twist = Twist()
+        twist.linear.x, twist.angular.z = velocity.linear, velocity.angular
+        if self.config.stamped:
+            stamped = TwistStamped(twist=twist)
+            stamped.header.stamp = self.get_clock().now().to_msg()
+            stamped.header.frame_id = self.config.base_frame
+            self._commands.publish(stamped)
+        else:
+            self._commands.publish(twist)
+
+    # Generations.
+
+    def _ask(self, run_: _Run, observation: Observation) -> None:
+        run_.number += 1
+        run_.generation = None
+        run_.metrics = GenerationMetrics()
+        if not self._generate.server_is_ready():
+            self._fail(run_, "UNAVAILABLE", "no node offers the action generate: is draft_vlm up?")
+            return
+        answer, limit = self.config.answer, self.config.mission.answer_timeout
+        goal = Generate.Goal(
+            header=observation.header,
+            protocol=answer.protocol,
+            prompt=user_text(run_.goal.request.instruction, run_.mission.history),
+            images=[observation.image],
+            temperature=answer.temperature,
+            top_k=answer.top_k,
+            top_p=answer.top_p,
+            seed=answer.seed,
+            law=answer.law,
+            max_tokens=answer.max_tokens,
+            deadline_s=limit,
+        )
+        number = run_.number
+        sent = self._generate.send_goal_async(goal, partial(self._on_feedback, run_, number))
+        sent.add_done_callback(partial(self._on_goal_response, run_, number))
+
+    @guarded
+    def _on_goal_response(self, run_: _Run, number: int, sent: Future) -> None:
+        handle: ClientGoalHandle = sent.result()
+        if not handle.accepted:
+            if number == run_.number:
+                self._fail(run_, "BUSY", "draft_vlm refused the goal")
+            return
+        if number != run_.number or run_.mission.phase is Phase.ENDED:
+            handle.cancel_goal_async()  # given up while it was on its way
+            return
+        run_.generation = handle
+        handle.get_result_async().add_done_callback(partial(self._on_answer, run_, number))
+
+    @guarded
+    def _on_feedback(self, run_: _Run, number: int, msg: Any) -> None:
+        if number == run_.number:
+            run_.metrics = msg.feedback.metrics
+
+    @guarded
+    def _on_answer(self, run_: _Run, number: int, answered: Future) -> None:
+        if number != run_.number or run_ is not self._run:
+            return
+        response = answered.result()
+        result: Generate.Result = response.result
+        run_.generation = None
+        if result.status == Generate.Result.OK and response.status == GoalStatus.STATUS_SUCCEEDED:
+            run_.metrics = result.metrics
+            run_.mission.on_answer_ended(_wall())
+            self._follow_up(run_)
+        else:
+            self._fail(run_, _CODES.get(result.status, "INTERNAL"), result.error_msg)
+
+    def _fail(self, run_: _Run, code: str, message: str) -> None:
+        now, wall = self.seconds(), _wall()
+        run_.mission.on_answer_ended(wall)
+        if run_.mission.phase is Phase.THINK:
+            run_.mission.on_failure(code, message, now, wall)
+            self.get_logger().warning(f"answer failed: {code}: {message}")
+        self._follow_up(run_)
+
+    def _abandon(self, run_: _Run) -> None:
+        """Nobody waits for the generation under way any more."""
+        if run_.generation is not None:
+            run_.generation.cancel_goal_async()
+            run_.generation = None
+
+
+def _wall() -> float:
+    return float(STEADY.now().nanoseconds) * 1e-9
+
+
+_CODES: dict[int, str] = {
+    getattr(Navigate.Result, name): name
+    for name in vars(type(Navigate.Result))
+    if name.isupper() and not name.startswith("_")
+}
+"""Names of the status constants, which are the same numbers in every interface."""
+
+
+class _Busy(CollabError):
+    code = "BUSY"
+
+
+class _Inactive(CollabError):
+    code = "INACTIVE"
+
+
+def main() -> int:
+    """Run the node."""
+    return run(Navigator)

@@ -1,0 +1,261 @@
+"""The simulated Go2: a room, a base and a camera behind the topics of a real robot.
+
+Publishes ``/clock``, ``odom``, ``image`` and ``image/compressed``; obeys ``cmd_vel`` until it is
+silent for ``watchdog``. ``ground_truth/...`` tells evaluations what the robot itself cannot know.
+Setting the parameter ``seed`` enters another room; the service ``reset`` starts the same one anew.
+
+Time is the simulator's own and never goes back. It runs ``real_time_factor`` times as fast as
+the machine's. With ``lockstep`` it also advances by one step per received command while the robot
+moves: as fast as the control loop answers, and the same motion on a fast and a slow machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from builtin_interfaces.msg import Time as TimeMsg
+from geometry_msgs.msg import PoseStamped, Quaternion, Twist, TwistStamped
+from nav_msgs.msg import Odometry
+from rclpy.parameter import Parameter
+from rosgraph_msgs.msg import Clock as ClockMsg
+from sensor_msgs.msg import CompressedImage, Image
+from std_msgs.msg import String
+from std_srvs.srv import Trigger
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.nodes.ros import COMMAND, STATE, STEADY, ManagedNode, guarded, run
+from collab_llm_nodes.sim.renderer import Renderer, to_jpeg
+from collab_llm_nodes.sim.robot import Base
+from collab_llm_nodes.sim.rooms import Pose, Room, make_room
+
+
+@dataclass(frozen=True)
+class SimConfig:
+    """Parameters of the node."""
+
+    seed: int = setting(0, "The room; setting it enters that room.", low=0)
+    rate: float = setting(
+        20.0,
+        "Steps and odometry per simulated second.",
+        low=5.0,
+        high=500.0,
+        read_only=True,
+    )
+    camera_rate: float = setting(10.0, "Frames per simulated second.", low=0.1, high=100.0)
+    real_time_factor: float = setting(1.0, "Simulated seconds per second.", low=0.01, high=1000.0)
+    lockstep: bool = setting(False, "While moving, one step per received command.")
+    lockstep_timeout: float = setting(
+        0.25, "Without a command for this long, lockstep steps anyway [s].", low=0.01, high=10.0
+    )
+    watchdog: float = setting(
+        0.5, "Older commands are dropped, simulated time [s].", low=0.05, high=10.0
+    )
+    stamped: bool = setting(False, "cmd_vel is a TwistStamped.", read_only=True)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+class SimGo2(ManagedNode[SimConfig]):
+    """See the module docstring."""
+
+    def __init__(self, **node_arguments: Any) -> None:
+        super().__init__("sim_go2", SimConfig, **node_arguments)
+        self._steps = 0  # of 1 / rate each: the simulated time
+        self._renderer: Renderer | None = None
+        self._command = (0.0, 0.0)
+        self._commanded_at = -math.inf  # simulated
+        self._stepped_at = -math.inf  # machine's clock
+        self._frame_due = 0.0
+        self._seen: tuple[Pose, int] | None = None  # pose and room of the cached frame
+        self._rgb = np.zeros((0, 0, 3), np.uint8)
+        self._jpeg = b""
+
+    # Lifecycle.
+
+    def configure(self) -> None:
+        self._clock_publisher = self.create_publisher(ClockMsg, "/clock", COMMAND)
+        self._odometry = self.create_publisher(Odometry, "odom", COMMAND)
+        self._images = self.create_publisher(Image, "image", COMMAND)
+        self._compressed = self.create_publisher(CompressedImage, "image/compressed", COMMAND)
+        self._truth = self.create_publisher(PoseStamped, "ground_truth/pose", COMMAND)
+        self._goal = self.create_publisher(PoseStamped, "ground_truth/target", STATE)
+        self._room_info = self.create_publisher(String, "ground_truth/room", STATE)
+        kind = TwistStamped if self.config.stamped else Twist
+        self._subscription = self.create_subscription(kind, "cmd_vel", self._on_command, COMMAND)
+        self._service = self.create_service(Trigger, "reset", self._on_reset)
+        self._pacer = self.create_timer(self._pace(), self._on_pacer, clock=STEADY)
+        self._enter(make_room(self.config.seed))
+
+    def cleanup(self) -> None:
+        self.destroy_timer(self._pacer)
+        self.destroy_subscription(self._subscription)
+        self.destroy_service(self._service)
+        for publisher in (
+            self._clock_publisher,
+            self._odometry,
+            self._images,
+            self._compressed,
+            self._truth,
+            self._goal,
+            self._room_info,
+        ):
+            self.destroy_publisher(publisher)
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+
+    def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
+        level, message, _ = super().diagnose()
+        return level, message, {"seed": self.config.seed, "simulated_s": f"{self.time:.2f}"}
+
+    @property
+    def time(self) -> float:
+        """Simulated time [s]."""
+        return self._steps / self.config.rate
+
+    def _apply(self, parameters: list[Parameter]) -> None:
+        super()._apply(parameters)
+        if self.active and any(p.name == "seed" for p in parameters):
+            self._enter(make_room(self.config.seed))
+        if self.active and any(p.name == "real_time_factor" for p in parameters):
+            self._pacer.timer_period_ns = int(self._pace() * 1e9)
+
+    def _pace(self) -> float:
+        """Machine's seconds per step."""
+        return 1.0 / (self.config.rate * self.config.real_time_factor)
+
+    # The room.
+
+    def _enter(self, room: Room) -> None:
+        """Put the robot at the start of ``room``, at rest."""
+        self._room = room
+        self._base = Base(room, seed=0)
+        self._command = (0.0, 0.0)
+        self._seen = None
+        self._frame_due = self.time
+        if self._renderer is not None:
+            self._renderer.enter(room)
+        target = PoseStamped()
+        target.header.frame_id, target.header.stamp = "room", self._stamp()
+        target.pose.position.x, target.pose.position.y = room.goal.x, room.goal.y
+        self._goal.publish(target)
+        things = [
+            {"shape": t.shape, "colour": t.colour, "x": t.x, "y": t.y, "radius": t.radius}
+            for t in room.things
+        ]
+        info = {
+            "seed": room.seed,
+            "width": room.width,
+            "depth": room.depth,
+            "target": room.target,
+            "name": room.goal.name,
+            "things": things,
+            "entered": self.time,
+        }
+        self._room_info.publish(String(data=json.dumps(info)))
+
+    def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        response.success = self.active
+        if self.active:
+            self._enter(self._room)
+        else:
+            response.message = "inactive"
+        return response
+
+    # Time.
+
+    @guarded
+    def _on_command(self, msg: Twist | TwistStamped) -> None:
+        twist = msg.twist if isinstance(msg, TwistStamped) else msg
+        command = (twist.linear.x, twist.angular.z)
+        if not all(map(math.isfinite, command)):
+            raise InvalidInput("not finite", field="cmd_vel", remedy="check who publishes it")
+        self._command, self._commanded_at = command, self.time
+        if self.config.lockstep and self._moving():
+            self._step()
+
+    @guarded
+    def _on_pacer(self) -> None:
+        waits = self.config.lockstep and self._moving()
+        if not waits or _wall() - self._stepped_at >= self.config.lockstep_timeout:
+            self._step()
+
+    def _moving(self) -> bool:
+        return any((*self._command, self._base.speed, self._base.turn))
+
+    def _step(self) -> None:
+        """One step of the world, and what the sensors say afterwards."""
+        if self.time - self._commanded_at > self.config.watchdog:
+            self._command = (0.0, 0.0)
+        self._base.step(*self._command, 1.0 / self.config.rate)
+        self._steps += 1
+        self._stepped_at = _wall()
+        stamp = self._stamp()
+        self._clock_publisher.publish(ClockMsg(clock=stamp))
+        self._publish_poses(stamp)
+        if self.time >= self._frame_due - 1e-9:
+            self._frame_due = max(self._frame_due + 1.0 / self.config.camera_rate, self.time)
+            self._publish_frame(stamp)
+
+    def _stamp(self) -> TimeMsg:
+        nanoseconds = round(self.time * 1e9)
+        return TimeMsg(sec=nanoseconds // 10**9, nanosec=nanoseconds % 10**9)
+
+    # Sensors.
+
+    def _publish_poses(self, stamp: TimeMsg) -> None:
+        base, odometry = self._base, Odometry()
+        odometry.header.stamp, odometry.header.frame_id = stamp, "odom"
+        odometry.child_frame_id = "base_link"
+        odometry.pose.pose.position.x = base.odometry.x
+        odometry.pose.pose.position.y = base.odometry.y
+        odometry.pose.pose.orientation = _quaternion(base.odometry.yaw)
+        odometry.twist.twist.linear.x, odometry.twist.twist.angular.z = base.speed, base.turn
+        truth = PoseStamped()
+        truth.header.stamp, truth.header.frame_id = stamp, "room"
+        truth.pose.position.x, truth.pose.position.y = base.pose.x, base.pose.y
+        truth.pose.orientation = _quaternion(base.pose.yaw)
+        self._truth.publish(truth)  # first: who measures at an odometry message has the truth
+        self._odometry.publish(odometry)
+
+    def _publish_frame(self, stamp: TimeMsg) -> None:
+        """Render only what is new and wanted: a picture costs more than all the rest."""
+        raw = self._images.get_subscription_count() > 0
+        if not raw and self._compressed.get_subscription_count() == 0:
+            return
+        view = (self._base.pose, self._room.seed)
+        if view != self._seen:
+            if self._renderer is None:  # in this thread, whose graphics context it becomes
+                self._renderer = Renderer()
+                self._renderer.enter(self._room)
+            self._rgb = self._renderer.picture(self._base.pose)
+            self._jpeg, self._seen = to_jpeg(self._rgb), view
+        compressed = CompressedImage(format="jpeg", data=array("B", self._jpeg))
+        compressed.header.stamp, compressed.header.frame_id = stamp, "camera_optical"
+        self._compressed.publish(compressed)
+        if raw:
+            height, width, _ = self._rgb.shape
+            image = Image(height=height, width=width, encoding="rgb8", step=3 * width)
+            image.header = compressed.header
+            image.data = array("B", self._rgb.tobytes())
+            self._images.publish(image)
+
+
+def _quaternion(yaw: float) -> Quaternion:
+    return Quaternion(z=math.sin(yaw / 2), w=math.cos(yaw / 2))
+
+
+def _wall() -> float:
+    return float(STEADY.now().nanoseconds) * 1e-9
+
+
+def main() -> int:
+    """Run the node."""
+    return run(SimGo2)
