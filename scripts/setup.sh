@@ -6,7 +6,7 @@
 #   scripts/setup.sh build    the same, then interfaces and nodes into install/
 #
 # What is done is remembered by the content of its inputs (.venv/.done) and skipped next time.
-# Variables: PYTHON (interpreter of the environment, default python3), TORCH=cpu (PyTorch's
+# Variables: PYTHON (interpreter for a new environment, default python3), TORCH=cpu (PyTorch's
 # CPU build; several GB less than the default on machines without an NVIDIA GPU).
 set -euo pipefail
 
@@ -14,6 +14,7 @@ root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
 done_marks=$venv/.done
 python=${PYTHON:-python3}
+if [ -z "${PYTHON:-}" ] && [ -x "$venv/bin/python" ]; then python=$venv/bin/python; fi
 torch_cpu_index=https://download.pytorch.org/whl/cpu
 cd "$root"
 
@@ -47,6 +48,28 @@ apt_install() { # apt_install WHY PACKAGE...: installs when root, else says what
         fail "apt-get could not install: $*" "see its message above; without a network, install them by other means"
 }
 
+find_ros() { # sets ros_setup: the setup file of the ROS 2 to build on; empty for the wheels
+    ros_setup=
+    if [ -z "${ROS_DISTRO:-}" ] && [ -f "$venv/ros-setup" ]; then
+        ros_setup=$(cat "$venv/ros-setup")
+        set +u # ROS's own files read unset variables
+        # shellcheck source=/dev/null
+        . "$ros_setup"
+        set -u
+    elif [ -n "${ROS_DISTRO:-}" ]; then
+        # The topmost sourced workspace but this one: its setup file sources those below it.
+        local prefix candidate
+        while read -r -d: prefix; do
+            for candidate in "$prefix/setup.bash" "${prefix%/*}/setup.bash" "/opt/ros/$ROS_DISTRO/setup.bash"; do
+                case $candidate in "$root"/*) continue ;; esac
+                [ -z "$ros_setup" ] && [ -f "$candidate" ] && ros_setup=$candidate
+            done
+        done <<<"${AMENT_PREFIX_PATH:-}:"
+        [ -n "$ros_setup" ] || fail "ROS_DISTRO is $ROS_DISTRO, but no setup.bash is in AMENT_PREFIX_PATH" \
+            "source ROS 2 first (. /opt/ros/$ROS_DISTRO/setup.bash), or unset ROS_DISTRO to use wheels"
+    fi
+}
+
 check_python() {
     command -v "$python" >/dev/null ||
         apt_install "there is no $python" python3 python3-venv python3-dev
@@ -61,7 +84,7 @@ elif sys.version_info >= (3, 15) or platform.machine() != "x86_64" or platform.l
     print("no wheels")
 else:
     print("ok")
-' ${ROS_DISTRO:+underlay})
+' ${ros_setup:+underlay})
     case $verdict in
     ok) ;;
     "too old")
@@ -108,19 +131,19 @@ check_disk() {
 make_venv() {
     # A new interpreter or another ROS means another environment.
     local key
-    key=$(fingerprint -- "$("$python" -c 'import sys; print(sys.version, sys.base_prefix)')" "${ROS_DISTRO:-wheels}")
+    key=$(fingerprint -- "$("$python" -c 'import sys; print(sys.version, sys.base_prefix)')" "${ros_setup:-wheels}")
     is_done venv "$key" && [ -x "$venv/bin/python" ] && return
     if [ -f "$done_marks/venv" ]; then
-        fail ".venv was made by another Python or ROS 2 than the one in use now" \
+        fail ".venv was made with another Python, or for $(cat "$venv/ros-setup" 2>/dev/null || echo "ROS 2 as wheels")" \
             "use that one again, or start over: make distclean, then the same command"
     fi
     check_tools
     say "Virtual environment .venv of $("$python" --version)"
     local options=()
-    if [ -n "${ROS_DISTRO:-}" ]; then options=(--system-site-packages); fi
+    if [ -n "$ros_setup" ]; then options=(--system-site-packages); fi
     "$python" -m venv "${options[@]}" "$venv" ||
         fail "could not make the virtual environment" "see the message above"
-    if [ -n "${ROS_DISTRO:-}" ]; then echo "/opt/ros/$ROS_DISTRO/setup.bash" >"$venv/ros-setup"; fi
+    if [ -n "$ros_setup" ]; then echo "$ros_setup" >"$venv/ros-setup"; fi
     mark_done venv "$key"
 }
 
@@ -133,7 +156,7 @@ pip_install() { # pip_install ARGUMENT...
 
 install_packages() {
     local files=(requirements/runtime.txt requirements/dev.txt requirements/build.txt) options=()
-    if [ -f "$venv/ros-setup" ]; then
+    if [ -n "$ros_setup" ]; then
         options=(-c requirements/underlay.txt)
     else
         files+=(requirements/ros-jazzy.txt)
@@ -151,7 +174,7 @@ install_packages() {
             fail "torchvision is installed but cannot load beside this torch, and breaks transformers" \
                 "remove it: .venv/bin/pip uninstall torchvision"
     fi
-    if [ ! -f "$venv/ros-setup" ]; then
+    if [ -z "$ros_setup" ]; then
         "$venv/bin/python" scripts/patch_wheels.py ||
             fail "the ROS wheels could not be prepared" "see the message above"
     fi
@@ -199,13 +222,9 @@ build() {
         "-DPython3_EXECUTABLE=$venv/bin/python" "-DPYTHON_EXECUTABLE=$venv/bin/python" -DBUILD_TESTING=OFF)
     (
         export PATH="$venv/bin:$PATH"
-        if [ ! -f "$venv/ros-setup" ]; then
+        if [ -z "$ros_setup" ]; then
             arguments+=(-G Ninja)
             export AMENT_PREFIX_PATH=$venv CMAKE_PREFIX_PATH=$venv LD_LIBRARY_PATH=$venv/lib
-        elif [ -z "${ROS_DISTRO:-}" ]; then
-            set +u
-            # shellcheck source=/dev/null
-            . "$(cat "$venv/ros-setup")"
         fi
         "$venv/bin/python" -m colcon --log-level error build "${arguments[@]}"
     ) || fail "colcon build" "see its messages above (all of them: log/latest_build/collab_llm/);" \
@@ -213,6 +232,7 @@ build() {
     mark_done build "$key"
 }
 
+find_ros
 check_python
 make_venv
 install_packages
