@@ -1,0 +1,365 @@
+"""The mission: what it does in every phase when something is late, missing, wrong or cancelled."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.navigation.executor import ZERO, ExecutorConfig, Pose2D
+from collab_llm_nodes.navigation.grammar import Code, Kind, ParsedAction, parse
+from collab_llm_nodes.navigation.mission import (
+    Ending,
+    Mission,
+    MissionConfig,
+    Phase,
+    check_instruction,
+)
+
+DT = 0.05
+CONFIG = MissionConfig(
+    max_steps=5,
+    deadline=60.0,
+    observation_timeout=2.0,
+    answer_timeout=3.0,
+    parser_timeout=1.0,
+    retries=2,
+    retry_pause=0.5,
+    max_blocked=2,
+)
+
+
+class Drive:
+    """A mission with a clock and an obedient base around it."""
+
+    def __init__(self, config: MissionConfig = CONFIG) -> None:
+        self.now = 100.0
+        self.mission = Mission(config, self.now, self.now)
+        self.pose = Pose2D()
+        self.odometry = True
+        self.obeys = True
+
+    def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / DT)):
+            self.now += DT
+            v = self.mission.velocity
+            if self.obeys:
+                yaw = self.pose.yaw + v.angular * DT
+                x = self.pose.x + v.linear * math.cos(yaw) * DT
+                self.pose = Pose2D(x, self.pose.y + v.linear * math.sin(yaw) * DT, yaw)
+            if self.odometry:
+                self.mission.on_odometry(self.pose, self.now, self.now)
+            self.mission.tick(self.now, self.now)
+
+    def observe(self) -> bool:
+        return self.mission.on_observation(self.now, self.now)
+
+    def answer(self, text: str) -> bool:
+        """A whole answer, as parser and generation deliver it."""
+        begins = self.mission.on_action(parse(text), self.now, self.now)
+        self.mission.on_answer_ended(self.now)
+        return begins
+
+    def step(self, text: str) -> bool:
+        self.run(0.2)
+        assert self.observe()
+        return self.answer(text)
+
+    @property
+    def ending(self) -> Ending | None:
+        return self.mission.ending
+
+
+def refusal(code: Code) -> ParsedAction:
+    return ParsedAction(Kind.NONE, 0.0, code, (0, 0), "text")
+
+
+def test_a_whole_mission() -> None:
+    drive = Drive()
+    assert drive.step("turn left 45 degree")
+    drive.run(3.0)
+    assert drive.mission.phase is Phase.OBSERVE
+    assert drive.step("move forward 50 cm")
+    assert drive.mission.phase is Phase.ACT
+    drive.run(3.0)
+    assert drive.mission.history == ["turn left 45 degree", "move forward 50 cm"]
+    assert not drive.step("stop")
+    assert drive.ending == Ending("OK")
+    assert drive.mission.steps == 3
+    assert drive.mission.distance == pytest.approx(0.5, abs=0.03)
+    assert drive.mission.angle == pytest.approx(math.pi / 4, abs=0.05)
+    assert drive.mission.velocity == ZERO
+
+
+def test_only_frames_taken_at_rest_count() -> None:
+    drive = Drive()
+    drive.run(0.2)
+    assert not drive.mission.on_observation(99.0, drive.now)  # from before the mission
+    assert drive.observe()
+    assert not drive.observe()  # one answer at a time
+    assert drive.answer("move forward 25 cm")
+    drive.run(0.5)
+    assert not drive.observe()  # it moves
+    ended = 0.0
+    while drive.mission.phase is Phase.ACT:
+        drive.run(DT)
+        ended = drive.now
+    assert not drive.mission.on_observation(ended, ended)  # not settled yet
+    assert drive.mission.on_observation(ended + CONFIG.settle, ended + CONFIG.settle)
+
+
+def test_a_step_waits_for_the_end_of_the_answer_before_it_asks_again() -> None:
+    drive = Drive()
+    drive.run(0.2)
+    assert drive.observe()
+    assert drive.mission.on_action(parse("turn left 15 degree"), drive.now, drive.now)  # streamed
+    drive.run(2.0)
+    assert drive.mission.phase is Phase.OBSERVE
+    assert not drive.observe()
+    drive.mission.on_answer_ended(drive.now)
+    assert drive.observe()
+
+
+def test_an_action_taken_back_stops_the_robot() -> None:
+    drive = Drive()
+    assert drive.step("move forward 75 cm")
+    drive.run(0.5)
+    assert drive.mission.velocity != ZERO
+    drive.mission.on_action(refusal(Code.NEGATED), drive.now, drive.now)
+    assert drive.mission.velocity == ZERO
+    assert drive.mission.phase is Phase.OBSERVE
+    assert drive.mission.history == []
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (Code.UNREADABLE, "UNREADABLE"),
+        (Code.AMBIGUOUS, "UNREADABLE"),
+        (Code.STALE, "NO_OBSERVATION"),
+        (Code.UNVERIFIED, "UNAVAILABLE"),
+    ],
+)
+def test_refused_answers_are_asked_again_then_given_up(code: Code, status: str) -> None:
+    drive = Drive()
+    for attempt in range(CONFIG.retries + 1):
+        assert drive.ending is None
+        drive.run(0.2)
+        assert drive.observe(), attempt
+        drive.mission.on_action(refusal(code), drive.now, drive.now)
+        drive.mission.on_answer_ended(drive.now)
+        assert drive.mission.velocity == ZERO
+        assert not drive.observe()  # a pause
+        drive.run(CONFIG.retry_pause)
+    assert drive.ending is not None
+    assert drive.ending.code == status
+    assert "text" in drive.ending.message
+
+
+def test_a_good_step_forgives_earlier_failures() -> None:
+    drive = Drive()
+    for _ in range(2):
+        for _ in range(CONFIG.retries):
+            drive.run(0.6)
+            assert drive.observe()
+            drive.answer("hello")
+        drive.run(0.6)
+        assert drive.step("turn left 15 degree")
+        drive.run(2.0)
+    assert drive.ending is None
+
+
+@pytest.mark.parametrize("code", ["VOCABULARY_MISMATCH", "INVALID_INPUT", "UNAUTHENTICATED"])
+def test_hopeless_failures_end_at_once(code: str) -> None:
+    drive = Drive()
+    drive.run(0.2)
+    assert drive.observe()
+    drive.mission.on_answer_ended(drive.now)
+    drive.mission.on_failure(code, "why", drive.now, drive.now)
+    assert drive.ending == Ending(code, "why")
+
+
+def test_no_frame_in_time() -> None:
+    drive = Drive()
+    drive.run(CONFIG.observation_timeout - 0.2)
+    assert drive.ending is None
+    drive.run(0.4)
+    assert drive.ending is not None
+    assert drive.ending.code == "NO_OBSERVATION"
+
+
+def test_no_answer_in_time() -> None:
+    drive = Drive()
+    for _ in range(CONFIG.retries + 1):
+        drive.run(0.2)
+        assert drive.observe()
+        drive.run(CONFIG.answer_timeout + 0.1)
+        drive.run(CONFIG.retry_pause)
+    assert drive.ending is not None
+    assert drive.ending.code == "DEADLINE_EXCEEDED"
+
+
+def test_an_answer_without_an_action_in_time() -> None:
+    drive = Drive(replace(CONFIG, retries=0))
+    drive.run(0.2)
+    assert drive.observe()
+    drive.mission.on_answer_ended(drive.now)
+    drive.run(CONFIG.parser_timeout + 0.1)
+    assert drive.ending is not None
+    assert drive.ending.code == "UNAVAILABLE"
+
+
+def test_a_generation_that_never_ends_is_given_up_after_the_step() -> None:
+    drive = Drive(replace(CONFIG, retries=0))
+    drive.run(0.2)
+    assert drive.observe()
+    assert drive.mission.on_action(parse("turn left 15 degree"), drive.now, drive.now)
+    drive.run(CONFIG.answer_timeout + 0.1)
+    assert drive.ending is not None
+    assert drive.ending.code == "DEADLINE_EXCEEDED"
+
+
+def test_the_whole_deadline() -> None:
+    drive = Drive(replace(CONFIG, deadline=1.0))
+    assert drive.step("move forward 75 cm")
+    drive.run(1.0)
+    assert drive.ending is not None
+    assert drive.ending.code == "DEADLINE_EXCEEDED"
+    assert drive.mission.velocity == ZERO
+
+
+def test_odometry_that_stops_or_never_was() -> None:
+    drive = Drive()
+    assert drive.step("move forward 75 cm")
+    drive.run(0.3)
+    assert drive.mission.velocity != ZERO
+    drive.odometry = False
+    drive.run(0.7)
+    assert drive.ending is not None
+    assert drive.ending.code == "NO_ODOMETRY"
+    never = Drive()
+    never.odometry = False
+    assert not never.step("move forward 75 cm")
+    assert never.ending is not None
+    assert never.ending.code == "NO_ODOMETRY"
+
+
+def test_a_clock_that_stands_still_does_not_hang_a_step() -> None:
+    drive = Drive()
+    assert drive.step("move forward 75 cm")
+    for i in range(100):  # the machine's clock goes on, the robot's does not
+        drive.mission.tick(drive.now, drive.now + i * 0.1)
+    assert drive.ending is not None
+    assert drive.ending.code == "NO_ODOMETRY"
+
+
+def test_a_wall_is_told_to_the_model_and_given_up_after_a_while() -> None:
+    drive = Drive()
+    drive.obeys = False
+    assert drive.step("move forward 75 cm")
+    drive.run(2.0)
+    assert drive.ending is None
+    assert drive.mission.history == ["move forward 75 cm"]
+    assert drive.step("move forward 75 cm")
+    drive.run(2.0)
+    assert drive.ending is not None
+    assert drive.ending.code == "BLOCKED"
+
+
+def test_steps_are_limited() -> None:
+    drive = Drive()
+    for _ in range(CONFIG.max_steps):
+        assert drive.step("turn left 15 degree")
+        drive.run(2.0)
+    assert drive.ending is not None
+    assert drive.ending.code == "MAX_STEPS"
+
+
+def test_a_step_beyond_its_allowance() -> None:
+    hasty = ExecutorConfig(allowance_base=0.1, allowance_factor=1.0, progress_share=0.0)
+    drive = Drive(replace(CONFIG, executor=hasty))
+    drive.obeys = False
+    assert drive.step("move forward 50 cm")
+    for _ in range(40):
+        drive.pose = Pose2D(drive.pose.x + 0.001, 0.0, 0.0)
+        drive.run(DT)
+    assert drive.ending is not None
+    assert drive.ending.code == "TIMEOUT"
+    assert drive.mission.velocity == ZERO
+
+
+def test_the_first_ending_counts() -> None:
+    drive = Drive()
+    assert drive.step("move forward 75 cm")
+    drive.mission.end("CANCELLED")
+    assert drive.mission.velocity == ZERO
+    drive.mission.end("INTERNAL")
+    assert drive.ending == Ending("CANCELLED")
+    assert not drive.mission.on_action(parse("move forward 75 cm"), drive.now, drive.now)
+    drive.run(0.5)
+    assert drive.mission.velocity == ZERO
+
+
+def test_instructions_are_checked() -> None:
+    with pytest.raises(InvalidInput, match="empty"):
+        check_instruction(" \n", CONFIG)
+    with pytest.raises(InvalidInput, match="at most 500"):
+        check_instruction("go " * 400, CONFIG)
+    check_instruction("find the red ball", CONFIG)
+
+
+EVENTS = st.sampled_from(
+    [
+        "observe",
+        "forward",
+        "turn",
+        "stop",
+        "junk",
+        "ended",
+        "fail",
+        "fatal",
+        "run",
+        "mute",
+        "cancel",
+    ]
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.lists(EVENTS, max_size=40))
+def test_any_order_of_events_moves_only_in_act(events: list[str]) -> None:
+    drive = Drive()
+    mission = drive.mission
+    for event in events:
+        now = drive.now
+        if event == "observe":
+            drive.observe()
+        elif event == "forward":
+            mission.on_action(parse("move forward 50 cm"), now, now)
+        elif event == "turn":
+            mission.on_action(parse("turn right 30 degree"), now, now)
+        elif event == "stop":
+            mission.on_action(parse("stop"), now, now)
+        elif event == "junk":
+            mission.on_action(parse("hello"), now, now)
+        elif event == "ended":
+            mission.on_answer_ended(now)
+        elif event == "fail":
+            mission.on_failure("UNAVAILABLE", "", now, now)
+        elif event == "fatal":
+            mission.on_failure("MODEL_ERROR", "", now, now)
+        elif event == "mute":
+            drive.odometry = not drive.odometry
+        elif event == "cancel":
+            mission.end("CANCELLED")
+        else:
+            drive.run(0.6)
+        assert mission.phase is Phase.ACT or mission.velocity == ZERO
+        assert (mission.phase is Phase.ENDED) == (mission.ending is not None)
+    drive.run(70.0)  # every wait has a deadline
+    assert mission.ending is not None
+    assert mission.velocity == ZERO
