@@ -4,7 +4,7 @@
 # ARGS goes to the command:  make demo ARGS="--rooms 3 --seed 7"   make test ARGS="-k grammar"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint format docs train eval bench clean distclean
+.PHONY: help setup build demo test colcon-test lint format docs train eval bench clean distclean
 
 ARGS ?=
 RUN := scripts/with-ros
@@ -19,7 +19,7 @@ export PYTHON TORCH
 
 help: ## List the targets
 	@echo "make TARGET [ARGS=...]"; echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo; echo "Set-up variables: PYTHON=python3.12 (interpreter), TORCH=cpu (PyTorch's smaller CPU build)"
 
 setup: ## Install what is needed into .venv (and EGL from apt when root)
@@ -33,6 +33,11 @@ demo: build ## Ten rooms in simulation through the whole graph; leaves a film an
 
 test: build lint ## Linters, types, then all tests
 	@$(RUN) python -m pytest $(ARGS)
+
+colcon-test: ## The same tests as `colcon test` runs them
+	@TESTING=ON scripts/setup.sh build
+	@$(RUN) python -m colcon --log-level error test --base-paths . --merge-install --install-base install \
+		--event-handlers console_direct+ --return-code-on-test-failure
 
 lint: build ## ruff and mypy
 	@$(RUN) ruff check .

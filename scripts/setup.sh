@@ -7,7 +7,8 @@
 #
 # What is done is remembered by the content of its inputs (.venv/.done) and skipped next time.
 # Variables: PYTHON (interpreter for a new environment, default python3), TORCH=cpu (PyTorch's
-# CPU build; several GB less than the default on machines without an NVIDIA GPU).
+# CPU build; several GB less than the default on machines without an NVIDIA GPU), TESTING=ON
+# (registers the tests with colcon).
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -212,14 +213,14 @@ build() {
     # them asks for a build; interfaces and build files ask for one with every change.
     local listed key
     listed=$(find collab_llm_nodes launch config models -type f ! -path '*/__pycache__/*' | LC_ALL=C sort)
-    key=$(fingerprint msg/* srv/* action/* CMakeLists.txt package.xml setup.cfg -- "$listed" "$root" "$(cat "$done_marks/packages")")
+    key=$(fingerprint msg/* srv/* action/* CMakeLists.txt package.xml setup.cfg -- "$listed" "$root" "${TESTING:-}" "$(cat "$done_marks/packages")")
     is_done build "$key" && [ -d install/share/collab_llm ] && return
     check_tools
     say "colcon build (about a minute the first time)"
     find install -xtype l -delete 2>/dev/null || true # links to files that are gone
     local arguments=(--base-paths . --merge-install --install-base install --symlink-install
         --event-handlers console_cohesion- --cmake-args
-        "-DPython3_EXECUTABLE=$venv/bin/python" "-DPYTHON_EXECUTABLE=$venv/bin/python" -DBUILD_TESTING=OFF)
+        "-DPython3_EXECUTABLE=$venv/bin/python" "-DPYTHON_EXECUTABLE=$venv/bin/python" "-DBUILD_TESTING=${TESTING:-OFF}")
     (
         export PATH="$venv/bin:$PATH"
         if [ -z "$ros_setup" ]; then

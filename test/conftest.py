@@ -36,11 +36,11 @@ class Graph:
     """
 
     def __init__(self, context: Context, domain_id: int) -> None:
-        from rclpy.executors import MultiThreadedExecutor
+        from rclpy.executors import SingleThreadedExecutor
 
         self.context = context
         self.domain_id = domain_id
-        self._executor: Executor = MultiThreadedExecutor(num_threads=4, context=context)
+        self._executor: Executor = SingleThreadedExecutor(context=context)
         self._changed = threading.Condition()
         self._nodes: list[Node] = []
         self._thread: threading.Thread | None = None

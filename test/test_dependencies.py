@@ -1,0 +1,75 @@
+"""Requirements, their documentation, and what the code imports agree."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHON_FILES = sorted(
+    p for folder in ("collab_llm_nodes", "scripts", "test") for p in (ROOT / folder).rglob("*.py")
+)
+# Where the module's name is not the distribution's.
+DISTRIBUTION = {
+    "PIL": "pillow",
+    "cv2": "opencv-python-headless",
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "grpc_tools": "grpcio-tools",
+    "qwen_vl_utils": "qwen-vl-utils",
+    "yaml": "pyyaml",
+}
+# Parts of transformers' own dependencies that it hands to its users.
+THROUGH_TRANSFORMERS = {"huggingface_hub", "tokenizers"}
+OPTIONAL = {"bitsandbytes", "torchao", "torchvision", "unitree_api", "unitree_go"}
+
+
+def requirements(name: str) -> set[str]:
+    """The distribution names in ``requirements/<name>.txt``, in lower case."""
+    lines = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    return {re.split(r"[^\w-]", line)[0].lower() for line in lines if line and line[0] != "#"}
+
+
+def imported_modules() -> dict[str, str]:
+    """Top-level modules that the project imports, each with one file that does."""
+    found: dict[str, str] = {}
+    for path in PYTHON_FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            else:
+                continue
+            for name in names:
+                found.setdefault(name.split(".")[0], str(path.relative_to(ROOT)))
+    return found
+
+
+def test_every_requirement_has_its_reason() -> None:
+    text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8").lower()
+    for name in ("runtime", "dev", "build", "last", "ros-jazzy"):
+        for package in requirements(name):
+            assert f"`{package}`" in text, f"docs/dependencies.md does not say why {package}"
+
+
+def test_every_import_is_a_requirement() -> None:
+    own = {p.stem for p in PYTHON_FILES} | {"collab_llm", "collab_llm_nodes"}
+    ros = {
+        element.text
+        for element in ElementTree.parse(ROOT / "package.xml").getroot()
+        if element.tag.endswith("depend")
+    }
+    pip = requirements("runtime") | requirements("dev")
+    for module, file in imported_modules().items():
+        known = own | ros | THROUGH_TRANSFORMERS | OPTIONAL | set(sys.stdlib_module_names)
+        if module not in known:
+            assert DISTRIBUTION.get(module, module) in pip, f"{file} imports {module}"
+
+
+def test_nothing_pulls_torchvision() -> None:
+    """Its PyPI build cannot load beside a CPU torch and breaks transformers at import."""
+    assert "torchvision" not in requirements("runtime") | requirements("dev")
