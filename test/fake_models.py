@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.rejection import own_token
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
@@ -34,6 +37,9 @@ class FakeEngine:
         exits: layers with an early exit, each nearer to the model than the one before.
         before_layer: called with each exit's layer (and ``num_layers`` before the end) during a
             forward pass that computes logits: tests block here.
+
+    Attributes:
+        freed: gets an item whenever a session's cache is freed.
     """
 
     vocab_size = VOCAB
@@ -56,6 +62,7 @@ class FakeEngine:
         self.before_layer = before_layer
         self.loaded = SimpleNamespace(config=SimpleNamespace(path="/models/fake"))
         self.alive = 0  # sessions with a cache
+        self.freed: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._lock = threading.Lock()
 
     def open(self, prompt: EncodedPrompt) -> FakeSession:
@@ -84,6 +91,11 @@ class FakeEngine:
             p = distribution(self.logits((*prompt.ids, *tokens)), sampling)
             tokens.append(own_token(p, sampling, len(tokens)))
         return tuple(tokens)
+
+
+def as_engine(fake: FakeEngine) -> Engine:
+    """The fake in the place of a real engine, of which it has what the protocol uses."""
+    return cast(Engine, fake)
 
 
 class FakeSession:
@@ -136,6 +148,7 @@ class FakeSession:
             self._open = False
             with self._engine._lock:
                 self._engine.alive -= 1
+            self._engine.freed.put(None)
 
     def _logits(self, end: int, layer: int | None = None) -> Tensor:
         return self._engine.logits(self._ids[:end], layer)

@@ -1,0 +1,698 @@
+"""The edge-cloud state machines: no schedule of the link may change an answer or hang a session."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+from fake_models import FakeEngine, as_engine, encode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient, Source
+from collab_llm_nodes.edge_cloud.drafter import Drafter
+from collab_llm_nodes.edge_cloud.link import (
+    Action,
+    Connect,
+    Deliver,
+    Disconnect,
+    LinkConfig,
+    Send,
+    SessionLink,
+)
+from collab_llm_nodes.edge_cloud.messages import (
+    ClientMessage,
+    Close,
+    Draft,
+    EarlyExit,
+    Failure,
+    Open,
+    Opened,
+    ServerMessage,
+    Verdict,
+)
+from collab_llm_nodes.edge_cloud.predraft import PreDraftCache, PreDraftConfig
+from collab_llm_nodes.edge_cloud.server import EarlyExitQueue, ExitConfig, VerifierSession
+from collab_llm_nodes.edge_cloud.target import TargetSession
+from collab_llm_nodes.errors import ConfigError, InvalidInput, ProtocolError
+from collab_llm_nodes.models.prompt import Prompt
+
+GREEDY = SamplingConfig()
+LAWS = [GREEDY, SamplingConfig(1.0, seed=5), SamplingConfig(1.0, law="coupled", seed=5)]
+PROMPT = Prompt("go to the red box")
+OPEN = Open(PROMPT.text, (), GREEDY, 24, "")
+PATIENT = LinkConfig(verdict_deadline_s=600, backoff_initial_s=0.1)
+
+
+# --- The whole protocol under a virtual clock ---------------------------------------------------
+
+
+@dataclass
+class Weather:
+    """What the link does to messages; all draws from one source, so a case can be repeated."""
+
+    draws: random.Random
+    breaks: int = 0  # so many times the stream dies, with everything in flight
+    refusals: int = 0  # so many attempts to connect fail
+    duplicates: float = 0.0  # share of messages that come twice
+    delay_s: float = 0.0  # delays are uniform up to this; replies overtake each other
+
+    def delay(self) -> float:
+        return self.draws.uniform(0, self.delay_s)
+
+    def copies(self) -> int:
+        return 1 + (self.draws.random() < self.duplicates)
+
+    def breaks_now(self) -> bool:
+        if self.breaks and self.draws.random() < 0.15:
+            self.breaks -= 1
+            return True
+        return False
+
+    def refuses(self) -> bool:
+        if self.refusals and self.draws.random() < 0.5:
+            self.refusals -= 1
+            return True
+        return False
+
+
+@dataclass(eq=False)
+class Stream:
+    alive: bool = True
+    busy_until: float = 0.0  # messages to the server keep their order, as on a gRPC stream
+    target: TargetSession | None = None
+
+
+@dataclass
+class Simulation:
+    """Edge client, pre-draft cache, link and verifier; every delay and loss is the weather's."""
+
+    sampling: SamplingConfig
+    weather: Weather
+    max_tokens: int = 24
+    target: FakeEngine = field(default_factory=lambda: FakeEngine(1))
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        opened = replace(OPEN, sampling=self.sampling, max_tokens=self.max_tokens)
+        self.client = EdgeClient(ClientConfig(4, self.max_tokens))
+        draft = FakeEngine(1, noise=0.5)
+        self.drafter = Drafter(as_engine(draft), encode(PROMPT), self.sampling)
+        self.cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig())
+        self.link = SessionLink(opened, PATIENT)
+        self.stream: Stream | None = None
+        self.streams = 0
+        self.failure: Failure | None = None
+        self.verdicts: list[int] = []
+        self.hits = 0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+
+    def run(self) -> tuple[int, ...]:
+        self._perform(self.link.start(self.now))
+        self._send_draft(self.drafter.draft(self.client.next_draft()))
+        for _ in range(20_000):
+            if not self._events:
+                break
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+        assert self.client.finished, f"stuck at {self.now} s: {self.failure}"
+        assert self.link.done
+        assert self.verdicts == sorted(set(self.verdicts)), "a verdict was delivered twice"
+        return tuple(self.client.generated)
+
+    def _at(self, when: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._count), event))
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Connect):
+                self._connect()
+            elif isinstance(action, Send):
+                self._to_server(action.message)
+            elif isinstance(action, Deliver):
+                self._deliver(action.message)
+            elif isinstance(action, Disconnect) and self.stream is not None:
+                self.stream.alive = False
+        if self.link.next_tick is not None:
+            self._at(max(self.now, self.link.next_tick), self._tick)
+
+    def _tick(self) -> None:
+        due = self.link.next_tick
+        if due is not None and self.now >= due:
+            self._perform(self.link.on_tick(self.now))
+
+    # The link.
+
+    def _connect(self) -> None:
+        if self.stream is not None:
+            self.stream.alive = False  # its late messages must not reach the new one
+        stream = self.stream = Stream()
+        self.streams += 1
+        if self.weather.refuses():
+            self._at(self.now + self.weather.delay(), lambda: self._lost(stream))
+        else:
+            self._at(self.now + self.weather.delay(), lambda: self._connected(stream))
+
+    def _connected(self, stream: Stream) -> None:
+        if stream is self.stream and stream.alive:
+            self._perform(self.link.on_connected(self.now))
+
+    def _lost(self, stream: Stream) -> None:
+        stream.alive = False
+        if stream is self.stream:
+            self._perform(self.link.on_disconnected("broken", self.now))
+
+    def _break(self, stream: Stream) -> None:
+        stream.alive = False
+        self._at(self.now + self.weather.delay(), lambda: self._lost(stream))
+
+    def _to_server(self, message: ClientMessage) -> None:
+        stream = self.stream
+        assert stream is not None
+        for _ in range(self.weather.copies() if isinstance(message, Draft) else 1):
+            stream.busy_until = max(stream.busy_until, self.now + self.weather.delay())
+            self._at(stream.busy_until, lambda: self._serve(stream, message))
+        if stream.alive and self.weather.breaks_now():
+            self._break(stream)
+
+    def _to_client(self, stream: Stream, message: ServerMessage) -> None:
+        def arrive() -> None:
+            if stream is self.stream and stream.alive:
+                self._perform(self.link.on_message(message, self.now))
+
+        for _ in range(self.weather.copies()):
+            self._at(self.now + self.weather.delay(), arrive)
+
+    # The verifier.
+
+    def _serve(self, stream: Stream, message: ClientMessage) -> None:
+        if not stream.alive:
+            return
+        if isinstance(message, Open):
+            prompt = encode(Prompt(message.text, message.images))
+            stream.target = TargetSession(as_engine(self.target), prompt, message)
+            stream.target.prefill()
+            self._to_client(stream, Opened("session", len(prompt.ids)))
+        elif isinstance(message, Draft):
+            assert stream.target is not None
+            verdict = stream.target.verify(message, lambda e: self._to_client(stream, e))
+            if verdict is not None:
+                self._to_client(stream, verdict)
+        if stream.alive and self.weather.breaks_now():
+            self._break(stream)
+
+    # The edge client.
+
+    def _send_draft(self, draft: Draft | None) -> None:
+        assert draft is not None
+        if not self.client.on_sent(draft):
+            return
+        self.cache.begin(draft.round)
+        for _ in range(self.weather.copies()):
+            self._perform(self.link.on_draft(draft, self.now))
+
+    def _deliver(self, message: ServerMessage) -> None:
+        if isinstance(message, Failure):
+            self.failure = message
+        elif isinstance(message, EarlyExit):
+            if self.client.on_early_exit(message):
+                self.cache.push(message)
+                self._at(self.now + self.weather.delay(), self._predraft)
+        elif isinstance(message, Verdict):
+            self.verdicts.append(message.round)
+            self.client.on_verdict(message)
+            if self.client.finished:
+                return
+            found = self.cache.lookup(message.round, message.tokens)
+            self.hits += found is not None
+            draft = found or self.drafter.draft(self.client.next_draft())
+            self._at(self.now + self.weather.delay(), lambda: self._send_draft(draft))
+
+    def _predraft(self) -> None:
+        outcome = self.cache.pop()
+        job = self.client.predraft(outcome) if outcome else None
+        if outcome is not None and job is not None:
+            made = self.drafter.draft(job, cached=True)
+            assert made is not None
+            self.cache.store(outcome, made)
+
+
+@pytest.mark.parametrize("sampling", LAWS, ids=["greedy", "rejection", "coupled"])
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    breaks=st.integers(0, 8),
+    refusals=st.integers(0, 4),
+    duplicates=st.sampled_from([0.0, 0.3, 0.9]),
+    delay_s=st.sampled_from([0.0, 0.01, 1.0]),
+)
+def test_no_schedule_of_the_link_changes_the_answer(
+    sampling: SamplingConfig,
+    seed: int,
+    breaks: int,
+    refusals: int,
+    duplicates: float,
+    delay_s: float,
+) -> None:
+    calm = Simulation(sampling, Weather(random.Random(0))).run()
+    weather = Weather(random.Random(seed), breaks, refusals, duplicates, delay_s)
+    assert Simulation(sampling, weather).run() == calm
+    if sampling.greedy or sampling.law == "coupled":
+        assert calm == FakeEngine(1).answer(encode(PROMPT), sampling, 24)
+
+
+def test_the_simulated_link_is_rough() -> None:
+    """The property above would hold trivially on a link that never breaks."""
+    rough = Simulation(GREEDY, Weather(random.Random(3), breaks=8, refusals=4, delay_s=0.1))
+    rough.run()
+    assert rough.streams > 4
+    assert rough.client.metrics.early_exits > 3
+    assert rough.hits > 0
+
+
+def test_a_client_that_ignores_replay_would_be_caught() -> None:
+    """Mutation of the link: reopen without the confirmed tokens."""
+
+    class Forgetful(SessionLink):
+        def on_connected(self, now: float) -> list[Action]:
+            actions = super().on_connected(now)
+            return [
+                Send(replace(a.message, replay=()))
+                if isinstance(a, Send) and isinstance(a.message, Open)
+                else a
+                for a in actions
+            ]
+
+    def outcome(seed: int) -> str:
+        weather = Weather(random.Random(seed), breaks=4, delay_s=0.1)
+        simulation = Simulation(GREEDY, weather)
+        simulation.link = Forgetful(replace(OPEN, max_tokens=24), PATIENT)
+        try:
+            return "same" if simulation.run() == calm else "differs"
+        except ProtocolError:
+            return "refused"
+
+    calm = Simulation(GREEDY, Weather(random.Random(0))).run()
+    assert "refused" in {outcome(seed) for seed in range(5)}
+
+
+# --- The link alone -----------------------------------------------------------------------------
+
+DRAFT = Draft(0, 0, (5, 6, 7, 8))
+VERDICT = Verdict(0, (5, 6, 9), 2, False, 0.01)
+
+
+def opened_link(config: LinkConfig = PATIENT) -> SessionLink:
+    link = SessionLink(OPEN, config)
+    assert link.start(0.0) == [Connect(config.connect_deadline_s)]
+    assert link.on_connected(0.0) == [Send(OPEN)]
+    return link
+
+
+def failure_in(actions: list[Action]) -> Failure:
+    found = [a.message for a in actions if isinstance(a, Deliver)]
+    assert len(found) == 1
+    assert isinstance(found[0], Failure)
+    assert actions[-1] == Disconnect()
+    return found[0]
+
+
+def test_a_lost_stream_is_reopened_with_the_confirmed_tokens_and_the_outstanding_draft() -> None:
+    link = opened_link()
+    assert link.on_draft(DRAFT, 0.1) == [Send(DRAFT)]
+    assert link.on_message(VERDICT, 0.2) == [Deliver(VERDICT)]
+    second = Draft(1, 3, (1, 2))
+    assert link.on_draft(second, 0.3) == [Send(second)]
+    assert link.on_disconnected("reset", 0.4) == []
+    assert link.next_tick == pytest.approx(0.5)
+    assert link.on_tick(0.49) == []
+    assert link.on_tick(0.5) == [Connect(PATIENT.connect_deadline_s)]
+    assert link.on_connected(0.6) == [
+        Send(replace(OPEN, replay=(5, 6, 9), round=1)),
+        Send(second),
+    ]
+
+
+def test_a_draft_made_while_connecting_goes_out_behind_open() -> None:
+    link = SessionLink(OPEN, PATIENT)
+    link.start(0.0)
+    assert link.on_draft(DRAFT, 0.1) == []
+    assert link.on_connected(0.2) == [Send(OPEN), Send(DRAFT)]
+
+
+def test_a_stream_lost_between_rounds_is_made_again_by_the_next_draft_only() -> None:
+    link = opened_link()
+    link.on_message(Opened("s", 7), 0.1)
+    assert link.on_disconnected("idle too long", 50.0) == []
+    assert link.next_tick is None
+    assert link.on_draft(DRAFT, 99.0) == [Connect(PATIENT.connect_deadline_s)]
+    assert link.on_connected(99.1) == [Send(OPEN), Send(DRAFT)]
+
+
+def test_back_off_doubles_up_to_its_limit_and_starts_anew_after_an_answer() -> None:
+    config = LinkConfig(verdict_deadline_s=600, backoff_initial_s=0.1, backoff_max_s=0.3)
+    link = SessionLink(OPEN, config)
+    link.start(0.0)
+    now, pauses = 0.0, []
+    for _ in range(4):
+        link.on_disconnected("refused", now)
+        assert link.next_tick is not None
+        pauses.append(link.next_tick - now)
+        now = link.next_tick
+        assert link.on_tick(now) == [Connect(config.connect_deadline_s)]
+    assert pauses == pytest.approx([0.1, 0.2, 0.3, 0.3])
+    link.on_connected(now)
+    link.on_draft(DRAFT, now)
+    link.on_message(Opened("s", 7), now)
+    link.on_disconnected("reset", now)
+    assert link.next_tick == pytest.approx(now + 0.1)
+    assert link.reconnects == 4
+
+
+def test_a_refusal_and_the_end_of_its_stream_count_as_one_loss() -> None:
+    link = opened_link()
+    link.on_draft(DRAFT, 0.0)
+    link.on_message(Failure("UNAVAILABLE", "no room"), 1.0)
+    link.on_disconnected("the verifier ended the stream", 1.01)
+    assert link.next_tick == pytest.approx(1.1)
+    assert link.on_tick(1.1) == [Connect(PATIENT.connect_deadline_s)]
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_refusal_that_no_retry_cures_ends_the_session(connected: bool) -> None:
+    link = SessionLink(OPEN, PATIENT)
+    link.start(0.0)
+    if connected:
+        link.on_connected(0.0)
+    refusal = Failure("UNAUTHENTICATED", "wrong token", "token", "give the right one")
+    assert failure_in(link.on_message(refusal, 0.1)) == refusal
+    assert link.done
+    assert link.next_tick is None
+    assert link.on_draft(DRAFT, 0.2) == link.on_tick(9e9) == link.close() == []
+
+
+def test_silence_on_an_open_stream_is_deadline_exceeded() -> None:
+    link = opened_link(LinkConfig(verdict_deadline_s=5))
+    link.on_draft(DRAFT, 1.0)
+    assert link.next_tick == 6.0
+    assert link.on_tick(5.99) == []
+    failure = failure_in(link.on_tick(6.0))
+    assert failure.code == "DEADLINE_EXCEEDED"
+    assert failure.remedy
+
+
+def test_no_stream_before_the_deadline_is_unavailable_and_says_why() -> None:
+    link = SessionLink(OPEN, LinkConfig(verdict_deadline_s=1, backoff_initial_s=0.4))
+    link.start(0.0)
+    link.on_disconnected("connection refused", 0.1)
+    link.on_tick(0.5)
+    link.on_disconnected("connection refused", 0.6)
+    failure = failure_in(link.on_tick(1.0))
+    assert failure.code == "UNAVAILABLE"
+    assert "connection refused" in failure.message
+
+
+def test_stale_and_repeated_messages_are_dropped() -> None:
+    link = opened_link()
+    assert link.on_message(VERDICT, 0.1) == []  # nothing was asked
+    link.on_draft(DRAFT, 0.2)
+    assert link.on_draft(DRAFT, 0.2) == []
+    assert link.on_draft(Draft(7, 0, (1,)), 0.2) == []
+    assert link.on_message(replace(VERDICT, round=3), 0.3) == []
+    link.on_message(VERDICT, 0.4)
+    assert link.on_message(VERDICT, 0.5) == []
+    assert link.on_message(EarlyExit(0, 1, (5,), 0, False, 0.5), 0.6) == []
+
+
+def test_the_last_verdict_ends_the_session() -> None:
+    link = opened_link()
+    link.on_draft(DRAFT, 0.2)
+    last = replace(VERDICT, finished=True)
+    assert link.on_message(last, 0.3) == [Deliver(last), Disconnect()]
+    assert link.done
+
+
+def test_close_tells_the_verifier_if_there_is_a_stream() -> None:
+    assert opened_link().close() == [Send(Close()), Disconnect()]
+    assert SessionLink(OPEN, PATIENT).close() == [Disconnect()]
+
+
+OPERATIONS = st.sampled_from(
+    ["connected", "disconnected", "draft", "opened", "exit", "verdict", "busy", "fatal", "tick"]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(OPERATIONS, st.floats(0, 2)), max_size=40))
+def test_whatever_happens_the_link_neither_hangs_nor_sends_without_a_stream(
+    steps: list[tuple[str, float]],
+) -> None:
+    config = LinkConfig(verdict_deadline_s=5.0, backoff_initial_s=0.1)
+    link = SessionLink(OPEN, config)
+    now, start, round_ = 0.0, 0, 0
+    stream = False
+    waiting_since: float | None = 0.0
+    actions = link.start(now)
+    assert actions == [Connect(config.connect_deadline_s)]
+    for operation, pause in steps:
+        done = link.done
+        if link.next_tick is not None:
+            now = min(now + pause, link.next_tick)  # the driver's promise
+        else:
+            now += pause
+        if operation == "connected":
+            actions = link.on_connected(now)
+            stream = stream or bool(actions)
+        elif operation == "disconnected":
+            actions = link.on_disconnected("lost", now)
+            stream = False
+        elif operation == "draft":
+            actions = link.on_draft(Draft(round_, start, (1, 2)), now)
+            if not done and waiting_since is None:
+                waiting_since = now
+        elif operation == "opened":
+            actions = link.on_message(Opened("s", 7), now)
+        elif operation == "exit":
+            actions = link.on_message(EarlyExit(round_, 1, (1,), 1, False, 0.5), now)
+        elif operation == "verdict":
+            actions = link.on_message(Verdict(round_, (1, 2, 3), 2, False), now)
+        elif operation == "busy":
+            actions = link.on_message(Failure("UNAVAILABLE", "no room"), now)
+            stream = False
+        elif operation == "fatal":
+            actions = link.on_message(Failure("INTERNAL", "broken"), now)
+        else:
+            actions = link.on_tick(now)
+        if done:
+            assert actions == []
+        for action in actions:
+            if isinstance(action, Connect):
+                stream = False
+            if isinstance(action, Send):
+                assert stream, f"{action} without a stream"
+            if isinstance(action, Deliver) and isinstance(action.message, Verdict):
+                round_, start, waiting_since = round_ + 1, start + 3, None
+        if not link.done and link._outstanding is not None:
+            assert link.next_tick is not None, "waiting without a deadline"
+            assert link.next_tick <= now + config.verdict_deadline_s
+    for _ in range(1000):  # silence
+        if link.next_tick is None:
+            break
+        now = link.next_tick
+        link.on_tick(now)
+        link.on_disconnected("lost", now)
+    assert link.done or link._outstanding is None
+
+
+# --- Pre-draft cache, exit queue, edge client, verifier session ----------------------------------
+
+
+def exit_(tokens: tuple[int, ...], confidence: float, round_: int = 0, layer: int = 1) -> EarlyExit:
+    return EarlyExit(round_, layer, tokens, len(tokens) - 1, False, confidence)
+
+
+def test_the_cache_works_on_the_most_confident_outcome_first_within_its_budget() -> None:
+    cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig(max_predrafts=2))
+    cache.begin(0)
+    for tokens, confidence in [((1,), 0.2), ((2,), 0.9), ((3,), 0.5), ((2,), 0.99)]:
+        cache.push(exit_(tokens, confidence))
+    assert [cache.pop(), cache.pop(), cache.pop()] == [(2,), (3,), None]
+
+
+def test_the_fifo_cache_keeps_the_order_of_arrival() -> None:
+    cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig(queue="fifo"))
+    cache.begin(0)
+    cache.push(exit_((1,), 0.2))
+    cache.push(exit_((2,), 0.9))
+    assert [cache.pop(), cache.pop()] == [(1,), (2,)]
+
+
+def test_a_predraft_is_found_by_its_round_and_outcome() -> None:
+    cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig())
+    cache.begin(0)
+    made = Draft(1, 3, (7,), cached=True)
+    cache.store((5, 6, 9), made)
+    assert cache.lookup(0, (5, 6, 9)) is made
+    assert cache.lookup(0, (5, 6)) is None
+    cache.begin(1)
+    assert cache.lookup(0, (5, 6, 9)) is None
+    cache.store((1,), made)  # its round is over
+    assert cache.lookup(1, (1,)) is None
+
+
+def test_exits_that_end_the_answer_or_are_stale_are_not_predrafted() -> None:
+    cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig())
+    cache.begin(4)
+    cache.push(replace(exit_((1,), 0.9, round_=4), finished=True))
+    cache.push(exit_((2,), 0.9, round_=3))
+    assert cache.pop() is None
+
+
+ROUNDS = st.integers(0, 3)
+TOKENS = st.tuples(st.integers(1, 3))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("begin"), ROUNDS, TOKENS),
+            st.tuples(st.just("push"), ROUNDS, TOKENS),
+            st.tuples(st.just("store"), ROUNDS, TOKENS),
+            st.tuples(st.just("lookup"), ROUNDS, TOKENS),
+        ),
+        max_size=40,
+    )
+)
+def test_the_cache_never_answers_with_a_draft_of_another_round_or_outcome(
+    steps: list[tuple[str, int, tuple[int]]],
+) -> None:
+    cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig())
+    for step, round_, tokens in steps:
+        if step == "begin":
+            cache.begin(round_)
+        elif step == "push":
+            cache.push(exit_(tokens, 0.5, round_))
+        elif step == "store":
+            cache.store(tokens, Draft(round_ + 1, 10 * tokens[0], (7,), cached=True))
+        else:
+            found = cache.lookup(round_, tokens)
+            if found is not None:
+                assert (found.round, found.start) == (round_ + 1, 10 * tokens[0])
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 1)), max_size=20))
+def test_the_verifier_sends_distinct_outcomes_in_order_of_confidence(
+    exits: list[tuple[int, float]],
+) -> None:
+    queue = EarlyExitQueue(ExitConfig())
+    for token, confidence in exits:
+        queue.push(exit_((token,), confidence))
+    sent = list(iter(queue.pop, None))
+    first = dict(reversed(exits))
+    assert {e.tokens[0]: e.confidence for e in sent} == first
+    assert [e.confidence for e in sent] == sorted((e.confidence for e in sent), reverse=True)
+    queue.push(exit_((1,), 0.5))
+    queue.reset()
+    assert queue.pop() is None
+
+
+def test_the_edge_client_takes_one_draft_per_round_and_one_verdict() -> None:
+    client = EdgeClient(ClientConfig(gamma=4, max_tokens=8))
+    assert client.on_sent(DRAFT)
+    assert not client.on_sent(DRAFT)
+    assert client.on_verdict(VERDICT) == (5, 6, 9)
+    assert client.on_verdict(VERDICT) == ()
+    assert client.sources == [Source.ACCEPTED, Source.ACCEPTED, Source.RECOVERED]
+    assert not client.on_sent(DRAFT)
+    assert client.next_draft().prefix == (5, 6, 9)
+    assert client.next_draft().gamma == 4
+    assert client.on_sent(Draft(1, 3, (1, 2, 3, 4)))
+    assert client.on_verdict(Verdict(1, (1, 2, 3, 4, 5), 4, False)) == (1, 2, 3, 4, 5)
+    assert client.sources[-1] is Source.BONUS
+    assert client.finished  # max_tokens
+
+
+def test_the_edge_client_never_drafts_past_the_limit() -> None:
+    client = EdgeClient(ClientConfig(gamma=4, max_tokens=5))
+    client.on_sent(DRAFT)
+    job = client.predraft((5, 6, 9))
+    assert job is not None
+    assert job.gamma == 1
+    assert client.predraft((5, 6, 7, 8, 9)) is None
+    assert client.predraft(()) is None
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [Verdict(0, (1,) * 6, 5, False), Verdict(0, (1,) * 4, 2, False), Verdict(0, (1,), 2, False)],
+)
+def test_the_edge_client_refuses_a_verdict_that_does_not_fit_its_draft(verdict: Verdict) -> None:
+    client = EdgeClient(ClientConfig())
+    client.on_sent(DRAFT)
+    with pytest.raises(ProtocolError, match="accepted"):
+        client.on_verdict(verdict)
+
+
+def verifier(sampling: SamplingConfig = GREEDY, **changes: object) -> VerifierSession:
+    opened = replace(OPEN, sampling=sampling, **changes)  # type: ignore[arg-type]
+    return VerifierSession(opened, eos=frozenset({0}), vocab_size=24)
+
+
+@pytest.mark.parametrize(
+    ("draft", "error", "field_name"),
+    [
+        (Draft(1, 0, (1,)), ProtocolError, "round"),
+        (Draft(0, 3, (1,)), ProtocolError, "start"),
+        (Draft(0, 0, (24,)), InvalidInput, "tokens"),
+        (Draft(0, 0, (-1,)), InvalidInput, "tokens"),
+        (Draft(0, 0, (1,) * 24), InvalidInput, "tokens"),
+    ],
+)
+def test_the_verifier_refuses_what_does_not_fit_its_state(
+    draft: Draft, error: type[Exception], field_name: str
+) -> None:
+    with pytest.raises(error) as caught:
+        verifier().begin(draft)
+    assert caught.value.field == field_name  # type: ignore[attr-defined]
+
+
+def test_the_verifier_needs_probabilities_under_the_rejection_law() -> None:
+    with pytest.raises(InvalidInput, match="distribution"):
+        verifier(SamplingConfig(1.0)).begin(Draft(0, 0, (1,)))
+
+
+def test_the_verifier_ignores_a_repeated_or_past_draft() -> None:
+    session = verifier(round=2)
+    assert session.begin(Draft(1, 0, (1,))) is None
+    assert session.begin(Draft(2, 0, (1,))) == (1,)
+    assert session.begin(Draft(2, 0, (1,))) is None
+
+
+def test_the_verifier_refuses_a_replay_that_cannot_be() -> None:
+    with pytest.raises(InvalidInput, match="24"):
+        verifier(replay=(24,))
+    with pytest.raises(InvalidInput, match="replay"):
+        verifier(replay=(1,) * 24)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: LinkConfig(verdict_deadline_s=0),
+        lambda: LinkConfig(backoff_initial_s=2, backoff_max_s=1),
+        lambda: ClientConfig(gamma=65),
+        lambda: ClientConfig(max_tokens=0),
+        lambda: PreDraftConfig(queue="lifo"),
+        lambda: ExitConfig(confidence="mean"),
+    ],
+)
+def test_settings_out_of_range_are_errors(build: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError):
+        build()
