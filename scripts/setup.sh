@@ -168,6 +168,7 @@ install_packages() {
     check_disk
     if [ "${TORCH:-}" = cpu ]; then options+=(--extra-index-url "$torch_cpu_index"); fi
     say "Python packages (a few minutes; 2 GB on disk, several more with CUDA's libraries)"
+    pip_install --quiet --upgrade 'pip>=25' # older ones (Ubuntu 22.04) search for hours
     pip_install "${options[@]}" "${files[@]/#/--requirement=}"
     pip_install --quiet --requirement=requirements/last.txt # says why it comes last
     if "$venv/bin/python" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torchvision"))'; then
