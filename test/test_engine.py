@@ -5,16 +5,17 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VISION, tiny_model, tiny_prompt
-from transformers import GenerationConfig
 
 from collab_llm_nodes.decoding import reference
 from collab_llm_nodes.decoding.engine import Engine, Session
+from collab_llm_nodes.decoding.lossless import transformers_generate
 from collab_llm_nodes.decoding.rejection import propose, verify_chain
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
 from collab_llm_nodes.errors import Cancelled, InvalidInput, ProtocolError
@@ -76,26 +77,14 @@ def speculate(
 
 
 def hf_greedy(loaded: LoadedModel, prompt: EncodedPrompt, max_tokens: int) -> list[int]:
-    ids = torch.tensor([prompt.ids])
-    inputs: dict[str, object] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if prompt.pixel_values is not None:
-        inputs["pixel_values"] = prompt.pixel_values
-        inputs["image_grid_thw"] = prompt.image_grid_thw
-        inputs["mm_token_type_ids"] = (ids == loaded.model.config.image_token_id).int()
-    config = GenerationConfig(
-        max_new_tokens=max_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-        suppress_tokens=list(
-            range(len(loaded.tokenizer), decoder_parts(loaded.model).head.out_features)
-        )
-        or None,
-    )
-    loaded.model.generation_config.eos_token_id = None
-    output = loaded.model.generate(**inputs, generation_config=config)
-    result: list[int] = output[0, len(prompt.ids) :].tolist()
-    return result
+    return transformers_generate(loaded, prompt, GREEDY, max_tokens, frozenset())[0]
+
+
+def cached(session: Session) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of each layer."""
+    assert session.cache is not None
+    layers: list[Any] = session.cache.layers
+    return [(layer.keys, layer.values) for layer in layers]
 
 
 def draft_for(architecture: str, kind: str) -> LoadedModel:
@@ -132,6 +121,7 @@ def test_coupled_sampling_equals_reference(architecture: str, kind: str) -> None
     prompts = encode(prompt, draft), encode(prompt, target)
     answer, rounds = speculate(Engine(draft), Engine(target), prompts, COUPLED, gamma=3)
     assert answer == reference.generate(target, prompts[1], COUPLED, TOKENS, frozenset())
+    assert answer == transformers_generate(target, prompts[1], COUPLED, TOKENS, frozenset())[0]
     assert rounds == 6 if kind == "same" else rounds > 6
 
 
@@ -191,11 +181,7 @@ def test_any_schedule_of_feeds_and_rollbacks_equals_a_fresh_prefill(
     fresh, _ = open_session(loaded, engine)
     expected = fresh.feed(held)
     torch.testing.assert_close(logits, expected[-len(logits) :], atol=1e-5, rtol=1e-4)
-    assert session.cache is not None
-    assert fresh.cache is not None
-    for layer, other in zip(session.cache.layers, fresh.cache.layers, strict=True):
-        torch.testing.assert_close(layer.keys, other.keys, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(layer.values, other.values, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(cached(session), cached(fresh), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -214,7 +200,8 @@ def test_sliding_window_survives_rollback() -> None:
     config = loaded.model.config
     config.sliding_window = 8
     config.layer_types = ["full_attention", "sliding_attention"] * 2
-    for layer, kind in zip(decoder_parts(loaded.model).layers, config.layer_types, strict=True):
+    layers: Any = decoder_parts(loaded.model).layers
+    for layer, kind in zip(layers, config.layer_types, strict=True):
         layer.attention_type = kind
         layer.self_attn.sliding_window = 8 if kind == "sliding_attention" else None
     loaded.model.model.has_sliding_layers = True
@@ -299,8 +286,7 @@ def test_a_closed_session_frees_its_cache() -> None:
     loaded = tiny_model("llama")
     session, prompt = open_session(loaded, Engine(loaded))
     session.feed(prompt.ids)
-    assert session.cache is not None
-    keys = weakref.ref(session.cache.layers[0].keys)
+    keys = weakref.ref(cached(session)[0][0])
     assert keys() is not None
     session.close()
     gc.collect()

@@ -108,7 +108,7 @@ class Engine:
             )
         finally:
             self._pass.on_hidden = None
-        logits: Tensor = output.logits[0, : keep or 0, : self.vocab_size]
+        logits: Tensor = output.logits[0, :keep, : self.vocab_size]
         return logits
 
 
