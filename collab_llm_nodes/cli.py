@@ -139,9 +139,7 @@ def bench_pipeline(
     """The embedded pair over real gRPC: cloud alone, speculation, early exits with the cache."""
     from collab_llm_nodes.bench.pipeline import run_pipeline
 
-    write_json(
-        json_file, run_pipeline(answers=answers, seed=seed, plot=plot, console=console)
-    )
+    write_json(json_file, run_pipeline(answers=answers, seed=seed, plot=plot, console=console))
 
 
 def fail(error: CollabError) -> NoReturn:

@@ -79,6 +79,18 @@ class Cancelled(CollabError):
     code = "CANCELLED"
 
 
+class Busy(CollabError):
+    """This node serves as many requests as it may; it does not queue more."""
+
+    code = "BUSY"
+
+
+class Inactive(CollabError):
+    """The node is not in the lifecycle state active."""
+
+    code = "INACTIVE"
+
+
 BY_CODE: dict[str, type[CollabError]] = {
     cls.code: cls
     for cls in (
@@ -92,5 +104,7 @@ BY_CODE: dict[str, type[CollabError]] = {
         Unavailable,
         DeadlineExceeded,
         Cancelled,
+        Busy,
+        Inactive,
     )
 }

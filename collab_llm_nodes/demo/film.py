@@ -30,6 +30,9 @@ COLOUR_OF_SOURCE = {
 }
 
 
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+
 @dataclass(frozen=True)
 class Frame:
     """One picture of the film.
@@ -118,7 +121,7 @@ def _draw_words(
     pen: ImageDraw.ImageDraw,
     words: Sequence[tuple[str, Source]],
     origin: tuple[int, int],
-    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
+    font: Font,
 ) -> None:
     x, y = float(origin[0]), float(origin[1])
     for text, source in words:
@@ -131,7 +134,9 @@ def _draw_words(
         x += width
 
 
-def _draw_legend(pen: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> None:
+def _draw_legend(
+    pen: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
+) -> None:
     x = float(WIDTH - 262)
     for source, label in (
         (Source.ACCEPTED, "accepted draft"),

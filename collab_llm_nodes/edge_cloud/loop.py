@@ -115,6 +115,9 @@ class EdgeLoop:
                     self._cache.begin(draft.round)
                 verdict = self._await_verdict()
                 metrics.wait_s += time.monotonic() - sent
+                if self._cache is None and draft.round > 0:
+                    metrics.cache_lookups += 1
+                    metrics.cache_hits += self._has_external()
                 tokens = self.client.on_verdict(verdict)
                 if metrics.rounds == 1:
                     metrics.time_to_first_token_s = time.monotonic() - started
@@ -134,9 +137,6 @@ class EdgeLoop:
         if draft is None:
             assert self._external is not None
             draft = self._external
-            self.client.metrics.cache_hits += 1
-        if self._cache is None and self.client.round > 0:
-            self.client.metrics.cache_lookups += 1
         self.client.metrics.draft_s += time.monotonic() - started
         return draft
 

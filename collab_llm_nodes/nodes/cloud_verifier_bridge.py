@@ -7,14 +7,14 @@ become messages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from collab_llm.msg import Draft, EarlyExit, LinkState, Verdict
-from collab_llm.srv import CloseSession, OpenSession
 from diagnostic_msgs.msg import DiagnosticStatus
 from std_msgs.msg import Header
 
+from collab_llm.msg import Draft, EarlyExit, LinkState, Verdict
+from collab_llm.srv import CloseSession, OpenSession
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.edge_cloud import messages
@@ -28,7 +28,7 @@ from collab_llm_nodes.nodes.convert import (
     status_of,
     verdict_to_msg,
 )
-from collab_llm_nodes.nodes.ros import RESULT, STATE, ManagedNode, guarded, run
+from collab_llm_nodes.nodes.ros import RESULT, STATE, STEADY, ManagedNode, guarded, run
 from collab_llm_nodes.verifier.client import (
     ClientLinkConfig,
     LinkStatus,
@@ -62,21 +62,20 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         super().__init__("cloud_verifier_bridge", BridgeConfig, **node_arguments)
         self._client: VerifierClient | None = None
         self._sessions: dict[str, _Session] = {}
-        self._link = LinkStatus()
 
     def configure(self) -> None:
         self._client = VerifierClient(
-            self.config.verifier, on_state=lambda state: self.post(self._on_link, state)
+            self.config.verifier, on_state=lambda state: self.post(self._publish_link)
         )
         self._exits = self.create_publisher(EarlyExit, "early_exit", RESULT)
         self._verdicts = self.create_publisher(Verdict, "verdict", RESULT)
         self._link_states = self.create_publisher(LinkState, "link_state", STATE)
         self._draft_subscription = self.create_subscription(Draft, "draft", self._on_draft, RESULT)
-        self._services = [
+        self._offered = [
             self.create_service(OpenSession, "open_session", self._open),
             self.create_service(CloseSession, "close_session", self._close),
         ]
-        self._publish_link()
+        self._link_timer = self.create_timer(1.0, self._publish_link, clock=STEADY)
 
     def deactivate(self) -> None:
         for session_id in list(self._sessions):
@@ -86,7 +85,8 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         if self._client is not None:
             self._client.close()
             self._client = None
-        for service in self._services:
+        self.destroy_timer(self._link_timer)
+        for service in self._offered:
             self.destroy_service(service)
         self.destroy_subscription(self._draft_subscription)
         for publisher in (self._exits, self._verdicts, self._link_states):
@@ -94,9 +94,10 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
         level, message, _ = super().diagnose()
-        link = self._link
-        if self.active and link.error_msg:
-            level, message = DiagnosticStatus.WARN, f"{link.error_code}: {link.error_msg}"
+        link = self._client.status if self._client is not None else LinkStatus()
+        if self.active and link.state != "UP":
+            level = DiagnosticStatus.WARN
+            message = f"{link.error_code}: {link.error_msg}" if link.error_msg else link.state
         values = {
             "verifier": self.config.verifier.address,
             "link": link.state,
@@ -179,12 +180,10 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
             if over:
                 self._end(session_id)
 
-    def _on_link(self, state: LinkStatus) -> None:
-        self._link = state
-        self._publish_link()
-
     def _publish_link(self) -> None:
-        link = replace(self._link)
+        if self._client is None:
+            return
+        link = self._client.status
         msg = LinkState(
             state=getattr(LinkState, link.state),
             verifier=self.config.verifier.address,
@@ -192,8 +191,10 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
             bytes_up=link.bytes_up,
             bytes_down=link.bytes_down,
             reconnects=link.reconnects,
-            sessions=len(self._sessions),
-            error_code=status_of(link.error_code) if link.error_code else 0,
+            sessions=link.sessions,
+            vocabulary=link.vocabulary,
+            model=link.model,
+            error_code=link.error_code,
             error_msg=link.error_msg,
         )
         msg.header.stamp = self.get_clock().now().to_msg()

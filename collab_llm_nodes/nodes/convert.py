@@ -5,21 +5,21 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
+from std_msgs.msg import Header
+
 from collab_llm.msg import Draft as DraftMsg
 from collab_llm.msg import EarlyExit as EarlyExitMsg
 from collab_llm.msg import GenerationMetrics as MetricsMsg
 from collab_llm.msg import Verdict as VerdictMsg
-from std_msgs.msg import Header
-
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Failure, Verdict
 from collab_llm_nodes.errors import CollabError, InvalidInput
 from collab_llm_nodes.metrics import GenerationMetrics
 
 _CODE_OF = {
-    getattr(VerdictMsg, name): name
+    value: name
     for name in dir(VerdictMsg)
-    if name.isupper() and not name.startswith("_")
+    if name.isupper() and isinstance(value := getattr(VerdictMsg, name), int)
 }
 
 

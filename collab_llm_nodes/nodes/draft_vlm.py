@@ -15,15 +15,16 @@ from functools import partial
 from threading import Event
 from typing import Any
 
-from collab_llm.action import Generate
-from collab_llm.msg import Draft, EarlyExit, GeneratedText, Verdict
-from collab_llm.srv import CloseSession, EdgeCloudGenerate, OpenSession, PreDraft
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
+from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.task import Future
 from sensor_msgs.msg import CompressedImage
 from std_msgs.msg import Header
 
+from collab_llm.action import Generate
+from collab_llm.msg import Draft, EarlyExit, GeneratedText, Verdict
+from collab_llm.srv import CloseSession, EdgeCloudGenerate, OpenSession, PreDraft
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -33,9 +34,11 @@ from collab_llm_nodes.edge_cloud.drafter import Drafter, DrafterConfig
 from collab_llm_nodes.edge_cloud.loop import Cancel, EdgeLoop, PreDraftRequest
 from collab_llm_nodes.errors import (
     BY_CODE,
+    Busy,
     Cancelled,
     CollabError,
     DeadlineExceeded,
+    Inactive,
     InvalidInput,
     Unavailable,
 )
@@ -56,6 +59,7 @@ from collab_llm_nodes.nodes.convert import (
 from collab_llm_nodes.nodes.ros import RESULT, ManagedNode, guarded, run
 
 PROTOCOLS = ("edge_cloud",)
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
@@ -138,9 +142,15 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             self.create_subscription(EarlyExit, "early_exit", self._on_early_exit, RESULT),
             self.create_subscription(Draft, "draft", self._on_cached_draft, RESULT),
         ]
+        # An awaiting service callback occupies its callback group: in the node's own, exclusive
+        # one it would block the very responses it waits for.
+        self._group = ReentrantCallbackGroup()
         self._offered = [
-            self.create_service(EdgeCloudGenerate, "edge_cloud_generate", self._serve),
-            self.create_service(PreDraft, "predraft", self._serve_predraft),
+            self.create_service(kind, name, callback, callback_group=self._group)
+            for kind, name, callback in (
+                (EdgeCloudGenerate, "edge_cloud_generate", self._serve),
+                (PreDraft, "predraft", self._serve_predraft),
+            )
         ]
         self._action = ActionServer(
             self,
@@ -235,10 +245,11 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
     def _read(self, request: Any) -> _Answer:
         """Check a request; raises CollabError."""
         if not self.active:
-            raise _Inactive("draft_vlm is not active", remedy="activate it (lifecycle)")
+            raise Inactive("draft_vlm is not active", remedy="activate it (lifecycle)")
         if len(self._waiting) >= self.config.max_waiting:
-            raise _Busy(
-                f"{len(self._waiting)} answers are in progress", remedy="retry, or raise max_waiting"
+            raise Busy(
+                f"{len(self._waiting)} answers are in progress",
+                remedy="retry, or raise max_waiting",
             )
         if request.deadline_s < 0:
             raise InvalidInput("must be >= 0", field="deadline_s", remedy="0 = the node's default")
@@ -262,7 +273,9 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         """Have the model's thread decode ``answer``; returns when it is over, however it ends."""
         over = Future()
         self._waiting.append(answer)
-        self._worker.submit(self._decode, answer, feedback, lambda: self.post(over.set_result, None))
+        self._worker.submit(
+            self._decode, answer, feedback, lambda: self.post(over.set_result, None)
+        )
         try:
             await over
         finally:
@@ -355,7 +368,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             answer.loop.run(request.due - time.monotonic())
         except CollabError as error:
             answer.error = error
-        except Exception as error:  # whatever a model raises must reach the caller, typed
+        except Exception as error:  # noqa: BLE001 - whatever a model raises must reach the caller
             answer.error = CollabError(f"{type(error).__name__}: {error}")
             self.get_logger().error(str(answer.error))
         finally:
@@ -417,8 +430,9 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         engine, client = self._engine, answer.loop.client if answer.loop else None
         assert engine is not None
         generated = client.generated if client else []
-        text = engine.decode(generated)
-        if not final and text.endswith("\N{REPLACEMENT CHARACTER}"):
+        # A ROS string ends at its first NUL, which a byte-level vocabulary can produce.
+        text = engine.decode(generated).replace("\0", _REPLACEMENT)
+        if not final and text.endswith(_REPLACEMENT):
             text = answer.text  # half a character: its other bytes come with the next token
         msg = GeneratedText(
             header=answer.request.header,
@@ -438,14 +452,6 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         answer.text = text
         self._texts.publish(msg)
         return msg
-
-
-class _Busy(CollabError):
-    code = "BUSY"
-
-
-class _Inactive(CollabError):
-    code = "INACTIVE"
 
 
 def main() -> int:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from collab_llm.msg import Draft, EarlyExit, GeneratedText, Verdict
-from collab_llm.srv import PreDraft
 from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.duration import Duration
 from rclpy.task import Future
 
+from collab_llm.msg import Draft, EarlyExit, GeneratedText, Verdict
+from collab_llm.srv import PreDraft
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.edge_cloud.predraft import Outcome, PreDraftCache, PreDraftConfig
 from collab_llm_nodes.nodes.convert import exit_from_msg

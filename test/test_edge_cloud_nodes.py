@@ -1,0 +1,254 @@
+"""The real nodes of the edge-cloud path against a real verifier, with tiny random models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import scene, tiny_folder, tiny_model
+
+pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
+
+from rclpy.action import ActionClient
+from rclpy.parameter import Parameter
+from sensor_msgs.msg import CompressedImage
+
+from collab_llm.action import Generate
+from collab_llm.msg import Draft, EarlyExit, GeneratedText, LinkState, Verdict
+from collab_llm.srv import EdgeCloudGenerate
+from collab_llm_nodes.decoding.engine import Engine
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.edge_cloud.runner import InProcessRunner
+from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
+from collab_llm_nodes.nodes.draft_vlm import DraftVlm
+from collab_llm_nodes.nodes.predraft_cache import PreDraftCacheNode
+from collab_llm_nodes.nodes.ros import RESULT, STATE
+from collab_llm_nodes.verifier.service import ServerHandle, VerifierConfig, start_server
+
+ARCHITECTURE = "qwen2_vl"
+EXITS = (1, 2, 3)
+MAX_TOKENS = 12
+
+
+@pytest.fixture
+def target() -> Engine:
+    return Engine(tiny_model(ARCHITECTURE, seed=0, exit_layers=EXITS))
+
+
+@pytest.fixture
+def verifier(target: Engine) -> Iterator[ServerHandle]:
+    config = VerifierConfig(
+        model=ModelConfig(path=str(tiny_folder(ARCHITECTURE, 0)), exit_layers=EXITS),
+        address="127.0.0.1:0",
+    )
+    with start_server(config, target) as handle:
+        yield handle
+
+
+class Edge:
+    """The three nodes and a client of theirs."""
+
+    def __init__(self, graph: Any, port: int, *, cache: bool = True, draft_seed: int = 0) -> None:
+        self.graph = graph
+        self.bridge = self._start(
+            CloudVerifierBridge,
+            {
+                "verifier.address": f"127.0.0.1:{port}",
+                "verifier.link.verdict_deadline_s": 3.0,
+            },
+        )
+        folder = tiny_folder(ARCHITECTURE, draft_seed)
+        self.vlm = self._start(DraftVlm, {"model.path": str(folder), "client.gamma": 3})
+        self.cache = self._start(PreDraftCacheNode, {}) if cache else None
+        self.user = graph.node("user")
+        self.drafts = graph.collect(self.user, Draft, "draft", RESULT)
+        self.exits = graph.collect(self.user, EarlyExit, "early_exit", RESULT)
+        self.verdicts = graph.collect(self.user, Verdict, "verdict", RESULT)
+        self.texts = graph.collect(self.user, GeneratedText, "generated_text", RESULT)
+        self.links = graph.collect(self.user, LinkState, "link_state", STATE)
+        self.action = ActionClient(self.user, Generate, "generate")
+        self.service = self.user.create_client(EdgeCloudGenerate, "edge_cloud_generate")
+        graph.wait_for(self.action.server_is_ready)
+        graph.wait_for(self.service.service_is_ready)
+        graph.wait_for(lambda: self.user.count_subscribers("draft") >= 3 + (cache is True))
+
+    def _start(self, node_type: type, parameters: dict[str, Any]) -> Any:
+        overrides = [Parameter(name, value=value) for name, value in parameters.items()]
+        node = node_type(context=self.graph.context, parameter_overrides=overrides)
+        self.graph.add(node)
+        node.start()
+        return node
+
+    def stop(self) -> None:
+        for node in (self.cache, self.vlm, self.bridge):
+            if node is not None:
+                node.stop()
+
+    def goal(self, **fields: Any) -> Generate.Goal:
+        goal = Generate.Goal(max_tokens=MAX_TOKENS, prompt="go to the red ball", deadline_s=20.0)
+        goal.images = [CompressedImage(format="jpeg", data=scene(1))]
+        goal.header.stamp.sec = 77
+        for name, value in fields.items():
+            setattr(goal, name, value)
+        return goal
+
+    def generate(self, **fields: Any) -> Generate.Result:
+        handle = self.graph.result(self.action.send_goal_async(self.goal(**fields)))
+        assert handle.accepted
+        return self.graph.result(handle.get_result_async(), timeout=30.0).result
+
+
+@pytest.fixture
+def edge(ros_graph: Any, verifier: ServerHandle) -> Iterator[Edge]:
+    graph = Edge(ros_graph, verifier.port)
+    yield graph
+    graph.stop()
+
+
+@pytest.fixture
+def expected(target: Engine) -> tuple[int, ...]:
+    runner = InProcessRunner(Engine(tiny_model(ARCHITECTURE, seed=0)), target, gamma=3)
+    prompt = Prompt("go to the red ball", (scene(1),))
+    return runner.generate(prompt, SamplingConfig(), MAX_TOKENS).tokens
+
+
+@pytest.mark.ros
+def test_an_answer_through_the_whole_graph(edge: Edge, expected: tuple[int, ...]) -> None:
+    result = edge.generate()
+    assert result.status == result.OK, result.error_msg
+    assert tuple(result.tokens) == expected
+    assert len(result.sources) == len(result.tokens)
+    assert result.verified
+    final = edge.graph.wait_for(lambda: [t for t in edge.texts if t.final])[0]
+    assert final.text == result.text
+    assert "".join(t.delta for t in edge.texts) == result.text
+    metrics = result.metrics
+    assert metrics.rounds == len(edge.verdicts) > 1
+    assert metrics.tokens == len(result.tokens)
+    assert metrics.early_exits > 0
+    for message in (*edge.drafts, *edge.exits, *edge.verdicts, *edge.texts):
+        assert message.header.stamp.sec == 77  # the camera frame's age stays measurable
+        assert message.session_id == result.session_id
+
+
+@pytest.mark.ros
+def test_sampling_and_the_service_twin(edge: Edge, target: Engine) -> None:
+    request = EdgeCloudGenerate.Request(
+        prompt="go to the red ball",
+        images=[CompressedImage(format="jpeg", data=scene(1))],
+        temperature=1.0,
+        seed=5,
+        max_tokens=MAX_TOKENS,
+        deadline_s=20.0,
+    )
+    response = edge.graph.result(edge.service.call_async(request), timeout=30.0)
+    assert response.status == response.OK, response.error_msg
+    runner = InProcessRunner(Engine(tiny_model(ARCHITECTURE, seed=0)), target, gamma=3)
+    prompt = Prompt("go to the red ball", (scene(1),))
+    alone = runner.generate(prompt, SamplingConfig(temperature=1.0, seed=5), MAX_TOKENS)
+    assert tuple(response.tokens) == alone.tokens
+
+
+@pytest.mark.ros
+def test_the_cache_serves_drafts(ros_graph: Any) -> None:
+    """With a last layer that does nothing the last exit is always right, and slow verdicts leave
+    time: every round but the first must start from the cache."""
+    loaded = load(ModelConfig(path=str(tiny_folder(ARCHITECTURE, 0)), exit_layers=(3,)))
+    with torch.no_grad():
+        last = decoder_parts(loaded.model).layers[-1]
+        last.self_attn.o_proj.weight.zero_()
+        last.mlp.down_proj.weight.zero_()
+    target = Engine(loaded)
+    alone = InProcessRunner(Engine(tiny_model(ARCHITECTURE, seed=0)), target, gamma=3)
+    expected = alone.generate(Prompt("go to the red ball", (scene(1),)), max_tokens=MAX_TOKENS)
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_extra_compute_s=0.4)
+    with start_server(slow, target) as verifier:
+        edge = Edge(ros_graph, verifier.port)
+        result = edge.generate()
+        edge.stop()
+    assert tuple(result.tokens) == expected.tokens
+    cached = [draft.round for draft in edge.drafts if draft.cached]
+    assert edge.cache.hits == len(cached) == len(edge.verdicts) - 1
+    assert result.metrics.cache_hits >= 1
+
+
+@pytest.mark.ros
+@pytest.mark.parametrize(
+    ("fields", "status", "names"),
+    [
+        ({"prompt": ""}, Generate.Result.INVALID_INPUT, "text"),
+        ({"prompt": "word " * 20000}, Generate.Result.INVALID_INPUT, "text"),
+        (
+            {"images": [CompressedImage(format="jpeg", data=b"no picture")]},
+            Generate.Result.INVALID_INPUT,
+            "images[0]",
+        ),
+        (
+            {"images": [CompressedImage(format="png", data=b"\x89PNG")]},
+            Generate.Result.INVALID_INPUT,
+            "images[0]",
+        ),
+        ({"protocol": "telepathy"}, Generate.Result.INVALID_INPUT, "protocol"),
+        ({"temperature": -1.0}, Generate.Result.INVALID_CONFIG, "temperature"),
+        ({"law": "murphy"}, Generate.Result.INVALID_CONFIG, "law"),
+    ],
+)
+def test_bad_input_is_refused_by_name(
+    edge: Edge, fields: dict[str, Any], status: int, names: str
+) -> None:
+    result = edge.generate(**fields)
+    assert result.status == status, result.error_msg
+    assert names in result.error_msg
+    assert edge.generate().status == Generate.Result.OK  # and the next request is served
+
+
+@pytest.mark.ros
+def test_an_absent_verifier_ends_within_the_deadline(
+    ros_graph: Any, verifier: ServerHandle
+) -> None:
+    port = verifier.port
+    verifier.stop()
+    edge = Edge(ros_graph, port)
+    result = edge.generate(deadline_s=2.0)
+    edge.stop()
+    assert result.status in (Generate.Result.DEADLINE_EXCEEDED, Generate.Result.UNAVAILABLE)
+    assert not result.verified
+    assert edge.links
+    assert edge.links[-1].state != LinkState.UP
+
+
+@pytest.mark.ros
+def test_without_the_bridge_the_answer_is_unavailable(
+    ros_graph: Any, verifier: ServerHandle
+) -> None:
+    edge = Edge(ros_graph, verifier.port)
+    edge.bridge.trigger_deactivate()
+    result = edge.generate(deadline_s=2.0)
+    edge.stop()
+    assert result.status == Generate.Result.INACTIVE
+
+
+@pytest.mark.ros
+def test_another_vocabulary_is_refused(ros_graph: Any, verifier: ServerHandle) -> None:
+    edge = Edge(ros_graph, verifier.port)
+    edge.vlm._vocabulary = "another"
+    result = edge.generate()
+    edge.stop()
+    assert result.status == Generate.Result.VOCABULARY_MISMATCH
+    assert result.error_msg
+
+
+@pytest.mark.ros
+def test_cancel_ends_the_answer(edge: Edge, verifier: ServerHandle) -> None:
+    handle = edge.graph.result(edge.action.send_goal_async(edge.goal(max_tokens=400)))
+    edge.graph.wait_for(lambda: edge.verdicts)
+    edge.graph.result(handle.cancel_goal_async())
+    result = edge.graph.result(handle.get_result_async()).result
+    assert result.status in (Generate.Result.CANCELLED, Generate.Result.OK)
+    edge.graph.wait_for(lambda: verifier.sessions == 0)  # the slot at the verifier is free again
+    assert edge.generate().status == Generate.Result.OK
