@@ -79,6 +79,7 @@ class EdgeLoop:
         self._requests: deque[PreDraftRequest] = deque()
         self._verdict: Verdict | None = None
         self._external: Draft | None = None  # a draft that the cache's owner has sent already
+        self._external_rounds: set[int] = set()
         self._failure: CollabError | None = None
         self._ended = False
         self._deadline = math.inf
@@ -117,7 +118,7 @@ class EdgeLoop:
                 metrics.wait_s += time.monotonic() - sent
                 if self._cache is None and draft.round > 0:
                     metrics.cache_lookups += 1
-                    metrics.cache_hits += self._has_external()
+                    metrics.cache_hits += draft.round in self._external_rounds
                 tokens = self.client.on_verdict(verdict)
                 if metrics.rounds == 1:
                     metrics.time_to_first_token_s = time.monotonic() - started
@@ -221,6 +222,7 @@ class EdgeLoop:
             # The cache's owner may see a verdict before this loop has handled it.
             if event.round in (self.client.round, self.client.round + 1):
                 self._external = event
+                self._external_rounds.add(event.round)
         elif isinstance(event, Failure):
             error = BY_CODE.get(event.code, CollabError)
             self._failure = error(event.message, field=event.field, remedy=event.remedy)
