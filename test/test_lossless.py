@@ -35,9 +35,9 @@ def in_process(draft: Engine, target: Engine) -> Generate:
 
 def test_the_edge_cloud_path_is_lossless_on_every_architecture(tmp_path: Path) -> None:
     prompts = [Prompt("go to the red box", (scene(0),))]
-    report = check_lossless(in_process, prompts, tmp_path, max_tokens=10, samples=0)
+    report = check_lossless(in_process, prompts, tmp_path, max_tokens=8, samples=0)
     assert report.answers == 5 * 3 * 3  # architectures, drafts, samplings
-    assert report.tokens > 300
+    assert report.tokens > 250
     assert report.mismatches == 0, report.differences
     assert report.near_ties == 0
 
@@ -47,7 +47,7 @@ def test_rejection_sampling_follows_the_targets_law(kind: str) -> None:
     target = Engine(tiny_model("qwen2"))
     draft = tiny_model("qwen2", head_noise=0.4) if kind == "noisy" else tiny_model("qwen2", seed=7)
     generate = in_process(Engine(draft), target)
-    p = check_distribution(generate, target, tiny_prompt("qwen2"), FEW, samples=200)
+    p = check_distribution(generate, target, tiny_prompt("qwen2"), FEW, samples=120)
     assert p > 1e-3
 
 
@@ -58,7 +58,7 @@ def test_a_draft_passed_off_as_the_target_is_seen() -> None:
     report = compare_lossless(draft_alone, target, prompts, [GREEDY, COUPLED], max_tokens=12)
     assert report.mismatches == 6
     assert report.as_dict()["differences"][0]["case"] == "greedy"
-    assert check_distribution(draft_alone, target, prompts[0], FEW, samples=200) < 1e-6
+    assert check_distribution(draft_alone, target, prompts[0], FEW, samples=120) < 1e-4
 
 
 @pytest.mark.parametrize("spoil", ["cut", "extra", "flip"])
