@@ -31,3 +31,7 @@ def main() -> int:
 
         nodes.insert(0, SimGo2)
     return run(*nodes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,273 @@
+"""The demo: verifier and graph as processes of their own, rooms one after the other, a report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from collab_llm_nodes.assets import config_file, model_folder
+from collab_llm_nodes.decoding.engine import Engine
+from collab_llm_nodes.decoding.reference import generate
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.demo.film import Frame, save
+from collab_llm_nodes.edge_cloud.client import Source
+from collab_llm_nodes.errors import CollabError, DeadlineExceeded
+from collab_llm_nodes.metrics import GenerationMetrics
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.sim.expert import MAX_STEPS, SUCCESS_DISTANCE
+from collab_llm_nodes.training.wording import VERBS, instruction
+from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
+
+START_DEADLINE_S = 120.0
+ROOM_DEADLINE_S = 60.0
+FILMED_ROOMS = 3
+
+
+def run_demo(
+    *, rooms: int, seed: int, film: Path | None, params: Path | None, console: Console
+) -> dict[str, Any]:
+    """Drive ``rooms`` rooms of seeds ``seed``, ``seed`` + 1, ...; prints a table.
+
+    Returns:
+        The figures of the JSON file: ``rooms``, ``reached``, ``tau``, ``cache_hit_rate``,
+        ``mismatches`` (answers that differ from the target decoding alone), ``answers``,
+        ``action_latency_ms_median``, ``seconds`` and one entry per room.
+
+    Raises:
+        CollabError: a process did not start or ended early.
+    """
+    from collab_llm_nodes.nodes.demo_client import DemoClient  # rclpy: only where it is there
+
+    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+    os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 101))
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="collab_llm_demo_")))
+        address = f"127.0.0.1:{_free_port()}"
+        cloud = stack.enter_context(_verifier(address, logs / "verifier.log"))
+        graph = stack.enter_context(_graph(address, params, logs / "graph.log"))
+        client = stack.enter_context(DemoClient())
+        with console.status("starting the verifier and the ROS graph ..."):
+            _wait_for_verifier(address, cloud)
+            client.wait_for_graph(START_DEADLINE_S, graph.check)
+        console.print(f"verifier and graph are up after {time.monotonic() - started:.1f} s")
+        table = _table()
+        drives = []
+        for number in range(rooms):
+            verb = (seed + number) % len(VERBS)
+            with console.status(f"room {number + 1} of {rooms} ..."):
+                drive = client.drive(
+                    seed + number,
+                    lambda room, verb=verb: instruction(room.goal.name, verb),
+                    ROOM_DEADLINE_S,
+                    MAX_STEPS,
+                )
+            drives.append(drive)
+            _add_row(table, drive)
+            for process in (cloud, graph):
+                process.check()
+        console.print(table)
+    with console.status("comparing every answer with the target decoding alone ..."):
+        mismatches = _mismatches(drives)
+    if film is not None:
+        film.parent.mkdir(parents=True, exist_ok=True)
+        save([f for d in drives[:FILMED_ROOMS] for f in _frames(d)], film)
+        console.print(f"wrote {film}")
+    results = _results(drives, mismatches, time.monotonic() - started)
+    console.print(
+        f"reached {results['reached']} of {results['rooms']}, tau {results['tau']:.2f}, "
+        f"cache hits {results['cache_hit_rate']:.0%}, "
+        f"{results['mismatches']} of {results['answers']} answers differ from the target alone"
+    )
+    return results
+
+
+class _Process:
+    """A child process with its log; ended, then killed, on the way out."""
+
+    def __init__(self, command: Sequence[str], log: Path, environment: dict[str, str]) -> None:
+        self._name, self._log = Path(command[0]).name, log
+        with log.open("wb") as file:
+            self._child = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=environment
+            )
+
+    def check(self) -> None:
+        """Raise CollabError, with the end of the log, if the process is gone."""
+        if self._child.poll() is not None:
+            tail = self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
+            raise CollabError(
+                f"{self._name} ended with status {self._child.returncode}:\n{tail}",
+                remedy="see the log above",
+            )
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL for one that does not listen."""
+        self._child.send_signal(signal.SIGTERM)
+        try:
+            self._child.wait(timeout=10.0)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+
+@contextlib.contextmanager
+def _process(command: Sequence[str], log: Path) -> Iterator[_Process]:
+    # One thread each: on a small machine two pools of threads fight for the same cores.
+    process = _Process(command, log, {"OMP_NUM_THREADS": "1", **os.environ})
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+def _verifier(address: str, log: Path) -> contextlib.AbstractContextManager[_Process]:
+    command = [sys.executable, "-m", "collab_llm_nodes.cli", "verifier"]
+    command += ["--config", str(config_file("verifier_embedded.yaml")), "--address", address]
+    return _process(command, log)
+
+
+def _graph(
+    address: str, params: Path | None, log: Path
+) -> contextlib.AbstractContextManager[_Process]:
+    command = [sys.executable, "-m", "collab_llm_nodes.nodes.graph", "--sim", "--ros-args"]
+    command += ["--params-file", str(params or config_file("demo.yaml"))]
+    command += ["-p", f"cloud_verifier_bridge:verifier.address:={address}"]
+    command += ["-p", f"draft_vlm:model.path:={model_folder('nav-draft')}"]
+    return _process(command, log)
+
+
+def _wait_for_verifier(address: str, process: _Process) -> None:
+    due = time.monotonic() + START_DEADLINE_S
+    with VerifierClient(ClientLinkConfig(address=address)) as client:
+        while True:
+            process.check()
+            try:
+                client.describe(1.0)
+                return
+            except DeadlineExceeded:
+                if time.monotonic() > due:
+                    raise
+            except CollabError:
+                if time.monotonic() > due:
+                    raise
+
+
+def _mismatches(drives: Sequence[Any]) -> int:
+    """Answers that the target alone would have given otherwise; there must be none."""
+    target = Engine(load(ModelConfig(path=str(model_folder("nav-target")))))
+    sampling, count = SamplingConfig(), 0
+    for drive in drives:
+        for answer in drive.answers:
+            prompt = encode(Prompt(answer.prompt, (answer.picture,)), target.loaded)
+            alone = generate(target.loaded, prompt, sampling, len(answer.tokens), target.eos)
+            count += tuple(alone) != answer.tokens
+    return count
+
+
+def _results(drives: Sequence[Any], mismatches: int, seconds: float) -> dict[str, Any]:
+    total = GenerationMetrics()
+    answers = [a for d in drives for a in d.answers]
+    for answer in answers:
+        total.add(answer.metrics)
+    latencies = [a.latency_s for a in answers]
+    return {
+        "rooms": len(drives),
+        "reached": sum(_reached(d) for d in drives),
+        "tau": total.tau,
+        "cache_hit_rate": total.hit_rate,
+        "mismatches": mismatches,
+        "answers": len(answers),
+        "action_latency_ms_median": 1e3 * statistics.median(latencies) if latencies else None,
+        "answer_ms_median": (
+            1e3 * statistics.median(a.metrics.total_s for a in answers) if answers else None
+        ),
+        "seconds": seconds,
+        "drives": [
+            {
+                "seed": d.room.seed,
+                "instruction": d.instruction,
+                "steps": d.steps,
+                "reached": _reached(d),
+                "status": d.status,
+                "error": d.error,
+                "distance_to_goal_m": d.distance_to_goal,
+                "seconds": d.seconds,
+            }
+            for d in drives
+        ],
+    }
+
+
+def _reached(drive: Any) -> bool:
+    """The model said stop, and said it at the right thing."""
+    return bool(drive.status == 0 and drive.distance_to_goal <= SUCCESS_DISTANCE)
+
+
+def _table() -> Table:
+    table = Table(title="rooms driven through the whole graph")
+    for column in ("room", "instruction", "steps", "result", "tau", "cache hits", "ms per action"):
+        table.add_column(column, justify="left" if column in ("instruction", "result") else "right")
+    return table
+
+
+def _add_row(table: Table, drive: Any) -> None:
+    total = GenerationMetrics()
+    for answer in drive.answers:
+        total.add(answer.metrics)
+    latency = statistics.median(a.latency_s for a in drive.answers) if drive.answers else 0.0
+    result = "[green]reached[/]" if _reached(drive) else f"[red]missed[/] {drive.error[:40]}"
+    table.add_row(
+        str(drive.room.seed),
+        drive.instruction,
+        str(drive.steps),
+        f"{result} {drive.distance_to_goal:.2f} m",
+        f"{total.tau:.2f}",
+        f"{total.cache_hits}/{total.cache_lookups}",
+        f"{1e3 * latency:.0f}",
+    )
+
+
+def _frames(drive: Any) -> Iterator[Frame]:
+    """One picture per answer, large and sharp from the simulator's own pose."""
+    from collab_llm_nodes.sim.renderer import Renderer, to_jpeg
+
+    renderer = Renderer()
+    renderer.enter(drive.room)
+    tokenizer = load(ModelConfig(path=str(model_folder("nav-draft")))).tokenizer
+    for number, answer in enumerate(drive.answers):
+        path = drive.path[: max(1, answer.travelled)]
+        words = [
+            (tokenizer.decode([token], skip_special_tokens=True), Source(source))
+            for token, source in zip(answer.tokens, answer.sources, strict=True)
+        ]
+        m = answer.metrics
+        yield Frame(
+            drive.room,
+            to_jpeg(renderer.large_picture(path[-1])),
+            path,
+            words,
+            f'"{drive.instruction}"',
+            f"step {number + 1}   {m.tokens} tokens in {m.rounds} rounds of the cloud model",
+        )
+    renderer.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

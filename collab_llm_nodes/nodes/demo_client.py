@@ -1,0 +1,253 @@
+"""Drives rooms through a running graph and records what happens: the demo's and tests' witness.
+
+Not a node of the robot: it sets the simulator's room, sends the instruction to ``navigate``, and
+listens to everything in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import rclpy
+from geometry_msgs.msg import PoseStamped
+from rcl_interfaces.msg import Parameter as ParameterMsg
+from rcl_interfaces.msg import ParameterType, ParameterValue
+from rcl_interfaces.srv import SetParameters
+from rclpy.action import ActionClient
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.node import Node
+from std_msgs.msg import String
+
+from collab_llm.action import Navigate
+from collab_llm.msg import GeneratedText, NavigationAction, Observation
+from collab_llm_nodes.errors import DeadlineExceeded
+from collab_llm_nodes.metrics import GenerationMetrics
+from collab_llm_nodes.nodes.ros import COMMAND, RESULT, STATE
+from collab_llm_nodes.sim.rooms import Pose, Room, make_room
+
+Stamp = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer of the model, with the picture it is about.
+
+    Attributes:
+        latency_s: from the picture's arrival here to that of the action read from the answer.
+        travelled: number of poses in ``Drive.path`` when it came.
+    """
+
+    picture: bytes
+    prompt: str
+    text: str
+    tokens: tuple[int, ...]
+    sources: tuple[int, ...]
+    metrics: GenerationMetrics
+    latency_s: float
+    travelled: int
+
+
+@dataclass
+class Drive:
+    """One room driven."""
+
+    room: Room
+    instruction: str
+    answers: list[Answer] = field(default_factory=list)
+    path: list[Pose] = field(default_factory=list)
+    status: int = -1
+    error: str = ""
+    steps: int = 0
+    seconds: float = 0.0
+
+    @property
+    def distance_to_goal(self) -> float:
+        """Metres between the robot's true pose at the end and the right thing's centre."""
+        end = self.path[-1]
+        return math.hypot(end.x - self.room.goal.x, end.y - self.room.goal.y)
+
+
+class DemoClient:
+    """Use as a context manager; every wait has a deadline."""
+
+    def __init__(self) -> None:
+        self._context = rclpy.Context()
+        self._context.init()
+        self._node = Node("demo_client", context=self._context)
+        self._changed = threading.Condition()
+        self._room_info = ""
+        self._drive: Drive | None = None
+        self._pictures: dict[Stamp, tuple[bytes, float]] = {}
+        self._texts: dict[Stamp, GeneratedText] = {}
+        self._latency: dict[Stamp, float] = {}
+        subscribe = self._node.create_subscription
+        subscribe(String, "ground_truth/room", self._on_room, STATE)
+        subscribe(PoseStamped, "ground_truth/pose", self._on_pose, COMMAND)
+        subscribe(Observation, "observation", self._on_observation, RESULT)
+        subscribe(GeneratedText, "generated_text", self._on_text, RESULT)
+        subscribe(NavigationAction, "navigation_action", self._on_action, RESULT)
+        self._parameters = self._node.create_client(SetParameters, "sim_go2/set_parameters")
+        self._navigate = ActionClient(self._node, Navigate, "navigate")
+        self._executor = SingleThreadedExecutor(context=self._context)
+        self._executor.add_node(self._node)
+        self._thread = threading.Thread(target=self._spin, name="demo-client")
+        self._thread.start()
+
+    def __enter__(self) -> DemoClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._executor.shutdown()
+        self._thread.join()
+        self._node.destroy_node()
+        self._context.try_shutdown()
+
+    def wait_for_graph(self, deadline_s: float, alive: Callable[[], None]) -> None:
+        """Until simulator and navigator answer; ``alive`` raises if their process ended."""
+
+        def ready() -> bool:
+            alive()
+            return self._navigate.server_is_ready() and self._parameters.service_is_ready()
+
+        self._wait(ready, deadline_s, "the graph to come up")
+
+    def drive(
+        self, seed: int, instruction: Callable[[Room], str], deadline_s: float, max_steps: int
+    ) -> Drive:
+        """Enter the room of ``seed``, give the instruction, wait for the end.
+
+        Raises:
+            DeadlineExceeded: the graph did not answer in time.
+        """
+        room = make_room(seed)
+        self._enter(seed)
+        drive = Drive(room, instruction(room), path=[room.start])
+        with self._recording(drive):
+            started = time.monotonic()
+            goal = Navigate.Goal(
+                instruction=drive.instruction, max_steps=max_steps, deadline_s=deadline_s
+            )
+            handle = self._result(self._navigate.send_goal_async(goal), 10.0, "navigate")
+            result = self._result(handle.get_result_async(), deadline_s, "the drive's end").result
+            drive.seconds = time.monotonic() - started
+        drive.status, drive.error, drive.steps = result.status, result.error_msg, result.steps
+        return drive
+
+    def _enter(self, seed: int) -> None:
+        value = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=seed)
+        request = SetParameters.Request(parameters=[ParameterMsg(name="seed", value=value)])
+        self._room_info = ""
+        self._result(self._parameters.call_async(request), 10.0, "sim_go2")
+        self._wait(lambda: f'"seed": {seed},' in self._room_info, 10.0, "the room")
+
+    @contextlib.contextmanager
+    def _recording(self, drive: Drive) -> Iterator[None]:
+        with self._changed:
+            self._pictures.clear()
+            self._texts.clear()
+            self._latency.clear()
+            self._drive = drive
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._drive = None
+
+    # Callbacks, in the executor's thread.
+
+    def _on_room(self, msg: String) -> None:
+        with self._changed:
+            self._room_info = msg.data
+            self._changed.notify_all()
+
+    def _on_pose(self, msg: PoseStamped) -> None:
+        p, q = msg.pose.position, msg.pose.orientation
+        pose = Pose(p.x, p.y, 2 * math.atan2(q.z, q.w))
+        with self._changed:
+            if self._drive is not None and self._drive.path[-1] != pose:
+                self._drive.path.append(pose)
+
+    def _on_observation(self, msg: Observation) -> None:
+        with self._changed:
+            if self._drive is not None:
+                self._pictures[_key(msg)] = (bytes(msg.image.data), time.monotonic())
+                while len(self._pictures) > 200:  # those asked about are recent
+                    self._pictures.pop(next(iter(self._pictures)))
+
+    def _on_text(self, msg: GeneratedText) -> None:
+        with self._changed:
+            self._texts[_key(msg)] = msg
+            self._record(_key(msg))
+
+    def _on_action(self, msg: NavigationAction) -> None:
+        with self._changed:
+            seen = self._pictures.get(_key(msg))
+            if self._drive is not None and seen is not None:
+                self._latency[_key(msg)] = time.monotonic() - seen[1]
+            self._record(_key(msg))
+
+    def _record(self, key: Stamp) -> None:
+        """Text (final) and action of one picture are both here: that is one answer."""
+        msg, latency = self._texts.get(key), self._latency.get(key)
+        if self._drive is None or msg is None or not msg.final or latency is None:
+            return
+        m = msg.metrics
+        metrics = GenerationMetrics(
+            rounds=m.rounds,
+            tokens=m.tokens,
+            drafted=m.drafted,
+            accepted=m.accepted,
+            cache_lookups=m.cache_lookups,
+            cache_hits=m.cache_hits,
+            early_exits=m.early_exits,
+            total_s=m.total_s,
+        )
+        self._drive.answers.append(
+            Answer(
+                self._pictures[key][0],
+                msg.prompt,
+                msg.text,
+                tuple(msg.tokens),
+                tuple(msg.sources),
+                metrics,
+                latency,
+                len(self._drive.path),
+            )
+        )
+        del self._texts[key], self._latency[key]
+
+    # Waiting.
+
+    def _result(self, future: Any, deadline_s: float, what: str) -> Any:
+        future.add_done_callback(lambda _: self._notify())
+        self._wait(future.done, deadline_s, what)
+        return future.result()
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _wait(self, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
+        due = time.monotonic() + deadline_s
+        with self._changed:
+            while not condition():
+                left = due - time.monotonic()
+                if left <= 0:
+                    raise DeadlineExceeded(
+                        f"waited {deadline_s:g} s for {what}", remedy="see the graph's log"
+                    )
+                self._changed.wait(min(left, 0.1))  # discovery announces itself to nobody
+
+    def _spin(self) -> None:
+        with contextlib.suppress(ExternalShutdownException):
+            self._executor.spin()
+
+
+def _key(msg: Any) -> Stamp:
+    return msg.header.stamp.sec, msg.header.stamp.nanosec
