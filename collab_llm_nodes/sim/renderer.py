@@ -109,7 +109,8 @@ class Renderer:
             raise CollabError(
                 f"MuJoCo cannot render: {error}",
                 field="MUJOCO_GL",
-                remedy="install libegl1 libgl1 libgl1-mesa-dri and set MUJOCO_GL=egl (or libosmesa6 and osmesa)",
+                remedy="install libegl1 libgl1 libgl1-mesa-dri and set MUJOCO_GL=egl"
+                " (or libosmesa6 and MUJOCO_GL=osmesa)",
             ) from error
         self._mocap = {
             self._model.body(i).name: int(self._model.body_mocapid[i])
@@ -123,9 +124,9 @@ class Renderer:
         rng = np.random.default_rng([room.seed, 0x10015])
         model, data = self._model, self._data
         data.mocap_pos[:] = (0.0, 0.0, -5.0)
-        grey = rng.uniform(0.35, 0.8)
-        model.mat("floor").rgba[:3] = np.clip(grey + rng.uniform(-0.07, 0.07, 3), 0, 1)
-        model.mat("wall").rgba[:3] = np.clip(rng.uniform(0.6, 0.95) + rng.uniform(-0.07, 0.07, 3), 0, 1)
+        for surface, low, high in (("floor", 0.35, 0.8), ("wall", 0.6, 0.95)):
+            grey = rng.uniform(low, high)
+            model.mat(surface).rgba[:3] = np.clip(grey + rng.uniform(-0.07, 0.07, 3), 0, 1)
         angle = rng.uniform(0, math.tau)
         model.light("lamp").dir[:] = (0.6 * math.cos(angle), 0.6 * math.sin(angle), -0.8)
         for k, (x, y, turned) in enumerate(

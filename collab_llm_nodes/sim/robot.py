@@ -77,13 +77,15 @@ class Base:
     def _measure(self, moved: float, turned: float) -> None:
         noise = self.config.odometry_noise
         if moved:
-            moved = moved * self._scale_forward + noise * math.sqrt(
-                abs(moved)
-            ) * self._rng.standard_normal()
+            moved = (
+                moved * self._scale_forward
+                + noise * math.sqrt(abs(moved)) * self._rng.standard_normal()
+            )
         if turned:
-            turned = turned * self._scale_turn + noise * math.sqrt(
-                abs(turned)
-            ) * self._rng.standard_normal()
+            turned = (
+                turned * self._scale_turn
+                + noise * math.sqrt(abs(turned)) * self._rng.standard_normal()
+            )
         o = self.odometry
         self.odometry = Pose(
             o.x + moved * math.cos(o.yaw + turned / 2),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast, Qwen2VLForConditionalGeneration
+from transformers import PreTrainedTokenizerBase
 
 from collab_llm_nodes.training.architecture import prefix_ids
 from collab_llm_nodes.training.forward import GRID, MERGE, PATCH
+from collab_llm_nodes.training.tokenizer import token_id
 
 MAX_TOKENS = 40
 
@@ -19,7 +21,7 @@ _STD = torch.tensor([0.26862954, 0.26130258, 0.27577711])
 
 
 def patches(pictures: np.ndarray) -> Tensor:
-    """``pixel_values`` [B * 72, 1176] of uint8 [B, 84, 168, 3], as the image processor makes them."""
+    """``pixel_values`` [B * 72, 1176] of uint8 [B, 84, 168, 3], as the image processor's."""
     x = (torch.from_numpy(np.ascontiguousarray(pictures)).float() / 255.0 - _MEAN) / _STD
     gh, gw = GRID[0] // MERGE, GRID[1] // MERGE
     x = x.view(-1, gh, MERGE, PATCH, gw, MERGE, PATCH, 3).permute(0, 1, 4, 2, 5, 7, 3, 6)
@@ -29,19 +31,17 @@ def patches(pictures: np.ndarray) -> Tensor:
 
 @torch.no_grad()
 def answers(
-    model: Qwen2VLForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerFast,
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
     pictures: np.ndarray,
     prompts: Sequence[str],
 ) -> list[str]:
     """Greedy answers to one prompt (user text) per picture uint8 [B, 84, 168, 3]."""
-    pad, end = (tokenizer.convert_tokens_to_ids(t) for t in ("<|endoftext|>", "<|im_end|>"))
+    pad, end = (token_id(tokenizer, t) for t in ("<|endoftext|>", "<|im_end|>"))
     prefix = prefix_ids(tokenizer)
     rows = [
         prefix
-        + tokenizer(
-            f"{p}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
-        ).input_ids
+        + tokenizer(f"{p}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False).input_ids
         for p in prompts
     ]
     longest = max(map(len, rows))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen2VLConfig, Qwen2VLForConditionalGeneration
+from transformers import PreTrainedTokenizerBase, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 from collab_llm_nodes.training.forward import GRID, MERGE
+from collab_llm_nodes.training.tokenizer import SPECIAL, token_id
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,13 @@ SIZES = {"target": TARGET, "draft": DRAFT, "micro": MICRO}
 
 
 def build(
-    size: Size, tokenizer: PreTrainedTokenizerFast, seed: int
+    size: Size, tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> Qwen2VLForConditionalGeneration:
     """A freshly initialised model for ``tokenizer``."""
     half = size.hidden // size.heads // 2
     temporal = half // 4
     height = (half - temporal) // 2
-    ids = {t: tokenizer.convert_tokens_to_ids(t) for t in tokenizer.get_added_vocab()}
+    ids = {t: token_id(tokenizer, t) for t in SPECIAL}
     config = Qwen2VLConfig(
         text_config={
             "vocab_size": len(tokenizer),
@@ -71,15 +72,15 @@ def build(
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=ids["<|im_end|>"],
-        pad_token_id=ids["<|endoftext|>"],
     )
+    config.bos_token_id = None
+    config.eos_token_id = ids["<|im_end|>"]
+    config.pad_token_id = ids["<|endoftext|>"]
     torch.manual_seed(seed)
     return Qwen2VLForConditionalGeneration(config)
 
 
-def prefix_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+def prefix_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Ids of the chat up to and with the end of the picture: equal for every question."""
     pads = "<|image_pad|>" * (GRID[0] * GRID[1] // MERGE**2)
     text = f"<|im_start|>user\n<|vision_start|>{pads}<|vision_end|>"

@@ -9,12 +9,13 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from collab_llm_nodes.navigation.prompt import user_text
 from collab_llm_nodes.sim.expert import ACTIONS, DIRECTIONS, DISTANCES, Sight, direction, distance
 from collab_llm_nodes.sim.renderer import KINDS
 from collab_llm_nodes.training.data import MOST_THINGS, TOKEN_COLUMNS, TOKEN_ROWS, Pictures
+from collab_llm_nodes.training.tokenizer import token_id
 from collab_llm_nodes.training.wording import VERBS, WORDS, answer, dense_words, instruction
 
 TEXT_LENGTH = 46
@@ -110,12 +111,12 @@ def _unseen_kind(kinds: np.ndarray, sights: dict[int, Sight], rng: np.random.Gen
 class Batches:
     """Makes batch ``step`` from pictures; equal seeds and pictures give equal batches."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         self._tokenizer = tokenizer
         self._seed = seed
         self._encode = lru_cache(maxsize=None)(self._encode_text)
-        self._end = int(tokenizer.convert_tokens_to_ids("<|im_end|>"))
-        self._pad = int(tokenizer.convert_tokens_to_ids("<|endoftext|>"))
+        self._end = token_id(tokenizer, "<|im_end|>")
+        self._pad = token_id(tokenizer, "<|endoftext|>")
         self._words = _dense_table()
 
     def _encode_text(self, text: str) -> tuple[int, ...]:

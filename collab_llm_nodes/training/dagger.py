@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, Qwen2VLForConditionalGeneration
 
+from collab_llm_nodes.navigation.prompt import user_text
 from collab_llm_nodes.sim.renderer import Renderer
 from collab_llm_nodes.training import data
 from collab_llm_nodes.training.answering import answers
 from collab_llm_nodes.training.evaluate import Episode, advance, start
-from collab_llm_nodes.navigation.prompt import user_text
 
 
 def roll_out_round(
@@ -29,8 +29,7 @@ def roll_out_round(
     progress: Callable[[int, int], None] | None = None,
     together: int = 64,
 ) -> None:
-    """Roll the model of ``model_folder`` out in ``rooms`` rooms; write the visited states.
-    """
+    """Roll the model of ``model_folder`` out in ``rooms`` rooms; write the visited states."""
     torch.set_num_threads(1)
     os.environ.setdefault("LP_NUM_THREADS", "1")
     model = Qwen2VLForConditionalGeneration.from_pretrained(model_folder, dtype=torch.float32)

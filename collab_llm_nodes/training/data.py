@@ -70,7 +70,7 @@ class Snapshot:
 def snapshot(
     renderer: Renderer, room: Room, pose: Pose, history: Sequence[str], goal: int
 ) -> Snapshot:
-    """Picture (through JPEG, as at run time) and labels of one place; ``renderer`` is in ``room``."""
+    """Picture (through JPEG, as at run time) and labels of a place in the room entered."""
     kind = np.full(MOST_THINGS, -1, np.int8)
     bearing, range_, visible = np.zeros((3, MOST_THINGS), np.float32)
     for i, (thing, sight) in enumerate(zip(room.things, expert.look(room, pose), strict=True)):
@@ -107,7 +107,10 @@ def random_pose(room: Room, rng: np.random.Generator) -> Pose:
             x, y = thing.x + reach * math.cos(around), thing.y + reach * math.sin(around)
             yaw = around + math.pi + float(rng.uniform(-1.0, 1.0))
         else:
-            x, y = float(rng.uniform(0.3, room.width - 0.3)), float(rng.uniform(0.3, room.depth - 0.3))
+            x, y = (
+                float(rng.uniform(0.3, room.width - 0.3)),
+                float(rng.uniform(0.3, room.depth - 0.3)),
+            )
             yaw = float(rng.uniform(-math.pi, math.pi))
         inside = 0.3 <= x <= room.width - 0.3 and 0.3 <= y <= room.depth - 0.3
         if inside and all(math.hypot(x - t.x, y - t.y) >= 0.3 + t.radius for t in room.things):
@@ -148,14 +151,14 @@ def write_shard(folder: Path, snapshots: Sequence[Snapshot]) -> None:
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     for name, (shape, dtype) in _FIELDS.items():
-        values = np.stack([np.asarray(getattr(s, name), dtype) for s in snapshots])
+        values: np.ndarray = np.stack([np.asarray(getattr(s, name), dtype) for s in snapshots])
         assert values.shape[1:] == shape
         np.save(building / f"{name}.npy", values)
     os.replace(building, folder)
 
 
 def make_shard(folder: Path, number: int, renderer: Renderer | None = None) -> None:
-    """Render training shard ``number``: rooms ``TRAIN_SEEDS + number * ROOMS_PER_SHARD`` onwards."""
+    """Render training shard ``number``: ``ROOMS_PER_SHARD`` rooms after those of the one before."""
     own = renderer or Renderer()
     first = TRAIN_SEEDS + number * ROOMS_PER_SHARD
     seeds = range(first, first + ROOMS_PER_SHARD)

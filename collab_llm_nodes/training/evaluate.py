@@ -1,14 +1,19 @@
-"""What the models can do: perception on held-out pictures, success in fresh rooms."""
+"""What the models can do: perception on held-out pictures, success in fresh rooms, tau."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerFast, Qwen2VLForConditionalGeneration
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2VLForConditionalGeneration
 
+from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.navigation.prompt import user_text
 from collab_llm_nodes.sim import expert
 from collab_llm_nodes.sim.renderer import Renderer, from_jpeg, to_jpeg
@@ -39,7 +44,7 @@ def held_out_pictures(folder: Path, rooms: int = 40) -> data.Pictures:
 
 def held_out_figures(
     model: Qwen2VLForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     rooms: int = 40,
     batch: int = 128,
@@ -62,18 +67,30 @@ def held_out_figures(
         images = pictures.images(np.array(indices[chunk]))
         said += answers(model, tokenizer, images, [q.prompt for q in asked[chunk]])
     seen = [q.sight is not None and q.sight.in_view for q in asked]
-    direction = [direction_said(s) == direction_said(q.answer) for s, q in zip(said, asked)]
+    wanted = [q.answer for q in asked]
+    pairs = list(zip(said, wanted, seen, strict=True))
     return {
-        "in_view_direction": _share(d for d, v in zip(direction, seen) if v),
-        "not_in_view": _share(d for d, v in zip(direction, seen) if not v),
-        "exact": _share(s == q.answer for s, q in zip(said, asked)),
-        "action": _share(action_said(s) == action_said(q.answer) for s, q in zip(said, asked)),
+        "in_view_direction": _share(
+            direction_said(s) == direction_said(w) for s, w, v in pairs if v
+        ),
+        "not_in_view": _share(direction_said(s) == "unseen" for s, _, v in pairs if not v),
+        "exact": _share(s == w for s, w, _ in pairs),
+        "action": _share(action_said(s) == action_said(w) for s, w, _ in pairs),
     }
 
 
-def _share(values: object) -> float:
-    kept = list(values)  # type: ignore[call-overload]
+def _share(values: Iterable[bool]) -> float:
+    kept = list(values)
     return sum(kept) / max(1, len(kept))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One step's question as it was asked, and the answer to it."""
+
+    jpeg: bytes
+    text: str
+    answer: str
 
 
 @dataclass
@@ -85,7 +102,8 @@ class Episode:
     history: list[str]
     instruction: str
     outcome: str = ""
-    """"" while running; reached | wrong place | step limit | invalid."""
+    """Empty while running; reached | wrong place | step limit | invalid."""
+    asked: list[Asked] = field(default_factory=list)
 
 
 def start(seed: int) -> Episode:
@@ -121,13 +139,15 @@ def closed_loop(
     while waiting or running:
         while waiting and len(running) < together:
             running.append(start(waiting.pop(0)))
-        pictures = []
+        jpegs = []
         for episode in running:
             renderer.enter(episode.room)
-            pictures.append(from_jpeg(to_jpeg(renderer.picture(episode.base.pose))))
+            jpegs.append(to_jpeg(renderer.picture(episode.base.pose)))
         texts = [user_text(e.instruction, e.history) for e in running]
-        for episode, text in zip(running, answer(np.stack(pictures), texts), strict=True):
-            advance(episode, text)
+        said = answer(np.stack([from_jpeg(j) for j in jpegs]), texts)
+        for episode, jpeg, text, reply in zip(running, jpegs, texts, said, strict=True):
+            episode.asked.append(Asked(jpeg, text, reply))
+            advance(episode, reply)
         done += [e for e in running if e.outcome]
         running = [e for e in running if not e.outcome]
         if progress is not None:
@@ -148,4 +168,103 @@ def summary(episodes: Sequence[Episode]) -> dict[str, float]:
         "wrong_place": shares["wrong place"],
         "step_limit": shares["step limit"],
         "invalid_actions": outcomes.count("invalid"),
+    }
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """What ``collab-llm eval nav`` measures."""
+
+    target: str = "models/nav-target"
+    draft: str = "models/nav-draft"
+    rooms: int = 200
+    seed: int = 0
+    """First room; rooms from ``HELD_OUT_SEEDS`` upwards have been seen in training."""
+    edge_cloud_rooms: int = -1
+    """Rooms whose every step is also answered by the edge-cloud path; -1 = all."""
+    gamma: int = 4
+    data: str = "data/nav"
+
+    def __post_init__(self) -> None:
+        if self.rooms < 1 or self.seed < 0 or self.seed + self.rooms > HELD_OUT_SEEDS:
+            raise ConfigError(
+                f"rooms {self.seed} to {self.seed + self.rooms - 1} are not all fresh",
+                field="seed",
+                remedy=f"stay within 0 to {HELD_OUT_SEEDS - 1}: the others were trained on",
+            )
+
+
+Tell = Callable[[str, int, int], None]
+"""Called with (what, done, total)."""
+
+
+def eval_nav(config: EvalConfig, progress: Tell | None = None) -> dict[str, Any]:
+    """Every gate of the embedded pair: success, perception, validity, losslessness, tau."""
+    tell: Tell = progress or (lambda what, done, total: None)
+    seeds = range(config.seed, config.seed + config.rooms)
+    episodes: dict[str, list[Episode]] = {}
+    for role, folder in (("target", config.target), ("draft", config.draft)):
+        model = Qwen2VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        episodes[role] = closed_loop(
+            partial(answers, model, tokenizer), seeds, partial(tell, f"{role} alone")
+        )
+        if role == "target":
+            perception = held_out_figures(model, tokenizer, Path(config.data), rooms=60)
+    count = config.rooms if config.edge_cloud_rooms < 0 else config.edge_cloud_rooms
+    chosen = [e for e in episodes["target"] if e.room.seed < config.seed + count]
+    speculation = compare_edge_cloud(config, chosen, tell)
+    target = summary(episodes["target"])
+    return {
+        "target": target,
+        "draft": summary(episodes["draft"]),
+        **perception,
+        "invalid_actions": target["invalid_actions"],
+        **speculation,
+    }
+
+
+_DECISION = re.compile(
+    r"\b(far|left|right|ahead|very|close|near|some|off|distant|cannot|not|no|turn|move|stop|\d+)\b"
+)
+"""Words that carry what was seen or decided; the rest follows from them."""
+
+
+def compare_edge_cloud(
+    config: EvalConfig, episodes: Sequence[Episode], tell: Tell
+) -> dict[str, float]:
+    """Ask every step of ``episodes`` again through draft and target together, greedily.
+
+    ``tau``: tokens per verification. ``tau_decision``: what tau would be were all tokens as hard
+    to guess as the decision words, (1 - a^(gamma+1)) / (1 - a) for their acceptance rate ``a``.
+    """
+    from collab_llm_nodes.decoding.engine import Engine
+    from collab_llm_nodes.edge_cloud.client import Source
+    from collab_llm_nodes.edge_cloud.runner import InProcessRunner
+    from collab_llm_nodes.models.loading import ModelConfig, load
+    from collab_llm_nodes.models.prompt import Prompt
+
+    draft = Engine(load(ModelConfig(config.draft)))
+    target = Engine(load(ModelConfig(config.target)))
+    runner = InProcessRunner(draft, target, gamma=config.gamma)
+    steps = [asked for episode in episodes for asked in episode.asked]
+    tokens = rounds = different = drafted = accepted = 0
+    for number, asked in enumerate(steps):
+        made = runner.generate(Prompt(asked.text, (asked.jpeg,)))
+        tokens += made.metrics.tokens
+        rounds += made.metrics.rounds
+        different += action_said(made.text) != action_said(asked.answer)
+        for token, source in zip(made.tokens, made.sources, strict=True):
+            if source != Source.BONUS and _DECISION.search(target.decode([token])):
+                drafted += 1
+                accepted += source == Source.ACCEPTED
+        tell("edge and cloud", number + 1, len(steps))
+    rate = accepted / max(1, drafted)
+    geometric = sum(rate**k for k in range(config.gamma + 1))
+    return {
+        "action_mismatches": different,
+        "steps_compared": len(steps),
+        "tau": tokens / max(1, rounds),
+        "tau_decision": geometric,
+        "decision_acceptance": rate,
     }

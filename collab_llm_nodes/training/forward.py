@@ -11,7 +11,7 @@ tokens, D hidden size.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,11 +36,20 @@ class Output(NamedTuple):
 class FastForward(nn.Module):
     """Wraps a model; shares its parameters. ``prefix`` holds the ids up to the vision end."""
 
+    prefix: Tensor
+    cos: Tensor
+    sin: Tensor
+    v_cos: Tensor
+    v_sin: Tensor
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, model: Qwen2VLForConditionalGeneration, prefix: list[int]) -> None:
         super().__init__()
-        self.model = model
-        self.config = model.config
-        visual, text = model.model.visual, model.model.language_model
+        self.model: Any = model
+        self.config: Any = model.config
+        visual: Any = model.model.visual
+        text: Any = model.model.language_model
         tokens = GRID[0] * GRID[1] // MERGE**2
         ids = torch.tensor(prefix)
         self.register_buffer("prefix", ids, persistent=False)
@@ -117,7 +126,7 @@ class FastForward(nn.Module):
         return Output(vision, layers)
 
     def _attend(
-        self, layer: nn.Module, h: Tensor, cos: Tensor, sin: Tensor, causal: Tensor, k: int
+        self, layer: Any, h: Tensor, cos: Tensor, sin: Tensor, causal: Tensor, k: int
     ) -> Tensor:
         attn = layer.self_attn
         b, n, p, d = h.shape[0], h.shape[1], self.prefix_length, attn.head_dim
@@ -129,9 +138,7 @@ class FastForward(nn.Module):
         groups = query.shape[1] // key.shape[1]
         if groups > 1:
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        first = _attention(
-            query[:, :, :p], key[:, :, :p], value[:, :, :p], causal[:p, :p]
-        )
+        first = _attention(query[:, :, :p], key[:, :, :p], value[:, :, :p], causal[:p, :p])
         rest = _attention(
             _split(query, p, k, length),
             _joined(key, p, k, length),
@@ -144,7 +151,9 @@ class FastForward(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., V] from the last layer's output [..., D]."""
-        return F.linear(_rms(hidden, self.model.model.language_model.norm), self.model.lm_head.weight)
+        return F.linear(
+            _rms(hidden, self.model.model.language_model.norm), self.model.lm_head.weight
+        )
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -178,6 +187,6 @@ def _quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-def _rms(x: Tensor, norm: nn.Module) -> Tensor:
+def _rms(x: Tensor, norm: Any) -> Tensor:
     scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
     return norm.weight * (x * scale)

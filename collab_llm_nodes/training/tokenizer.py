@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 SPECIAL = (
     "<|endoftext|>",
@@ -48,3 +48,10 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_max_length=1024,
     )
+
+
+def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
+    """The number of one token that the tokenizer has."""
+    number = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(number, int), f"{token} is one token"
+    return number

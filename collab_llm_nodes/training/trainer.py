@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast, Qwen2VLForConditionalGeneration
+from transformers import PreTrainedTokenizerBase, Qwen2VLForConditionalGeneration
 
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.training import data
@@ -71,6 +72,8 @@ class TrainConfig:
 class DenseHead(nn.Module):
     """Word logits of image tokens through the tied embedding rows; row and column beside them."""
 
+    ids: Tensor
+
     def __init__(self, hidden: int, word_ids: list[int]) -> None:
         super().__init__()
         self.register_buffer("ids", torch.tensor(word_ids), persistent=False)
@@ -104,7 +107,7 @@ class Learner:
         self.step = 0
         self.seconds = 0.0
         self.curve: list[dict[str, float]] = []
-        self.tokenizer: PreTrainedTokenizerFast = train_tokenizer(corpus())
+        self.tokenizer: PreTrainedTokenizerBase = train_tokenizer(corpus())
         size = SIZES[config.role]
         self.model: Qwen2VLForConditionalGeneration = build(size, self.tokenizer, config.seed)
         word_ids = [self.tokenizer(f" {w}", add_special_tokens=False).input_ids for w in WORDS]
@@ -218,9 +221,7 @@ def train_nav(config: TrainConfig, progress: Progress | None = None) -> Path:
         sources = [(pictures, config.batch - from_own)]
         if own is not None:
             sources.append((own, from_own))
-        answer, dense = learner.learn(
-            learner.batches.make(sources, learner.step, config.questions)
-        )
+        answer, dense = learner.learn(learner.batches.make(sources, learner.step, config.questions))
         keep = 0.98 if figures else 0.0
         figures["answer_loss"] = keep * figures.get("answer_loss", 0) + (1 - keep) * answer
         figures["dense_loss"] = keep * figures.get("dense_loss", 0) + (1 - keep) * dense
@@ -280,11 +281,11 @@ class _Rounds:
 
 def export(
     model: Qwen2VLForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     dtype: torch.dtype,
 ) -> None:
-    """Write a checkpoint that ``from_pretrained`` reads: weights in ``dtype``, tokenizer, picture size.
+    """Write a checkpoint that ``from_pretrained`` reads: weights, tokenizer, picture size.
 
     Written beside and renamed, so that a reader never sees half of it.
     """
@@ -297,7 +298,8 @@ def export(
     building = folder.with_name(folder.name + ".part")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
-    copy.deepcopy(model).to(dtype).save_pretrained(building)
+    copied: Any = copy.deepcopy(model)
+    copied.to(dtype).save_pretrained(building)
     tokenizer.save_pretrained(building)
     pixels = HEIGHT_PX * WIDTH
     processor = {

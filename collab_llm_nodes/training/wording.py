@@ -120,7 +120,9 @@ def corpus() -> list[str]:
             for i, action in enumerate(ACTIONS):
                 history = [ACTIONS[(i + number + verb) % len(ACTIONS)], action][: (i % 4) + 1]
                 texts.append(user_text(instruction(name, verb), history if i % 5 else []))
-                texts.append(reason_unseen(name, [action], verb) + f". the next action is {action}.")
+                texts.append(
+                    reason_unseen(name, [action], verb) + f". the next action is {action}."
+                )
             for d in DIRECTIONS:
                 for r in DISTANCES:
                     action = action_for(d, r)
