@@ -42,6 +42,7 @@ class Graph:
         self.domain_id = domain_id
         self._executor: Executor = SingleThreadedExecutor(context=context)
         self._changed = threading.Condition()
+        self._ended = threading.Event()
         self._nodes: list[Node] = []
         self._thread: threading.Thread | None = None
 
@@ -94,9 +95,11 @@ class Graph:
 
     def close(self) -> None:
         """Stop spinning, then destroy the nodes."""
-        self._executor.shutdown(timeout_sec=5.0)
+        self._ended.set()
+        self._executor.create_task(lambda: None)  # wakes it; shutdown() here would race with it
         if self._thread is not None:
             self._thread.join(timeout=5.0)
+        self._executor.shutdown(timeout_sec=5.0)
         for node in self._nodes:
             node.destroy_node()
 
@@ -105,7 +108,8 @@ class Graph:
 
         # Where the context was shut down first, the test is over as well.
         with contextlib.suppress(ExternalShutdownException):
-            self._executor.spin()
+            while not self._ended.is_set():
+                self._executor.spin_once()
 
 
 @pytest.fixture

@@ -81,7 +81,6 @@ class CameraIngest(ManagedNode[CameraConfig]):
 
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("camera_ingest", CameraConfig, **node_arguments)
-        self._pending: _Frame | None = None
         self._published_at = -np.inf  # capture time of the last observation [s]
         self._seen = self._wall()
         self._silent = False
@@ -92,16 +91,13 @@ class CameraIngest(ManagedNode[CameraConfig]):
 
     def configure(self) -> None:
         self._observations = self.create_publisher(Observation, "observation", RESULT)
-        self._release = self.create_timer(
-            1.0 / self.config.max_rate if self.config.max_rate else 0.05, self._publish_pending
-        )
         self._watch = self.create_timer(
             min(0.2, self.config.silent_after / 2), self._watch_silence, clock=STEADY
         )
 
     def activate(self) -> None:
         self._counts = dict.fromkeys(self._counts, 0)
-        self._published_at, self._pending = -np.inf, None
+        self._published_at = -np.inf
         self._seen, self._silent, self._complaint = self._wall(), False, ""
         overrides = QoSOverridingOptions.with_default_policies()
         if self.config.source == "image":
@@ -134,8 +130,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
             self._grabber = None
 
     def cleanup(self) -> None:
-        for timer in (self._release, self._watch):
-            self.destroy_timer(timer)
+        self.destroy_timer(self._watch)
         self.destroy_publisher(self._observations)
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
@@ -190,34 +185,32 @@ class CameraIngest(ManagedNode[CameraConfig]):
         self._accept(_Frame(stamp, self.config.frame_id, jpeg))
 
     def _accept(self, frame: _Frame) -> None:
-        """Publish ``frame`` now, or keep it as the newest until the rate allows."""
+        """Publish ``frame``, unless it comes too soon after the last one or cannot be used."""
         self._seen = self._wall()
         if frame.stamp == TimeMsg():  # a driver that does not stamp: reception is the best guess
             frame.stamp = self.get_clock().now().to_msg()
-        if self._pending is not None:
-            self._counts["dropped"] += 1
-        self._pending = frame
-        self._publish_pending()
-
-    @guarded
-    def _publish_pending(self) -> None:
-        frame, rate = self._pending, self.config.max_rate
-        if frame is None:
-            return
-        captured = Time.from_msg(frame.stamp).nanoseconds * 1e-9
+        captured, rate = Time.from_msg(frame.stamp).nanoseconds * 1e-9, self.config.max_rate
         since = captured - self._published_at
         if rate and 0.0 <= since < 0.95 / rate:  # a little early counts: cameras jitter
+            self._counts["dropped"] += 1
             return
-        self._pending = None
         try:
             jpeg = frame.jpeg()
         except InvalidInput as error:
             self._counts["rejected"] += 1
-            self._complaint = str(error)
+            self._complain(str(error))
             self.get_logger().warning(f"frame rejected: {error}", throttle_duration_sec=2.0)
             return
-        self._published_at, self._complaint = captured, ""
+        self._published_at = captured
+        self._complain("")
         self._publish(frame, jpeg)
+
+    def _complain(self, complaint: str) -> None:
+        """About the last frame; "" when it was good. A change is reported at once."""
+        changes = bool(complaint) != bool(self._complaint)
+        self._complaint = complaint
+        if changes:
+            self.report_health()
 
     def _publish(self, frame: _Frame, jpeg: Jpeg) -> None:
         observation = Observation(
@@ -251,7 +244,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
             self.get_logger().info(f"frames from {self._source()} again")
 
     def _dropped(self) -> int:
-        """Frames superseded by newer ones, here or before they came here."""
+        """Frames left out: too soon after another, or superseded before they came here."""
         return self._counts["dropped"] + (self._grabber.dropped if self._grabber else 0)
 
     def _source(self) -> str:

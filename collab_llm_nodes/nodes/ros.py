@@ -348,18 +348,20 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
     spinner = threading.Thread(target=_spin, args=(executor, nodes, ended), name="ros-spin")
     spinner.start()
     ended.wait()
-    executor.shutdown()
+    executor.create_task(lambda: None)  # wakes it; shutdown() from here would race with it
     spinner.join()
     return 0
 
 
 def _spin(executor: SingleThreadedExecutor, nodes: list[Node], ended: threading.Event) -> None:
     try:
-        executor.spin()
+        while not ended.is_set():
+            executor.spin_once()
     except ExternalShutdownException:
         pass
     finally:
         ended.set()
+        executor.shutdown()
         _stop(nodes)
 
 

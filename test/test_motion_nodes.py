@@ -1,0 +1,743 @@
+"""Camera, parser, navigator and simulator as real nodes, against scripted answers and bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image as Pil
+
+pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
+
+from action_msgs.msg import GoalStatus
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from geometry_msgs.msg import PoseStamped, Twist
+from nav_msgs.msg import Odometry
+from rclpy.action import ActionClient, ActionServer, CancelResponse
+from rclpy.parameter import Parameter
+from rclpy.task import Future
+from sensor_msgs.msg import CompressedImage, Image
+from std_msgs.msg import String
+from std_srvs.srv import Trigger
+
+from collab_llm.action import Generate, Navigate
+from collab_llm.msg import GeneratedText, NavigationAction, Observation
+from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.navigation.grammar import Code, Kind
+from collab_llm_nodes.nodes.camera_ingest import CameraIngest
+from collab_llm_nodes.nodes.images import encode_jpeg, read_compressed, to_rgb
+from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
+from collab_llm_nodes.nodes.navigator import Navigator
+from collab_llm_nodes.nodes.ros import CAMERA, COMMAND, RESULT, STATE
+
+pytestmark = pytest.mark.ros
+
+
+@pytest.fixture
+def graph(ros_graph: Any) -> Iterator[Any]:
+    """The running graph; nodes started in it are stopped in the thread that ran them."""
+    ros_graph.started = []
+    yield ros_graph
+    for node in ros_graph.started:
+        node.post(node.stop)
+    ros_graph.wait_for(lambda: not any(node.active for node in ros_graph.started))
+
+
+def start(graph: Any, node_type: type, **parameters: Any) -> Any:
+    """Start a node in the graph's own thread; ``__`` stands for the dot of a nested parameter."""
+    overrides = [Parameter(name.replace("__", "."), value=v) for name, v in parameters.items()]
+    node = node_type(context=graph.context, parameter_overrides=overrides)
+    graph.add(node)
+    graph.started.append(node)
+    node.post(node.start)
+    graph.wait_for(lambda: node.active)
+    return node
+
+
+def jpeg(width: int = 16, height: int = 8) -> bytes:
+    """A small picture."""
+    buffer = io.BytesIO()
+    Pil.fromarray(np.full((height, width, 3), 90, np.uint8)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+# Pictures.
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pixel"),
+    [
+        ("rgb8", [10, 20, 30]),
+        ("BGR8", [30, 20, 10]),
+        ("rgba8", [10, 20, 30, 99]),
+        ("bgra8", [30, 20, 10, 99]),
+        ("8UC3", [30, 20, 10]),
+    ],
+)
+def test_colours_come_out_as_rgb(encoding: str, pixel: list[int]) -> None:
+    padding = [7, 7]
+    data = bytes((pixel * 3 + padding) * 2)
+    rgb = to_rgb(encoding, 3, 2, 3 * len(pixel) + 2, data)
+    assert rgb.shape == (2, 3, 3)
+    assert (rgb == (10, 20, 30)).all()
+
+
+def test_grey_and_yuv() -> None:
+    assert (to_rgb("mono8", 2, 1, 2, bytes([5, 5])) == 5).all()
+    assert (to_rgb("mono16", 2, 1, 4, bytes([0, 5, 0, 5])) == 5).all()
+    assert (to_rgb("mono16", 2, 1, 4, bytes([5, 0, 5, 0]), big_endian=True) == 5).all()
+    for encoding, quad in (("yuv422_yuy2", [80, 128, 80, 128]), ("uyvy", [128, 80, 128, 80])):
+        assert (to_rgb(encoding, 2, 1, 4, bytes(quad)) == 80).all()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "width", "step", "size"),
+    [("bayer_rggb8", 4, 4, 16), ("rgb8", 4, 12, 20), ("rgb8", 4, 4, 48), ("rgb8", 0, 0, 0)],
+)
+def test_impossible_images_are_refused(encoding: str, width: int, step: int, size: int) -> None:
+    with pytest.raises(InvalidInput):
+        to_rgb(encoding, width, 4, step, bytes(size))
+
+
+def test_jpegs_are_checked_scaled_and_else_left_alone() -> None:
+    data = jpeg(64, 32)
+    assert read_compressed(data, 90).data == data
+    scaled = read_compressed(data, 90, max_width=32)
+    assert (scaled.width, scaled.height) == (32, 16)
+    for broken in (data[:-40], b"", b"not a picture", b"\xff\xd8" + bytes(50)):
+        with pytest.raises(InvalidInput):
+            read_compressed(broken, 90)
+    rgb = np.zeros((8, 16, 3), np.uint8)
+    assert encode_jpeg(rgb, 90).width == 16
+
+
+# camera_ingest.
+
+
+class Camera:
+    """A camera node with a publisher in front and a listener behind."""
+
+    def __init__(self, graph: Any, **parameters: Any) -> None:
+        self.graph = graph
+        self.node = start(graph, CameraIngest, **parameters)
+        self.user = graph.node("user")
+        self.raw = self.user.create_publisher(Image, "image", CAMERA)
+        self.compressed = self.user.create_publisher(CompressedImage, "image/compressed", CAMERA)
+        self.observations: list[Observation] = graph.collect(
+            self.user, Observation, "observation", RESULT
+        )
+        self.health = graph.collect(self.user, DiagnosticArray, "/diagnostics", RESULT)
+        graph.wait_for(lambda: self.user.count_publishers("observation"))
+        topics = ("image", "image/compressed")
+        if parameters.get("source") != "opencv":
+            graph.wait_for(lambda: any(self.user.count_subscribers(t) for t in topics))
+
+    def send(self, stamp: float, data: bytes = b"", encoding: str = "") -> None:
+        if encoding:
+            image = Image(height=2, width=2, step=6, encoding=encoding)
+            image.data = array("B", bytes(12))
+            message, publisher = image, self.raw
+        else:
+            message = CompressedImage(format="jpeg", data=array("B", data or jpeg()))
+            publisher = self.compressed
+        message.header.stamp.sec, nanosec = int(stamp), stamp % 1
+        message.header.stamp.nanosec = int(nanosec * 1e9)
+        message.header.frame_id = "cam"
+        publisher.publish(message)
+
+    def send_until(self, condition: Callable[[], Any], stamp: float, *content: Any) -> None:
+        """Send the same frame until ``condition``: best effort may lose the first ones."""
+
+        def send() -> Any:
+            self.send(stamp, *content)
+            return condition()
+
+        self.graph.wait_for(send)
+
+    def status(self, level: bytes, words: str) -> Callable[[], Any]:
+        """Whether the newest report has ``level`` and ``words``."""
+
+        def look() -> Any:
+            own = [s for a in self.health for s in a.status if s.name == "camera_ingest"]
+            return own and own[-1].level == level and words in own[-1].message
+
+        return look
+
+
+def test_camera_keeps_stamp_and_bytes(graph: Any) -> None:
+    camera = Camera(graph, source="compressed")
+    data = jpeg()
+    camera.send_until(lambda: camera.observations, 12.5, data)
+    seen = camera.observations[0]
+    assert bytes(seen.image.data) == data
+    assert (seen.header.stamp.sec, seen.header.stamp.nanosec) == (12, 500_000_000)
+    assert seen.header == seen.image.header
+    assert (seen.width, seen.height, seen.image.format) == (16, 8, "jpeg")
+    assert seen.source == "/image/compressed"
+
+
+def test_camera_publishes_at_most_at_its_rate(graph: Any) -> None:
+    camera = Camera(graph, max_rate=10.0)
+    camera.send_until(lambda: camera.observations, 1.0, b"", "rgb8")
+    for stamp in (1.02, 1.04, 1.06):  # by the time of capture, however late they come
+        dropped = camera.node._counts["dropped"]
+        camera.send(stamp, encoding="rgb8")
+        graph.wait_for(lambda: camera.node._counts["dropped"] > dropped)  # noqa: B023
+    camera.send_until(lambda: len(camera.observations) > 1, 1.5, b"", "rgb8")
+    assert [o.header.stamp.nanosec for o in camera.observations[:2]] == [0, 500_000_000]
+    assert camera.observations[1].dropped >= 3
+    assert camera.observations[1].sequence == 1
+
+
+def test_camera_counts_what_it_cannot_use_and_recovers(graph: Any) -> None:
+    camera = Camera(graph, source="compressed")
+    camera.send_until(lambda: camera.node._counts["rejected"], 1.0, jpeg()[:-60])
+    assert not camera.observations
+    graph.wait_for(camera.status(DiagnosticStatus.WARN, "not a readable picture"))
+    camera.send_until(lambda: camera.observations, 2.0)
+    assert camera.observations[0].rejected >= 1
+    graph.wait_for(camera.status(DiagnosticStatus.OK, "active"))
+
+
+def test_camera_refuses_unknown_encodings(graph: Any) -> None:
+    camera = Camera(graph)
+    camera.send_until(lambda: camera.node._counts["rejected"], 1.0, b"", "bayer_rggb8")
+    graph.wait_for(camera.status(DiagnosticStatus.WARN, "bayer_rggb8"))
+    assert not camera.observations
+
+
+def test_camera_reports_a_topic_that_stops(graph: Any) -> None:
+    camera = Camera(graph, source="compressed", silent_after=0.3)
+    camera.send_until(lambda: camera.observations, 1.0)
+    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "no frame from /image/compressed"))
+    camera.send(2.0)
+    graph.wait_for(camera.status(DiagnosticStatus.OK, "active"))
+
+
+def test_camera_reads_a_file_and_says_when_it_ends(graph: Any, tmp_path: Path) -> None:
+    cv2 = pytest.importorskip("cv2")
+    film = tmp_path / "film.avi"
+    writer = cv2.VideoWriter(str(film), cv2.VideoWriter_fourcc(*"MJPG"), 20.0, (32, 16))
+    for i in range(8):
+        writer.write(np.full((16, 32, 3), 20 * i, np.uint8))
+    writer.release()
+    camera = Camera(graph, source="opencv", url=str(film), max_rate=0.0, silent_after=0.3)
+    graph.wait_for(lambda: camera.observations)
+    assert camera.observations[0].width == 32
+    assert camera.observations[0].header.frame_id == "camera_optical"
+    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "the file has ended"))
+
+
+def test_camera_opens_again_with_growing_pauses(graph: Any, tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent.avi")
+    camera = Camera(
+        graph, source="opencv", url=absent, retry_first=0.02, retry_most=0.1, silent_after=0.2
+    )
+    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "cannot open"))
+    graph.wait_for(lambda: camera.node._grabber.reconnects >= 3)
+    camera.node.post(camera.node.stop)
+    graph.wait_for(lambda: camera.node._grabber is None)
+
+
+# navigation_action_parser.
+
+
+class Reader:
+    """A parser node, fed with the growing text of answers."""
+
+    def __init__(self, graph: Any, **parameters: Any) -> None:
+        self.graph = graph
+        self.node = start(graph, NavigationActionParser, **parameters)
+        self.user = graph.node("user")
+        self.texts = self.user.create_publisher(GeneratedText, "generated_text", RESULT)
+        self.actions: list[NavigationAction] = graph.collect(
+            self.user, NavigationAction, "navigation_action", RESULT
+        )
+        graph.wait_for(lambda: self.user.count_subscribers("generated_text"))
+        graph.wait_for(lambda: self.user.count_publishers("navigation_action"))
+
+    def say(self, session: str, text: str, *, age: float = 0.0, **fields: Any) -> None:
+        message = GeneratedText(session_id=session, text=text, **{"verified": True, **fields})
+        captured = self.user.get_clock().now().nanoseconds - int(age * 1e9)
+        message.header.stamp.sec = captured // 10**9
+        message.header.stamp.nanosec = captured % 10**9
+        self.texts.publish(message)
+
+    def read(self, session: str, text: str, **fields: Any) -> NavigationAction:
+        self.say(session, text, final=True, **fields)
+        return self.graph.wait_for(lambda: [a for a in self.actions if a.session_id == session])[-1]
+
+
+def test_parser_reads_streams_and_takes_back(graph: Any) -> None:
+    reader = Reader(graph)
+    action = reader.read("a", "the ball is left. the next action is turn left 30 degree.")
+    assert (action.kind, action.code) == (NavigationAction.TURN, NavigationAction.OK)
+    assert action.angle == pytest.approx(math.radians(30))
+    assert action.distance == 0.0
+    assert action.text[action.span_begin : action.span_end] == "turn left 30 degree"
+    assert action.verified
+    # A motion is reported before the last token ...
+    reader.say("b", "the next action is move forward 75")
+    reader.say("b", "the next action is move forward 75 cm.")
+    streamed = graph.wait_for(lambda: [a for a in reader.actions if a.session_id == "b"])
+    assert streamed[0].distance == 0.75
+    # ... once ...
+    reader.say("b", "the next action is move forward 75 cm.", final=True)
+    # ... and taken back if the text goes on; a stop is never early.
+    reader.say("c", "the next action is move forward 75 cm.")
+    assert reader.read("c", "the next action is move forward 75 cm. no").kind >= 0
+    taken_back = graph.wait_for(
+        lambda: [a for a in reader.actions if a.session_id == "c" and a.code]
+    )
+    assert taken_back[0].kind == NavigationAction.NONE
+    reader.say("d", "the next action is stop.")
+    assert reader.read("d", "the next action is stop.").kind == NavigationAction.STOP
+    counts = [sum(a.session_id == s for a in reader.actions) for s in "abcd"]
+    assert counts == [1, 1, 2, 1]
+
+
+def test_parser_does_not_act_on_old_unverified_failed_or_unreadable_text(graph: Any) -> None:
+    reader = Reader(graph, max_age=5.0)
+    order = "the next action is move forward 75 cm."
+    bad = {
+        "old": (reader.read("old", order, age=6.0), NavigationAction.STALE),
+        "future": (reader.read("future", order, age=-60.0), NavigationAction.STALE),
+        "draft": (reader.read("draft", order, verified=False), NavigationAction.UNVERIFIED),
+        "failed": (
+            reader.read("failed", order, status=GeneratedText.UNAVAILABLE, error_msg="link down"),
+            NavigationAction.FAILED,
+        ),
+        "junk": (reader.read("junk", "I cannot see"), NavigationAction.UNREADABLE),
+        "empty": (reader.read("empty", ""), NavigationAction.EMPTY),
+        "far": (reader.read("far", order.replace("75", "1000")), NavigationAction.OUT_OF_RANGE),
+    }
+    for name, (action, code) in bad.items():
+        assert (action.kind, action.code) == (NavigationAction.NONE, code), name
+        assert (action.distance, action.angle) == (0.0, 0.0)
+        assert action.reason
+    assert "link down" in bad["failed"][0].reason
+    # Half a sentence that was never finished moves nothing, nor does unverified streaming.
+    reader.say("half", order, verified=False)
+    assert reader.read("next", order).kind == NavigationAction.FORWARD
+    assert not [a for a in reader.actions if a.session_id == "half"]
+
+
+def test_parser_policy_may_allow_unverified_text(graph: Any) -> None:
+    reader = Reader(graph, unverified="act")
+    action = reader.read("a", "the next action is stop.", verified=False)
+    assert (action.kind, action.verified) == (NavigationAction.STOP, False)
+
+
+def test_the_grammar_and_the_message_use_the_same_numbers() -> None:
+    assert {k.name: k.value for k in Kind} == {
+        k.name: getattr(NavigationAction, k.name) for k in Kind
+    }
+    assert {c.name: c.value for c in Code} == {
+        c.name: getattr(NavigationAction, c.name) for c in Code
+    }
+
+
+# navigator.
+
+
+class Robot:
+    """A navigator with parser, a base that obeys, a camera, and a scripted ``generate``.
+
+    ``script``: what the answers say, one after the other; the last is repeated. A callable is
+    given the goal handle and returns a result itself.
+    """
+
+    def __init__(self, graph: Any, script: list[Any], **parameters: Any) -> None:
+        self.graph, self.script = graph, script
+        self.user = graph.node("robot")
+        self.prompts: list[str] = []
+        self.commands: list[Twist] = graph.collect(self.user, Twist, "cmd_vel", COMMAND)
+        self.odometry = self.user.create_publisher(Odometry, "odom", COMMAND)
+        self.observations = self.user.create_publisher(Observation, "observation", RESULT)
+        self.texts = self.user.create_publisher(GeneratedText, "generated_text", RESULT)
+        self.x = self.y = self.yaw = 0.0
+        self.camera_on = self.odometry_on = self.obeys = True
+        self.generations_cancelled = 0
+        self.user.create_subscription(Twist, "cmd_vel", self._obey, COMMAND)
+        self.user.create_timer(0.02, self._measure)
+        self.user.create_timer(0.05, self._look)
+        self.generate = ActionServer(
+            self.user, Generate, "generate", self._answer, cancel_callback=self._on_cancel
+        )
+        defaults = {
+            "mission__observation_timeout": 5.0,
+            "mission__answer_timeout": 5.0,
+            "mission__executor__watchdog": 2.0,
+            "odometry_max_age": 5.0,
+            "mission__retry_pause": 0.0,
+            "mission__retries": 1,
+            "mission__executor__linear_speed": 1.0,
+            "mission__executor__angular_speed": 2.0,
+        }
+        self.navigator = start(graph, Navigator, **{**defaults, **parameters})
+        self.parser = start(graph, NavigationActionParser)
+        self.client = ActionClient(self.user, Navigate, "navigate")
+        self.feedback: list[Navigate.Feedback] = []
+        graph.wait_for(self.client.server_is_ready)
+        graph.wait_for(lambda: self.user.count_subscribers("generated_text"))
+        graph.wait_for(lambda: self.user.count_publishers("navigation_action"))
+        graph.wait_for(lambda: self.user.count_subscribers("odom"))
+
+    def _obey(self, command: Twist) -> None:
+        """Each command moves the base by 50 ms, however long the machine takes meanwhile."""
+        if self.obeys:
+            self.yaw += 0.05 * command.angular.z
+            self.x += 0.05 * command.linear.x * math.cos(self.yaw)
+            self.y += 0.05 * command.linear.x * math.sin(self.yaw)
+        self._measure()
+
+    def _measure(self) -> None:
+        message = Odometry()
+        message.header.stamp = self.user.get_clock().now().to_msg()
+        message.pose.pose.position.x, message.pose.pose.position.y = self.x, self.y
+        message.pose.pose.orientation.z = math.sin(self.yaw / 2)
+        message.pose.pose.orientation.w = math.cos(self.yaw / 2)
+        if self.odometry_on:
+            self.odometry.publish(message)
+
+    def _look(self) -> None:
+        message = Observation(width=16, height=8)
+        message.header.stamp = self.user.get_clock().now().to_msg()
+        message.image = CompressedImage(header=message.header, format="jpeg")
+        message.image.data = array("B", jpeg())
+        if self.camera_on:
+            self.observations.publish(message)
+
+    async def _answer(self, goal: Any) -> Generate.Result:
+        self.prompts.append(goal.request.prompt)
+        said = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if callable(said):
+            return await said(self, goal)
+        session = str(len(self.prompts))
+        text = GeneratedText(header=goal.request.header, session_id=session, text=said)
+        text.verified = text.final = True
+        self.texts.publish(text)
+        goal.succeed()
+        return Generate.Result(header=goal.request.header, text=said, session_id=session)
+
+    def _on_cancel(self, goal: Any) -> CancelResponse:
+        self.generations_cancelled += 1
+        return CancelResponse.ACCEPT
+
+    def send(self, instruction: str = "find the red ball", **fields: Any) -> Any:
+        goal = Navigate.Goal(instruction=instruction, **fields)
+        sent = self.client.send_goal_async(goal, lambda m: self.feedback.append(m.feedback))
+        return self.graph.result(sent)
+
+    def navigate(self, instruction: str = "find the red ball", **fields: Any) -> Navigate.Result:
+        handle = self.send(instruction, **fields)
+        return self.graph.result(handle.get_result_async(), timeout=20.0).result
+
+    def stands(self) -> bool:
+        """Whether the last command is zero, as it must be at every end."""
+        return bool(self.commands) and self.commands[-1] == Twist()
+
+    def moved(self) -> bool:
+        return any(c != Twist() for c in self.commands)
+
+
+def fails(code: int) -> Callable[..., Any]:
+    async def answer(robot: Robot, goal: Any) -> Generate.Result:
+        goal.abort()
+        return Generate.Result(header=goal.request.header, status=code, error_msg="because")
+
+    return answer
+
+
+async def hangs(robot: Robot, goal: Any) -> Generate.Result:
+    over = Future()
+    timer = robot.user.create_timer(
+        0.02, lambda: over.set_result(None) if goal.is_cancel_requested else None
+    )
+    await over
+    robot.user.destroy_timer(timer)
+    goal.canceled()
+    return Generate.Result(status=Generate.Result.CANCELLED)
+
+
+def test_navigator_follows_an_instruction(graph: Any) -> None:
+    script = ["left. the next action is turn left 30 degree.", "Move forward 50 cm", "stop"]
+    robot = Robot(graph, script)
+    result = robot.navigate()
+    assert (result.status, result.error_msg, result.steps) == (Navigate.Result.OK, "", 3)
+    assert robot.yaw == pytest.approx(math.radians(30), abs=0.1)
+    assert math.hypot(robot.x, robot.y) == pytest.approx(0.5, abs=0.08)
+    assert result.distance_travelled == pytest.approx(0.5, abs=0.08)
+    assert result.angle_turned >= math.radians(25)
+    assert result.pose.position.x == pytest.approx(robot.x, abs=0.05)
+    assert robot.prompts == [
+        "find the red ball. history: none.",
+        "find the red ball. history: turn left 30 degree.",
+        "find the red ball. history: turn left 30 degree, move forward 50 cm.",
+    ]
+    graph.wait_for(robot.stands)
+    assert [f.step for f in robot.feedback] == [1, 2]
+    assert robot.feedback[1].action.distance == 0.5
+    assert max(c.linear.x for c in robot.commands) <= 1.0
+    assert max(abs(c.angular.z) for c in robot.commands) <= 2.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["do not move, stop", "I cannot see", "", "move backward 50 cm", "move forward 1000 cm"],
+)
+def test_unreadable_answers_never_move_the_robot(graph: Any, text: str) -> None:
+    robot = Robot(graph, [text])
+    result = robot.navigate()
+    assert result.status == Navigate.Result.UNREADABLE
+    assert result.error_msg
+    assert len(robot.prompts) == 2  # asked again once
+    assert not robot.moved()
+    assert robot.x == robot.yaw == 0.0
+
+
+@pytest.mark.parametrize(
+    ("instruction", "fields"),
+    [("", {}), (" \n", {}), ("go " * 400, {}), ("find it", {"deadline_s": -1.0})],
+)
+def test_bad_goals_end_with_a_status(graph: Any, instruction: str, fields: dict[str, Any]) -> None:
+    robot = Robot(graph, ["stop"])
+    result = robot.navigate(instruction, **fields)
+    assert result.status == Navigate.Result.INVALID_INPUT
+    assert "instruction" in result.error_msg or "deadline_s" in result.error_msg
+    assert not robot.prompts
+    assert robot.navigate().status == Navigate.Result.OK  # and the next one is served
+
+
+def test_no_frames_end_with_a_status_and_it_recovers(graph: Any) -> None:
+    robot = Robot(graph, ["stop"], mission__observation_timeout=0.3)
+    robot.camera_on = False
+    result = robot.navigate()
+    assert result.status == Navigate.Result.NO_OBSERVATION
+    assert not robot.moved()
+    robot.camera_on = True
+    assert robot.navigate().status == Navigate.Result.OK
+
+
+def test_odometry_that_stops_stops_the_robot(graph: Any) -> None:
+    robot = Robot(graph, ["move forward 75 cm"], mission__executor__watchdog=0.5)
+    handle = robot.send()
+    graph.wait_for(robot.moved)
+    robot.odometry_on = False
+    result = graph.result(handle.get_result_async()).result
+    assert result.status == Navigate.Result.NO_ODOMETRY
+    graph.wait_for(robot.stands)
+
+
+def test_a_robot_that_does_not_obey_is_reported(graph: Any) -> None:
+    robot = Robot(
+        graph,
+        ["move forward 75 cm"],
+        mission__max_blocked=2,
+        mission__executor__progress_window=0.3,
+    )
+    robot.obeys = False
+    result = robot.navigate()
+    assert result.status == Navigate.Result.BLOCKED
+    assert result.steps == 2
+    graph.wait_for(robot.stands)
+
+
+def test_a_failed_generation_is_retried_then_reported(graph: Any) -> None:
+    robot = Robot(graph, [fails(Generate.Result.UNAVAILABLE), "stop"])
+    assert robot.navigate().status == Navigate.Result.OK
+    robot.script = [fails(Generate.Result.UNAVAILABLE)]
+    result = robot.navigate()
+    assert (result.status, result.error_msg) == (Navigate.Result.UNAVAILABLE, "because")
+    robot.script = [fails(Generate.Result.VOCABULARY_MISMATCH)]
+    robot.prompts.clear()
+    assert robot.navigate().status == Navigate.Result.VOCABULARY_MISMATCH
+    assert len(robot.prompts) == 1  # asking again cannot help
+    assert not robot.moved()
+
+
+def test_a_generation_that_hangs_is_cancelled_and_reported(graph: Any) -> None:
+    robot = Robot(graph, [hangs], mission__answer_timeout=0.3, mission__retries=0)
+    result = robot.navigate()
+    assert result.status == Navigate.Result.DEADLINE_EXCEEDED
+    graph.wait_for(lambda: robot.generations_cancelled)
+    assert not robot.moved()
+
+
+def test_no_generate_server_is_unavailable(graph: Any) -> None:
+    robot = Robot(graph, ["stop"], mission__retries=0)
+    robot.navigator.post(robot.generate.destroy)  # in the thread that waits for its events
+    graph.wait_for(lambda: not robot.navigator._generate.server_is_ready())
+    result = robot.navigate()
+    assert result.status == Navigate.Result.UNAVAILABLE
+    assert "draft_vlm" in result.error_msg
+
+
+def test_cancel_in_the_middle_of_a_motion_stops_at_once(graph: Any) -> None:
+    robot = Robot(graph, ["move forward 75 cm"], mission__executor__linear_speed=0.2)
+    handle = robot.send()
+    graph.wait_for(robot.moved)
+    graph.result(handle.cancel_goal_async())
+    response = graph.result(handle.get_result_async())
+    assert response.status == GoalStatus.STATUS_CANCELED
+    assert response.result.status == Navigate.Result.CANCELLED
+    graph.wait_for(robot.stands)
+    assert robot.x < 0.5
+
+
+def test_deactivation_in_the_middle_of_a_motion_stops_at_once(graph: Any) -> None:
+    robot = Robot(graph, ["move forward 75 cm"], mission__executor__linear_speed=0.2)
+    handle = robot.send()
+    graph.wait_for(robot.moved)
+    robot.navigator.post(robot.navigator.trigger_deactivate)
+    result = graph.result(handle.get_result_async()).result
+    assert result.status == Navigate.Result.INACTIVE
+    graph.wait_for(robot.stands)
+    assert robot.navigate().status == Navigate.Result.INACTIVE
+    robot.navigator.post(robot.navigator.trigger_activate)
+    graph.wait_for(lambda: robot.navigator.active)
+    robot.script = ["stop"]
+    assert robot.navigate().status == Navigate.Result.OK
+
+
+def test_one_instruction_at_a_time(graph: Any) -> None:
+    robot = Robot(graph, [hangs, "stop"])
+    first = robot.send()
+    graph.wait_for(lambda: robot.prompts)
+    assert robot.navigate().status == Navigate.Result.BUSY
+    graph.result(first.cancel_goal_async())
+    result = graph.result(first.get_result_async()).result
+    assert result.status == Navigate.Result.CANCELLED
+    assert robot.navigate().status == Navigate.Result.OK
+
+
+def test_a_streamed_action_that_is_taken_back_stops_the_robot(graph: Any) -> None:
+    async def goes_on(robot: Robot, goal: Any) -> Generate.Result:
+        order = "the next action is move forward 75 cm."
+        text = GeneratedText(header=goal.request.header, session_id="s", text=order, verified=True)
+        robot.texts.publish(text)
+        over = Future()
+        timer = robot.user.create_timer(
+            0.02, lambda: over.set_result(None) if robot.moved() else None
+        )
+        await over
+        robot.user.destroy_timer(timer)
+        text.text, text.final = order + " and do not stop", True
+        robot.texts.publish(text)
+        goal.succeed()
+        return Generate.Result(header=goal.request.header, text=text.text)
+
+    robot = Robot(graph, [goes_on, "stop"], mission__executor__linear_speed=0.2)
+    result = robot.navigate()
+    assert result.status == Navigate.Result.OK
+    assert robot.moved()
+    assert robot.x < 0.5
+    assert robot.prompts[1].endswith("history: none.")
+
+
+# sim_go2.
+
+
+class Room:
+    """The simulator with listeners."""
+
+    def __init__(self, graph: Any, **parameters: Any) -> None:
+        from collab_llm_nodes.errors import CollabError
+        from collab_llm_nodes.sim.renderer import Renderer  # needs EGL
+
+        try:
+            Renderer().close()
+        except CollabError as error:
+            pytest.skip(f"no rendering here: {error}")
+        from collab_llm_nodes.nodes.sim_go2 import SimGo2
+
+        self.graph = graph
+        self.user = graph.node("user")
+        self.odometry: list[Odometry] = graph.collect(self.user, Odometry, "odom", COMMAND)
+        self.truth = graph.collect(self.user, PoseStamped, "ground_truth/pose", COMMAND)
+        self.frames = graph.collect(self.user, CompressedImage, "image/compressed", COMMAND)
+        self.info = graph.collect(self.user, String, "ground_truth/room", STATE)
+        self.commands = self.user.create_publisher(Twist, "cmd_vel", COMMAND)
+        self.reset = self.user.create_client(Trigger, "reset")
+        self.node = start(graph, SimGo2, **parameters)
+        graph.wait_for(self.reset.service_is_ready)
+        graph.wait_for(lambda: self.user.count_subscribers("cmd_vel"))
+
+
+def test_simulator_moves_obeys_its_watchdog_and_resets(graph: Any) -> None:
+    room = Room(graph, seed=3, real_time_factor=5.0)
+    graph.wait_for(lambda: room.odometry and room.frames and room.info)
+    assert json.loads(room.info[-1].data)["seed"] == 3
+    with Pil.open(io.BytesIO(bytes(room.frames[0].data))) as picture:
+        assert picture.size == (168, 84)
+    start_yaw = room.truth[0].pose.orientation.z
+    twist = Twist()
+    twist.angular.z = 0.5
+    room.commands.publish(twist)
+    graph.wait_for(lambda: room.odometry[-1].twist.twist.angular.z > 0.3)
+    graph.wait_for(lambda: room.odometry[-1].twist.twist.angular.z == 0.0)  # the watchdog
+    assert room.truth[-1].pose.orientation.z != start_yaw
+    stamps = [o.header.stamp.sec + o.header.stamp.nanosec * 1e-9 for o in room.odometry]
+    assert stamps == sorted(stamps)
+    assert graph.result(room.reset.call_async(Trigger.Request())).success
+    graph.wait_for(lambda: room.truth[-1].pose.orientation.z == start_yaw)
+    room.node.post(room.node.set_parameters, [Parameter("seed", value=4)])
+    graph.wait_for(lambda: json.loads(room.info[-1].data)["seed"] == 4)
+
+
+def test_simulator_in_lockstep_advances_with_the_commands(graph: Any) -> None:
+    room = Room(graph, seed=3, lockstep=True, lockstep_timeout=5.0)
+    graph.wait_for(lambda: room.odometry)
+    twist = Twist()
+    twist.angular.z = 0.5
+    room.commands.publish(twist)
+    graph.wait_for(lambda: room.node._base.turn)  # from now on it moves
+    for _ in range(3):  # each command is one step of 0.05 s
+        count = len(room.odometry)
+        before = room.node.time
+        room.commands.publish(twist)
+        graph.wait_for(lambda: len(room.odometry) > count)  # noqa: B023
+        assert room.node.time - before == pytest.approx(0.05)
+    assert room.node._base.turn > 0.0
+
+
+def test_the_navigator_reaches_the_target_in_the_simulated_room(graph: Any) -> None:
+    """The whole robot side in simulated time, with the geometric expert in place of the model."""
+    from collab_llm_nodes.sim.expert import decide, look, reached
+
+    room = Room(graph, seed=4, lockstep=True, real_time_factor=5.0, camera_rate=4.0)
+    start(graph, CameraIngest, source="compressed", use_sim_time=True)
+    start(graph, NavigationActionParser, use_sim_time=True)
+    start(graph, Navigator, use_sim_time=True)
+    texts = room.user.create_publisher(GeneratedText, "generated_text", RESULT)
+    graph.wait_for(lambda: room.user.count_subscribers("generated_text"))
+
+    def answer(goal: Any) -> Generate.Result:
+        told = goal.request.prompt.split("history: ")[1].rstrip(".")
+        history = [] if told == "none" else told.split(", ")
+        base, world = room.node._base, room.node._room
+        text = (
+            f"i look. the next action is {decide(look(world, base.pose)[world.target], history)}."
+        )
+        session = str(goal.request.header.stamp.nanosec)
+        message = GeneratedText(header=goal.request.header, session_id=session, text=text)
+        message.final = message.verified = True
+        texts.publish(message)
+        goal.succeed()
+        return Generate.Result(header=goal.request.header, text=text)
+
+    generate = ActionServer(room.user, Generate, "generate", answer)  # noqa: F841 kept alive
+    client = ActionClient(room.user, Navigate, "navigate")
+    graph.wait_for(client.server_is_ready)
+    goal = Navigate.Goal(instruction=f"find the {room.node._room.goal.name}")
+    handle = graph.result(client.send_goal_async(goal))
+    result = graph.result(handle.get_result_async(), timeout=60.0).result
+    assert (result.status, result.error_msg) == (Navigate.Result.OK, "")
+    assert reached(room.node._room, room.node._base.pose)
