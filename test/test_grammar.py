@@ -252,3 +252,21 @@ def test_streaming_takes_back_what_the_rest_contradicts() -> None:
 def test_streaming_never_reports_what_no_prefix_says(text: str, size: int) -> None:
     for prefix in stream(text, size)[0]:
         assert parse(prefix).code is Code.OK
+
+
+def test_every_answer_the_models_are_trained_on_is_read() -> None:
+    from collab_llm_nodes.sim.expert import DIRECTIONS, DISTANCES, action_for
+    from collab_llm_nodes.training.wording import VERBS, reason_seen, reason_unseen
+
+    answers = [
+        (reason_seen("red ball", where, far, verb), action_for(where, far))
+        for where in DIRECTIONS
+        for far in DISTANCES
+        for verb in range(len(VERBS))
+    ]
+    for last in ("left", "right"):
+        history = [f"turn {last} 45 degree"]
+        answers += [(reason_unseen("box", history, v), history[0]) for v in range(len(VERBS))]
+    for reason, action in answers:
+        parsed = parse(f"{reason}. the next action is {action}.")
+        assert (parsed.code, parsed.phrase) == (Code.OK, action), reason

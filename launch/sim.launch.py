@@ -1,0 +1,50 @@
+"""Everything on one machine: the simulated Go2, the robot's nodes, and a local verifier.
+
+    ros2 launch collab_llm sim.launch.py instruction:="find the red ball"
+
+The instruction must name what is in the room: `ros2 topic echo --once /ground_truth/room` tells.
+"""
+
+from launch import LaunchDescription
+from launch.actions import DeclareLaunchArgument, IncludeLaunchDescription
+from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
+from launch_ros.substitutions import FindPackageShare
+
+ARGUMENTS = {
+    "robot_file": ("sim.yaml", "Simulator, camera and motion: a file, or a name in config."),
+    "params_file": ("embedded.yaml", "Models: a file, or a name in the config folder."),
+    "config": ("verifier_embedded.yaml", "The verifier's settings: a file, or a name in config."),
+    "verifier": ("127.0.0.1:50551", "Where the verifier listens, host:port."),
+    "model": ("", "Draft model: folder or hub id. Empty: as in params_file, or the embedded."),
+    "target_model": ("", "Target model: folder or hub id. Empty: as in config, or the embedded."),
+    "instruction": ("", "Followed once everything is up. Empty: send goals to `navigate`."),
+    "namespace": ("", "Namespace of the nodes and their topics."),
+    "composed": ("true", "All nodes in one process; else one process each."),
+}
+
+
+def generate_launch_description() -> LaunchDescription:
+    """The verifier and the robot side, with the simulator in place of the robot."""
+    launch = PathJoinSubstitution([FindPackageShare("collab_llm"), "launch"])
+    passed = {name: LaunchConfiguration(name) for name in ARGUMENTS}
+    return LaunchDescription(
+        [
+            *(
+                DeclareLaunchArgument(name, default_value=default, description=text)
+                for name, (default, text) in ARGUMENTS.items()
+            ),
+            IncludeLaunchDescription(
+                PathJoinSubstitution([launch, "verifier.launch.py"]),
+                launch_arguments={
+                    name: passed[name] for name in ("config", "target_model", "verifier")
+                }.items(),
+            ),
+            IncludeLaunchDescription(
+                PathJoinSubstitution([launch, "go2.launch.py"]),
+                launch_arguments={
+                    **{k: v for k, v in passed.items() if k not in ("config", "target_model")},
+                    "simulator": "true",
+                }.items(),
+            ),
+        ]
+    )
