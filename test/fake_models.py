@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import multiprocessing
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import cast
 
@@ -16,6 +19,7 @@ from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.rejection import own_token
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
+from collab_llm_nodes.verifier.service import VerifierConfig, VerifierServer, run_until_signal
 
 VOCAB = 24
 EOS = 0
@@ -152,6 +156,47 @@ class FakeSession:
 
     def _logits(self, end: int, layer: int | None = None) -> Tensor:
         return self._engine.logits(self._ids[:end], layer)
+
+
+class VerifierProcess:
+    """A verifier around a fake in a process of its own, which SIGKILL and SIGTERM can end.
+
+    Forked from a server process that has imported everything once; it listens when told to.
+    """
+
+    def __init__(self, address: str) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["fake_models", "collab_llm_nodes.verifier.service"])
+        self._ours, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(address, theirs), daemon=True)
+        self._process.start()
+
+    def listen(self, timeout_s: float = 90.0) -> None:
+        """Returns when clients can connect; imports may take their time on a busy machine."""
+        self._ours.send("listen")
+        assert self._ours.poll(timeout_s), "the verifier did not come up"
+        self._ours.recv()
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._process.terminate()
+
+    def exit_code(self, timeout_s: float = 60.0) -> int | None:
+        """Wait for the process."""
+        self._process.join(timeout_s)
+        return self._process.exitcode
+
+    def end(self) -> None:
+        """Send SIGKILL and wait."""
+        self._process.kill()
+        self._process.join(60.0)
+        self._ours.close()
+
+
+def _serve(address: str, connection: Connection) -> None:
+    connection.recv()
+    server = VerifierServer(VerifierConfig(address=address), as_engine(FakeEngine(1)), encode)
+    asyncio.run(run_until_signal(server, 20.0, connection.send))
 
 
 def _normal(key: str) -> Tensor:

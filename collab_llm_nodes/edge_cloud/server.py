@@ -86,7 +86,9 @@ class VerifierSession:
         self._draft: Draft | None = None
         self._check_ids(opened.replay, "replay")
         if len(opened.replay) >= opened.max_tokens:
-            raise InvalidInput("replay is as long as the answer may be", field="replay")
+            raise InvalidInput(
+                "replay is as long as the answer may be", field="replay", remedy="raise max_tokens"
+            )
 
     def begin(self, draft: Draft) -> tuple[int, ...] | None:
         """Accept ``draft`` for verification; returns the ids to feed, None if it is stale.
@@ -115,7 +117,9 @@ class VerifierSession:
             )
         self._check_ids(draft.tokens, "tokens")
         if len(draft.tokens) + 1 > self._open.max_tokens - len(self.generated):
-            raise InvalidInput("the draft goes past max_tokens", field="tokens")
+            raise InvalidInput(
+                "the draft goes past max_tokens", field="tokens", remedy="draft fewer tokens"
+            )
         self._check_probs(draft)
         self._draft = draft
         return draft.tokens
@@ -180,5 +184,7 @@ class VerifierSession:
             self._check_ids((int(q.ids[-1]),), "probs.ids")
             if token not in q.ids:
                 raise InvalidInput(
-                    f"token {token} has no probability in its own distribution", field="probs"
+                    f"token {token} has no probability in its own distribution",
+                    field="probs",
+                    remedy="send the distribution that the token was drawn from",
                 )

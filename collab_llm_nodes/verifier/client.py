@@ -16,6 +16,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -354,7 +355,14 @@ class VerifierClient:
         if self._closed:
             raise Unavailable("this client is closed", remedy="make a new VerifierClient")
         question = self._describe_until(time.monotonic() + deadline_s)
-        return asyncio.run_coroutine_threadsafe(question, self._loop).result(deadline_s + 1.0)
+        answer = asyncio.run_coroutine_threadsafe(question, self._loop)
+        try:
+            return answer.result(deadline_s + 1.0)
+        except FutureTimeout:  # this machine is too busy to run the background thread
+            answer.cancel()
+            raise DeadlineExceeded(
+                f"no answer within {deadline_s:g} s", field="verifier", remedy="try again"
+            ) from None
 
     def close(self) -> None:
         """End all sessions (each gets a ``Failure`` CANCELLED) and the connection."""

@@ -51,7 +51,11 @@ def encode(message: ClientMessage | ServerMessage) -> bytes:
     try:
         return _WRITERS[type(message)](message).SerializeToString()
     except (ValueError, TypeError) as error:
-        raise InvalidInput(f"cannot be sent: {error}", field=type(message).__name__) from error
+        raise InvalidInput(
+            f"cannot be sent: {error}",
+            field=type(message).__name__,
+            remedy="token ids and counts are >= 0, text is Unicode",
+        ) from error
 
 
 def decode_client(data: bytes) -> ClientMessage:
@@ -180,7 +184,11 @@ def _write_draft(m: Draft) -> pb.ClientMessage:
 
 def _read_draft(m: pb.Draft) -> Draft:
     if len(m.tokens) > MAX_DRAFT:
-        raise InvalidInput(f"{len(m.tokens)} draft tokens, {MAX_DRAFT} at most", field="tokens")
+        raise InvalidInput(
+            f"{len(m.tokens)} draft tokens, {MAX_DRAFT} at most",
+            field="tokens",
+            remedy="lower gamma",
+        )
     probs = _read_distributions(m.probs) if m.HasField("probs") else None
     return Draft(m.round, m.start, tuple(m.tokens), probs, m.cached)
 
@@ -199,12 +207,15 @@ def _read_distributions(m: pb.Distributions) -> tuple[SparseDistribution, ...]:
     sizes = list(m.sizes)
     if len(sizes) > MAX_DRAFT or not all(1 <= size <= MAX_SUPPORT for size in sizes):
         raise InvalidInput(
-            f"at most {MAX_DRAFT} distributions of 1 to {MAX_SUPPORT} entries", field="probs.sizes"
+            f"at most {MAX_DRAFT} distributions of 1 to {MAX_SUPPORT} entries",
+            field="probs.sizes",
+            remedy="lower gamma or max_support",
         )
     if sum(sizes) != len(m.gaps) or 2 * sum(sizes) != len(m.probs):
         raise InvalidInput(
             f"sizes promise {sum(sizes)} entries; {len(m.gaps)} ids, {len(m.probs)} bytes came",
             field="probs",
+            remedy=_UPDATE,
         )
     gaps = np.array(m.gaps, dtype=np.int64)
     values = np.frombuffer(m.probs, dtype="<f2").astype(np.float32)
@@ -214,7 +225,9 @@ def _read_distributions(m: pb.Distributions) -> tuple[SparseDistribution, ...]:
         part = slice(end, end := end + size)
         ids = np.cumsum(gaps[part])
         if ids[-1] > np.iinfo(np.int32).max:
-            raise InvalidInput(f"token id {ids[-1]} is too large", field="probs.ids")
+            raise InvalidInput(
+                f"token id {ids[-1]} is too large", field="probs.ids", remedy=_UPDATE
+            )
         out.append(SparseDistribution(ids.astype(np.int32), values[part]))
     return tuple(out)
 

@@ -229,7 +229,9 @@ class VerifierServer:
         if opened is None:
             return
         if not isinstance(opened, Open):
-            raise ProtocolError("the first message must be Open", field="message")
+            raise ProtocolError(
+                "the first message must be Open", field="message", remedy="send Open first"
+            )
         self._admit(opened)
         self._slots.add(slot)
         self._empty.clear()
@@ -290,7 +292,7 @@ class VerifierServer:
             data = await asyncio.wait_for(context.read(), deadline_s)
         except asyncio.TimeoutError:
             raise Unavailable(
-                f"nothing came for {deadline_s:g} s", field="session", remedy="open a new session"
+                f"nothing came for {deadline_s:g} s", field="session", remedy="use a new stream"
             ) from None
         return None if data is grpc.aio.EOF else codec.decode_client(data)
 
@@ -317,7 +319,7 @@ class VerifierServer:
             _at_most(len(image), limits.max_image_bytes, f"images[{i}]", "bytes")
         _at_most(opened.max_tokens, limits.max_tokens, "max_tokens", "tokens")
         if opened.max_tokens < 1:
-            raise InvalidInput("must be >= 1", field="max_tokens")
+            raise InvalidInput("must be >= 1", field="max_tokens", remedy="ask for some tokens")
         if len(self._slots) >= limits.max_sessions:
             raise Unavailable(
                 f"all {limits.max_sessions} sessions are taken",
@@ -444,7 +446,7 @@ def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda p
     """
     engine = _load(config)
     server = VerifierServer(config, engine, _encoder(engine, config.limits))
-    asyncio.run(_serve(server, config.drain_s, on_listening))
+    asyncio.run(run_until_signal(server, config.drain_s, on_listening))
 
 
 def load_config(
@@ -467,9 +469,10 @@ def load_config(
     return config
 
 
-async def _serve(
+async def run_until_signal(
     server: VerifierServer, drain_s: float, on_listening: Callable[[int], None]
 ) -> None:
+    """Serve in this loop, which is the main thread's, until SIGTERM or SIGINT; then drain."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
