@@ -42,6 +42,22 @@ def test_equals_transformers_warpers(temperature: float, top_k: int, top_p: floa
     np.testing.assert_allclose(p.sum(-1), 1, atol=1e-12)
 
 
+@pytest.mark.parametrize("sharpness", [0.1, 4.0])
+def test_top_p_of_a_large_vocabulary(sharpness: float) -> None:
+    """Both ways through the nucleus: a few tokens hold it, or thousands."""
+    from transformers import TopPLogitsWarper
+
+    generator = torch.Generator().manual_seed(2)
+    logits = sharpness * torch.randn(5000, 2, generator=generator, dtype=torch.float64).T
+    logits[0, :50] = logits[0, 0]
+    p = distribution(logits, SamplingConfig(temperature=1.0, top_p=0.9))
+    expected = TopPLogitsWarper(0.9)(None, logits).softmax(-1).numpy()
+    assert (np.count_nonzero(p, axis=1) > 1024).tolist() == [sharpness < 1] * 2
+    assert np.array_equal(np.count_nonzero(p, axis=1), np.count_nonzero(expected, axis=1))
+    np.testing.assert_allclose(np.sort(p), np.sort(expected), atol=1e-12)
+    np.testing.assert_allclose(p[1], expected[1], atol=1e-12)
+
+
 def test_half_precision_logits_are_read_exactly() -> None:
     logits = torch.tensor([1.0, 2.0, 3.0])
     config = SamplingConfig(temperature=1.0)

@@ -77,11 +77,8 @@ def distribution(
     p: NDArray[np.float64] = np.exp(z)
     p /= p.sum(axis=-1, keepdims=True)
     if config.top_p < 1:
-        order = np.argsort(-p, axis=-1, kind="stable")
-        ranked = np.take_along_axis(p, order, axis=-1)
-        mass_above = np.cumsum(ranked, axis=-1) - ranked
-        np.put_along_axis(p, order, np.where(mass_above < config.top_p, ranked, 0.0), axis=-1)
-        p /= p.sum(axis=-1, keepdims=True)
+        for row in np.ndindex(p.shape[:-1]):
+            _keep_nucleus(p[row], config.top_p)
     return p
 
 
@@ -148,13 +145,34 @@ def to_wire(p: NDArray[np.float64], max_support: int) -> SparseDistribution:
     """
     if max_support < 1:
         raise ConfigError("must be >= 1", field="max_support")
-    best = np.argsort(-p, kind="stable")[:max_support]
+    best = _most_probable(p, max_support)[:max_support]
     rounded = (p[best] / p[best].sum()).astype(np.float16)
     kept = rounded > 0  # fp16 ends at 6e-8
     order = np.argsort(best[kept])
     return SparseDistribution(
         ids=best[kept][order].astype(np.int32), probs=rounded[kept][order].astype(np.float32)
     )
+
+
+def _keep_nucleus(p: NDArray[np.float64], top_p: float) -> None:
+    """Top-p in place: drop each token whose betters already have mass ``top_p``."""
+    for count in (1024, len(p)):  # sorting 150,000 tokens is seldom needed
+        order = _most_probable(p, count)
+        mass_above = np.cumsum(p[order]) - p[order]
+        if mass_above[-1] >= top_p or len(order) == len(p):
+            break
+    kept = order[mass_above < top_p]
+    nucleus = p[kept] / p[kept].sum()
+    p[:] = 0.0
+    p[kept] = nucleus
+
+
+def _most_probable(p: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+    """At least ``count`` tokens of ``p`` [V], most probable first, the lower id first in a tie."""
+    candidates = np.arange(len(p))
+    if count < len(p):
+        candidates = np.flatnonzero(p >= np.partition(p, -count)[-count])
+    return candidates[np.argsort(-p[candidates], kind="stable")]
 
 
 def _float64(logits: Tensor | NDArray[np.floating[Any]]) -> NDArray[np.float64]:
