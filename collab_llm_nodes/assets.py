@@ -5,26 +5,40 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.errors import ConfigError, ModelError
 
 _SOURCE = Path(__file__).resolve().parent.parent
 
 
-def model_folder(name: str) -> Path:
-    """Folder of a shipped model, ``nav-target`` or ``nav-draft``."""
-    return _find(Path("models") / name)
+def shipped_model(name: str) -> Path:
+    """Folder of a model that ships with the package: ``nav-target`` or ``nav-draft``.
+
+    Raises:
+        ModelError: there is none of this name.
+    """
+    folder = _find(Path("models") / name)
+    if folder is None:
+        raise ModelError(
+            f"no shipped model is called {name!r}",
+            field="path",
+            remedy="give nav-target, nav-draft, the folder of a checkpoint, or a hub id",
+        )
+    return folder
 
 
 def config_file(name: str) -> Path:
-    """A shipped configuration file."""
-    return _find(Path("config") / name)
+    """A shipped configuration file.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    file = _find(Path("config") / name)
+    if file is None:
+        raise ConfigError(f"no shipped configuration is called {name!r}", field="config")
+    return file
 
 
-def _find(relative: Path) -> Path:
+def _find(relative: Path) -> Path | None:
     prefixes = os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep)
     places = [_SOURCE, *(Path(p) / "share" / "collab_llm" for p in prefixes if p)]
-    for place in places:
-        if (place / relative).exists():
-            return place / relative
-    looked = ", ".join(str(p) for p in places)
-    raise ConfigError(f"{relative} is not in {looked}", field="path", remedy="run `make build`")
+    return next((p / relative for p in places if (p / relative).exists()), None)

@@ -56,7 +56,7 @@ def demo(
         Path, typer.Option(help="Animated GIF of the first rooms.", dir_okay=False)
     ] = Path("out/demo.gif"),
     config: Annotated[
-        Path | None, typer.Option(help="ROS parameter file of the graph.", exists=True)
+        Path | None, typer.Option(help="ROS parameter file read after the shipped ones.", exists=True)
     ] = None,
 ) -> None:
     """Drive simulated rooms through the whole system: camera, draft, verifier, motion.

@@ -18,13 +18,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from collab_llm_nodes.assets import config_file, model_folder
+from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.reference import generate
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.demo.film import Frame, save
 from collab_llm_nodes.edge_cloud.client import Source
-from collab_llm_nodes.errors import CollabError, DeadlineExceeded
+from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
@@ -145,9 +145,10 @@ def _graph(
     address: str, params: Path | None, log: Path
 ) -> contextlib.AbstractContextManager[_Process]:
     command = [sys.executable, "-m", "collab_llm_nodes.nodes.graph", "--sim", "--ros-args"]
-    command += ["--params-file", str(params or config_file("demo.yaml"))]
+    files = [config_file("embedded.yaml"), config_file("sim.yaml"), *([params] if params else [])]
+    for file in files:
+        command += ["--params-file", str(file)]
     command += ["-p", f"cloud_verifier_bridge:verifier.address:={address}"]
-    command += ["-p", f"draft_vlm:model.path:={model_folder('nav-draft')}"]
     return _process(command, log)
 
 
@@ -157,19 +158,16 @@ def _wait_for_verifier(address: str, process: _Process) -> None:
         while True:
             process.check()
             try:
-                client.describe(1.0)
+                client.describe(5.0)
                 return
-            except DeadlineExceeded:
-                if time.monotonic() > due:
-                    raise
-            except CollabError:
+            except (DeadlineExceeded, Unavailable):
                 if time.monotonic() > due:
                     raise
 
 
 def _mismatches(drives: Sequence[Any]) -> int:
     """Answers that the target alone would have given otherwise; there must be none."""
-    target = Engine(load(ModelConfig(path=str(model_folder("nav-target")))))
+    target = Engine(load(ModelConfig(path="nav-target")))
     sampling, count = SamplingConfig(), 0
     for drive in drives:
         for answer in drive.answers:
@@ -248,7 +246,7 @@ def _frames(drive: Any) -> Iterator[Frame]:
 
     renderer = Renderer()
     renderer.enter(drive.room)
-    tokenizer = load(ModelConfig(path=str(model_folder("nav-draft")))).tokenizer
+    tokenizer = load(ModelConfig(path="nav-draft")).tokenizer
     for number, answer in enumerate(drive.answers):
         path = drive.path[: max(1, answer.travelled)]
         words = [

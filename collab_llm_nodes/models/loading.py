@@ -22,6 +22,7 @@ from transformers import (
     Qwen2VLImageProcessorPil,
 )
 
+from collab_llm_nodes.assets import shipped_model
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.adapters import ExitAdapters, check_exit_layers
@@ -36,7 +37,9 @@ QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5}
 class ModelConfig:
     """Which model to load, and how."""
 
-    path: str = setting("", "Folder of the checkpoint, or its hub id.", read_only=True)
+    path: str = setting(
+        "", "Folder of the checkpoint, its hub id, or the name of a shipped one.", read_only=True
+    )
     dtype: str = setting("float32", "Type of the weights.", choices=tuple(DTYPES), read_only=True)
     device: str = setting("cpu", "cpu, cuda or cuda:N.", read_only=True)
     quantization: str = setting(
@@ -134,6 +137,8 @@ def _folder(config: ModelConfig) -> Path:
     folder = Path(config.path).expanduser()
     if config.path and folder.is_dir():
         return folder
+    if config.path and "/" not in config.path:
+        return shipped_model(config.path)
     if not config.path or config.path[0] in "/.~" or config.path.count("/") != 1:
         raise ModelError(
             f"no such folder: {config.path!r}",
