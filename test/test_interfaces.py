@@ -25,7 +25,7 @@ WITH_STATUS = ["GeneratedText.msg", "Generate.action", "Navigate.action"] + [
 ]
 
 
-def parts_of(path: Path) -> list[tuple[type, list[re.Match[str]]]]:
+def parts_of(path: Path) -> list[tuple[Any, list[re.Match[str]]]]:
     """Each part of an interface file with the Python class generated from it."""
     kind = path.suffix[1:]
     module = pytest.importorskip(
