@@ -1,0 +1,191 @@
+"""Launch files under the real launch system: what they start, and one start of everything."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("launch_ros", reason="launch files need ROS 2's launch (no wheel has it)")
+
+from launch import LaunchContext
+from launch.actions import DeclareLaunchArgument
+from launch.launch_description_sources import PythonLaunchDescriptionSource
+
+ROOT = Path(__file__).resolve().parents[1]
+NODES = [
+    "camera_ingest",
+    "cloud_verifier_bridge",
+    "draft_vlm",
+    "predraft_cache",
+    "navigation_action_parser",
+    "navigator",
+]
+
+pytestmark = [pytest.mark.ros, pytest.mark.launch]
+
+# What `ros2 launch FILE NAME:=VALUE ...` does, until `instruct` ends if there is one.
+LAUNCH = """
+import sys
+from launch import LaunchDescription, LaunchService
+from launch.actions import IncludeLaunchDescription, RegisterEventHandler, Shutdown
+from launch.event_handlers import OnProcessExit
+from launch.launch_description_sources import PythonLaunchDescriptionSource
+
+def on_exit(event, context):
+    if event.process_name.startswith("instruct"):
+        return [Shutdown(reason=f"instruct returned {event.returncode}")]
+
+service = LaunchService()
+service.include_launch_description(LaunchDescription([
+    RegisterEventHandler(OnProcessExit(on_exit=on_exit)),
+    IncludeLaunchDescription(
+        PythonLaunchDescriptionSource(sys.argv[1]),
+        launch_arguments=[tuple(a.split(":=", 1)) for a in sys.argv[2:]],
+    ),
+]))
+sys.exit(service.run())
+"""
+
+
+def launch(
+    file: str, arguments: dict[str, str], timeout: float, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a launch file to its end."""
+    return subprocess.run(
+        [sys.executable, "-c", LAUNCH, str(ROOT / "launch" / file)]
+        + [f"{name}:={value}" for name, value in arguments.items()],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+class Package:
+    """An installed ``collab_llm`` whose executables only write down how they were called."""
+
+    def __init__(self, prefix: Path) -> None:
+        self.prefix, self.calls = prefix, prefix / "calls"
+        (prefix / "share/ament_index/resource_index/packages").mkdir(parents=True)
+        (prefix / "share/ament_index/resource_index/packages/collab_llm").touch()
+        (prefix / "share/collab_llm").mkdir()
+        for folder in ("launch", "config", "models"):
+            (prefix / "share/collab_llm" / folder).symlink_to(ROOT / folder)
+        (prefix / "lib/collab_llm").mkdir(parents=True)
+        self.calls.mkdir()
+        for name in [*NODES, "sim_go2", "graph", "instruct", "collab-llm"]:
+            script = prefix / "lib/collab_llm" / name
+            lines = ["#!/bin/sh", f'printf "%s\\n" "$@" > "{self.calls}/{name}.new"']
+            lines += [f'mv "{self.calls}/{name}.new" "{self.calls}/{name}"']
+            if name == "collab-llm":  # its end would end the others
+                lines += [f'while [ ! -e "{self.calls}/graph" ]; do sleep 0.05; done']
+            script.write_text("\n".join(lines) + "\n")
+            script.chmod(0o755)
+
+    def started(self, file: str, **arguments: str) -> dict[str, list[str]]:
+        """Executables and their arguments."""
+        path = f"{self.prefix}:{os.environ.get('AMENT_PREFIX_PATH', '')}"
+        done = launch(file, arguments, 100.0, AMENT_PREFIX_PATH=path)
+        calls = {f.name: f.read_text().splitlines() for f in self.calls.iterdir()}
+        assert calls, done.stdout + done.stderr
+        return calls
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Package:
+    return Package(tmp_path / "prefix")
+
+
+def parameter_files(arguments: list[str]) -> list[Path]:
+    return [Path(b) for a, b in zip(arguments, arguments[1:], strict=False) if a == "--params-file"]
+
+
+def override(arguments: list[str], node: str) -> dict[str, Any]:
+    """What the launch arguments made of a node's parameters."""
+    content = yaml.safe_load(parameter_files(arguments)[-1].read_text())
+    return dict(content[node]["ros__parameters"])
+
+
+def test_the_robot_side_in_one_process(package: Package) -> None:
+    started = package.started("go2.launch.py", verifier="cloud:50551")
+    assert set(started) == {"graph"}
+    files = parameter_files(started["graph"])
+    assert [f.name for f in files[:2]] == ["go2.yaml", "qwen2_vl_2b_7b.yaml"]
+    assert all(f.is_file() for f in files)
+    assert "--sim" not in started["graph"]
+    bridge = override(started["graph"], "/cloud_verifier_bridge")
+    assert bridge == {"autostart": True, "verifier.address": "cloud:50551"}
+    assert "model.path" not in override(started["graph"], "/draft_vlm")
+
+
+def test_one_process_each_in_a_namespace_with_an_instruction(package: Package) -> None:
+    instruction = 'it\'s "here"; find it'
+    started = package.started(
+        "go2.launch.py",
+        composed="false",
+        namespace="robot1",
+        model="/models/draft",
+        autostart="false",
+        instruction=instruction,
+    )
+    assert set(started) == {*NODES, "instruct"}
+    assert started["instruct"][0] == instruction
+    for arguments in started.values():
+        assert any(a.endswith("__ns:=/robot1") for a in arguments)
+    draft = override(started["draft_vlm"], "/robot1/draft_vlm")
+    assert draft == {"autostart": False, "model.path": "/models/draft"}
+
+
+def test_the_simulation_has_everything(package: Package) -> None:
+    started = package.started("sim.launch.py", verifier="127.0.0.1:50999")
+    assert set(started) == {"collab-llm", "graph"}
+    assert started["collab-llm"][:2] == ["verifier", "--config"]
+    assert started["collab-llm"][2].endswith("config/verifier_embedded.yaml")
+    assert started["collab-llm"][3:6] == ["--address", "127.0.0.1:50999", "--model"]
+    assert started["collab-llm"][6].endswith("models/nav-target")
+    assert "--sim" in started["graph"]
+    names = [f.name for f in parameter_files(started["graph"])[:2]]
+    assert names == ["sim.yaml", "embedded.yaml"]
+    draft = override(started["graph"], "/draft_vlm")
+    assert draft["model.path"].endswith("models/nav-draft")
+    bridge = override(started["graph"], "/cloud_verifier_bridge")
+    assert bridge["verifier.address"] == "127.0.0.1:50999"
+
+
+@pytest.mark.parametrize("file", ["sim.launch.py", "go2.launch.py", "verifier.launch.py"])
+def test_every_argument_is_described(file: str) -> None:
+    source = PythonLaunchDescriptionSource(str(ROOT / "launch" / file))
+    description = source.get_launch_description(LaunchContext())
+    declared = [e for e in description.entities if isinstance(e, DeclareLaunchArgument)]
+    assert declared
+    assert all(len(argument.description) > 10 for argument in declared)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_everything_starts_answers_and_ends(ros_context: Any, tmp_path: Path) -> None:
+    """Random models say nothing readable: the mission ends with that status, standing still."""
+    from tiny_models import tiny_folder
+
+    config = tmp_path / "verifier.yaml"
+    config.write_text("address: 127.0.0.1:50551\n")
+    arguments = {
+        "config": str(config),
+        "verifier": f"127.0.0.1:{51000 + ros_context.get_domain_id()}",
+        "model": str(tiny_folder("qwen2_vl", 0)),
+        "target_model": str(tiny_folder("qwen2_vl", 1)),
+        "instruction": "find the red ball",
+    }
+    done = launch("sim.launch.py", arguments, 540.0)
+    said = done.stdout + done.stderr
+    assert re.search(r"ended: (the text holds no action|no text|more than one)", said), said
+    assert "(0 steps, 0.00 m)" in said, said
+    assert "process has finished cleanly" in said, said
