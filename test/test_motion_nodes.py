@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import math
+import signal
+import subprocess
+import sys
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -351,10 +354,16 @@ class Robot:
     """A navigator with parser, a base that obeys, a camera, and a scripted ``generate``.
 
     ``script``: what the answers say, one after the other; the last is repeated. A callable is
-    given the goal handle and returns a result itself.
+    given the goal handle and returns a result itself. ``process``: a navigator that runs already.
     """
 
-    def __init__(self, graph: Any, script: list[Any], **parameters: Any) -> None:
+    def __init__(
+        self,
+        graph: Any,
+        script: list[Any],
+        process: subprocess.Popen[bytes] | None = None,
+        **parameters: Any,
+    ) -> None:
         self.graph, self.script = graph, script
         self.user = graph.node("robot")
         self.prompts: list[str] = []
@@ -381,11 +390,12 @@ class Robot:
             "mission__executor__linear_speed": 1.0,
             "mission__executor__angular_speed": 2.0,
         }
-        self.navigator = start(graph, Navigator, **{**defaults, **parameters})
+        if process is None:
+            self.navigator = start(graph, Navigator, **{**defaults, **parameters})
         self.parser = start(graph, NavigationActionParser)
         self.client = ActionClient(self.user, Navigate, "navigate")
         self.feedback: list[Navigate.Feedback] = []
-        graph.wait_for(self.client.server_is_ready)
+        graph.wait_for(self.client.server_is_ready, 60.0)
         graph.wait_for(lambda: self.user.count_subscribers("generated_text"))
         graph.wait_for(lambda: self.user.count_publishers("navigation_action"))
         graph.wait_for(lambda: self.user.count_subscribers("odom"))
@@ -605,6 +615,22 @@ def test_deactivation_in_the_middle_of_a_motion_stops_at_once(graph: Any) -> Non
     graph.wait_for(lambda: robot.navigator.active)
     robot.script = ["stop"]
     assert robot.navigate().status == Navigate.Result.OK
+
+
+def test_a_signal_in_the_middle_of_a_motion_stops_before_the_process_ends(graph: Any) -> None:
+    slow = ["--ros-args", "-p", "mission.executor.linear_speed:=0.2"]
+    command = [sys.executable, "-m", "collab_llm_nodes.nodes.navigator", *slow]
+    with subprocess.Popen(command) as process:
+        try:
+            robot = Robot(graph, ["move forward 75 cm"], process)
+            ended = robot.send().get_result_async()
+            graph.wait_for(robot.moved)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60.0) == 0
+            graph.wait_for(robot.stands)
+            assert graph.result(ended).result.status == Navigate.Result.INACTIVE
+        finally:
+            process.kill()
 
 
 def test_one_instruction_at_a_time(graph: Any) -> None:

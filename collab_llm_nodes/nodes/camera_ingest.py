@@ -367,3 +367,7 @@ def _open(config: CameraConfig) -> Any:
 def main() -> int:
     """Run the node."""
     return run(CameraIngest)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

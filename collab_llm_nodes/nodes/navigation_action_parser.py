@@ -146,3 +146,7 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
 def main() -> int:
     """Run the node."""
     return run(NavigationActionParser)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -380,3 +380,7 @@ class _Inactive(CollabError):
 def main() -> int:
     """Run the node."""
     return run(Navigator)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

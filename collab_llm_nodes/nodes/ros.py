@@ -20,6 +20,7 @@ import functools
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -343,7 +344,7 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
                 node.start()
     except CollabError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
-        _stop(nodes)
+        _stop(executor, nodes)
         return 1
     spinner = threading.Thread(target=_spin, args=(executor, nodes, ended), name="ros-spin")
     spinner.start()
@@ -361,13 +362,25 @@ def _spin(executor: SingleThreadedExecutor, nodes: list[Node], ended: threading.
         pass
     finally:
         ended.set()
-        executor.shutdown()
-        _stop(nodes)
+        _stop(executor, nodes)
 
 
-def _stop(nodes: list[Node]) -> None:
-    for node in reversed(nodes):
-        if isinstance(node, ManagedNode) and rclpy.ok():
+_GRACE_S = 0.3
+"""For the results of what was under way to reach those who wait for them."""
+
+
+def _stop(executor: SingleThreadedExecutor, nodes: list[Node]) -> None:
+    managed = [n for n in reversed(nodes) if isinstance(n, ManagedNode)]
+    if rclpy.ok():
+        for node in managed:
+            if node.active:
+                node.trigger_deactivate()
+        until = time.monotonic() + _GRACE_S
+        while nodes and time.monotonic() < until:
+            executor.spin_once(timeout_sec=_GRACE_S / 10)
+        for node in managed:
             node.stop()
-        node.destroy_node()
+    executor.shutdown()
+    for each in nodes:
+        each.destroy_node()
     rclpy.try_shutdown()

@@ -259,3 +259,7 @@ def _wall() -> float:
 def main() -> int:
     """Run the node."""
     return run(SimGo2)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
