@@ -115,6 +115,9 @@ def eval_nav(
 def check_lossless(
     seed: SeedOption = 0,
     prompts: Annotated[int, typer.Option(help="Prompts per model pair and law.", min=1)] = 8,
+    samples: Annotated[
+        int, typer.Option(help="Answers per test of the rejection law; 0 = no such test.", min=0)
+    ] = 200,
     json_file: JsonOption = None,
 ) -> None:
     """Compare the edge-cloud path with ``transformers`` generate on the target alone.
@@ -124,7 +127,7 @@ def check_lossless(
     """
     from collab_llm_nodes.bench.lossless import check
 
-    results = check(seed=seed, prompts=prompts, console=console)
+    results = check(seed=seed, prompts=prompts, samples=samples, console=console)
     write_json(json_file, results)
     raise typer.Exit(0 if results["mismatches"] == 0 else 1)
 

@@ -29,11 +29,11 @@ from rclpy.time import Time
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import GenerationMetrics, NavigationAction, Observation
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import CollabError, InvalidInput
+from collab_llm_nodes.errors import Busy, CollabError, Inactive, InvalidInput
 from collab_llm_nodes.navigation.executor import ZERO, Pose2D, Velocity
 from collab_llm_nodes.navigation.grammar import Code, Kind, ParsedAction
 from collab_llm_nodes.navigation.mission import Mission, MissionConfig, Phase, check_instruction
-from collab_llm_nodes.navigation.prompt import user_text
+from collab_llm_nodes.navigation.prompt import DEFAULT_TEMPLATE, user_text
 from collab_llm_nodes.nodes.ros import CAMERA, COMMAND, RESULT, STEADY, ManagedNode, guarded, run
 
 
@@ -42,6 +42,11 @@ class AnswerConfig:
     """What is asked of ``generate``."""
 
     protocol: str = setting("edge_cloud", "Collaboration protocol.")
+    prompt: str = setting(
+        DEFAULT_TEMPLATE,
+        "What the model is asked, with {instruction} and {history}; a model that was not trained"
+        " for navigation must be told how to end: 'The next action is ...'.",
+    )
     temperature: float = setting(0.0, "0 = greedy.", low=0.0, high=10.0)
     top_k: int = setting(0, "0 = off.", low=0)
     top_p: float = setting(1.0, "1 = off.", low=0.0, high=1.0)
@@ -171,9 +176,9 @@ class Navigator(ManagedNode[NavigatorConfig]):
     def _accept(self, request: Navigate.Goal) -> Mission:
         """Raises CollabError when the goal cannot be served."""
         if not self.active:
-            raise _Inactive("the navigator is not active", remedy="activate it (lifecycle)")
+            raise Inactive("the navigator is not active", remedy="activate it (lifecycle)")
         if self._run is not None:
-            raise _Busy("another instruction is being followed", remedy="cancel it or wait")
+            raise Busy("another instruction is being followed", remedy="cancel it or wait")
         config = self.config.mission
         check_instruction(request.instruction, config)
         if not 0.0 <= request.deadline_s < math.inf:
@@ -296,7 +301,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         goal = Generate.Goal(
             header=observation.header,
             protocol=answer.protocol,
-            prompt=user_text(run_.goal.request.instruction, run_.mission.history),
+            prompt=user_text(run_.goal.request.instruction, run_.mission.history, answer.prompt),
             images=[observation.image],
             temperature=answer.temperature,
             top_k=answer.top_k,
@@ -367,14 +372,6 @@ _CODES: dict[int, str] = {
     if name.isupper() and not name.startswith("_")
 }
 """Names of the status constants, which are the same numbers in every interface."""
-
-
-class _Busy(CollabError):
-    code = "BUSY"
-
-
-class _Inactive(CollabError):
-    code = "INACTIVE"
 
 
 def main() -> int:
