@@ -72,7 +72,7 @@ from collab_llm_nodes.verifier.service import (
     start_server,
 )
 
-WAIT_S = 10.0  # for what happens within milliseconds on an idle machine
+WAIT_S = 30.0  # upper bound of waits for what takes milliseconds on an idle machine
 PROMPT = Prompt("go to the red box")
 GREEDY = SamplingConfig()
 OPEN = Open(PROMPT.text, (), GREEDY, 24, VOCABULARY)
@@ -698,8 +698,8 @@ def test_an_absent_verifier_is_unavailable_within_the_deadline(connect: Connect)
     client = connect(free_port(), verdict_deadline_s=0.5)
     started = time.monotonic()
     with pytest.raises(Unavailable, match="connect") as caught:
-        runner(client).generate(PROMPT, deadline_s=WAIT_S)
-    assert time.monotonic() - started < 5.0
+        runner(client).generate(PROMPT, deadline_s=2 * WAIT_S)
+    assert time.monotonic() - started < WAIT_S / 2
     assert caught.value.remedy
     with pytest.raises(Unavailable, match="connect"):
         client.describe(0.3)
@@ -710,8 +710,8 @@ def test_a_hanging_model_ends_in_deadline_exceeded(serve: Serve, connect: Connec
     client = connect(serve(FakeEngine(1, before_layer=gate)).port, verdict_deadline_s=0.5)
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="no verdict"):
-        runner(client).generate(PROMPT, deadline_s=WAIT_S)
-    assert time.monotonic() - started < 5.0
+        runner(client).generate(PROMPT, deadline_s=2 * WAIT_S)
+    assert time.monotonic() - started < WAIT_S / 2
     gate.go.set()
 
 
