@@ -162,6 +162,20 @@ def test_too_little_memory_is_seen_before_loading(monkeypatch: pytest.MonkeyPatc
     load(ModelConfig(str(folder), dtype="bfloat16"))  # half the size fits
 
 
+@pytest.mark.parametrize(("threads", "small", "expected"), [(0, 2**60, 1), (0, 0, 5), (3, 0, 3)])
+def test_a_small_model_gets_one_thread(
+    threads: int, small: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(loading, "SMALL", small)
+    torch.set_num_threads(5)
+    try:
+        load(ModelConfig(str(tiny_folder("llama")), threads=threads))
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_available_memory_is_plausible() -> None:
     assert 2**26 < loading._available_bytes(torch.device("cpu")) < 2**45
 

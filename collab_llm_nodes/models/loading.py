@@ -31,6 +31,9 @@ from collab_llm_nodes.models.vocabulary import vocabulary_size
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5}
+# Below it one thread computes a step faster than several can be woken; and where other processes
+# compete for the cores, OpenMP's spinning threads made a step 50 times slower.
+SMALL = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,14 @@ class ModelConfig:
         (), "Exits used, counted in layers done; empty: all that are trained.", read_only=True
     )
     local_files_only: bool = setting(False, "Never ask the hub.", read_only=True)
+    threads: int = setting(
+        0,
+        "CPU threads of this process's forward passes; 0: one for a small model, else torch's own"
+        " choice.",
+        low=0,
+        high=1024,
+        read_only=True,
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -99,7 +110,10 @@ def load(config: ModelConfig) -> LoadedModel:
     vision = architecture_of(model_type).vision
     tokenizer = _tokenizer(folder)
     image_processor = _image_processor(folder) if vision else None
-    _check_memory(folder, config, device)
+    weights = _count_weights(folder)
+    _check_memory(weights, config, device)
+    if config.threads or (device.type == "cpu" and weights < SMALL):
+        torch.set_num_threads(config.threads or 1)
     model = _model(folder, config, device, vision)
     parts = decoder_parts(model)
     if vocabulary_size(tokenizer) > parts.head.out_features:
@@ -214,12 +228,12 @@ def _image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
     return processor
 
 
-def _check_memory(folder: Path, config: ModelConfig, device: torch.device) -> None:
+def _check_memory(weights: int, config: ModelConfig, device: torch.device) -> None:
     """Refuse what cannot fit before minutes are spent on reading it."""
     per_weight: float = DTYPES[config.dtype].itemsize
     if config.quantization != "none" and _quantizer(config) == "bitsandbytes":
         per_weight = QUANTIZED_BYTES[config.quantization]  # quantised while it is read
-    needed = per_weight * _count_weights(folder)
+    needed = per_weight * weights
     available = _available_bytes(device)
     if needed > available:
         raise ModelError(
