@@ -21,6 +21,9 @@ from collab_llm_nodes.training.wording import VERBS, WORDS, answer, dense_words,
 TEXT_LENGTH = 46
 """Question and answer tokens of the longest pair, less the last one, which is never an input."""
 ANSWER_LENGTH = 25
+NAME_LENGTH = 5
+NAMES = 8
+"""Names looked up per picture besides the questions: cheap, and each contrasts with the others."""
 UNSEEN_SHARE = 0.35
 
 _MIRROR = {"left": "right", "right": "left"}
@@ -47,6 +50,14 @@ class Question:
         return user_text(instruction(self.name, self.verb), self.history)
 
     @property
+    def found(self) -> tuple[int, int]:
+        """Direction and distance as word numbers, one past the last ones if not in view."""
+        if self.sight is None or not self.sight.in_view:
+            return len(DIRECTIONS), len(DISTANCES)
+        d, r = direction(self.sight.bearing), distance(self.sight.range)
+        return DIRECTIONS.index(d), DISTANCES.index(r)
+
+    @property
     def answer(self) -> str:
         return answer(self.name, self.sight, self.history, self.verb)
 
@@ -60,10 +71,18 @@ class Batch:
     at: Tensor  # int64 [B K, ANSWER_LENGTH]: positions whose next token is an answer token
     labels: Tensor  # int64 [B K, ANSWER_LENGTH], -100 where there is none
     dense: Tensor  # float [B, T, W]
+    names: Tensor  # int64 [B N, NAME_LENGTH]: instructions alone, right padded
+    name_at: Tensor  # int64 [B N]: the last token of the name asked for
+    found: Tensor  # int64 [B N, 2]: its direction and distance, one past the last word if unseen
 
 
 def ask(
-    pictures: Pictures, index: int, count: int, rng: np.random.Generator, flip: bool = False
+    pictures: Pictures,
+    index: int,
+    count: int,
+    rng: np.random.Generator,
+    flip: bool = False,
+    unseen: float = UNSEEN_SHARE,
 ) -> list[Question]:
     """``count`` questions about picture ``index``: things in view, hidden and absent ones."""
     sign = -1.0 if flip else 1.0
@@ -86,7 +105,7 @@ def ask(
         verb = int(rng.integers(len(VERBS)))
         if number == 0 and goal in clear:
             chosen: int | None = goal
-        elif seen and rng.random() > UNSEEN_SHARE:
+        elif seen and rng.random() > unseen:
             chosen = int(rng.choice(seen))
         else:
             chosen = None
@@ -134,22 +153,30 @@ class Batches:
     ) -> Batch:
         """``sources``: pictures and how many of them to take."""
         rng = np.random.default_rng([self._seed, step])
-        pictures, dense, asked = [], [], []
+        pictures, dense, asked, named = [], [], [], []
         for source, count in sources:
             chosen = np.sort(rng.integers(len(source), size=count))
             images = source.images(chosen)
             for image, index in zip(images, chosen, strict=True):
                 flip = bool(rng.random() < 0.5)
                 asked += ask(source, int(index), questions, rng, flip)
+                named += ask(source, int(index), NAMES, rng, flip, unseen=0.6)
                 dense.append(self._dense(source, int(index), flip))
                 pictures.append(image[:, ::-1] if flip else image)
         texts, at, labels = self.encode(asked)
+        wishes = [self._encode(instruction(q.name, q.verb)) for q in named]
+        names = np.full((len(named), NAME_LENGTH), self._pad, np.int64)
+        for row, wish in enumerate(wishes):
+            names[row, : len(wish)] = wish
         return Batch(
             torch.from_numpy(np.stack(pictures)),
             texts,
             at,
             labels,
             torch.from_numpy(np.stack(dense)),
+            torch.from_numpy(names),
+            torch.tensor([len(wish) - 1 for wish in wishes]),
+            torch.tensor([q.found for q in named]),
         )
 
     def encode(self, asked: Sequence[Question]) -> tuple[Tensor, Tensor, Tensor]:

@@ -103,8 +103,14 @@ class FastForward(nn.Module):
     def forward(self, pictures: Tensor, texts: Tensor, questions: int) -> Output:
         """Pictures uint8 [B, 84, 168, 3], texts int64 [B * K, L] (right padded), K."""
         vision = self.see(pictures)
+        return Output(vision, self.read(vision, texts, questions))
+
+    def read(
+        self, vision: Tensor, texts: Tensor, questions: int, depth: int | None = None
+    ) -> list[Tensor]:
+        """Layer outputs [B, K, L, D] of texts behind image tokens; of ``depth`` layers if given."""
         text = self.model.model.language_model
-        b, k, p, length = pictures.shape[0], questions, self.prefix_length, texts.shape[1]
+        b, k, p, length = vision.shape[0], questions, self.prefix_length, texts.shape[1]
         pre = text.embed_tokens(self.prefix)
         first, after = self.first_image, self.first_image + self.image_tokens
         pre = torch.cat(
@@ -117,13 +123,13 @@ class FastForward(nn.Module):
             torch.ones(p + length, p + length, dtype=torch.bool).triu(1), -1e4
         )
         layers = []
-        for layer in text.layers:
+        for layer in text.layers[:depth]:
             x = x + self._attend(layer, _rms(x, layer.input_layernorm), cos, sin, causal, k)
             h = _rms(x, layer.post_attention_layernorm)
             mlp = layer.mlp
             x = x + mlp.down_proj(F.silu(mlp.gate_proj(h)) * mlp.up_proj(h))
             layers.append(x[:, p:].view(b, k, length, -1))
-        return Output(vision, layers)
+        return layers
 
     def _attend(
         self, layer: Any, h: Tensor, cos: Tensor, sin: Tensor, causal: Tensor, k: int

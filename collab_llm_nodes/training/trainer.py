@@ -2,7 +2,9 @@
 
 Plain cross-entropy on the answers yields a blind model (the template gives most tokens away).
 So each image token also learns to predict, through the language model's own embedding rows, the
-words for what it shows: colour, shape, direction, distance; and its row and column.
+words for what it shows: colour, shape, direction, distance; and its row and column. And without
+help the language model long ignores WHICH thing is asked for: so, half-way through the layers, the
+token that ends the question's name learns to tell where that thing is.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, Qwen2VLForConditionalGeneration
 
 from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.sim.expert import DIRECTIONS, DISTANCES
 from collab_llm_nodes.training import data
 from collab_llm_nodes.training.architecture import SIZES, build, prefix_ids
 from collab_llm_nodes.training.batches import Batch, Batches
@@ -49,6 +52,7 @@ class TrainConfig:
     warmup: int = 300
     weight_decay: float = 0.05
     dense_weight: float = 4.0
+    name_weight: float = 0.3
     seed: int = 0
     dagger_steps: tuple[int, ...] = ()
     """Steps whose model is rolled out in fresh rooms; its visited states join the data ..."""
@@ -80,6 +84,7 @@ class DenseHead(nn.Module):
         self.scale = nn.Parameter(torch.tensor(10.0))
         self.bias = nn.Parameter(torch.full((len(word_ids),), -3.0))
         self.place = nn.Linear(hidden, data.TOKEN_ROWS + data.TOKEN_COLUMNS)
+        self.finding = nn.Linear(hidden, len(DIRECTIONS) + len(DISTANCES) + 2)
 
     def forward(self, vision: Tensor, rows: Tensor, dense: Tensor) -> Tensor:
         """Loss of image tokens [B, T, D] against multi-hot words [B, T, W]."""
@@ -98,6 +103,13 @@ class DenseHead(nn.Module):
         )
         return words + 0.02 * (row + column)
 
+    def name(self, hidden: Tensor, found: Tensor) -> Tensor:
+        """Loss of the asked name's token [N, D]: where the thing is, or that it is not in view."""
+        guess = self.finding(F.rms_norm(hidden, (hidden.shape[-1],))).float()
+        split = len(DIRECTIONS) + 1
+        where = F.cross_entropy(guess[:, :split], found[:, 0])
+        return where + F.cross_entropy(guess[:, split:], found[:, 1])
+
 
 class Learner:
     """Model, dense head, optimiser and schedule: everything that a checkpoint holds."""
@@ -115,6 +127,7 @@ class Learner:
         self.head = DenseHead(size.hidden, [ids[0] for ids in word_ids])
         self.fast = FastForward(self.model, prefix_ids(self.tokenizer))
         self.batches = Batches(self.tokenizer, config.seed)
+        self._name_depth = size.layers // 2 + 1  # half-way: what follows can still read it
         matrices = [p for p in self.parameters() if p.ndim > 1]
         others = [p for p in self.parameters() if p.ndim <= 1]
         self.optimizer = torch.optim.AdamW(
@@ -132,31 +145,55 @@ class Learner:
         return [*self.model.parameters(), *self.head.parameters()]
 
     def _losses(
-        self, pictures: Tensor, texts: Tensor, at: Tensor, labels: Tensor, dense: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        pictures: Tensor,
+        texts: Tensor,
+        at: Tensor,
+        labels: Tensor,
+        dense: Tensor,
+        names: Tensor,
+        name_at: Tensor,
+        found: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         out = self.fast(pictures, texts, texts.shape[0] // pictures.shape[0])
         hidden = out.layers[-1].flatten(0, 1)
         hidden = torch.gather(hidden, 1, at[..., None].expand(-1, -1, hidden.shape[-1]))
         logits = self.fast.logits(hidden).float()
         answer = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-        return answer, self.head(out.vision, self.model.lm_head.weight, dense)
+        named = self.fast.read(
+            out.vision, names, names.shape[0] // pictures.shape[0], self._name_depth
+        )[-1].flatten(0, 1)
+        named = named[torch.arange(len(named)), name_at]
+        return (
+            answer,
+            self.head(out.vision, self.model.lm_head.weight, dense),
+            self.head.name(named, found),
+        )
 
-    def learn(self, batch: Batch) -> tuple[float, float]:
-        """One optimiser step; returns the answer loss (nats per token) and the dense loss."""
+    def learn(self, batch: Batch) -> dict[str, float]:
+        """One optimiser step; returns its losses: answer in nats per token, dense, name."""
         rate = _learning_rate(self.config, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         with torch.autocast("cpu", torch.bfloat16, enabled=self.config.bfloat16):
-            answer, dense = self._loss(
-                batch.pictures, batch.texts, batch.at, batch.labels, batch.dense
+            answer, dense, name = self._loss(
+                batch.pictures,
+                batch.texts,
+                batch.at,
+                batch.labels,
+                batch.dense,
+                batch.names,
+                batch.name_at,
+                batch.found,
             )
-            loss = answer + self.config.dense_weight * dense
+            loss = answer + self.config.dense_weight * dense + self.config.name_weight * name
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return float(answer), float(dense)
+        losses = {"answer_loss": answer, "dense_loss": dense, "name_loss": name}
+        return {key: float(value.detach()) for key, value in losses.items()}
 
     def save(self, run: Path) -> None:
         """Write the whole state atomically: a kill at any time leaves the old or the new one."""
@@ -221,10 +258,9 @@ def train_nav(config: TrainConfig, progress: Progress | None = None) -> Path:
         sources = [(pictures, config.batch - from_own)]
         if own is not None:
             sources.append((own, from_own))
-        answer, dense = learner.learn(learner.batches.make(sources, learner.step, config.questions))
-        keep = 0.98 if figures else 0.0
-        figures["answer_loss"] = keep * figures.get("answer_loss", 0) + (1 - keep) * answer
-        figures["dense_loss"] = keep * figures.get("dense_loss", 0) + (1 - keep) * dense
+        losses = learner.learn(learner.batches.make(sources, learner.step, config.questions))
+        for key, value in losses.items():
+            figures[key] = value + 0.98 * (figures.get(key, value) - value)
         tell("training", learner.step, config.steps, figures)
         now = time.monotonic()
         learner.seconds = before + now - started

@@ -1,0 +1,287 @@
+"""Training: data from seeds, a forward pass equal to transformers', resuming that loses nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import (
+    AutoImageProcessor,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    Qwen2VLForConditionalGeneration,
+)
+
+from collab_llm_nodes.config import from_mapping
+from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.models.adapters import ExitAdapters
+from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.navigation.prompt import user_text
+from collab_llm_nodes.sim import expert
+from collab_llm_nodes.sim.renderer import KINDS, Renderer, footprint
+from collab_llm_nodes.sim.rooms import Pose, make_room
+from collab_llm_nodes.training import data
+from collab_llm_nodes.training.adapters import AdapterConfig, train_adapters
+from collab_llm_nodes.training.answering import answers, patches
+from collab_llm_nodes.training.architecture import MICRO, build, prefix_ids
+from collab_llm_nodes.training.batches import ANSWER_LENGTH, TEXT_LENGTH, Batches, ask
+from collab_llm_nodes.training.evaluate import EvalConfig, advance, start
+from collab_llm_nodes.training.forward import FastForward
+from collab_llm_nodes.training.tokenizer import SPECIAL, token_id, train_tokenizer
+from collab_llm_nodes.training.trainer import Learner, TrainConfig, export
+from collab_llm_nodes.training.wording import WORDS, corpus
+
+MICRO_RUN = TrainConfig(role="micro", batch=3, compile=False, bfloat16=False, warmup=2, steps=100)
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "shard"
+    renderer = Renderer()
+    data.write_shard(folder, [s for k in (1, 2) for s in data.room_snapshots(renderer, k)])
+    renderer.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(shard: Path) -> data.Pictures:
+    return data.Pictures([shard])
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return train_tokenizer(corpus())
+
+
+def shaken(tokenizer: PreTrainedTokenizerBase) -> Qwen2VLForConditionalGeneration:
+    """A micro model whose every parameter matters."""
+    model = build(MICRO, tokenizer, seed=0)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def test_shards_follow_from_their_seed(shard: Path, tmp_path: Path) -> None:
+    renderer = Renderer()
+    data.write_shard(tmp_path / "again", list(data.room_snapshots(renderer, 1)))
+    renderer.close()
+    for file in sorted((tmp_path / "again").iterdir()):
+        again = np.load(file)
+        np.testing.assert_array_equal(again, np.load(shard / file.name)[: len(again)])
+
+
+def test_footprints_lie_on_their_things() -> None:
+    """The projected outlines match the rendered colours: labels and pictures agree."""
+    renderer = Renderer()
+    hits = total = 0
+    for seed in range(30):
+        room = make_room(seed)
+        renderer.enter(room)
+        towards = np.arctan2(room.goal.y - room.start.y, room.goal.x - room.start.x)
+        pose = Pose(room.start.x, room.start.y, float(towards))
+        picture = renderer.picture(pose).astype(int)
+        cells = np.argwhere(footprint(room, pose, cell=1) == room.target)
+        hue = picture[cells[:, 0], cells[:, 1]]
+        channel = {"red": 0, "green": 1, "blue": 2}.get(room.goal.colour)
+        if channel is None:
+            good = (hue[:, 0] > 1.5 * hue[:, 2]) & (hue[:, 1] > 1.5 * hue[:, 2])
+        else:
+            others = [c for c in range(3) if c != channel]
+            good = (hue[:, channel, None] > 1.5 * hue[:, others]).all(axis=1)
+        hits += int(good.sum())
+        total += len(cells)
+    renderer.close()
+    assert hits / total > 0.85
+
+
+def test_questions_match_what_is_there(pictures: data.Pictures) -> None:
+    rng = np.random.default_rng(0)
+    for index in range(len(pictures)):
+        kinds = [int(k) for k in pictures.kind[index] if k >= 0]
+        for question in ask(pictures, index, 4, rng):
+            present = [i for i, k in enumerate(kinds) if " ".join(KINDS[k]) == question.name]
+            if question.sight is not None:
+                bearing = pictures.bearing[index, present[0]]
+                assert question.sight.bearing == pytest.approx(float(bearing))
+                assert not question.sight.borderline
+            elif present:
+                assert pictures.visible[index, present[0]] <= 0.3
+
+
+def test_a_mirrored_question_has_the_mirrored_answer(pictures: data.Pictures) -> None:
+    swapped = str.maketrans({"\0": "left", "\1": "right"})
+    for index in range(len(pictures)):
+        plain = ask(pictures, index, 2, np.random.default_rng(5))
+        mirror = ask(pictures, index, 2, np.random.default_rng(5), flip=True)
+        for a, b in zip(plain, mirror, strict=True):
+            hidden = a.sight is None or not a.sight.in_view
+            if hidden and "turn" not in a.prompt:
+                continue  # with no turn to go on with, a search starts to the left in both
+            marked = a.prompt.replace("left", "\1").replace("right", "\0")
+            assert marked.translate(swapped) == b.prompt
+            marked = a.answer.replace("left", "\1").replace("right", "\0")
+            assert marked.translate(swapped) == b.answer
+
+
+def test_every_text_fits_and_words_are_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    batches = Batches(tokenizer, 0)
+    longest = max(
+        len(batches.question_ids(user_text("look for the yellow bottle", [a, b])))
+        for a in expert.ACTIONS
+        for b in expert.ACTIONS
+    )
+    said = [t for t in corpus() if "the next action is" in t]
+    answer = max(len(tokenizer(t).input_ids) for t in said) + 1
+    assert answer <= ANSWER_LENGTH
+    assert longest + answer - 1 <= TEXT_LENGTH
+    for word in WORDS:
+        assert len(tokenizer(f" {word}").input_ids) == 1
+    for token in SPECIAL:
+        assert tokenizer(token).input_ids == [token_id(tokenizer, token)]
+    strange = "Où est la balle? 球"
+    assert tokenizer.decode(tokenizer(strange).input_ids) == strange
+
+
+def test_chat_template_and_prefix_agree(tokenizer: PreTrainedTokenizerBase) -> None:
+    content = [{"type": "image"}, {"type": "text", "text": "find the red ball. history: none."}]
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+    )
+    pads = "<|image_pad|>" * data.TOKENS
+    ids = tokenizer(str(text).replace("<|image_pad|>", pads)).input_ids
+    question = Batches(tokenizer, 0).question_ids("find the red ball. history: none.")
+    assert ids == [*prefix_ids(tokenizer), *question]
+
+
+def test_fast_forward_equals_transformers(
+    pictures: data.Pictures, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    model = shaken(tokenizer)
+    prefix = prefix_ids(tokenizer)
+    fast = FastForward(model, prefix)
+    images = pictures.images(np.array([0, 5]))
+    texts = torch.randint(10, 400, (4, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        ours = fast.logits(fast(torch.from_numpy(images), texts, 2).layers[-1])
+        ids = torch.cat([torch.tensor(prefix).expand(4, -1), texts], dim=1)
+        theirs = model(
+            input_ids=ids,
+            mm_token_type_ids=(ids == model.config.image_token_id).int(),
+            pixel_values=patches(images[[0, 0, 1, 1]]),
+            image_grid_thw=torch.tensor([[1, 6, 12]]).repeat(4, 1),
+        ).logits[:, len(prefix) :]
+    torch.testing.assert_close(ours.flatten(0, 1), theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_exported_checkpoint_is_read_by_transformers(
+    pictures: data.Pictures, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    model = shaken(tokenizer)
+    export(model, tokenizer, tmp_path / "model", torch.float32)
+    read = Qwen2VLForConditionalGeneration.from_pretrained(tmp_path / "model")
+    again = AutoTokenizer.from_pretrained(tmp_path / "model")
+    images = pictures.images(np.array([0, 3, 7]))
+    prompts = [user_text("find the red ball", expert.ACTIONS[k : k + k]) for k in range(3)]
+    together = answers(model, tokenizer, images, prompts)
+    assert answers(read, again, images, prompts) == together
+    # left padding and batching change nothing
+    assert [answers(read, again, images[k : k + 1], [prompts[k]])[0] for k in range(3)] == together
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "model", use_fast=False)
+    made = processor(images=[Image.fromarray(i) for i in images], return_tensors="pt")
+    torch.testing.assert_close(made["pixel_values"], patches(images))
+    assert made["image_grid_thw"].tolist() == [[1, 6, 12]] * 3
+
+
+def test_resumed_training_equals_uninterrupted(pictures: data.Pictures, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    straight, stopped = Learner(MICRO_RUN), Learner(MICRO_RUN)
+    for learner, steps in ((straight, 6), (stopped, 3)):
+        for _ in range(steps):
+            learner.learn(learner.batches.make([(pictures, 3)], learner.step, 2))
+    stopped.save(tmp_path)
+    resumed = Learner(MICRO_RUN)
+    resumed.restore(tmp_path)
+    assert resumed.step == 3
+    for _ in range(3):
+        resumed.learn(resumed.batches.make([(pictures, 3)], resumed.step, 2))
+    for ours, theirs in zip(resumed.parameters(), straight.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
+
+
+def test_training_learns_and_dense_words_reach_the_vision_tower(pictures: data.Pictures) -> None:
+    learner = Learner(MICRO_RUN)
+    batch = learner.batches.make([(pictures, 3)], 0, 2)
+    first = learner.learn(batch)
+    for _ in range(25):
+        last = learner.learn(batch)
+    assert all(last[key] < 0.7 * first[key] for key in first)
+    # the dense loss alone moves the tower and the tied rows of the words
+    learner.optimizer.zero_grad()
+    fast = learner.fast
+    learner.head(fast.see(batch.pictures), learner.model.lm_head.weight, batch.dense).backward()
+    assert learner.model.model.visual.patch_embed.proj.weight.grad is not None
+    rows = learner.model.lm_head.weight.grad
+    assert rows is not None
+    assert set(rows.abs().sum(1).nonzero().flatten().tolist()) == set(learner.head.ids.tolist())
+
+
+def test_adapters_close_in_on_the_last_layer(
+    shard: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    model = shaken(tokenizer)
+    export(model, tokenizer, tmp_path / "model", torch.float32)
+    config = AdapterConfig(
+        model=str(tmp_path / "model"), shards=(str(shard),), steps=60, batch=3, learning_rate=1e-2
+    )
+    agreement = train_adapters(config)
+    read = Qwen2VLForConditionalGeneration.from_pretrained(tmp_path / "model")
+    adapters = ExitAdapters.load(tmp_path / "model", decoder_parts(read))
+    assert adapters.layers == (1,)
+    untrained = ExitAdapters(MICRO.hidden, (1,))
+    fast = FastForward(read, prefix_ids(tokenizer))
+    batch = Batches(tokenizer, 9).make([(data.Pictures([shard]), 3)], 0, 2)
+    with torch.no_grad():
+        layers = fast(batch.pictures, batch.texts, 2).layers
+        wanted = fast.logits(layers[-1]).log_softmax(-1)
+        distance = [
+            torch.nn.functional.kl_div(
+                fast.logits(a(1, layers[0])).log_softmax(-1), wanted, log_target=True
+            )
+            for a in (untrained, adapters)
+        ]
+    assert distance[1] < 0.8 * distance[0]
+    assert set(agreement) == {"exit_1"}
+
+
+def test_configurations_refuse_what_makes_no_sense() -> None:
+    with pytest.raises(ConfigError, match="role"):
+        TrainConfig(role="teacher")
+    with pytest.raises(ConfigError, match="fresh"):
+        EvalConfig(seed=1_000_000)
+    with pytest.raises(ConfigError, match="unknown key"):
+        from_mapping(TrainConfig, json.loads('{"learningrate": 1.0}'))
+
+
+def test_episodes_end_for_the_right_reasons() -> None:
+    episode = start(11)
+    advance(episode, "blah")
+    assert episode.outcome == "invalid"
+    episode = start(11)
+    advance(episode, "no reason. the next action is stop.")
+    assert episode.outcome == "wrong place"
+    episode = start(11)
+    for _ in range(expert.MAX_STEPS):
+        assert not episode.outcome
+        advance(episode, "the next action is turn left 45 degree.")
+    assert episode.outcome == "step limit"
+    episode = start(11)
+    while not episode.outcome:
+        sight = expert.look(episode.room, episode.base.pose)[episode.room.target]
+        advance(episode, f"x. the next action is {expert.decide(sight, episode.history)}.")
+    assert episode.outcome == "reached"
