@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -56,7 +57,8 @@ def demo(
         Path, typer.Option(help="Animated GIF of the first rooms.", dir_okay=False)
     ] = Path("out/demo.gif"),
     config: Annotated[
-        Path | None, typer.Option(help="ROS parameter file read after the shipped ones.", exists=True)
+        Path | None,
+        typer.Option(help="ROS parameter file read after the shipped ones.", exists=True),
     ] = None,
 ) -> None:
     """Drive simulated rooms through the whole system: camera, draft, verifier, motion.
@@ -78,11 +80,17 @@ def verifier(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Target model: directory or hub id.")] = None,
     address: Annotated[str | None, typer.Option(help="host:port to listen on.")] = None,
+    emulated_extra_compute_s: Annotated[
+        float, typer.Option(help="Pad each verification by this [s]: an emulated larger model.")
+    ] = 0.0,
 ) -> None:
     """Serve the target model (cloud side). Ends cleanly on SIGTERM."""
     from collab_llm_nodes.verifier.service import load_config, serve
 
-    serve(load_config(config, model=model, address=address))
+    settings = load_config(config, model=model, address=address)
+    if emulated_extra_compute_s:
+        settings = replace(settings, emulated_extra_compute_s=emulated_extra_compute_s)
+    serve(settings)
 
 
 @train_app.command("nav")

@@ -33,7 +33,9 @@ def check(*, seed: int, prompts: int, samples: int, console: Console) -> dict[st
         work_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="collab_llm_")))
 
         def connect(draft: Engine, target: Engine) -> Generate:
-            server = stack.enter_context(start_server(VerifierConfig(address="127.0.0.1:0"), target))
+            server = stack.enter_context(
+                start_server(VerifierConfig(address="127.0.0.1:0"), target)
+            )
             link = ClientLinkConfig(address=f"127.0.0.1:{server.port}")
             runner = RemoteRunner(draft, stack.enter_context(VerifierClient(link)))
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,8 +19,15 @@ from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.reference import generate
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.demo.film import Frame, save
+from collab_llm_nodes.demo.processes import (
+    START_DEADLINE_S,
+    Process,
+    free_port,
+    run_process,
+    verifier_process,
+    wait_for_verifier,
+)
 from collab_llm_nodes.edge_cloud.client import Source
-from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
@@ -32,7 +35,6 @@ from collab_llm_nodes.sim.expert import MAX_STEPS, SUCCESS_DISTANCE
 from collab_llm_nodes.training.wording import VERBS, instruction
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
 
-START_DEADLINE_S = 120.0
 ROOM_DEADLINE_S = 60.0
 FILMED_ROOMS = 3
 
@@ -56,13 +58,13 @@ def run_demo(
     os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 101))
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="collab_llm_demo_")))
-        address = f"127.0.0.1:{_free_port()}"
-        cloud = stack.enter_context(_verifier(address, logs / "verifier.log"))
-        graph = stack.enter_context(_graph(address, params, logs / "graph.log"))
+        address = f"127.0.0.1:{free_port()}"
+        cloud = stack.enter_context(verifier_process(address))
+        graph = stack.enter_context(_graph(address, params))
+        link = stack.enter_context(VerifierClient(ClientLinkConfig(address=address)))
         client = stack.enter_context(DemoClient())
         with console.status("starting the verifier and the ROS graph ..."):
-            _wait_for_verifier(address, cloud)
+            wait_for_verifier(link, cloud)
             client.wait_for_graph(START_DEADLINE_S, graph.check)
         console.print(f"verifier and graph are up after {time.monotonic() - started:.1f} s")
         table = _table()
@@ -96,73 +98,13 @@ def run_demo(
     return results
 
 
-class _Process:
-    """A child process with its log; ended, then killed, on the way out."""
-
-    def __init__(self, command: Sequence[str], log: Path, environment: dict[str, str]) -> None:
-        self._name, self._log = Path(command[0]).name, log
-        with log.open("wb") as file:
-            self._child = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, env=environment
-            )
-
-    def check(self) -> None:
-        """Raise CollabError, with the end of the log, if the process is gone."""
-        if self._child.poll() is not None:
-            tail = self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
-            raise CollabError(
-                f"{self._name} ended with status {self._child.returncode}:\n{tail}",
-                remedy="see the log above",
-            )
-
-    def stop(self) -> None:
-        """SIGTERM, and SIGKILL for one that does not listen."""
-        self._child.send_signal(signal.SIGTERM)
-        try:
-            self._child.wait(timeout=10.0)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-
-
-@contextlib.contextmanager
-def _process(command: Sequence[str], log: Path) -> Iterator[_Process]:
-    # One thread each: on a small machine two pools of threads fight for the same cores.
-    process = _Process(command, log, {"OMP_NUM_THREADS": "1", **os.environ})
-    try:
-        yield process
-    finally:
-        process.stop()
-
-
-def _verifier(address: str, log: Path) -> contextlib.AbstractContextManager[_Process]:
-    command = [sys.executable, "-m", "collab_llm_nodes.cli", "verifier"]
-    command += ["--config", str(config_file("verifier_embedded.yaml")), "--address", address]
-    return _process(command, log)
-
-
-def _graph(
-    address: str, params: Path | None, log: Path
-) -> contextlib.AbstractContextManager[_Process]:
+def _graph(address: str, params: Path | None) -> contextlib.AbstractContextManager[Process]:
     command = [sys.executable, "-m", "collab_llm_nodes.nodes.graph", "--sim", "--ros-args"]
     files = [config_file("embedded.yaml"), config_file("sim.yaml"), *([params] if params else [])]
     for file in files:
         command += ["--params-file", str(file)]
     command += ["-p", f"cloud_verifier_bridge:verifier.address:={address}"]
-    return _process(command, log)
-
-
-def _wait_for_verifier(address: str, process: _Process) -> None:
-    due = time.monotonic() + START_DEADLINE_S
-    with VerifierClient(ClientLinkConfig(address=address)) as client:
-        while True:
-            process.check()
-            try:
-                client.describe(5.0)
-                return
-            except (DeadlineExceeded, Unavailable):
-                if time.monotonic() > due:
-                    raise
+    return run_process("graph", command)
 
 
 def _mismatches(drives: Sequence[Any]) -> int:
@@ -263,9 +205,3 @@ def _frames(drive: Any) -> Iterator[Frame]:
             f"step {number + 1}   {m.tokens} tokens in {m.rounds} rounds of the cloud model",
         )
     renderer.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,0 +1,97 @@
+"""Child processes of demo and benchmarks: started with a log, checked, and ended for certain."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from collab_llm_nodes.assets import config_file
+from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
+from collab_llm_nodes.verifier.client import VerifierClient
+
+START_DEADLINE_S = 120.0
+
+
+class Process:
+    """A child process with its log; ended, then killed, when the context ends."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self._name, self._log = name, log
+        # One thread each: on a small machine two pools of threads fight for the same cores.
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        with log.open("wb") as file:
+            self._child = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=environment
+            )
+
+    def check(self) -> None:
+        """Raise CollabError, with the end of the log, if the process is gone."""
+        if self._child.poll() is not None:
+            tail = self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
+            raise CollabError(
+                f"{self._name} ended with status {self._child.returncode}:\n{tail}",
+                remedy="see the log above",
+            )
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL for one that does not listen."""
+        self._child.send_signal(signal.SIGTERM)
+        try:
+            self._child.wait(timeout=10.0)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+
+@contextlib.contextmanager
+def run_process(name: str, command: Sequence[str]) -> Iterator[Process]:
+    """Run ``command`` as long as the context lasts."""
+    with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
+        process = Process(name, command, Path(folder) / f"{name}.log")
+        try:
+            yield process
+        finally:
+            process.stop()
+
+
+def verifier_process(
+    address: str, *, extra_compute_s: float = 0.0
+) -> contextlib.AbstractContextManager[Process]:
+    """The verifier with the embedded target; ``extra_compute_s`` emulates a slower model."""
+    command = [sys.executable, "-m", "collab_llm_nodes.cli", "verifier"]
+    command += ["--config", str(config_file("verifier_embedded.yaml")), "--address", address]
+    if extra_compute_s:
+        command += ["--emulated-extra-compute-s", str(extra_compute_s)]
+    return run_process("verifier", command)
+
+
+def wait_for_verifier(client: VerifierClient, process: Process) -> None:
+    """Until the verifier answers.
+
+    Raises:
+        CollabError: its process ended, or it did not answer in time.
+    """
+    due = time.monotonic() + START_DEADLINE_S
+    while True:
+        process.check()
+        try:
+            client.describe(5.0)
+            return
+        except (DeadlineExceeded, Unavailable):
+            if time.monotonic() > due:
+                raise
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
