@@ -1,8 +1,8 @@
 """``collab-llm bench pipeline``: the embedded pair over real gRPC, predicted beside measured.
 
-Modes: the cloud model alone (``ar``: one token per round), plain edge-cloud speculation (``sd``), and
-early exits with the pre-draft cache (``fsd``). Two operating points: the verifier as fast as it is,
-and one padded to the time of a large model (emulated, and labelled so).
+Modes: the cloud model alone (``ar``: one token per round), plain edge-cloud speculation (``sd``),
+and early exits with the pre-draft cache (``fsd``). Two operating points: the verifier as fast as it
+is, and one padded to the time of a large model (emulated, and labelled so).
 """
 
 from __future__ import annotations
