@@ -18,6 +18,7 @@ from collab_llm_nodes.navigation.grammar import (
     StreamingParser,
     parse,
 )
+from collab_llm_nodes.navigation.prompt import user_text
 
 PROPERTY = settings(max_examples=300, deadline=None, derandomize=True)
 WIDE = GrammarConfig(max_distance=10.0, max_angle=180.0)
@@ -270,3 +271,12 @@ def test_every_answer_the_models_are_trained_on_is_read() -> None:
     for reason, action in answers:
         parsed = parse(f"{reason}. the next action is {action}.")
         assert (parsed.code, parsed.phrase) == (Code.OK, action), reason
+
+
+def test_prompts_tell_instruction_and_history() -> None:
+    history = ["stop", "turn left 45 degree", "move forward 75 cm"]
+    told = "turn left 45 degree, move forward 75 cm"
+    assert user_text("Find  the ball. ", []) == "find the ball. history: none."
+    assert user_text("go", history) == f"go. history: {told}."
+    template = "{history}|{instruction}|{x}"  # braces of a stranger's text stay as they are
+    assert user_text("a {history} b", history, template) == f"{told}|a {{history}} b|{{x}}"

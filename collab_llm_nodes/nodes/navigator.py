@@ -54,6 +54,11 @@ class AnswerConfig:
     law: str = setting("rejection", "Output law.", choices=("rejection", "coupled"))
     max_tokens: int = setting(0, "Length of an answer; 0 = the default.", low=0, high=100_000)
 
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if "{instruction}" not in self.prompt:
+            raise ConfigError("lacks {instruction}", field="prompt", remedy="say where it goes")
+
 
 @dataclass(frozen=True)
 class NavigatorConfig:

@@ -51,7 +51,7 @@ class SimConfig:
     real_time_factor: float = setting(1.0, "Simulated seconds per second.", low=0.01, high=1000.0)
     lockstep: bool = setting(False, "While moving, one step per received command.")
     lockstep_timeout: float = setting(
-        0.25, "Without a command for this long, lockstep steps anyway [s].", low=0.01, high=10.0
+        1.0, "Without a command for this long, lockstep steps anyway [s].", low=0.01, high=10.0
     )
     watchdog: float = setting(
         0.5, "Older commands are dropped, simulated time [s].", low=0.05, high=10.0
@@ -183,7 +183,7 @@ class SimGo2(ManagedNode[SimConfig]):
 
     @guarded
     def _on_pacer(self) -> None:
-        waits = self.config.lockstep and self._moving()
+        waits = self.config.lockstep and any(self._command)  # a stop needs no further command
         if not waits or _wall() - self._stepped_at >= self.config.lockstep_timeout:
             self._step()
 
