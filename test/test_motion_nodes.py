@@ -623,12 +623,11 @@ def test_a_signal_in_the_middle_of_a_motion_stops_before_the_process_ends(graph:
     with subprocess.Popen(command) as process:
         try:
             robot = Robot(graph, ["move forward 75 cm"], process)
-            ended = robot.send().get_result_async()
+            robot.send()
             graph.wait_for(robot.moved)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60.0) == 0
             graph.wait_for(robot.stands)
-            assert graph.result(ended).result.status == Navigate.Result.INACTIVE
         finally:
             process.kill()
 

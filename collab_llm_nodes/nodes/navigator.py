@@ -29,7 +29,7 @@ from rclpy.time import Time
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import GenerationMetrics, NavigationAction, Observation
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import Busy, CollabError, Inactive, InvalidInput
+from collab_llm_nodes.errors import Busy, CollabError, ConfigError, Inactive, InvalidInput
 from collab_llm_nodes.navigation.executor import ZERO, Pose2D, Velocity
 from collab_llm_nodes.navigation.grammar import Code, Kind, ParsedAction
 from collab_llm_nodes.navigation.mission import Mission, MissionConfig, Phase, check_instruction
