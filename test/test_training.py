@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,12 +29,12 @@ from collab_llm_nodes.training import data
 from collab_llm_nodes.training.adapters import AdapterConfig, train_adapters
 from collab_llm_nodes.training.answering import answers, patches
 from collab_llm_nodes.training.architecture import MICRO, build, prefix_ids
-from collab_llm_nodes.training.batches import ANSWER_LENGTH, TEXT_LENGTH, Batches, ask
+from collab_llm_nodes.training.batches import ANSWER_LENGTH, TEXT_LENGTH, Batches, ask, mirrored
 from collab_llm_nodes.training.evaluate import EvalConfig, advance, start
 from collab_llm_nodes.training.forward import FastForward
 from collab_llm_nodes.training.tokenizer import SPECIAL, token_id, train_tokenizer
 from collab_llm_nodes.training.trainer import Learner, TrainConfig, export
-from collab_llm_nodes.training.wording import WORDS, corpus
+from collab_llm_nodes.training.wording import WORDS, action_said, corpus, direction_said
 
 MICRO_RUN = TrainConfig(role="micro", batch=3, compile=False, bfloat16=False, warmup=2, steps=100)
 
@@ -88,6 +89,7 @@ def test_footprints_lie_on_their_things() -> None:
         picture = renderer.picture(pose).astype(int)
         cells = np.argwhere(footprint(room, pose, cell=1) == room.target)
         hue = picture[cells[:, 0], cells[:, 1]]
+        good: Any
         channel = {"red": 0, "green": 1, "blue": 2}.get(room.goal.colour)
         if channel is None:
             good = (hue[:, 0] > 1.5 * hue[:, 2]) & (hue[:, 1] > 1.5 * hue[:, 2])
@@ -115,18 +117,19 @@ def test_questions_match_what_is_there(pictures: data.Pictures) -> None:
 
 
 def test_a_mirrored_question_has_the_mirrored_answer(pictures: data.Pictures) -> None:
-    swapped = str.maketrans({"\0": "left", "\1": "right"})
     for index in range(len(pictures)):
         plain = ask(pictures, index, 2, np.random.default_rng(5))
         mirror = ask(pictures, index, 2, np.random.default_rng(5), flip=True)
         for a, b in zip(plain, mirror, strict=True):
+            assert tuple(mirrored(action) for action in a.history) == b.history
             hidden = a.sight is None or not a.sight.in_view
             if hidden and "turn" not in a.prompt:
                 continue  # with no turn to go on with, a search starts to the left in both
-            marked = a.prompt.replace("left", "\1").replace("right", "\0")
-            assert marked.translate(swapped) == b.prompt
-            marked = a.answer.replace("left", "\1").replace("right", "\0")
-            assert marked.translate(swapped) == b.answer
+            said, action = direction_said(a.answer), action_said(a.answer)
+            assert said is not None
+            assert action is not None
+            assert direction_said(b.answer) == mirrored(said)
+            assert action_said(b.answer) == mirrored(action)
 
 
 def test_every_text_fits_and_words_are_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -149,14 +152,13 @@ def test_every_text_fits_and_words_are_tokens(tokenizer: PreTrainedTokenizerBase
 
 
 def test_chat_template_and_prefix_agree(tokenizer: PreTrainedTokenizerBase) -> None:
-    content = [{"type": "image"}, {"type": "text", "text": "find the red ball. history: none."}]
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
-    )
+    question = "find the red ball. history: none."
+    content: Any = [{"type": "image"}, {"type": "text", "text": question}]
+    messages: Any = [{"role": "user", "content": content}]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     pads = "<|image_pad|>" * data.TOKENS
     ids = tokenizer(str(text).replace("<|image_pad|>", pads)).input_ids
-    question = Batches(tokenizer, 0).question_ids("find the red ball. history: none.")
-    assert ids == [*prefix_ids(tokenizer), *question]
+    assert ids == [*prefix_ids(tokenizer), *Batches(tokenizer, 0).question_ids(question)]
 
 
 def test_fast_forward_equals_transformers(

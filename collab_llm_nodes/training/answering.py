@@ -50,11 +50,11 @@ def answers(
     was_training = model.training
     model.eval()
     out = model.generate(
-        input_ids=ids,
-        attention_mask=mask,
-        mm_token_type_ids=(ids == model.config.image_token_id).int(),
-        pixel_values=patches(pictures),
-        image_grid_thw=torch.tensor([[1, *GRID]]).repeat(len(rows), 1),
+        input_ids=ids.to(model.device),
+        attention_mask=mask.to(model.device),
+        mm_token_type_ids=(ids == model.config.image_token_id).int().to(model.device),
+        pixel_values=patches(pictures).to(model.device),
+        image_grid_thw=torch.tensor([[1, *GRID]]).repeat(len(rows), 1).to(model.device),
         do_sample=False,
         max_new_tokens=MAX_TOKENS,
         eos_token_id=end,

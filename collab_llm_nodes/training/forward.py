@@ -119,9 +119,7 @@ class FastForward(nn.Module):
         x = torch.cat([pre, text.embed_tokens(texts).view(b, k * length, -1)], dim=1)
         cos = torch.cat([self.cos[:p], self.cos[p : p + length].repeat(k, 1)])
         sin = torch.cat([self.sin[:p], self.sin[p : p + length].repeat(k, 1)])
-        causal = torch.zeros(p + length, p + length).masked_fill(
-            torch.ones(p + length, p + length, dtype=torch.bool).triu(1), -1e4
-        )
+        causal = torch.full((p + length, p + length), -1e4, device=vision.device).triu(1)
         layers = []
         for layer in text.layers[:depth]:
             x = x + self._attend(layer, _rms(x, layer.input_layernorm), cos, sin, causal, k)

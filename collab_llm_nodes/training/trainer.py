@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ class DenseHead(nn.Module):
         x = F.rms_norm(vision, (vision.shape[-1],))
         logits = F.linear(x, rows[self.ids]).float() * self.scale + self.bias
         words = F.binary_cross_entropy_with_logits(logits, dense)
-        cells = torch.arange(data.TOKENS)
+        cells = torch.arange(data.TOKENS, device=vision.device)
         places = self.place(x).float()
         row = F.cross_entropy(
             places[..., : data.TOKEN_ROWS].flatten(0, 1),
@@ -124,8 +124,11 @@ class Learner:
         self.model: Qwen2VLForConditionalGeneration = build(size, self.tokenizer, config.seed)
         word_ids = [self.tokenizer(f" {w}", add_special_tokens=False).input_ids for w in WORDS]
         assert all(len(ids) == 1 for ids in word_ids), "every dense word is one token"
-        self.head = DenseHead(size.hidden, [ids[0] for ids in word_ids])
-        self.fast = FastForward(self.model, prefix_ids(self.tokenizer))
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        mover: Any = self.model
+        mover.to(self.device)
+        self.head = DenseHead(size.hidden, [ids[0] for ids in word_ids]).to(self.device)
+        self.fast = FastForward(self.model, prefix_ids(self.tokenizer)).to(self.device)
         self.batches = Batches(self.tokenizer, config.seed)
         self._name_depth = size.layers // 2 + 1  # half-way: what follows can still read it
         matrices = [p for p in self.parameters() if p.ndim > 1]
@@ -163,7 +166,7 @@ class Learner:
         named = self.fast.read(
             out.vision, names, names.shape[0] // pictures.shape[0], self._name_depth
         )[-1].flatten(0, 1)
-        named = named[torch.arange(len(named)), name_at]
+        named = named[torch.arange(len(named), device=named.device), name_at]
         return (
             answer,
             self.head(out.vision, self.model.lm_head.weight, dense),
@@ -175,17 +178,10 @@ class Learner:
         rate = _learning_rate(self.config, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.config.bfloat16):
-            answer, dense, name = self._loss(
-                batch.pictures,
-                batch.texts,
-                batch.at,
-                batch.labels,
-                batch.dense,
-                batch.names,
-                batch.name_at,
-                batch.found,
-            )
+        kind = self.device.type
+        with torch.autocast(kind, torch.bfloat16, enabled=self.config.bfloat16):
+            tensors = [getattr(batch, f.name).to(self.device) for f in fields(batch)]
+            answer, dense, name = self._loss(*tensors)
             loss = answer + self.config.dense_weight * dense + self.config.name_weight * name
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.parameters(), 1.0)
@@ -216,7 +212,7 @@ class Learner:
         """Go on from ``save``; does nothing in a fresh folder."""
         if not (run / "state.pt").exists():
             return
-        state = torch.load(run / "state.pt", weights_only=True)
+        state = torch.load(run / "state.pt", weights_only=True, map_location=self.device)
         self.model.load_state_dict(state["model"])
         self.head.load_state_dict(state["head"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -232,11 +228,15 @@ def _learning_rate(config: TrainConfig, step: int) -> float:
     return config.learning_rate * (0.02 + 0.98 * cosine)
 
 
-def train_nav(config: TrainConfig, progress: Progress | None = None) -> Path:
-    """Render the data, train one model, resume where an earlier call stopped; returns the run.
+def train_nav(
+    config: TrainConfig,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Render the data, train one model, resume where an earlier call stopped; True when finished.
 
-    The run folder holds ``state.pt`` (everything), ``curve.json`` and ``model/`` (float32
-    checkpoint in transformers' format).
+    The run folder holds ``state.pt`` (everything), ``curve.json`` and, at the end, ``model/``
+    (float32 checkpoint in transformers' format). ``stop`` is asked after every step.
     """
     from collab_llm_nodes.training.evaluate import held_out_figures
 
@@ -252,7 +252,7 @@ def train_nav(config: TrainConfig, progress: Progress | None = None) -> Path:
     figures: dict[str, float] = {}
     saved = started = time.monotonic()
     before = learner.seconds
-    while learner.step < config.steps:
+    while learner.step < config.steps and not stop():
         own = rounds.pictures(learner.step)
         from_own = int(config.batch * config.dagger_share) if own is not None else 0
         sources = [(pictures, config.batch - from_own)]
@@ -274,8 +274,81 @@ def train_nav(config: TrainConfig, progress: Progress | None = None) -> Path:
             learner.save(run)
             saved = now
     learner.save(run)
+    if learner.step < config.steps:
+        return False
     export(learner.model, learner.tokenizer, run / "model", torch.float32)
-    return run
+    return True
+
+
+TARGET_PLAN = TrainConfig(
+    role="target", steps=17_000, learning_rate=1.5e-3, dagger_steps=(4_000, 7_000, 10_000, 13_000)
+)
+DRAFT_PLAN = TrainConfig(role="draft", steps=4_000, learning_rate=2e-3)
+"""The draft sees far less than the target: it only has to guess well."""
+
+
+def train_all(out: Path, hours: float = 0.0, seed: int = 0) -> None:
+    """Train target, draft and early-exit adapters into ``out/models``; resumes from ``out``.
+
+    Args:
+        out: runs, rendered data and results; one plan per folder.
+        hours: stop, to be resumed, after this long; 0 = when the plan is done.
+        seed: of initialisation and batches.
+    """
+    import shutil
+
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+    from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from collab_llm_nodes.training.adapters import AdapterConfig, train_adapters
+
+    torch.set_num_threads(1)  # models this small are slower on more
+    began = time.monotonic()
+
+    def late() -> bool:
+        return hours > 0 and time.monotonic() - began > 3600 * hours
+
+    console = Console()
+    columns = (*Bar.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
+    with Bar(*columns, TextColumn("{task.fields[figures]}"), console=console) as bar:
+
+        def show(prefix: str) -> Progress:
+            task = bar.add_task(prefix, total=None, figures="")
+
+            def tell(what: str, done: int, total: int, figures: dict[str, float]) -> None:
+                keys = ("answer_loss", "in_view_direction", "not_in_view")
+                told = " ".join(f"{k} {figures[k]:.3f}" for k in keys if k in figures)
+                bar.update(
+                    task,
+                    description=f"{prefix}: {what}",
+                    completed=done,
+                    total=total,
+                    figures=told,
+                )
+
+            return tell
+
+        for plan in (TARGET_PLAN, DRAFT_PLAN):
+            config = replace(plan, run=str(out / plan.role), data=str(out / "data"), seed=seed)
+            if not train_nav(config, show(plan.role), late):
+                console.print(f"stopped after {hours} h; the same command goes on from here")
+                return
+            finished = out / "models" / f"nav-{plan.role}"
+            learner = Learner(replace(config, compile=False))
+            learner.restore(Path(config.run))
+            export(learner.model, learner.tokenizer, finished, torch.float16)
+        target = out / "models" / "nav-target"
+        tell = show("early exits")
+        own = sorted((out / "target").glob("dagger-*"))
+        shards = [*data.make_shards(out / "data", 5), *own]
+        agreement = train_adapters(
+            AdapterConfig(model=str(target), shards=tuple(str(s) for s in shards)),
+            lambda done, total: tell("adapters", done, total, {}),
+        )
+    shutil.copy(out / "target" / "curve.json", target / "curve.json")
+    console.print(f"early exits agree with the last layer: {agreement}")
+    console.print(f"finished: {out / 'models'}; copy its folders to models/ to ship them")
 
 
 class _Rounds:
