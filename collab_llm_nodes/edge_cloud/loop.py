@@ -79,6 +79,7 @@ class EdgeLoop:
         self._requests: deque[PreDraftRequest] = deque()
         self._verdict: Verdict | None = None
         self._external: Draft | None = None  # a draft that the cache's owner has sent already
+        self._carried: Draft | None = None  # pre-drafted for a verdict that came meanwhile
         self._external_rounds: set[int] = set()
         self._failure: CollabError | None = None
         self._ended = False
@@ -118,7 +119,8 @@ class EdgeLoop:
                 metrics.wait_s += time.monotonic() - sent
                 if self._cache is None and draft.round > 0:
                     metrics.cache_lookups += 1
-                    metrics.cache_hits += draft.round in self._external_rounds
+                    hit = draft is self._carried or draft.round in self._external_rounds
+                    metrics.cache_hits += hit
                 tokens = self.client.on_verdict(verdict)
                 if metrics.rounds == 1:
                     metrics.time_to_first_token_s = time.monotonic() - started
@@ -131,6 +133,8 @@ class EdgeLoop:
 
     def _draft(self) -> Draft:
         """Draft for the current round, unless a cached draft of another node comes first."""
+        if self._carried is not None and self._carried.round == self.client.round:
+            return self._carried
         started = time.monotonic()
         job = self.client.next_draft()
         draft = self._drafter.draft(job, stop=lambda: self._poll() or self._has_external())
@@ -170,9 +174,11 @@ class EdgeLoop:
         stale = request is not None and request.round != self.client.round
         made = None
         if job is not None and not stale:
-            made = self._drafter.draft(job, cached=True, stop=self._preempted)
+            made = self._drafter.draft(job, cached=True, stop=lambda: self._preempted(outcome))
         if self._cache is not None and made is not None:
             self._cache.store(outcome, made)
+        elif made is not None and self._verdict is not None:
+            self._carried = made  # its verdict came while it was made: no cache could serve it
         if request is not None:
             request.reply(made)
         self.client.metrics.predraft_s += time.monotonic() - started
@@ -186,8 +192,11 @@ class EdgeLoop:
         self.client.metrics.cache_hits += found is not None
         return found
 
-    def _preempted(self) -> bool:
-        return self._preempt and (self._poll() or self._verdict is not None)
+    def _preempted(self, outcome: tuple[int, ...]) -> bool:
+        """Whether to stop pre-drafting for ``outcome``: unless it has just come true."""
+        if not self._preempt:
+            return False
+        return self._poll() or (self._verdict is not None and self._verdict.tokens != outcome)
 
     def _has_external(self) -> bool:
         return self._external is not None and self._external.round == self.client.round
