@@ -74,6 +74,7 @@ def _nodes(context: LaunchContext) -> list[Node]:
         "namespace": value("namespace"),
         "parameters": [*files, _overrides(value, config.parent)],
         "output": "screen",
+        "sigterm_timeout": "20",  # s; results are delivered and models freed first
     }
     ros_arguments = ["--log-level", value("log_level")]
     composed = LaunchConfiguration("composed")

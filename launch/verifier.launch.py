@@ -52,6 +52,7 @@ def _process(context: LaunchContext) -> list[ExecuteProcess]:
             cmd=command + (["--model", model] if model else []),
             name="verifier",
             output="screen",
+            sigterm_timeout="20",  # s; it finishes open sessions first (drain_s)
             on_exit=Shutdown(reason="the verifier ended"),
         )
     ]
