@@ -85,6 +85,7 @@ def test_published_failures_that_are_orders() -> None:
         ("move forward 7 5 cm", Code.UNREADABLE),
         ("move forward 1e3 cm", Code.UNREADABLE),
         ("move forward ٧٥ cm", Code.UNREADABLE),
+        ("\N{LATIN SMALL LETTER LONG S}top", Code.UNREADABLE),  # a look-alike in Unicode's folding
         ("the next action is turn around", Code.UNREADABLE),
         ("i see a box. move forward 75 cm.", Code.AMBIGUOUS),
         ("turn left 30 degree then move forward 75 cm", Code.AMBIGUOUS),
