@@ -57,9 +57,11 @@ def demo(
         Path, typer.Option(help="Animated GIF of the first rooms.", dir_okay=False)
     ] = Path("out/demo.gif"),
     config: Annotated[
-        Path | None,
-        typer.Option(help="ROS parameter file read after the shipped ones.", exists=True),
+        Path | None, typer.Option(help="ROS parameters, read after the shipped ones.", exists=True)
     ] = None,
+    emulated_extra_compute_s: Annotated[
+        float, typer.Option(help="Pad each verification by this [s]: an emulated larger model.")
+    ] = 0.04,
 ) -> None:
     """Drive simulated rooms through the whole system: camera, draft, verifier, motion.
 
@@ -68,7 +70,14 @@ def demo(
     """
     from collab_llm_nodes.demo.drive import run_demo
 
-    results = run_demo(rooms=rooms, seed=seed, film=film, params=config, console=console)
+    results = run_demo(
+        rooms=rooms,
+        seed=seed,
+        film=film,
+        params=config,
+        extra_compute_s=emulated_extra_compute_s,
+        console=console,
+    )
     write_json(json_file, results)
     raise typer.Exit(0 if results["reached"] >= 0.8 * results["rooms"] else 1)
 

@@ -53,7 +53,7 @@ def verifier(target: Engine) -> Iterator[ServerHandle]:
 class Edge:
     """The three nodes and a client of theirs."""
 
-    def __init__(self, graph: Any, port: int, *, cache: bool = True, draft_seed: int = 0) -> None:
+    def __init__(self, graph: Any, port: int) -> None:
         self.graph = graph
         self.bridge = self._start(
             CloudVerifierBridge,
@@ -62,9 +62,9 @@ class Edge:
                 "verifier.link.verdict_deadline_s": 3.0,
             },
         )
-        folder = tiny_folder(ARCHITECTURE, draft_seed)
+        folder = tiny_folder(ARCHITECTURE, 0)
         self.vlm = self._start(DraftVlm, {"model.path": str(folder), "client.gamma": 3})
-        self.cache = self._start(PreDraftCacheNode, {}) if cache else None
+        self.cache = self._start(PreDraftCacheNode, {})
         self.user = graph.node("user")
         self.drafts = graph.collect(self.user, Draft, "draft", RESULT)
         self.exits = graph.collect(self.user, EarlyExit, "early_exit", RESULT)
@@ -75,7 +75,7 @@ class Edge:
         self.service = self.user.create_client(EdgeCloudGenerate, "edge_cloud_generate")
         graph.wait_for(self.action.server_is_ready)
         graph.wait_for(self.service.service_is_ready)
-        graph.wait_for(lambda: self.user.count_subscribers("draft") >= 3 + (cache is True))
+        graph.wait_for(lambda: self.user.count_subscribers("draft") >= 4)
 
     def _start(self, node_type: type, parameters: dict[str, Any]) -> Any:
         overrides = [Parameter(name, value=value) for name, value in parameters.items()]
@@ -86,8 +86,7 @@ class Edge:
 
     def stop(self) -> None:
         for node in (self.cache, self.vlm, self.bridge):
-            if node is not None:
-                node.stop()
+            node.stop()
 
     def goal(self, **fields: Any) -> Generate.Goal:
         goal = Generate.Goal(max_tokens=MAX_TOKENS, prompt="go to the red ball", deadline_s=20.0)
@@ -159,8 +158,8 @@ def test_the_cache_serves_drafts(ros_graph: Any) -> None:
     """With a last layer that does nothing the last exit is always right, and slow verdicts leave
     time to draft for it."""
     loaded = load(ModelConfig(path=str(tiny_folder(ARCHITECTURE, 0)), exit_layers=(3,)))
+    last: Any = decoder_parts(loaded.model).layers[-1]
     with torch.no_grad():
-        last = decoder_parts(loaded.model).layers[-1]
         last.self_attn.o_proj.weight.zero_()
         last.mlp.down_proj.weight.zero_()
     target = Engine(loaded)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -32,17 +32,32 @@ from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.sim.expert import MAX_STEPS, SUCCESS_DISTANCE
+from collab_llm_nodes.sim.rooms import make_room
 from collab_llm_nodes.training.wording import VERBS, instruction
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
+
+if TYPE_CHECKING:
+    from collab_llm_nodes.nodes.demo_client import Drive
 
 ROOM_DEADLINE_S = 60.0
 FILMED_ROOMS = 3
 
 
 def run_demo(
-    *, rooms: int, seed: int, film: Path | None, params: Path | None, console: Console
+    *,
+    rooms: int,
+    seed: int,
+    film: Path | None,
+    params: Path | None,
+    extra_compute_s: float,
+    console: Console,
 ) -> dict[str, Any]:
     """Drive ``rooms`` rooms of seeds ``seed``, ``seed`` + 1, ...; prints a table.
+
+    Args:
+        params: ROS parameters read after the shipped ones.
+        extra_compute_s: pads each verification: the shipped cloud model is so small that its
+            early exits would hardly precede its verdicts.
 
     Returns:
         The figures of the JSON file: ``rooms``, ``reached``, ``tau``, ``cache_hit_rate``,
@@ -59,7 +74,7 @@ def run_demo(
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         address = f"127.0.0.1:{free_port()}"
-        cloud = stack.enter_context(verifier_process(address))
+        cloud = stack.enter_context(verifier_process(address, extra_compute_s=extra_compute_s))
         graph = stack.enter_context(_graph(address, params))
         link = stack.enter_context(VerifierClient(ClientLinkConfig(address=address)))
         client = stack.enter_context(DemoClient())
@@ -67,17 +82,18 @@ def run_demo(
             wait_for_verifier(link, cloud)
             client.wait_for_graph(START_DEADLINE_S, graph.check)
         console.print(f"verifier and graph are up after {time.monotonic() - started:.1f} s")
+        if extra_compute_s:
+            console.print(
+                f"emulation: each verification is padded by {1e3 * extra_compute_s:g} ms, to stand "
+                "for a larger cloud model (--emulated-extra-compute-s 0 turns it off)"
+            )
         table = _table()
         drives = []
         for number in range(rooms):
-            verb = (seed + number) % len(VERBS)
-            with console.status(f"room {number + 1} of {rooms} ..."):
-                drive = client.drive(
-                    seed + number,
-                    lambda room, verb=verb: instruction(room.goal.name, verb),
-                    ROOM_DEADLINE_S,
-                    MAX_STEPS,
-                )
+            room = make_room(seed + number)
+            wish = instruction(room.goal.name, room.seed % len(VERBS))
+            with console.status(f"room {number + 1} of {rooms}: {wish} ..."):
+                drive = client.drive(room, wish, ROOM_DEADLINE_S, MAX_STEPS)
             drives.append(drive)
             _add_row(table, drive)
             for process in (cloud, graph):
@@ -89,7 +105,7 @@ def run_demo(
         film.parent.mkdir(parents=True, exist_ok=True)
         save([f for d in drives[:FILMED_ROOMS] for f in _frames(d)], film)
         console.print(f"wrote {film}")
-    results = _results(drives, mismatches, time.monotonic() - started)
+    results = _results(drives, mismatches, time.monotonic() - started, extra_compute_s)
     console.print(
         f"reached {results['reached']} of {results['rooms']}, tau {results['tau']:.2f}, "
         f"cache hits {results['cache_hit_rate']:.0%}, "
@@ -107,7 +123,7 @@ def _graph(address: str, params: Path | None) -> contextlib.AbstractContextManag
     return run_process("graph", command)
 
 
-def _mismatches(drives: Sequence[Any]) -> int:
+def _mismatches(drives: Sequence[Drive]) -> int:
     """Answers that the target alone would have given otherwise; there must be none."""
     target = Engine(load(ModelConfig(path="nav-target")))
     sampling, count = SamplingConfig(), 0
@@ -119,7 +135,9 @@ def _mismatches(drives: Sequence[Any]) -> int:
     return count
 
 
-def _results(drives: Sequence[Any], mismatches: int, seconds: float) -> dict[str, Any]:
+def _results(
+    drives: Sequence[Drive], mismatches: int, seconds: float, extra_compute_s: float
+) -> dict[str, Any]:
     total = GenerationMetrics()
     answers = [a for d in drives for a in d.answers]
     for answer in answers:
@@ -137,6 +155,7 @@ def _results(drives: Sequence[Any], mismatches: int, seconds: float) -> dict[str
             1e3 * statistics.median(a.metrics.total_s for a in answers) if answers else None
         ),
         "seconds": seconds,
+        "emulated_extra_compute_s": extra_compute_s,
         "drives": [
             {
                 "seed": d.room.seed,
@@ -153,7 +172,7 @@ def _results(drives: Sequence[Any], mismatches: int, seconds: float) -> dict[str
     }
 
 
-def _reached(drive: Any) -> bool:
+def _reached(drive: Drive) -> bool:
     """The model said stop, and said it at the right thing."""
     return bool(drive.status == 0 and drive.distance_to_goal <= SUCCESS_DISTANCE)
 
@@ -165,7 +184,7 @@ def _table() -> Table:
     return table
 
 
-def _add_row(table: Table, drive: Any) -> None:
+def _add_row(table: Table, drive: Drive) -> None:
     total = GenerationMetrics()
     for answer in drive.answers:
         total.add(answer.metrics)
@@ -182,17 +201,17 @@ def _add_row(table: Table, drive: Any) -> None:
     )
 
 
-def _frames(drive: Any) -> Iterator[Frame]:
+def _frames(drive: Drive) -> Iterator[Frame]:
     """One picture per answer, large and sharp from the simulator's own pose."""
     from collab_llm_nodes.sim.renderer import Renderer, to_jpeg
 
     renderer = Renderer()
     renderer.enter(drive.room)
-    tokenizer = load(ModelConfig(path="nav-draft")).tokenizer
+    draft = Engine(load(ModelConfig(path="nav-draft")))
     for number, answer in enumerate(drive.answers):
         path = drive.path[: max(1, answer.travelled)]
         words = [
-            (tokenizer.decode([token], skip_special_tokens=True), Source(source))
+            (draft.decode([token]), Source(source))
             for token, source in zip(answer.tokens, answer.sources, strict=True)
         ]
         m = answer.metrics

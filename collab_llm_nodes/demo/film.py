@@ -82,10 +82,10 @@ def save(frames: Sequence[Frame], file: Path, seconds_per_frame: float = 0.7) ->
 
 
 def _draw_map(pen: ImageDraw.ImageDraw, frame: Frame) -> None:
-    left, top, width, height = MAP
+    corner, top, width, height = MAP
     room = frame.room
     scale = min(width / room.width, height / room.depth)
-    left += (width - scale * room.width) / 2
+    left = corner + (width - scale * room.width) / 2
 
     def at(px: float, py: float) -> tuple[float, float]:
         return left + scale * px, top + scale * (room.depth - py)

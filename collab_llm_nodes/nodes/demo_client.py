@@ -29,7 +29,7 @@ from collab_llm.msg import GeneratedText, NavigationAction, Observation
 from collab_llm_nodes.errors import DeadlineExceeded
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.nodes.ros import COMMAND, RESULT, STATE
-from collab_llm_nodes.sim.rooms import Pose, Room, make_room
+from collab_llm_nodes.sim.rooms import Pose, Room
 
 Stamp = tuple[int, int]
 
@@ -117,21 +117,18 @@ class DemoClient:
 
         self._wait(ready, deadline_s, "the graph to come up")
 
-    def drive(
-        self, seed: int, instruction: Callable[[Room], str], deadline_s: float, max_steps: int
-    ) -> Drive:
-        """Enter the room of ``seed``, give the instruction, wait for the end.
+    def drive(self, room: Room, instruction: str, deadline_s: float, max_steps: int) -> Drive:
+        """Enter ``room``, give the instruction, wait for the end.
 
         Raises:
             DeadlineExceeded: the graph did not answer in time.
         """
-        room = make_room(seed)
-        self._enter(seed)
-        drive = Drive(room, instruction(room), path=[room.start])
+        self._enter(room.seed)
+        drive = Drive(room, instruction, path=[room.start])
         with self._recording(drive):
             started = time.monotonic()
             goal = Navigate.Goal(
-                instruction=drive.instruction, max_steps=max_steps, deadline_s=deadline_s
+                instruction=instruction, max_steps=max_steps, deadline_s=deadline_s
             )
             handle = self._result(self._navigate.send_goal_async(goal), 10.0, "navigate")
             result = self._result(handle.get_result_async(), deadline_s, "the drive's end").result
