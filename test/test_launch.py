@@ -14,8 +14,8 @@ import yaml
 
 pytest.importorskip("launch_ros", reason="launch files need ROS 2's launch (no wheel has it)")
 
-from launch import LaunchContext
 from launch.actions import DeclareLaunchArgument
+from launch.launch_context import LaunchContext
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 
 ROOT = Path(__file__).resolve().parents[1]
