@@ -15,12 +15,12 @@ CLI := .venv/bin/collab-llm
 export ROS_DOMAIN_ID := $(shell echo $$(( $$$$ % 100 + 1 )))
 export ROS_AUTOMATIC_DISCOVERY_RANGE := LOCALHOST
 export OMP_NUM_THREADS ?= 1
-export PYTHON TORCH
+export PYTHON
 
 help: ## List the targets
 	@echo "make TARGET [ARGS=...]"; echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo; echo "Set-up variables: PYTHON=python3.12 (interpreter), TORCH=cpu (PyTorch's smaller CPU build)"
+	@echo; echo "Set-up variable: PYTHON=python3.12 (interpreter)"
 
 setup: ## Install what is needed into .venv (and EGL from apt when root)
 	@scripts/setup.sh

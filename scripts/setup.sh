@@ -6,8 +6,7 @@
 #   scripts/setup.sh build    the same, then interfaces and nodes into install/
 #
 # What is done is remembered by the content of its inputs (.venv/.done) and skipped next time.
-# Variables: PYTHON (interpreter for a new environment, default python3), TORCH=cpu (PyTorch's
-# CPU build; several GB less than the default on machines without an NVIDIA GPU), TESTING=ON
+# Variables: PYTHON (interpreter for a new environment, default python3), TESTING=ON
 # (registers the tests with colcon).
 set -euo pipefail
 
@@ -16,7 +15,6 @@ venv=$root/.venv
 done_marks=$venv/.done
 python=${PYTHON:-python3}
 if [ -z "${PYTHON:-}" ] && [ -x "$venv/bin/python" ]; then python=$venv/bin/python; fi
-torch_cpu_index=https://download.pytorch.org/whl/cpu
 cd "$root"
 
 say() { printf '\033[1m==> %s\033[0m\n' "$*"; }
@@ -125,8 +123,8 @@ check_disk() {
     [ "$free_gb" -ge 3 ] ||
         fail "$free_gb GB are free at $root; 3 GB are needed, 9 GB with CUDA's libraries" \
             "free some space and run the same command again"
-    [ "$free_gb" -ge 9 ] || [ "${TORCH:-}" = cpu ] ||
-        say "Note: $free_gb GB are free; should they run out, use PyTorch's CPU build: make setup TORCH=cpu"
+    [ "$free_gb" -ge 9 ] ||
+        say "Note: $free_gb GB are free; PyTorch's CPU build needs less (docs/dependencies.md)"
 }
 
 make_venv() {
@@ -163,10 +161,9 @@ install_packages() {
         files+=(requirements/ros-jazzy.txt)
     fi
     local key
-    key=$(fingerprint requirements/*.txt -- "${files[@]}" "${TORCH:-}")
+    key=$(fingerprint requirements/*.txt -- "${files[@]}")
     is_done packages "$key" && return
     check_disk
-    if [ "${TORCH:-}" = cpu ]; then options+=(--extra-index-url "$torch_cpu_index"); fi
     say "Python packages (a few minutes; 2 GB on disk, several more with CUDA's libraries)"
     pip_install --quiet --upgrade 'pip>=25' # older ones (Ubuntu 22.04) search for hours
     pip_install "${options[@]}" "${files[@]/#/--requirement=}"
