@@ -252,3 +252,12 @@ def test_cancel_ends_the_answer(edge: Edge, verifier: ServerHandle) -> None:
     assert result.status in (Generate.Result.CANCELLED, Generate.Result.OK)
     edge.graph.wait_for(lambda: verifier.sessions == 0)  # the slot at the verifier is free again
     assert edge.generate().status == Generate.Result.OK
+
+
+@pytest.mark.ros
+def test_no_secret_is_a_parameter(ros_graph: Any) -> None:
+    """Everybody in the graph can read parameters: a token comes from a file."""
+    bridge = CloudVerifierBridge(context=ros_graph.context)
+    ros_graph.add(bridge)
+    assert bridge.has_parameter("verifier.token_file")
+    assert not bridge.has_parameter("verifier.token")

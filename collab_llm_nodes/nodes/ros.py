@@ -99,6 +99,8 @@ def _flatten(config_type: Any, prefix: str) -> list[tuple[str, dataclasses.Field
     flat = []
     defaults = config_type()
     for field in dataclasses.fields(config_type):
+        if field.metadata.get("secret"):
+            continue  # parameters can be read by everybody in the graph
         default = getattr(defaults, field.name)
         if dataclasses.is_dataclass(default):
             flat += _flatten(type(default), f"{prefix}{field.name}.")

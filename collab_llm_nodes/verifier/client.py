@@ -74,7 +74,7 @@ class ClientLinkConfig:
     tls_cert: str = setting("", "Own certificate, for a verifier that asks for one.")
     tls_key: str = setting("", "Key of tls_cert.")
     tls_server_name: str = setting("", "Name in the verifier's certificate if not the host's.")
-    token: str = field(default="", repr=False, metadata={"doc": "Bearer token; see token_file."})
+    token: str = field(default="", repr=False, metadata={"secret": True})
     token_file: str = setting("", "File that holds the bearer token.")
     max_message_bytes: int = setting(16 << 20, "One message at most [byte].", low=4096)
     keepalive_s: float = setting(

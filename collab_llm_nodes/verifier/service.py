@@ -60,7 +60,7 @@ class VerifierConfig:
     tls_cert: str = setting("", "Own certificate; empty: no encryption.")
     tls_key: str = setting("", "Key of tls_cert.")
     tls_client_ca: str = setting("", "Authority of the clients' certificates, to ask for them.")
-    token: str = field(default="", repr=False, metadata={"doc": "Bearer token; see token_file."})
+    token: str = field(default="", repr=False, metadata={"secret": True})
     token_file: str = setting("", "File that holds the token every client must give.")
     limits: Limits = field(default_factory=Limits)
     exits: ExitConfig = field(default_factory=ExitConfig)
