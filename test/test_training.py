@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from collab_llm_nodes.training.batches import ANSWER_LENGTH, TEXT_LENGTH, Batche
 from collab_llm_nodes.training.evaluate import EvalConfig, advance, start
 from collab_llm_nodes.training.forward import FastForward
 from collab_llm_nodes.training.tokenizer import SPECIAL, token_id, train_tokenizer
-from collab_llm_nodes.training.trainer import Learner, TrainConfig, export
+from collab_llm_nodes.training.trainer import Learner, TrainConfig, export, train_nav
 from collab_llm_nodes.training.wording import WORDS, action_said, corpus, direction_said
 
 MICRO_RUN = TrainConfig(role="micro", batch=3, compile=False, bfloat16=False, warmup=2, steps=100)
@@ -216,6 +217,40 @@ def test_resumed_training_equals_uninterrupted(pictures: data.Pictures, tmp_path
         torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
 
 
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_as_if_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through ``train_nav`` itself: data, DAgger round in a second process, curve, export."""
+    monkeypatch.setattr(data, "ROOMS_PER_SHARD", 2)
+    torch.set_num_threads(1)
+    ends = {}
+    for name, stops in (("straight", [9]), ("stopped", [2, 9])):
+        config = replace(
+            MICRO_RUN,
+            run=str(tmp_path / name),
+            data=str(tmp_path / "data"),
+            shards=1,
+            steps=5,
+            dagger_steps=(1,),
+            dagger_lag=2,
+            dagger_rooms=2,
+            evaluate_every=5,
+            held_out_rooms=1,
+        )
+        for most in stops:
+            left = iter(range(most + 1))
+            finished = train_nav(config, stop=lambda left=left: next(left, None) is None)  # type: ignore[misc]
+            assert finished == (most == 9)
+        ends[name] = torch.load(tmp_path / name / "state.pt", weights_only=True)
+        assert (tmp_path / name / "dagger-0" / "image.npy").exists()
+        assert (tmp_path / name / "model" / "config.json").exists()
+    assert [end["step"] for end in ends.values()] == [5, 5]
+    for key, value in ends["straight"]["model"].items():
+        torch.testing.assert_close(ends["stopped"]["model"][key], value, atol=0, rtol=0)
+    assert set(ends["stopped"]["curve"][0]) >= {"in_view_direction", "not_in_view", "name_loss"}
+
+
 def test_training_learns_and_dense_words_reach_the_vision_tower(pictures: data.Pictures) -> None:
     learner = Learner(MICRO_RUN)
     batch = learner.batches.make([(pictures, 3)], 0, 2)
@@ -253,7 +288,10 @@ def test_adapters_close_in_on_the_last_layer(
         wanted = fast.logits(layers[-1]).log_softmax(-1)
         distance = [
             torch.nn.functional.kl_div(
-                fast.logits(a(1, layers[0])).log_softmax(-1), wanted, log_target=True
+                fast.logits(a(1, layers[0])).log_softmax(-1),
+                wanted,
+                reduction="batchmean",
+                log_target=True,
             )
             for a in (untrained, adapters)
         ]

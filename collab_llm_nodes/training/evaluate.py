@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.progress import Progress, TaskID, TimeElapsedColumn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2VLForConditionalGeneration
 
+from collab_llm_nodes.assets import shipped_model
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.navigation.prompt import user_text
 from collab_llm_nodes.sim import expert
@@ -31,14 +35,22 @@ Answer = Callable[[np.ndarray, Sequence[str]], list[str]]
 """Pictures uint8 [B, 84, 168, 3] and user texts to answers."""
 
 
-def held_out_pictures(folder: Path, rooms: int = 40) -> data.Pictures:
+Tell = Callable[[str, int, int], None]
+"""Called with (what, done, total)."""
+
+
+def held_out_pictures(folder: Path, rooms: int = 40, tell: Tell | None = None) -> data.Pictures:
     """Pictures of rooms that no training shard has; rendered on first use."""
     shard = folder / f"held-out-{rooms}"
     if not shard.exists():
         renderer = Renderer()
-        seeds = range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + rooms)
-        data.write_shard(shard, [s for k in seeds for s in data.room_snapshots(renderer, k)])
+        visited: list[data.Snapshot] = []
+        for number in range(rooms):
+            visited += data.room_snapshots(renderer, HELD_OUT_SEEDS + number)
+            if tell is not None:
+                tell("rendering held-out pictures", number + 1, rooms)
         renderer.close()
+        data.write_shard(shard, visited)
     return data.Pictures([shard])
 
 
@@ -48,13 +60,14 @@ def held_out_figures(
     folder: Path,
     rooms: int = 40,
     batch: int = 128,
+    tell: Tell | None = None,
 ) -> dict[str, float]:
     """Shares of held-out questions answered right, from freely generated greedy answers.
 
     ``in_view_direction``: the direction word, over things in view. ``not_in_view``: said not to
     be in view, over things that are not. ``exact``: the whole answer. ``action``: the action.
     """
-    pictures = held_out_pictures(folder, rooms)
+    pictures = held_out_pictures(folder, rooms, tell)
     rng = np.random.default_rng(0)
     indices: list[int] = []
     asked: list[Question] = []
@@ -66,6 +79,8 @@ def held_out_figures(
         chunk = slice(at, at + batch)
         images = pictures.images(np.array(indices[chunk]))
         said += answers(model, tokenizer, images, [q.prompt for q in asked[chunk]])
+        if tell is not None:
+            tell("held-out questions", len(said), len(asked))
     seen = [q.sight is not None and q.sight.in_view for q in asked]
     wanted = [q.answer for q in asked]
     pairs = list(zip(said, wanted, seen, strict=True))
@@ -175,15 +190,18 @@ def summary(episodes: Sequence[Episode]) -> dict[str, float]:
 class EvalConfig:
     """What ``collab-llm eval nav`` measures."""
 
-    target: str = "models/nav-target"
-    draft: str = "models/nav-draft"
+    target: str = "nav-target"
+    """A shipped model, or the folder of a checkpoint."""
+    draft: str = "nav-draft"
     rooms: int = 200
     seed: int = 0
     """First room; rooms from ``HELD_OUT_SEEDS`` upwards have been seen in training."""
     edge_cloud_rooms: int = -1
     """Rooms whose every step is also answered by the edge-cloud path; -1 = all."""
     gamma: int = 4
-    data: str = "data/nav"
+    """Tokens drafted per round."""
+    held_out_rooms: int = 200
+    """Rooms whose pictures measure perception."""
 
     def __post_init__(self) -> None:
         if self.rooms < 1 or self.seed < 0 or self.seed + self.rooms > HELD_OUT_SEEDS:
@@ -194,23 +212,45 @@ class EvalConfig:
             )
 
 
-Tell = Callable[[str, int, int], None]
-"""Called with (what, done, total)."""
-
-
 def eval_nav(config: EvalConfig, progress: Tell | None = None) -> dict[str, Any]:
     """Every gate of the embedded pair: success, perception, validity, losslessness, tau."""
-    tell: Tell = progress or (lambda what, done, total: None)
+    torch.set_num_threads(1)  # models this small are slower on more
+    with _bars(progress) as tell:
+        return _eval_nav(config, tell)
+
+
+@contextlib.contextmanager
+def _bars(given: Tell | None) -> Iterator[Tell]:
+    """``given``, or progress bars on the terminal."""
+    if given is not None:
+        yield given
+        return
+    with Progress(*Progress.get_default_columns(), TimeElapsedColumn()) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done)
+
+        yield tell
+
+
+def _eval_nav(config: EvalConfig, tell: Tell) -> dict[str, Any]:
     seeds = range(config.seed, config.seed + config.rooms)
     episodes: dict[str, list[Episode]] = {}
-    for role, folder in (("target", config.target), ("draft", config.draft)):
+    for role, name in (("target", config.target), ("draft", config.draft)):
+        folder = name if Path(name).is_dir() else shipped_model(name)
         model = Qwen2VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         episodes[role] = closed_loop(
             partial(answers, model, tokenizer), seeds, partial(tell, f"{role} alone")
         )
         if role == "target":
-            perception = held_out_figures(model, tokenizer, Path(config.data), rooms=60)
+            with tempfile.TemporaryDirectory() as pictures:
+                perception = held_out_figures(
+                    model, tokenizer, Path(pictures), config.held_out_rooms, tell=tell
+                )
     count = config.rooms if config.edge_cloud_rooms < 0 else config.edge_cloud_rooms
     chosen = [e for e in episodes["target"] if e.room.seed < config.seed + count]
     speculation = compare_edge_cloud(config, chosen, tell)
@@ -235,8 +275,10 @@ def compare_edge_cloud(
 ) -> dict[str, float]:
     """Ask every step of ``episodes`` again through draft and target together, greedily.
 
-    ``tau``: tokens per verification. ``tau_decision``: what tau would be were all tokens as hard
-    to guess as the decision words, (1 - a^(gamma+1)) / (1 - a) for their acceptance rate ``a``.
+    ``tau``: tokens per verification, short last rounds of answers included. ``tau_decision``:
+    what it would be in an endless answer whose every token is as hard to guess as the decision
+    words, (1 - a^(gamma+1)) / (1 - a) for their acceptance rate ``a``; ``tau_any`` is the same
+    for all tokens, to compare it with.
     """
     from collab_llm_nodes.decoding.engine import Engine
     from collab_llm_nodes.edge_cloud.client import Source
@@ -248,23 +290,32 @@ def compare_edge_cloud(
     target = Engine(load(ModelConfig(config.target)))
     runner = InProcessRunner(draft, target, gamma=config.gamma)
     steps = [asked for episode in episodes for asked in episode.asked]
-    tokens = rounds = different = drafted = accepted = 0
+    tokens = rounds = different = 0
+    judged = {"any": [0, 0], "decision": [0, 0]}  # drafted tokens judged, accepted
     for number, asked in enumerate(steps):
         made = runner.generate(Prompt(asked.text, (asked.jpeg,)))
         tokens += made.metrics.tokens
         rounds += made.metrics.rounds
         different += action_said(made.text) != action_said(asked.answer)
         for token, source in zip(made.tokens, made.sources, strict=True):
-            if source != Source.BONUS and _DECISION.search(target.decode([token])):
-                drafted += 1
-                accepted += source == Source.ACCEPTED
+            if source in (Source.ACCEPTED, Source.RECOVERED):
+                decision = _DECISION.search(target.decode([token]))
+                for kind in ("any", "decision") if decision else ("any",):
+                    judged[kind][0] += 1
+                    judged[kind][1] += source == Source.ACCEPTED
         tell("edge and cloud", number + 1, len(steps))
-    rate = accepted / max(1, drafted)
-    geometric = sum(rate**k for k in range(config.gamma + 1))
+    rate = {kind: right / max(1, of) for kind, (of, right) in judged.items()}
     return {
         "action_mismatches": different,
         "steps_compared": len(steps),
         "tau": tokens / max(1, rounds),
-        "tau_decision": geometric,
-        "decision_acceptance": rate,
+        "tau_any": _tau(rate["any"], config.gamma),
+        "tau_decision": _tau(rate["decision"], config.gamma),
+        "acceptance": rate["any"],
+        "acceptance_decision": rate["decision"],
     }
+
+
+def _tau(acceptance: float, gamma: int) -> float:
+    """Expected tokens per round: 1 + a + ... + a^gamma (Leviathan et al. 2023, eq. 1)."""
+    return sum(acceptance**k for k in range(gamma + 1))

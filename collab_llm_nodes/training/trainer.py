@@ -63,6 +63,7 @@ class TrainConfig:
     """Share of own-trajectory pictures in a batch once there are any."""
     checkpoint_seconds: float = 120.0
     evaluate_every: int = 1_000
+    held_out_rooms: int = 40
     compile: bool = True
     bfloat16: bool = True
 
@@ -265,7 +266,9 @@ def train_nav(
         now = time.monotonic()
         learner.seconds = before + now - started
         if learner.step % config.evaluate_every == 0 or learner.step == config.steps:
-            measured = held_out_figures(learner.model, learner.tokenizer, Path(config.data))
+            measured = held_out_figures(
+                learner.model, learner.tokenizer, Path(config.data), config.held_out_rooms
+            )
             learner.curve.append(
                 {"step": learner.step, "seconds": learner.seconds, **figures, **measured}
             )
@@ -283,7 +286,7 @@ def train_nav(
 TARGET_PLAN = TrainConfig(
     role="target", steps=17_000, learning_rate=1.5e-3, dagger_steps=(4_000, 7_000, 10_000, 13_000)
 )
-DRAFT_PLAN = TrainConfig(role="draft", steps=4_000, learning_rate=2e-3)
+DRAFT_PLAN = TrainConfig(role="draft", steps=2_600, learning_rate=2e-3)
 """The draft sees far less than the target: it only has to guess well."""
 
 
@@ -295,13 +298,12 @@ def train_all(out: Path, hours: float = 0.0, seed: int = 0) -> None:
         hours: stop, to be resumed, after this long; 0 = when the plan is done.
         seed: of initialisation and batches.
     """
-    import shutil
-
     from rich.console import Console
     from rich.progress import Progress as Bar
     from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     from collab_llm_nodes.training.adapters import AdapterConfig, train_adapters
+    from collab_llm_nodes.training.curves import write_curves
 
     torch.set_num_threads(1)  # models this small are slower on more
     began = time.monotonic()
@@ -346,7 +348,8 @@ def train_all(out: Path, hours: float = 0.0, seed: int = 0) -> None:
             AdapterConfig(model=str(target), shards=tuple(str(s) for s in shards)),
             lambda done, total: tell("adapters", done, total, {}),
         )
-    shutil.copy(out / "target" / "curve.json", target / "curve.json")
+    plans = {plan.role: (plan, out / plan.role) for plan in (TARGET_PLAN, DRAFT_PLAN)}
+    write_curves(plans, out / "curves")
     console.print(f"early exits agree with the last layer: {agreement}")
     console.print(f"finished: {out / 'models'}; copy its folders to models/ to ship them")
 
