@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -86,7 +87,19 @@ class Edge:
 
     def stop(self) -> None:
         for node in (self.cache, self.vlm, self.bridge):
-            node.stop()
+            self.in_graph(node, node.stop)
+
+    def in_graph(self, node: Any, call: Callable[[], Any]) -> None:
+        """Run ``call`` in the executor's thread, as lifecycle services do: what a transition
+        destroys must not be waited on meanwhile."""
+        done = threading.Event()
+
+        def run() -> None:
+            call()
+            done.set()
+
+        node.post(run)
+        assert done.wait(20.0)
 
     def goal(self, **fields: Any) -> Generate.Goal:
         goal = Generate.Goal(max_tokens=MAX_TOKENS, prompt="go to the red ball", deadline_s=20.0)
@@ -130,6 +143,8 @@ def test_an_answer_through_the_whole_graph(edge: Edge, expected: tuple[int, ...]
     assert metrics.rounds == len(edge.verdicts) > 1
     assert metrics.tokens == len(result.tokens)
     assert metrics.early_exits > 0
+    assert metrics.bytes_up > len(scene(1))
+    assert metrics.bytes_down > 0
     for message in (*edge.drafts, *edge.exits, *edge.verdicts, *edge.texts):
         assert message.header.stamp.sec == 77  # the camera frame's age stays measurable
         assert message.session_id == result.session_id
@@ -227,7 +242,7 @@ def test_without_the_bridge_the_answer_is_unavailable(
     ros_graph: Any, verifier: ServerHandle
 ) -> None:
     edge = Edge(ros_graph, verifier.port)
-    edge.bridge.trigger_deactivate()
+    edge.in_graph(edge.bridge, edge.bridge.trigger_deactivate)
     result = edge.generate(deadline_s=2.0)
     edge.stop()
     assert result.status == Generate.Result.INACTIVE
@@ -252,6 +267,20 @@ def test_cancel_ends_the_answer(edge: Edge, verifier: ServerHandle) -> None:
     assert result.status in (Generate.Result.CANCELLED, Generate.Result.OK)
     edge.graph.wait_for(lambda: verifier.sessions == 0)  # the slot at the verifier is free again
     assert edge.generate().status == Generate.Result.OK
+
+
+@pytest.mark.ros
+def test_a_second_life(edge: Edge, expected: tuple[int, ...]) -> None:
+    """Deactivated, cleaned up and configured again, every node serves as before."""
+    for _ in range(2):
+        edge.stop()
+        for node in (edge.bridge, edge.vlm, edge.cache):
+            edge.in_graph(node, node.start)
+        edge.graph.wait_for(lambda: edge.user.count_subscribers("draft") >= 4)
+        edge.graph.wait_for(edge.action.server_is_ready)
+        result = edge.generate()
+        assert result.status == result.OK, result.error_msg
+        assert tuple(result.tokens) == expected
 
 
 @pytest.mark.ros

@@ -176,7 +176,9 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
             self._exits.publish(exit_to_msg(message, session.header, session_id))
         elif isinstance(message, (messages.Verdict, messages.Failure)):
             over = isinstance(message, messages.Failure) or message.finished
-            self._verdicts.publish(verdict_to_msg(message, session.header, session_id))
+            msg = verdict_to_msg(message, session.header, session_id)
+            msg.bytes_up, msg.bytes_down = session.handle.bytes_up, session.handle.bytes_down
+            self._verdicts.publish(msg)
             if over:
                 self._end(session_id)
 

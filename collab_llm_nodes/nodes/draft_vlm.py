@@ -323,6 +323,10 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
 
     @guarded
     def _on_verdict(self, msg: Verdict) -> None:
+        answer = self._answers.get(msg.session_id)
+        if answer is not None and answer.loop is not None:
+            metrics = answer.loop.client.metrics
+            metrics.bytes_up, metrics.bytes_down = msg.bytes_up, msg.bytes_down
         self._post(msg.session_id, verdict_from_msg(msg))
 
     @guarded
