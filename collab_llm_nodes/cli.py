@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,9 @@ def write_json(file: Path | None, results: dict[str, Any]) -> None:
 def demo(
     rooms: Annotated[int, typer.Option(help="Rooms to drive.", min=1, max=1000)] = 10,
     seed: SeedOption = 0,
-    json_file: JsonOption = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the results here.", dir_okay=False)
+    ] = Path("out/demo.json"),
     film: Annotated[
         Path, typer.Option(help="Animated GIF of the first rooms.", dir_okay=False)
     ] = Path("out/demo.gif"),
@@ -92,14 +95,24 @@ def verifier(
     emulated_extra_compute_s: Annotated[
         float, typer.Option(help="Pad each verification by this [s]: an emulated larger model.")
     ] = 0.0,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write address, port and model here once it listens."),
+    ] = None,
 ) -> None:
     """Serve the target model (cloud side). Ends cleanly on SIGTERM."""
     from collab_llm_nodes.verifier.service import load_config, serve
 
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = load_config(config, model=model, address=address)
     if emulated_extra_compute_s:
         settings = replace(settings, emulated_extra_compute_s=emulated_extra_compute_s)
-    serve(settings)
+
+    def tell(port: int) -> None:
+        host = settings.address.rpartition(":")[0]
+        write_json(json_file, {"host": host, "port": port, "model": settings.model.path})
+
+    serve(settings, tell)
 
 
 @train_app.command("nav")
@@ -109,11 +122,14 @@ def train_nav(
     ),
     hours: Annotated[float, typer.Option(help="Stop after this long; 0 = the whole plan.")] = 0.0,
     seed: SeedOption = 0,
+    json_file: JsonOption = None,
 ) -> None:
     """Train the embedded pair (target, draft, early-exit adapters) from seeds; resumable."""
     from collab_llm_nodes.training.trainer import train_all
 
     train_all(out, hours=hours, seed=seed)
+    curves = {f.parent.name: json.loads(f.read_text("utf-8")) for f in out.glob("*/curve.json")}
+    write_json(json_file, {"out": str(out), "curves": curves})
 
 
 @eval_app.command("nav")

@@ -290,3 +290,29 @@ def test_no_secret_is_a_parameter(ros_graph: Any) -> None:
     ros_graph.add(bridge)
     assert bridge.has_parameter("verifier.token_file")
     assert not bridge.has_parameter("verifier.token")
+
+
+@pytest.mark.ros
+def test_the_graph_recovers_with_its_verifier(
+    ros_graph: Any, target: Engine, expected: tuple[int, ...]
+) -> None:
+    """Restarted in mid-answer: the same answer. Gone: a status in time. Back: answers again."""
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_extra_compute_s=0.2)
+    verifier = start_server(slow, target)
+    edge = Edge(ros_graph, verifier.port)
+    handle = ros_graph.result(edge.action.send_goal_async(edge.goal()))
+    ros_graph.wait_for(lambda: edge.verdicts)
+    verifier.stop()
+    again = VerifierConfig(address=f"127.0.0.1:{verifier.port}")
+    verifier = start_server(again, target)
+    result = ros_graph.result(handle.get_result_async(), timeout=30.0).result
+    assert result.status == result.OK, result.error_msg
+    assert tuple(result.tokens) == expected
+    verifier.stop()
+    assert edge.generate(deadline_s=2.0).status in (
+        Generate.Result.UNAVAILABLE,
+        Generate.Result.DEADLINE_EXCEEDED,
+    )
+    with start_server(again, target):
+        assert tuple(edge.generate().tokens) == expected
+        edge.stop()

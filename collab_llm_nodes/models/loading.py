@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     Qwen2VLImageProcessorPil,
 )
+from transformers.utils import logging as transformers_logging
 
 from collab_llm_nodes.assets import shipped_model
 from collab_llm_nodes.config import check_ranges, setting
@@ -295,6 +298,18 @@ def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """A bar per model spoils logs and tables; downloads (``snapshot_download``) keep theirs."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
 def _model(folder: Path, config: ModelConfig, device: torch.device, vision: bool) -> Any:
     auto: Any = AutoModelForImageTextToText if vision else AutoModelForCausalLM
     options: dict[str, Any] = {"dtype": DTYPES[config.dtype], "use_safetensors": True}
@@ -307,9 +322,10 @@ def _model(folder: Path, config: ModelConfig, device: torch.device, vision: bool
             bnb_4bit_compute_dtype=DTYPES[config.dtype],
         )
     try:
-        model, report = auto.from_pretrained(
-            folder, local_files_only=True, output_loading_info=True, **options
-        )
+        with _no_progress_bar():
+            model, report = auto.from_pretrained(
+                folder, local_files_only=True, output_loading_info=True, **options
+            )
     except torch.cuda.OutOfMemoryError as error:
         raise ModelError(
             f"too little memory on {device}: {error}",
