@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from rich.progress import Progress, TaskID, TimeElapsedColumn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2VLForConditionalGeneration
+from transformers.utils import logging as transformers_logging
 
 from collab_llm_nodes.assets import shipped_model
 from collab_llm_nodes.errors import ConfigError
@@ -215,6 +216,7 @@ class EvalConfig:
 def eval_nav(config: EvalConfig, progress: Tell | None = None) -> dict[str, Any]:
     """Every gate of the embedded pair: success, perception, validity, losslessness, tau."""
     torch.set_num_threads(1)  # models this small are slower on more
+    transformers_logging.disable_progress_bar()
     with _bars(progress) as tell:
         return _eval_nav(config, tell)
 

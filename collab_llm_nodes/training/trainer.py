@@ -301,11 +301,13 @@ def train_all(out: Path, hours: float = 0.0, seed: int = 0) -> None:
     from rich.console import Console
     from rich.progress import Progress as Bar
     from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from transformers.utils import logging as transformers_logging
 
     from collab_llm_nodes.training.adapters import AdapterConfig, train_adapters
     from collab_llm_nodes.training.curves import write_curves
 
     torch.set_num_threads(1)  # models this small are slower on more
+    transformers_logging.disable_progress_bar()
     began = time.monotonic()
 
     def late() -> bool:
