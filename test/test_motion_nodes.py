@@ -23,7 +23,8 @@ from action_msgs.msg import GoalStatus
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import PoseStamped, Twist
 from nav_msgs.msg import Odometry
-from rclpy.action import ActionClient, ActionServer, CancelResponse
+from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
+from rclpy.action.server import ServerGoalHandle
 from rclpy.parameter import Parameter
 from rclpy.task import Future
 from sensor_msgs.msg import CompressedImage, Image
@@ -367,6 +368,7 @@ class Robot:
         self.graph, self.script = graph, script
         self.user = graph.node("robot")
         self.prompts: list[str] = []
+        self.seeds: list[int] = []
         self.commands: list[Twist] = graph.collect(self.user, Twist, "cmd_vel", COMMAND)
         self.odometry = self.user.create_publisher(Odometry, "odom", COMMAND)
         self.observations = self.user.create_publisher(Observation, "observation", RESULT)
@@ -427,15 +429,27 @@ class Robot:
 
     async def _answer(self, goal: Any) -> Generate.Result:
         self.prompts.append(goal.request.prompt)
+        self.seeds.append(goal.request.seed)
         said = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if callable(said):
             return await said(self, goal)
         session = str(len(self.prompts))
-        text = GeneratedText(header=goal.request.header, session_id=session, text=said)
-        text.verified = text.final = True
-        self.texts.publish(text)
+        self.say(goal, session, said)
         goal.succeed()
         return Generate.Result(header=goal.request.header, text=said, session_id=session)
+
+    def say(self, goal: Any, session: str, text: str) -> None:
+        """A whole answer of ``session`` about the frame of ``goal``."""
+        message = GeneratedText(header=goal.request.header, session_id=session, text=text)
+        message.verified = message.final = True
+        self.texts.publish(message)
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """For answers that go on in the middle of what they cause."""
+        over = Future()
+        timer = self.user.create_timer(0.02, lambda: over.set_result(None) if condition() else None)
+        await over
+        self.user.destroy_timer(timer)
 
     def _on_cancel(self, goal: Any) -> CancelResponse:
         self.generations_cancelled += 1
@@ -467,12 +481,7 @@ def fails(code: int) -> Callable[..., Any]:
 
 
 async def hangs(robot: Robot, goal: Any) -> Generate.Result:
-    over = Future()
-    timer = robot.user.create_timer(
-        0.02, lambda: over.set_result(None) if goal.is_cancel_requested else None
-    )
-    await over
-    robot.user.destroy_timer(timer)
+    await robot.until(lambda: goal.is_cancel_requested)
     goal.canceled()
     return Generate.Result(status=Generate.Result.CANCELLED)
 
@@ -495,6 +504,7 @@ def test_navigator_follows_an_instruction(graph: Any) -> None:
     graph.wait_for(robot.stands)
     assert [f.step for f in robot.feedback] == [1, 2]
     assert robot.feedback[1].action.distance == 0.5
+    assert len(set(robot.seeds)) == 3  # sampling must not repeat itself at each step
     assert max(c.linear.x for c in robot.commands) <= 1.0
     assert max(abs(c.angular.z) for c in robot.commands) <= 2.0
 
@@ -581,6 +591,58 @@ def test_a_generation_that_hangs_is_cancelled_and_reported(graph: Any) -> None:
     assert not robot.moved()
 
 
+def test_a_generation_that_came_too_late_is_cancelled_before_the_next(graph: Any) -> None:
+    robot = Robot(graph, [hangs, "stop"], mission__answer_timeout=0.3)
+    assert robot.navigate().status == Navigate.Result.OK
+    assert robot.generations_cancelled == 1
+    assert len(robot.prompts) == 2
+
+
+def test_a_generation_accepted_after_the_deactivation_is_cancelled(graph: Any) -> None:
+    def deactivates(request: Any) -> GoalResponse:
+        robot.navigator.trigger_deactivate()  # all run in one thread: its answer comes after this
+        return GoalResponse.ACCEPT
+
+    robot = Robot(graph, [hangs])
+    robot.generate.register_goal_callback(deactivates)
+    assert robot.navigate().status == Navigate.Result.INACTIVE
+    graph.wait_for(lambda: robot.generations_cancelled)
+
+
+def test_actions_of_other_sessions_about_the_same_frame_move_nothing(graph: Any) -> None:
+    async def disturbed(robot: Robot, goal: Any) -> Generate.Result:
+        robot.say(goal, "other", "the next action is move forward 75 cm.")
+        await robot.until(lambda: any(a.session_id == "other" for a in actions))
+        goal.publish_feedback(Generate.Feedback(header=goal.request.header, session_id="own"))
+        await robot.until(lambda: robot.navigator._run.session == "own")
+        robot.say(goal, "another", "the next action is turn left 30 degree.")
+        robot.say(goal, "own", "the next action is stop.")
+        goal.succeed()
+        return Generate.Result(header=goal.request.header, session_id="own")
+
+    robot = Robot(graph, [disturbed])
+    actions = graph.collect(robot.user, NavigationAction, "navigation_action", RESULT)
+    result = robot.navigate()
+    assert (result.status, result.steps) == (Navigate.Result.OK, 1)
+    assert not robot.moved()
+    assert len(actions) == 3
+
+
+def test_an_action_before_the_first_feedback_counts_once_its_session_is_known(graph: Any) -> None:
+    async def ahead(robot: Robot, goal: Any) -> Generate.Result:
+        robot.say(goal, "own", "the next action is turn left 30 degree.")
+        await robot.until(lambda: robot.navigator._run.early)
+        assert not robot.moved()
+        goal.publish_feedback(Generate.Feedback(header=goal.request.header, session_id="own"))
+        await robot.until(robot.moved)
+        goal.succeed()
+        return Generate.Result(header=goal.request.header, session_id="own")
+
+    robot = Robot(graph, [ahead, "stop"])
+    assert robot.navigate().steps == 2
+    assert robot.yaw == pytest.approx(math.radians(30), abs=0.1)
+
+
 def test_no_generate_server_is_unavailable(graph: Any) -> None:
     robot = Robot(graph, ["stop"], mission__retries=0)
     robot.navigator.post(robot.generate.destroy)  # in the thread that waits for its events
@@ -617,6 +679,36 @@ def test_deactivation_in_the_middle_of_a_motion_stops_at_once(graph: Any) -> Non
     assert robot.navigate().status == Navigate.Result.OK
 
 
+def test_a_cancel_before_the_goal_had_its_first_turn_counts(
+    graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accepted: list[ServerGoalHandle] = []
+    execute = ServerGoalHandle.execute
+    robot = Robot(graph, ["move forward 75 cm"])
+    monkeypatch.setattr(ServerGoalHandle, "execute", lambda goal, *_: accepted.append(goal))
+    handle = robot.send()
+    graph.result(handle.cancel_goal_async())
+    monkeypatch.undo()
+    robot.navigator.post(execute, accepted[0])
+    response = graph.result(handle.get_result_async())
+    assert response.status == GoalStatus.STATUS_CANCELED
+    assert response.result.status == Navigate.Result.CANCELLED
+    assert not robot.prompts
+
+
+def test_a_result_goes_out_although_the_node_is_cleaned_up_at_once(graph: Any) -> None:
+    robot = Robot(graph, ["move forward 75 cm"], mission__executor__linear_speed=0.2)
+    handle = robot.send()
+    graph.wait_for(robot.moved)
+    robot.navigator.post(robot.navigator.stop)
+    result = graph.result(handle.get_result_async()).result
+    assert result.status == Navigate.Result.INACTIVE
+    robot.navigator.post(robot.navigator.start)  # and a second life
+    graph.wait_for(lambda: robot.navigator.active)
+    robot.script = ["stop"]
+    assert robot.navigate().status == Navigate.Result.OK
+
+
 def test_a_signal_in_the_middle_of_a_motion_stops_before_the_process_ends(graph: Any) -> None:
     slow = ["--ros-args", "-p", "mission.executor.linear_speed:=0.2"]
     command = [sys.executable, "-m", "collab_llm_nodes.nodes.navigator", *slow]
@@ -648,16 +740,12 @@ def test_a_streamed_action_that_is_taken_back_stops_the_robot(graph: Any) -> Non
         order = "the next action is move forward 75 cm."
         text = GeneratedText(header=goal.request.header, session_id="s", text=order, verified=True)
         robot.texts.publish(text)
-        over = Future()
-        timer = robot.user.create_timer(
-            0.02, lambda: over.set_result(None) if robot.moved() else None
-        )
-        await over
-        robot.user.destroy_timer(timer)
+        goal.publish_feedback(Generate.Feedback(header=goal.request.header, session_id="s"))
+        await robot.until(robot.moved)
         text.text, text.final = order + " and do not stop", True
         robot.texts.publish(text)
         goal.succeed()
-        return Generate.Result(header=goal.request.header, text=text.text)
+        return Generate.Result(header=goal.request.header, text=text.text, session_id="s")
 
     robot = Robot(graph, [goes_on, "stop"], mission__executor__linear_speed=0.2)
     result = robot.navigate()
@@ -756,7 +844,7 @@ def test_the_navigator_reaches_the_target_in_the_simulated_room(graph: Any) -> N
         message.final = message.verified = True
         texts.publish(message)
         goal.succeed()
-        return Generate.Result(header=goal.request.header, text=text)
+        return Generate.Result(header=goal.request.header, text=text, session_id=session)
 
     generate = ActionServer(room.user, Generate, "generate", answer)  # noqa: F841 kept alive
     client = ActionClient(room.user, Navigate, "navigate")

@@ -140,6 +140,11 @@ class Mission:
         self._pose: Pose2D | None = None
         self._pose_seen = -math.inf
 
+    @property
+    def answering(self) -> bool:
+        """A generation is under way, and its answer is waited for."""
+        return self._answering and self.phase is not Phase.ENDED
+
     def on_observation(self, stamp: float, wall: float) -> bool:
         """A frame captured at ``stamp`` is there; True: ask the model about it now."""
         if self.phase is not Phase.OBSERVE or self._answering or wall < self._ask_after:

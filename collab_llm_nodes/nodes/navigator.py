@@ -3,10 +3,13 @@
 The decisions are those of ``navigation/mission.py``; here its events come from topics and its
 wishes go out: frames to the ``generate`` action, velocities to ``cmd_vel``, progress as feedback.
 
-Which action belongs to which answer: the ``navigation_action`` whose header carries the capture
-stamp of the frame asked about. Stamps of asked frames only grow, so an answer that comes after its
-time matches nothing. A goal that cannot be served is accepted and ended at once with a status,
-because a refused goal could not say why.
+Which action belongs to which answer: the ``navigation_action`` about the frame asked about (capture
+stamps of asked frames only grow, so an answer that comes after its time matches nothing) and of the
+session that our own generation names in its feedback or result (others may ask about the same
+frame). An action that comes before the session is known is kept until then.
+
+A goal that cannot be served is accepted and ended at once with a status, because a refused goal
+could not say why.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ class AnswerConfig:
     temperature: float = setting(0.0, "0 = greedy.", low=0.0, high=10.0)
     top_k: int = setting(0, "0 = off.", low=0)
     top_p: float = setting(1.0, "1 = off.", low=0.0, high=1.0)
-    seed: int = setting(0, "Key of all random streams.", low=0)
+    seed: int = setting(0, "Key of all random streams; the n-th answer uses seed + n.", low=0)
     law: str = setting("rejection", "Output law.", choices=("rejection", "coupled"))
     max_tokens: int = setting(0, "Length of an answer; 0 = the default.", low=0, high=100_000)
 
@@ -91,6 +94,8 @@ class _Run:
     number: int = 0  # of the generation asked for last
     generation: ClientGoalHandle | None = None
     stamp: TimeMsg = field(default_factory=TimeMsg)  # capture time of the frame asked about
+    session: str = ""  # that produces the answer; "" until it is known
+    early: list[NavigationAction] = field(default_factory=list)  # about the frame, before that
     metrics: GenerationMetrics = field(default_factory=GenerationMetrics)
 
 
@@ -104,6 +109,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
         self._sent_at = -math.inf
         self._sent = ZERO
         self._results: dict[str, int] = {}
+        self._generate: ActionClient | None = None
+        self._navigate: ActionServer | None = None
 
     def configure(self) -> None:
         kind = TwistStamped if self.config.stamped else Twist
@@ -119,15 +126,16 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self.create_timer(1.0 / self.config.rate, self._tick),
             self.create_timer(0.1, self._tick, clock=STEADY),  # the robot's clock may stand still
         ]
-        self._generate = ActionClient(self, Generate, "generate")
-        self._navigate = ActionServer(
-            self,
-            Navigate,
-            "navigate",
-            self._execute,
-            goal_callback=lambda goal: GoalResponse.ACCEPT,  # see the module docstring
-            cancel_callback=self._on_cancel,
-        )
+        if self._navigate is None:
+            self._generate = ActionClient(self, Generate, "generate")
+            self._navigate = ActionServer(
+                self,
+                Navigate,
+                "navigate",
+                self._execute,
+                goal_callback=lambda goal: GoalResponse.ACCEPT,  # see the module docstring
+                cancel_callback=self._on_cancel,
+            )
 
     def activate(self) -> None:
         self._sent_at = -math.inf
@@ -139,8 +147,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
         self._send(ZERO, 0.0)
 
     def cleanup(self) -> None:
-        self._navigate.destroy()
-        self._generate.destroy()
+        """The two actions stay: over them go the result of a goal that was ended just now, and the
+        cancellation of a generation that is accepted only now."""
         for timer in self._clocks:
             self.destroy_timer(timer)
         for subscription in self._subscribed:
@@ -165,9 +173,11 @@ class Navigator(ManagedNode[NavigatorConfig]):
         except CollabError as error:
             self._conclude(goal, result, error.code, str(error))
             return result
-        self._run = _Run(goal, mission, Future())
+        run_ = self._run = _Run(goal, mission, Future())
+        if goal.is_cancel_requested:  # before this coroutine had its first turn
+            self._cancel(run_)
         try:
-            await self._run.over
+            await run_.over
         finally:
             self._run = None
         result.steps = mission.steps
@@ -212,9 +222,12 @@ class Navigator(ManagedNode[NavigatorConfig]):
     def _on_cancel(self, goal: ServerGoalHandle) -> CancelResponse:
         run_ = self._run
         if run_ is not None and run_.goal is goal:
-            run_.mission.end("CANCELLED", "the caller gave the instruction up")
-            self._follow_up(run_)
+            self._cancel(run_)
         return CancelResponse.ACCEPT
+
+    def _cancel(self, run_: _Run) -> None:
+        run_.mission.end("CANCELLED", "the caller gave the instruction up")
+        self._follow_up(run_)
 
     # Events.
 
@@ -252,6 +265,22 @@ class Navigator(ManagedNode[NavigatorConfig]):
         run_ = self._run
         if run_ is None or msg.header.stamp != run_.stamp:
             return
+        if not run_.session:
+            run_.early.append(msg)
+        elif msg.session_id == run_.session:
+            self._act(run_, msg)
+
+    def _know(self, run_: _Run, session: str) -> None:
+        """The answer comes from ``session``: its actions count, and those of no other."""
+        if run_.session or not session:
+            return
+        run_.session = session
+        early, run_.early = run_.early, []
+        for msg in early:
+            if msg.session_id == session:
+                self._act(run_, msg)
+
+    def _act(self, run_: _Run, msg: NavigationAction) -> None:
         kind, code = Kind(msg.kind), Code(msg.code)
         value = msg.distance if kind is Kind.FORWARD else msg.angle
         action = ParsedAction(kind, value, code, (msg.span_begin, msg.span_end), msg.text)
@@ -269,11 +298,13 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self._follow_up(self._run, 1.5 / self.config.rate)
 
     def _follow_up(self, run_: _Run, spacing: float = 0.0) -> None:
-        """After any event: command what the mission wants; when it is over, end the goal."""
+        """After any event: command what the mission wants; end what nobody waits for any more."""
         mission = run_.mission
         self._send(mission.velocity, spacing)
+        if run_.generation is not None and not mission.answering:
+            run_.generation.cancel_goal_async()
+            run_.generation = None
         if mission.phase is Phase.ENDED and not run_.over.done():
-            self._abandon(run_)
             run_.over.set_result(None)
 
     def _send(self, velocity: Velocity, spacing: float) -> None:
@@ -297,9 +328,9 @@ class Navigator(ManagedNode[NavigatorConfig]):
 
     def _ask(self, run_: _Run, observation: Observation) -> None:
         run_.number += 1
-        run_.generation = None
+        run_.session, run_.early = "", []
         run_.metrics = GenerationMetrics()
-        if not self._generate.server_is_ready():
+        if self._generate is None or not self._generate.server_is_ready():
             self._fail(run_, "UNAVAILABLE", "no node offers the action generate: is draft_vlm up?")
             return
         answer, limit = self.config.answer, self.config.mission.answer_timeout
@@ -311,7 +342,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             temperature=answer.temperature,
             top_k=answer.top_k,
             top_p=answer.top_p,
-            seed=answer.seed,
+            seed=answer.seed + run_.number,  # else sampling would repeat itself at each step
             law=answer.law,
             max_tokens=answer.max_tokens,
             deadline_s=limit,
@@ -320,33 +351,35 @@ class Navigator(ManagedNode[NavigatorConfig]):
         sent = self._generate.send_goal_async(goal, partial(self._on_feedback, run_, number))
         sent.add_done_callback(partial(self._on_goal_response, run_, number))
 
-    @guarded
     def _on_goal_response(self, run_: _Run, number: int, sent: Future) -> None:
+        """In any state: what was given up while it was on its way is cancelled all the same."""
         handle: ClientGoalHandle = sent.result()
+        awaited = number == run_.number and run_.mission.answering
         if not handle.accepted:
-            if number == run_.number:
+            if awaited:
                 self._fail(run_, "BUSY", "draft_vlm refused the goal")
-            return
-        if number != run_.number or run_.mission.phase is Phase.ENDED:
-            handle.cancel_goal_async()  # given up while it was on its way
-            return
-        run_.generation = handle
-        handle.get_result_async().add_done_callback(partial(self._on_answer, run_, number))
+        elif not awaited:
+            handle.cancel_goal_async()
+        else:
+            run_.generation = handle
+            handle.get_result_async().add_done_callback(partial(self._on_answer, run_, number))
 
     @guarded
     def _on_feedback(self, run_: _Run, number: int, msg: Any) -> None:
         if number == run_.number:
             run_.metrics = msg.feedback.metrics
+            self._know(run_, msg.feedback.session_id)
 
     @guarded
     def _on_answer(self, run_: _Run, number: int, answered: Future) -> None:
-        if number != run_.number or run_ is not self._run:
+        if number != run_.number or not run_.mission.answering:
             return
         response = answered.result()
         result: Generate.Result = response.result
         run_.generation = None
         if result.status == Generate.Result.OK and response.status == GoalStatus.STATUS_SUCCEEDED:
             run_.metrics = result.metrics
+            self._know(run_, result.session_id)
             run_.mission.on_answer_ended(_wall())
             self._follow_up(run_)
         else:
@@ -359,12 +392,6 @@ class Navigator(ManagedNode[NavigatorConfig]):
             run_.mission.on_failure(code, message, now, wall)
             self.get_logger().warning(f"answer failed: {code}: {message}")
         self._follow_up(run_)
-
-    def _abandon(self, run_: _Run) -> None:
-        """Nobody waits for the generation under way any more."""
-        if run_.generation is not None:
-            run_.generation.cancel_goal_async()
-            run_.generation = None
 
 
 def _wall() -> float:
