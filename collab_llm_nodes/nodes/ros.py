@@ -15,12 +15,15 @@ The rules every node of this package keeps, and that this file makes easy:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import signal
 import sys
 import threading
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -71,6 +74,11 @@ STATE = QoSProfile(
 
 STEADY = Clock(clock_type=ClockType.STEADY_TIME)
 """For deadlines of the machine (network, models), which simulated time must not stretch."""
+
+
+def wall() -> float:
+    """The machine's monotonic clock [s]; only differences mean anything."""
+    return float(STEADY.now().nanoseconds) * 1e-9
 
 
 def declare(node: Node, config_type: type[C]) -> C:
@@ -193,6 +201,7 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         super().__init__(name, **node_arguments)
         self.active = False
         self.callback_errors = 0
+        self._posted: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._config_type = config_type
         self.config: C = declare(self, config_type)
         autostart = ParameterDescriptor(
@@ -226,10 +235,15 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
     # What a subclass uses.
 
     def post(self, callback: Callable[..., Any], *args: Any) -> None:
-        """Run ``callback(*args)`` in the node's own thread; to be called from other threads."""
+        """Run ``callback(*args)`` in the node's own thread, in the order of the posts."""
         executor = self.executor
         if executor is not None:
-            executor.create_task(callback, *args)
+            self._posted.append((callback, args))
+            executor.create_task(self._run_posted)  # rclpy runs waiting tasks newest first
+
+    def _run_posted(self) -> None:
+        callback, args = self._posted.popleft()
+        callback(*args)
 
     def seconds(self) -> float:
         """The node's clock [s]; simulated when ``use_sim_time`` is set."""
@@ -290,6 +304,8 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         if self.active:
             self.on_deactivate(state)
+        if state.label == "unconfigured":  # nothing was taken that could be freed
+            return super().on_shutdown(state)
         return self._transition(self.cleanup, super().on_shutdown, state)
 
     def _transition(
@@ -329,7 +345,8 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
     it down first. The nodes are stopped in the thread that ran their callbacks.
 
     Returns:
-        The exit status: 0 after a signal or a shutdown, 1 when a node failed to start.
+        The exit status: 0 after a signal or a shutdown, 1 when a node failed to start or a
+        callback failed that nothing guards.
     """
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     ended = threading.Event()
@@ -348,20 +365,33 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
         print(f"{error.code}: {error}", file=sys.stderr)
         _stop(executor, nodes)
         return 1
-    spinner = threading.Thread(target=_spin, args=(executor, nodes, ended), name="ros-spin")
+    failures: list[Exception] = []
+    spinner = threading.Thread(
+        target=_spin, args=(executor, nodes, ended, failures), name="ros-spin"
+    )
     spinner.start()
     ended.wait()
     executor.create_task(lambda: None)  # wakes it; shutdown() from here would race with it
     spinner.join()
-    return 0
+    return 1 if failures else 0
 
 
-def _spin(executor: SingleThreadedExecutor, nodes: list[Node], ended: threading.Event) -> None:
+def _spin(
+    executor: SingleThreadedExecutor,
+    nodes: list[Node],
+    ended: threading.Event,
+    failures: list[Exception],
+) -> None:
     try:
         while not ended.is_set():
             executor.spin_once()
     except ExternalShutdownException:
         pass
+    except Exception as error:  # noqa: BLE001 a robot must not be left to nodes that spin no more
+        failures.append(error)
+        nodes[0].get_logger().fatal(
+            f"a callback failed, so the process ends:\n{traceback.format_exc()}"
+        )
     finally:
         ended.set()
         _stop(executor, nodes)
@@ -379,7 +409,9 @@ def _stop(executor: SingleThreadedExecutor, nodes: list[Node]) -> None:
                 node.trigger_deactivate()
         until = time.monotonic() + _GRACE_S
         while nodes and time.monotonic() < until:
-            executor.spin_once(timeout_sec=_GRACE_S / 10)
+            # What fails now, perhaps for the second time, must not keep the others from ending.
+            with contextlib.suppress(Exception):
+                executor.spin_once(timeout_sec=_GRACE_S / 10)
         for node in managed:
             node.stop()
     executor.shutdown()

@@ -1,0 +1,76 @@
+"""The managed base of the nodes: its transitions from every state, and how a process ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
+
+from rclpy.lifecycle import TransitionCallbackReturn
+
+from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser, ParserConfig
+from collab_llm_nodes.nodes.ros import ManagedNode
+
+pytestmark = pytest.mark.ros
+
+# One node fails in a callback that nothing guards; another must be stopped all the same.
+FAILING = """
+from collab_llm_nodes.nodes.navigation_action_parser import ParserConfig
+from collab_llm_nodes.nodes.ros import ManagedNode, run
+
+class Node(ManagedNode):
+    def activate(self):
+        if self.get_name() == "bad":
+            self.create_timer(0.01, lambda: 1 // 0)
+    def deactivate(self):
+        print(self.get_name(), "deactivated", flush=True)
+    def cleanup(self):
+        print(self.get_name(), "cleaned up", flush=True)
+
+raise SystemExit(run(lambda: Node("bad", ParserConfig), lambda: Node("good", ParserConfig)))
+"""
+
+
+def test_a_failing_callback_stops_the_nodes_and_is_an_error(ros_context: Any) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "FATAL" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+    for node in ("bad", "good"):
+        assert f"{node} deactivated" in done.stdout
+        assert f"{node} cleaned up" in done.stdout
+
+
+class Counting(ManagedNode[ParserConfig]):
+    """Counts what is freed, which exists only after ``configure``."""
+
+    def configure(self) -> None:
+        self.freed = 0
+
+    def cleanup(self) -> None:
+        self.freed += 1
+
+
+@pytest.mark.parametrize("state", ["unconfigured", "inactive", "active"])
+def test_shutdown_frees_what_was_taken_and_no_more(ros_context: Any, state: str) -> None:
+    node = Counting("counting", ParserConfig, context=ros_context)
+    if state != "unconfigured":
+        node.trigger_configure()
+    if state == "active":
+        node.trigger_activate()
+    assert node.trigger_shutdown() == TransitionCallbackReturn.SUCCESS
+    assert not node.active
+    assert getattr(node, "freed", 0) == (state != "unconfigured")
+    node.destroy_node()
+
+
+def test_a_real_node_shuts_down_unconfigured(ros_context: Any) -> None:
+    node = NavigationActionParser(context=ros_context)
+    assert node.trigger_shutdown() == TransitionCallbackReturn.SUCCESS
+    node.destroy_node()
