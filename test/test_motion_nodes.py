@@ -279,8 +279,19 @@ class Reader:
         return self.graph.wait_for(lambda: [a for a in self.actions if a.session_id == session])[-1]
 
 
-def test_parser_reads_streams_and_takes_back(graph: Any) -> None:
+def test_parser_waits_for_the_whole_answer(graph: Any) -> None:
     reader = Reader(graph)
+    order = "the next action is move forward 75 cm."
+    reader.say("a", order)
+    action = reader.read("a", order + " actually no, stop.")
+    assert (action.kind, action.code) == (NavigationAction.NONE, NavigationAction.NEGATED)
+    assert len(reader.actions) == 1  # nothing was said before the end
+    reader.say("b", order)
+    assert reader.read("b", order).distance == 0.75
+
+
+def test_parser_reads_streams_and_takes_back(graph: Any) -> None:
+    reader = Reader(graph, streaming=True)
     action = reader.read("a", "the ball is left. the next action is turn left 30 degree.")
     assert (action.kind, action.code) == (NavigationAction.TURN, NavigationAction.OK)
     assert action.angle == pytest.approx(math.radians(30))
@@ -356,6 +367,7 @@ class Robot:
 
     ``script``: what the answers say, one after the other; the last is repeated. A callable is
     given the goal handle and returns a result itself. ``process``: a navigator that runs already.
+    ``streaming``: of the parser.
     """
 
     def __init__(
@@ -363,6 +375,7 @@ class Robot:
         graph: Any,
         script: list[Any],
         process: subprocess.Popen[bytes] | None = None,
+        streaming: bool = False,
         **parameters: Any,
     ) -> None:
         self.graph, self.script = graph, script
@@ -394,7 +407,7 @@ class Robot:
         }
         if process is None:
             self.navigator = start(graph, Navigator, **{**defaults, **parameters})
-        self.parser = start(graph, NavigationActionParser)
+        self.parser = start(graph, NavigationActionParser, streaming=streaming)
         self.client = ActionClient(self.user, Navigate, "navigate")
         self.feedback: list[Navigate.Feedback] = []
         graph.wait_for(self.client.server_is_ready, 60.0)
@@ -747,7 +760,7 @@ def test_a_streamed_action_that_is_taken_back_stops_the_robot(graph: Any) -> Non
         goal.succeed()
         return Generate.Result(header=goal.request.header, text=text.text, session_id="s")
 
-    robot = Robot(graph, [goes_on, "stop"], mission__executor__linear_speed=0.2)
+    robot = Robot(graph, [goes_on, "stop"], streaming=True, mission__executor__linear_speed=0.2)
     result = robot.navigate()
     assert result.status == Navigate.Result.OK
     assert robot.moved()

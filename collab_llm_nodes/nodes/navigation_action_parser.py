@@ -1,8 +1,12 @@
-"""Model text to one safe motion step, as soon as the step is certain.
+"""Model text to one safe motion step, once the answer is complete.
 
 ``generated_text`` in, ``navigation_action`` out. Nothing is executed here: the navigator decides
 whether the action is the one it waits for. Text that is too old, unverified (by policy), failed or
 unreadable becomes an action of kind NONE with the code that says why.
+
+With ``streaming`` a motion is reported as soon as its sentence is: one round of verification
+sooner. If the answer then goes on with words that contradict it, the report is taken back, but the
+robot has moved meanwhile.
 """
 
 from __future__ import annotations
@@ -40,7 +44,11 @@ class ParserConfig:
     unverified: str = setting(
         "hold", "Text the target has not verified: hold or act.", choices=("hold", "act")
     )
-    streaming: bool = setting(True, "Report a motion before the answer's last token.")
+    streaming: bool = setting(
+        False,
+        "Report a motion before the answer's last token: a round sooner, but the robot moves for"
+        " that round on words that a later sentence may take back ('... actually no, stop').",
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
