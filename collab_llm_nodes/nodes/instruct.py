@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 import rclpy
+from action_msgs.msg import GoalStatus
 from rclpy.action import ActionClient
 from rclpy.action.client import ClientGoalHandle
 from rclpy.executors import SingleThreadedExecutor
@@ -25,77 +26,109 @@ from collab_llm_nodes.nodes.ros import STEADY
 
 START_DEADLINE_S = 300.0
 """Wait for the navigator at most; models of many gigabytes may have to be loaded first."""
+LOST_S = 5.0
+"""A navigator that is not there for so long does not come back."""
 CANCEL_DEADLINE_S = 5.0
 
 
 class _Client:
-    """One goal, followed to its end by callbacks in the spinning thread."""
+    """One goal, followed to its end by callbacks in the spinning thread.
 
-    def __init__(self, instruction: str) -> None:
+    Attributes:
+        ended: nothing more is to be expected.
+        result: of the goal; None if it has none.
+        sent: the goal is on its way, or was.
+        seen_at: when the navigator was there last [s, time.monotonic].
+    """
+
+    def __init__(self, instruction: str, **node_arguments: Any) -> None:
         self.ended = threading.Event()
-        self.goal: ClientGoalHandle | None = None
         self.result: Navigate.Result | None = None
-        self.node = Node("instruct")
+        self.sent = False
+        self.seen_at = time.monotonic()
+        self.node = Node("instruct", **node_arguments)
         self._action = ActionClient(self.node, Navigate, "navigate")
-        self._goal = Navigate.Goal(instruction=instruction)
-        self._sent = False
-        self.node.create_timer(0.1, self._send, clock=STEADY)
+        self._instruction = instruction
+        self._goal: ClientGoalHandle | None = None
+        self._present = self._given_up = False
+        self.node.create_timer(0.1, self._look, clock=STEADY)
 
-    def _send(self) -> None:
-        """Once the navigator is there."""
-        if not self._sent and self._action.server_is_ready():
-            self._sent = True
-            sent = self._action.send_goal_async(self._goal, self._on_feedback)
+    def give_up(self) -> None:
+        """Cancel the goal: now, or as soon as it is accepted."""
+        self._given_up = True
+        if not self.sent:
+            self.ended.set()
+        elif self._goal is not None:
+            self._goal.cancel_goal_async()
+
+    def _look(self) -> None:
+        """Is the navigator there? Send once it is; after an absence ask what it still knows."""
+        was, self._present = self._present, self._action.server_is_ready()
+        if self._present:
+            self.seen_at = time.monotonic()
+        if not self._present or was or self._given_up:
+            return
+        if self._goal is not None:
+            self._goal.get_result_async().add_done_callback(self._on_result)
+        elif not self.sent:
+            self.sent = True
+            goal = Navigate.Goal(instruction=self._instruction)
+            sent = self._action.send_goal_async(goal, self._on_feedback)
             sent.add_done_callback(self._on_goal)
 
     def _on_feedback(self, message: Any) -> None:
         print(f"{message.feedback.step:3d}  {message.feedback.text}", flush=True)
 
     def _on_goal(self, future: Future) -> None:
-        self.goal = future.result()
-        self.goal.get_result_async().add_done_callback(self._on_result)
+        self._goal = future.result()
+        self._goal.get_result_async().add_done_callback(self._on_result)
+        if self._given_up:
+            self._goal.cancel_goal_async()
 
     def _on_result(self, future: Future) -> None:
-        self.result = future.result().result
+        response = future.result()
+        if response.status != GoalStatus.STATUS_UNKNOWN:  # to a navigator that has started anew
+            self.result = response.result
         self.ended.set()
 
 
 def instruct(instruction: str) -> int:
     """Send ``instruction`` and wait for the end: 0 arrived, 1 ended otherwise, 2 no navigator."""
     interrupted, finished = threading.Event(), threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: interrupted.set())
     client = _Client(instruction)
     executor = SingleThreadedExecutor()
     executor.add_node(client.node)
-
-    def on_signal(number: int, frame: object) -> None:
-        interrupted.set()
-        client.ended.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
     spinner = threading.Thread(target=_spin, args=(executor, finished), name="ros-spin")
     spinner.start()
-    started = time.monotonic()
-    while not client.ended.wait(0.2) and client.goal is None:
-        if time.monotonic() - started > START_DEADLINE_S:
-            print(f"no navigator within {START_DEADLINE_S:g} s; is it running?", file=sys.stderr)
+    while not client.ended.wait(0.2) and not interrupted.is_set():
+        limit = LOST_S if client.sent else START_DEADLINE_S
+        if time.monotonic() - client.seen_at > limit:
             break
-    else:
-        client.ended.wait()
-    if interrupted.is_set() and client.goal is not None:
-        client.ended.clear()
-        executor.create_task(client.goal.cancel_goal_async)
+    if interrupted.is_set():
+        executor.create_task(client.give_up)
         client.ended.wait(CANCEL_DEADLINE_S)
     finished.set()
     executor.create_task(lambda: None)  # wakes it
     spinner.join()
     client.node.destroy_node()
+    return _report(client, interrupted.is_set())
+
+
+def _report(client: _Client, interrupted: bool) -> int:
+    """Say how it ended; the exit status."""
     result = client.result
-    if result is None:
-        return 1 if client.goal is not None or interrupted.is_set() else 2
-    verdict = "arrived" if result.status == Navigate.Result.OK else f"ended: {result.error_msg}"
-    print(f"{verdict} ({result.steps} steps, {result.distance_travelled:.2f} m)", flush=True)
-    return 0 if result.status == Navigate.Result.OK else 1
+    if result is not None:
+        verdict = "arrived" if result.status == Navigate.Result.OK else f"ended: {result.error_msg}"
+        print(f"{verdict} ({result.steps} steps, {result.distance_travelled:.2f} m)", flush=True)
+        return 0 if result.status == Navigate.Result.OK else 1
+    if not client.sent and not interrupted:
+        print(f"no navigator within {START_DEADLINE_S:g} s; is it running?", file=sys.stderr)
+        return 2
+    if client.sent:
+        print("UNAVAILABLE: the navigator is gone, and the result with it", file=sys.stderr)
+    return 1
 
 
 def _spin(executor: SingleThreadedExecutor, finished: threading.Event) -> None:

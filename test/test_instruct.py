@@ -1,0 +1,144 @@
+"""``instruct`` as people start it: the end it reports when navigators answer, vanish or dawdle."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
+
+from action_msgs.msg import GoalStatus
+from rclpy.action import ActionServer, CancelResponse, GoalResponse
+from rclpy.task import Future
+
+from collab_llm.action import Navigate
+from collab_llm_nodes.nodes.instruct import _Client
+
+pytestmark = pytest.mark.ros
+
+
+class FakeNavigator:
+    """Offers ``navigate``; ends a goal when told to or when it is cancelled."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+        self.node = graph.node("navigator")
+        self.goals: list[Any] = []
+        self.over = Future()
+        self.offer()
+
+    def offer(self) -> None:
+        self.server = ActionServer(
+            self.node,
+            Navigate,
+            "navigate",
+            self._execute,
+            cancel_callback=self._on_cancel,
+        )
+
+    async def _execute(self, goal: Any) -> Navigate.Result:
+        self.goals.append(goal)
+        status = await self.over
+        if goal.is_cancel_requested:
+            goal.canceled()
+        else:
+            goal.succeed()
+        return Navigate.Result(status=status, steps=3, error_msg="" if status == 0 else "because")
+
+    def _on_cancel(self, goal: Any) -> CancelResponse:
+        self.over.set_result(Navigate.Result.CANCELLED)
+        return CancelResponse.ACCEPT
+
+    def do(self, action: Callable[..., Any], *args: Any) -> None:
+        """In the thread that runs the callbacks."""
+        self.graph.result(self.node.executor.create_task(action, *args))
+
+
+@contextmanager
+def instructed() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "collab_llm_nodes.nodes.instruct", "find", "it"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ending(process: subprocess.Popen[str]) -> tuple[int, str]:
+    out, err = process.communicate(timeout=30.0)
+    return process.returncode, out + err
+
+
+def test_instruct_reports_the_result(ros_graph: Any) -> None:
+    navigator = FakeNavigator(ros_graph)
+    navigator.over.set_result(Navigate.Result.OK)
+    with instructed() as process:
+        assert ending(process) == (0, "arrived (3 steps, 0.00 m)\n")
+    assert navigator.goals[0].request.instruction == "find it"
+
+
+def test_instruct_ends_when_the_navigator_is_gone(ros_graph: Any) -> None:
+    navigator = FakeNavigator(ros_graph)
+    with instructed() as process:
+        ros_graph.wait_for(lambda: navigator.goals, 30.0)
+        navigator.do(navigator.server.destroy)
+        status, said = ending(process)
+    assert status == 1
+    assert "UNAVAILABLE" in said
+
+
+def test_a_navigator_that_has_started_anew_has_forgotten_the_goal(ros_graph: Any) -> None:
+    navigator = FakeNavigator(ros_graph)
+    client = _Client("find it", context=ros_graph.context)
+    ros_graph.add(client.node)
+    ros_graph.wait_for(lambda: navigator.goals)
+    navigator.do(navigator.server.destroy)
+    ros_graph.wait_for(lambda: not client._present)
+    assert not client.ended.is_set()
+    navigator.do(navigator.offer)
+    ros_graph.wait_for(client.ended.is_set)
+    assert client.result is None
+
+
+def test_ctrl_c_cancels(ros_graph: Any) -> None:
+    navigator = FakeNavigator(ros_graph)
+    with instructed() as process:
+        ros_graph.wait_for(lambda: navigator.goals, 30.0)
+        process.send_signal(signal.SIGINT)
+        status, said = ending(process)
+    assert (status, said) == (1, "ended: because (3 steps, 0.00 m)\n")
+    assert navigator.goals[0].status == GoalStatus.STATUS_CANCELED
+
+
+def test_a_goal_given_up_before_it_is_accepted_is_cancelled(ros_graph: Any) -> None:
+    navigator = FakeNavigator(ros_graph)
+    client = _Client("find it", context=ros_graph.context)
+
+    def decide(goal: Navigate.Goal) -> GoalResponse:
+        client.give_up()  # in the thread that will hear of the acceptance only afterwards
+        return GoalResponse.ACCEPT
+
+    navigator.server.register_goal_callback(decide)
+    ros_graph.add(client.node)
+    ros_graph.wait_for(client.ended.is_set)
+    assert client.result is not None
+    assert client.result.status == Navigate.Result.CANCELLED
+
+
+def test_a_goal_given_up_before_it_is_sent_is_never_sent(ros_graph: Any) -> None:
+    client = _Client("find it", context=ros_graph.context)
+    client.give_up()
+    assert client.ended.is_set()
+    navigator = FakeNavigator(ros_graph)
+    ros_graph.add(client.node)
+    ros_graph.wait_for(lambda: client._present)
+    assert not client.sent
+    assert not navigator.goals
