@@ -8,6 +8,7 @@ import math
 import signal
 import subprocess
 import sys
+import threading
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +36,7 @@ from collab_llm.action import Generate, Navigate
 from collab_llm.msg import GeneratedText, NavigationAction, Observation
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.navigation.grammar import Code, Kind
+from collab_llm_nodes.nodes import camera_ingest
 from collab_llm_nodes.nodes.camera_ingest import CameraIngest
 from collab_llm_nodes.nodes.images import encode_jpeg, read_compressed, to_rgb
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
@@ -248,6 +250,71 @@ def test_camera_opens_again_with_growing_pauses(graph: Any, tmp_path: Path) -> N
     graph.wait_for(lambda: camera.node._grabber.reconnects >= 3)
     camera.node.post(camera.node.stop)
     graph.wait_for(lambda: camera.node._grabber is None)
+
+
+class StuckCapture:
+    """An OpenCV source whose read hangs until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.reading, self.free = threading.Event(), threading.Event()
+
+    def isOpened(self) -> bool:
+        return True
+
+    def get(self, key: int) -> float:
+        return 0.0
+
+    def read(self) -> tuple[bool, Any]:
+        self.reading.set()
+        return self.free.wait(30.0), np.zeros((2, 2, 3), np.uint8)
+
+    def release(self) -> None:
+        pass
+
+
+def test_a_camera_that_hangs_does_not_hold_up_the_node(
+    graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cv2")
+    capture = StuckCapture()
+    monkeypatch.setattr(camera_ingest, "_open", lambda config: capture)
+    camera = Camera(graph, source="opencv", url="rtsp://10.0.0.1/live", open_timeout=30.0)
+    assert capture.reading.wait(10.0)
+    thread = camera.node._grabber._thread
+    camera.node.post(camera.node.trigger_deactivate)
+    graph.wait_for(lambda: not camera.node.active)
+    assert thread.is_alive()
+    capture.free.set()
+    thread.join(10.0)
+    assert not thread.is_alive()
+    assert not camera.observations  # nor is what came after the end published
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("rtsp://me:se@cret@cam:554/live?a=b", "rtsp://***@cam:554/live?a=b"),
+        (
+            "rtspsrc location=rtsp://me:secret@cam/live ! decodebin ! appsink",
+            "rtspsrc location=rtsp://***@cam/live ! decodebin ! appsink",
+        ),
+        ("rtsp://cam/a@b", "rtsp://cam/a@b"),
+        ("/dev/video0", "/dev/video0"),
+        ("2", "2"),
+    ],
+)
+def test_passwords_of_cameras_are_masked(url: str, shown: str) -> None:
+    assert camera_ingest.without_password(url) == shown
+
+
+def test_a_camera_does_not_publish_its_password(graph: Any) -> None:
+    pytest.importorskip("cv2")
+    url = "rtsp://me:secret@127.0.0.1:9/live"  # nothing listens there
+    camera = Camera(graph, source="opencv", url=url, silent_after=0.2, open_timeout=0.5)
+    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "cannot open 'rtsp://***@127.0.0.1:9/"))
+    own = [s for array in camera.health for s in array.status if s.name == "camera_ingest"]
+    assert all("secret" not in str(status) for status in own)
+    assert "secret" not in camera.node._source()
 
 
 # navigation_action_parser.

@@ -8,6 +8,8 @@ growing pauses.
 
 from __future__ import annotations
 
+import atexit
+import re
 import threading
 from array import array
 from collections.abc import Callable
@@ -26,7 +28,7 @@ from collab_llm.msg import Observation
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.nodes.images import Jpeg, encode_jpeg, read_compressed, to_rgb
-from collab_llm_nodes.nodes.ros import CAMERA, RESULT, STEADY, ManagedNode, guarded, run
+from collab_llm_nodes.nodes.ros import CAMERA, RESULT, STEADY, ManagedNode, guarded, run, wall
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class CameraConfig:
     )
     url: str = setting(
         "",
-        "For opencv: device number, file, RTSP/HTTP URL, or GStreamer pipeline (contains '!').",
+        "For opencv: device number, file, RTSP/HTTP URL, or GStreamer pipeline (contains '!')."
+        " A parameter can be read by everybody in the graph; a password in it is masked elsewhere.",
         read_only=True,
     )
     max_rate: float = setting(
@@ -82,7 +85,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("camera_ingest", CameraConfig, **node_arguments)
         self._published_at = -np.inf  # capture time of the last observation [s]
-        self._seen = self._wall()
+        self._seen = wall()
         self._silent = False
         self._complaint = ""  # about the last frame
         self._counts = {"published": 0, "dropped": 0, "rejected": 0}
@@ -98,7 +101,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
     def activate(self) -> None:
         self._counts = dict.fromkeys(self._counts, 0)
         self._published_at = -np.inf
-        self._seen, self._silent, self._complaint = self._wall(), False, ""
+        self._seen, self._silent, self._complaint = wall(), False, ""
         overrides = QoSOverridingOptions.with_default_policies()
         if self.config.source == "image":
             self._heard = self.create_subscription(
@@ -138,7 +141,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
         grabber = self._grabber
         if self.active and self._silent:
             level = DiagnosticStatus.ERROR
-            message = f"no frame from {self._source()} for {self._wall() - self._seen:.1f} s"
+            message = f"no frame from {self._source()} for {wall() - self._seen:.1f} s"
             if grabber is not None and grabber.error:
                 message = f"{message}: {grabber.error}"
         elif self.active and self._complaint:
@@ -186,7 +189,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
 
     def _accept(self, frame: _Frame) -> None:
         """Publish ``frame``, unless it comes too soon after the last one or cannot be used."""
-        self._seen = self._wall()
+        self._seen = wall()
         if frame.stamp == TimeMsg():  # a driver that does not stamp: reception is the best guess
             frame.stamp = self.get_clock().now().to_msg()
         captured, rate = Time.from_msg(frame.stamp).nanoseconds * 1e-9, self.config.max_rate
@@ -233,7 +236,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
 
     @guarded
     def _watch_silence(self) -> None:
-        silent = self._wall() - self._seen > self.config.silent_after
+        silent = wall() - self._seen > self.config.silent_after
         if silent == self._silent:
             return
         self._silent = silent
@@ -249,13 +252,9 @@ class CameraIngest(ManagedNode[CameraConfig]):
 
     def _source(self) -> str:
         if self.config.source == "opencv":
-            return self.config.url
+            return without_password(self.config.url)
         topic = "image" if self.config.source == "image" else "image/compressed"
         return str(self.resolve_topic_name(topic))
-
-    @staticmethod
-    def _wall() -> float:
-        return float(STEADY.now().nanoseconds) * 1e-9
 
 
 class Grabber:
@@ -284,9 +283,10 @@ class Grabber:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; a read that hangs is left behind after ``open_timeout``."""
+        """Have the thread end. A read that hangs (up to ``open_timeout``) is waited for only when
+        the process ends: until then the caller's thread may have a robot to stop."""
         self._stopped.set()
-        self._thread.join(self._config.open_timeout + 1.0)
+        atexit.register(self._thread.join, self._config.open_timeout + 1.0)
 
     def take(self) -> tuple[TimeMsg, np.ndarray] | None:
         """Capture time and pixels (uint8 [height, width, 3] RGB) of the newest frame, once."""
@@ -303,7 +303,8 @@ class Grabber:
             if frames and Path(self._config.url).is_file():
                 self.error = "the file has ended"
                 return
-            self.error = "the source broke off" if frames else f"cannot open {self._config.url!r}"
+            broken = f"cannot open {without_password(self._config.url)!r}"
+            self.error = "the source broke off" if frames else broken
             pause = self._config.retry_first if frames else min(2 * pause, self._config.retry_most)
             if self._stopped.wait(pause):
                 return
@@ -316,7 +317,7 @@ class Grabber:
         frames = 0
         while not self._stopped.wait(period):
             good, bgr = capture.read()
-            if not good:
+            if not good or self._stopped.is_set():
                 break
             stamp = self._clock()
             frames += 1
@@ -329,6 +330,11 @@ class Grabber:
             else:
                 self._on_frame()
         return frames
+
+
+def without_password(url: str) -> str:
+    """``url`` as everybody may see it: user and password, wherever they stand, become ``***``."""
+    return re.sub(r"(?<=://)[^/\s]*@", "***@", url)
 
 
 def _cv2() -> Any:

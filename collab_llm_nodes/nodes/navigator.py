@@ -37,7 +37,17 @@ from collab_llm_nodes.navigation.executor import ZERO, Pose2D, Velocity
 from collab_llm_nodes.navigation.grammar import Code, Kind, ParsedAction
 from collab_llm_nodes.navigation.mission import Mission, MissionConfig, Phase, check_instruction
 from collab_llm_nodes.navigation.prompt import DEFAULT_TEMPLATE, user_text
-from collab_llm_nodes.nodes.ros import CAMERA, COMMAND, RESULT, STEADY, ManagedNode, guarded, run
+from collab_llm_nodes.nodes.convert import code_of
+from collab_llm_nodes.nodes.ros import (
+    CAMERA,
+    COMMAND,
+    RESULT,
+    STEADY,
+    ManagedNode,
+    guarded,
+    run,
+    wall,
+)
 
 
 @dataclass(frozen=True)
@@ -203,7 +213,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             max_steps=request.max_steps or config.max_steps,
             deadline=request.deadline_s or config.deadline,
         )
-        return Mission(config, self.seconds(), _wall())
+        return Mission(config, self.seconds(), wall())
 
     def _conclude(
         self, goal: ServerGoalHandle, result: Navigate.Result, code: str, message: str
@@ -237,7 +247,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         if run_ is None:
             return
         captured = Time.from_msg(msg.header.stamp).nanoseconds * 1e-9
-        if run_.mission.on_observation(captured, _wall()):
+        if run_.mission.on_observation(captured, wall()):
             run_.stamp = msg.header.stamp
             self._ask(run_, msg)
 
@@ -257,7 +267,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         if not all(map(math.isfinite, (p.x, p.y, yaw))):
             raise InvalidInput("not finite", field="odom.pose", remedy="check the odometry source")
         if self._run is not None:
-            self._run.mission.on_odometry(Pose2D(p.x, p.y, yaw), now, _wall())
+            self._run.mission.on_odometry(Pose2D(p.x, p.y, yaw), now, wall())
             self._follow_up(self._run, 0.9 / self.config.rate)
 
     @guarded
@@ -284,7 +294,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         kind, code = Kind(msg.kind), Code(msg.code)
         value = msg.distance if kind is Kind.FORWARD else msg.angle
         action = ParsedAction(kind, value, code, (msg.span_begin, msg.span_end), msg.text)
-        if run_.mission.on_action(action, self.seconds(), _wall()):
+        if run_.mission.on_action(action, self.seconds(), wall()):
             feedback = Navigate.Feedback(step=run_.mission.steps, action=msg, text=msg.text)
             feedback.metrics, feedback.pose = run_.metrics, self._pose
             run_.goal.publish_feedback(feedback)
@@ -294,7 +304,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
     def _tick(self) -> None:
         """Deadlines; and the command again when odometry is slower than the rate."""
         if self._run is not None:
-            self._run.mission.tick(self.seconds(), _wall())
+            self._run.mission.tick(self.seconds(), wall())
             self._follow_up(self._run, 1.5 / self.config.rate)
 
     def _follow_up(self, run_: _Run, spacing: float = 0.0) -> None:
@@ -380,30 +390,17 @@ class Navigator(ManagedNode[NavigatorConfig]):
         if result.status == Generate.Result.OK and response.status == GoalStatus.STATUS_SUCCEEDED:
             run_.metrics = result.metrics
             self._know(run_, result.session_id)
-            run_.mission.on_answer_ended(_wall())
+            run_.mission.on_answer_ended(wall())
             self._follow_up(run_)
         else:
-            self._fail(run_, _CODES.get(result.status, "INTERNAL"), result.error_msg)
+            self._fail(run_, code_of(result.status), result.error_msg)
 
     def _fail(self, run_: _Run, code: str, message: str) -> None:
-        now, wall = self.seconds(), _wall()
-        run_.mission.on_answer_ended(wall)
+        run_.mission.on_answer_ended(wall())
         if run_.mission.phase is Phase.THINK:
-            run_.mission.on_failure(code, message, now, wall)
+            run_.mission.on_failure(code, message, self.seconds(), wall())
             self.get_logger().warning(f"answer failed: {code}: {message}")
         self._follow_up(run_)
-
-
-def _wall() -> float:
-    return float(STEADY.now().nanoseconds) * 1e-9
-
-
-_CODES: dict[int, str] = {
-    getattr(Navigate.Result, name): name
-    for name in vars(type(Navigate.Result))
-    if name.isupper() and not name.startswith("_")
-}
-"""Names of the status constants, which are the same numbers in every interface."""
 
 
 def main() -> int:

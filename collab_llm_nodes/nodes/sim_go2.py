@@ -29,7 +29,7 @@ from std_srvs.srv import Trigger
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.nodes.ros import COMMAND, STATE, STEADY, ManagedNode, guarded, run
+from collab_llm_nodes.nodes.ros import COMMAND, STATE, STEADY, ManagedNode, guarded, run, wall
 from collab_llm_nodes.sim.renderer import Renderer, to_jpeg
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Pose, Room, make_room
@@ -184,7 +184,7 @@ class SimGo2(ManagedNode[SimConfig]):
     @guarded
     def _on_pacer(self) -> None:
         waits = self.config.lockstep and any(self._command)  # a stop needs no further command
-        if not waits or _wall() - self._stepped_at >= self.config.lockstep_timeout:
+        if not waits or wall() - self._stepped_at >= self.config.lockstep_timeout:
             self._step()
 
     def _moving(self) -> bool:
@@ -196,7 +196,7 @@ class SimGo2(ManagedNode[SimConfig]):
             self._command = (0.0, 0.0)
         self._base.step(*self._command, 1.0 / self.config.rate)
         self._steps += 1
-        self._stepped_at = _wall()
+        self._stepped_at = wall()
         stamp = self._stamp()
         self._clock_publisher.publish(ClockMsg(clock=stamp))
         self._publish_poses(stamp)
@@ -250,10 +250,6 @@ class SimGo2(ManagedNode[SimConfig]):
 
 def _quaternion(yaw: float) -> Quaternion:
     return Quaternion(z=math.sin(yaw / 2), w=math.cos(yaw / 2))
-
-
-def _wall() -> float:
-    return float(STEADY.now().nanoseconds) * 1e-9
 
 
 def main() -> int:
