@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from collab_llm_nodes.errors import CollabError
 
@@ -180,7 +181,7 @@ def bench_pipeline(
 
 def fail(error: CollabError) -> NoReturn:
     """Print a typed error and end with status 1."""
-    Console(stderr=True).print(f"[bold red]{error.code}[/]: {error}", highlight=False)
+    Console(stderr=True).print(f"[bold red]{error.code}[/]: {escape(str(error))}", highlight=False)
     sys.exit(1)
 
 

@@ -14,10 +14,10 @@ from tiny_models import tiny_model, tiny_prompt
 from collab_llm_nodes.decoding import reference
 from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient, Source
+from collab_llm_nodes.edge_cloud.client import ClientConfig, DraftJob, EdgeClient, Source
 from collab_llm_nodes.edge_cloud.drafter import Drafter
 from collab_llm_nodes.edge_cloud.loop import Cancel, EdgeLoop, PreDraftRequest
-from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Failure, Open
+from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Failure, Open, Verdict
 from collab_llm_nodes.edge_cloud.predraft import PreDraftCache, PreDraftConfig
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.edge_cloud.runner import InProcessRunner
@@ -238,6 +238,41 @@ def test_a_cached_draft_and_its_verdict_may_come_together() -> None:
     assert tuple(bench.client.generated) == bench.expected
     assert 1 not in [d.round for d in bench.sent]
     assert bench.client.metrics.cache_hits == 1
+
+
+def test_the_next_round_may_be_over_before_this_one_is_handled() -> None:
+    """One slow forward pass, during which verdict, cached draft and its verdict all arrive."""
+    bench = Bench()
+    held: list[Verdict] = []
+
+    def send(draft: Draft) -> None:
+        bench.sent.append(draft)
+        verdict = bench.session.verify(draft, lambda e: None)
+        assert verdict is not None
+        if draft.round > 0:
+            bench.loop.post(verdict)
+            return
+        held.append(verdict)  # arrives during the pre-draft asked for here
+        bench.loop.post(PreDraftRequest(0, (5,), lambda made: None))
+
+    def world_goes_on(layer: int) -> None:
+        if not held:
+            return
+        verdict = held.pop()
+        job = DraftJob(1, verdict.tokens, 4)
+        helper = Drafter(as_engine(FakeEngine(1, noise=0.5)), encode(PROMPT), GREEDY)
+        cached = helper.draft(job, cached=True)
+        assert cached is not None
+        after = bench.session.verify(cached, lambda e: None)
+        assert after is not None
+        for event in (verdict, cached, after):
+            bench.loop.post(event)
+
+    bench.loop._send = send
+    bench.draft_engine.before_layer = world_goes_on
+    bench.loop.run(60.0)
+    assert tuple(bench.client.generated) == bench.expected
+    assert [d.round for d in bench.sent][:2] == [0, 2]
 
 
 def test_every_predraft_request_is_answered_once() -> None:

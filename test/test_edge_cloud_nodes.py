@@ -18,7 +18,7 @@ from sensor_msgs.msg import CompressedImage
 
 from collab_llm.action import Generate
 from collab_llm.msg import Draft, EarlyExit, GeneratedText, LinkState, Verdict
-from collab_llm.srv import EdgeCloudGenerate
+from collab_llm.srv import EdgeCloudGenerate, OpenSession
 from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.edge_cloud.runner import InProcessRunner
@@ -209,8 +209,10 @@ def test_the_cache_serves_drafts(ros_graph: Any) -> None:
             "images[0]",
         ),
         ({"protocol": "telepathy"}, Generate.Result.INVALID_INPUT, "protocol"),
-        ({"temperature": -1.0}, Generate.Result.INVALID_CONFIG, "temperature"),
-        ({"law": "murphy"}, Generate.Result.INVALID_CONFIG, "law"),
+        ({"temperature": -1.0}, Generate.Result.INVALID_INPUT, "temperature"),
+        ({"law": "murphy"}, Generate.Result.INVALID_INPUT, "law"),
+        ({"deadline_s": float("nan")}, Generate.Result.INVALID_INPUT, "deadline_s"),
+        ({"deadline_s": 1e10}, Generate.Result.INVALID_INPUT, "deadline_s"),
     ],
 )
 def test_bad_input_is_refused_by_name(
@@ -246,6 +248,60 @@ def test_without_the_bridge_the_answer_is_unavailable(
     result = edge.generate(deadline_s=2.0)
     edge.stop()
     assert result.status == Generate.Result.INACTIVE
+
+
+@pytest.mark.ros
+def test_a_deactivated_bridge_ends_its_sessions(ros_graph: Any, target: Engine) -> None:
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_extra_compute_s=0.3)
+    with start_server(slow, target) as verifier:
+        edge = Edge(ros_graph, verifier.port)
+        handle = ros_graph.result(edge.action.send_goal_async(edge.goal()))
+        ros_graph.wait_for(lambda: edge.verdicts)
+        edge.in_graph(edge.bridge, edge.bridge.trigger_deactivate)
+        result = ros_graph.result(handle.get_result_async(), timeout=5.0).result
+        edge.stop()
+    assert result.status == Generate.Result.INACTIVE
+    assert not result.verified
+
+
+@pytest.mark.ros
+def test_an_abandoned_session_is_ended_at_its_deadline(
+    ros_graph: Any, target: Engine, verifier: ServerHandle
+) -> None:
+    """Its opener died: nobody will ever close it."""
+    edge = Edge(ros_graph, verifier.port)
+    opener = edge.user.create_client(OpenSession, "open_session")
+    request = OpenSession.Request(
+        session_id="abandoned", text="go", max_tokens=8, deadline_s=0.5, vocabulary=target.vocabulary
+    )
+    opened = ros_graph.result(opener.call_async(request))
+    assert opened.status == OpenSession.Response.OK, opened.error_msg
+    verdict = ros_graph.wait_for(lambda: edge.verdicts)[0]
+    assert verdict.session_id == "abandoned"
+    assert verdict.status == Verdict.DEADLINE_EXCEEDED
+    ros_graph.wait_for(lambda: verifier.sessions == 0)
+    edge.stop()
+
+
+@pytest.mark.ros
+def test_a_caller_gets_its_result_when_the_node_shuts_down(ros_graph: Any, target: Engine) -> None:
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_extra_compute_s=0.3)
+    with start_server(slow, target) as verifier:
+        edge = Edge(ros_graph, verifier.port)
+        request = EdgeCloudGenerate.Request(
+            prompt="go to the red ball",
+            images=[CompressedImage(format="jpeg", data=scene(1))],
+            max_tokens=MAX_TOKENS,
+        )
+        by_action = ros_graph.result(edge.action.send_goal_async(edge.goal()))
+        by_service = edge.service.call_async(request)
+        ros_graph.wait_for(lambda: edge.verdicts)
+        edge.in_graph(edge.vlm, edge.vlm.stop)
+        result = ros_graph.result(by_action.get_result_async()).result
+        response = ros_graph.result(by_service)
+        edge.stop()
+    assert result.status == result.CANCELLED
+    assert response.status == response.CANCELLED
 
 
 @pytest.mark.ros

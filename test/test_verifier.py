@@ -133,7 +133,7 @@ def connect() -> Iterator[Connect]:
         **settings_: Any,
     ) -> VerifierClient:
         link = LinkConfig(verdict_deadline_s=verdict_deadline_s)
-        config = ClientLinkConfig(**{"address": f"localhost:{port}", "link": link, **settings_})
+        config = ClientLinkConfig(**{"address": f"127.0.0.1:{port}", "link": link, **settings_})
         clients.append(VerifierClient(config, on_state))
         return clients[-1]
 
@@ -667,7 +667,7 @@ def test_a_full_verifier_says_so_and_takes_a_waiting_client_when_it_can(
 ) -> None:
     server = serve(FakeEngine(1), limits=Limits(max_sessions=1))
     holder, _ = opened_session(connect(server.port))
-    impatient = refusal(connect(server.port, verdict_deadline_s=0.3), OPEN)
+    impatient = refusal(connect(server.port, verdict_deadline_s=2.0), OPEN)
     assert impatient.code == "UNAVAILABLE"
     assert "sessions are taken" in impatient.message
     inbox = Inbox()
@@ -856,6 +856,40 @@ def test_the_token_must_be_right(serve: Serve, connect: Connect, tmp_path: Path)
             pass
 
 
+@pytest.mark.parametrize(
+    ("address", "tls", "warns"),
+    [
+        ("cloud:50551", False, True),
+        ("10.0.0.7:50551", False, True),
+        ("[fd00::7]:50551", False, True),
+        ("cloud:50551", True, False),
+        ("127.0.0.1:50551", False, False),
+        ("[::1]:50551", False, False),
+        ("localhost:50551", False, False),
+        ("unix:/run/verifier.sock", False, False),
+    ],
+)
+def test_a_token_that_travels_in_the_clear_is_warned_of(
+    address: str, tls: bool, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with VerifierClient(ClientLinkConfig(address=address, tls=tls, token="s3cret")):
+        pass
+    assert ("unencrypted" in caplog.text) == warns
+    assert "s3cret" not in caplog.text
+
+
+@pytest.mark.parametrize(("mode", "warns"), [(0o600, False), (0o640, True), (0o604, True)])
+def test_a_token_file_that_others_can_read_is_warned_of(
+    mode: int, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("s3cret\n")
+    secret.chmod(mode)
+    with VerifierClient(ClientLinkConfig(token_file=str(secret))):
+        pass
+    assert ("chmod 600" in caplog.text) == warns
+
+
 def test_the_token_is_not_in_the_logs(
     serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -915,7 +949,7 @@ def test_tls(
     port = serve(target, tls_cert=cert, tls_key=key).port
     answer = runner(connect(port, tls=True, tls_ca=ours.ca)).generate(PROMPT, GREEDY, 24)
     assert answer.tokens == target.answer(encode(PROMPT), GREEDY, 24)
-    stranger = connect(port, verdict_deadline_s=0.5, tls=True, tls_ca=theirs.ca)
+    stranger = connect(port, verdict_deadline_s=2.0, tls=True, tls_ca=theirs.ca)
     failure = refusal(stranger, OPEN)
     assert failure.code == "UNAVAILABLE"
     assert "handshake" in failure.message.lower() or "certificate" in failure.message.lower()

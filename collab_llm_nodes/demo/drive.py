@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from collab_llm_nodes.assets import config_file
@@ -39,7 +40,9 @@ from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
 if TYPE_CHECKING:
     from collab_llm_nodes.nodes.demo_client import Drive
 
-ROOM_DEADLINE_S = 60.0
+ROOM_DEADLINE_S = 120.0
+MAX_TOKENS = 48
+"""client.max_tokens of config/embedded.yaml."""
 FILMED_ROOMS = 3
 
 
@@ -47,7 +50,7 @@ def run_demo(
     *,
     rooms: int,
     seed: int,
-    film: Path | None,
+    film: Path,
     params: Path | None,
     extra_compute_s: float,
     console: Console,
@@ -69,8 +72,7 @@ def run_demo(
     """
     from collab_llm_nodes.nodes.demo_client import DemoClient  # rclpy: only where it is there
 
-    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
-    os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 101))
+    _isolate()
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         address = f"127.0.0.1:{free_port()}"
@@ -81,7 +83,10 @@ def run_demo(
         with console.status("starting the verifier and the ROS graph ..."):
             wait_for_verifier(link, cloud)
             client.wait_for_graph(START_DEADLINE_S, graph.check)
-        console.print(f"verifier and graph are up after {time.monotonic() - started:.1f} s")
+        console.print(
+            f"verifier and graph are up after {time.monotonic() - started:.1f} s "
+            f"(ROS_DOMAIN_ID={os.environ['ROS_DOMAIN_ID']}, this machine only)"
+        )
         if extra_compute_s:
             console.print(
                 f"emulation: each verification is padded by {1e3 * extra_compute_s:g} ms, to stand "
@@ -93,7 +98,7 @@ def run_demo(
             room = make_room(seed + number)
             wish = instruction(room.goal.name, room.seed % len(VERBS))
             with console.status(f"room {number + 1} of {rooms}: {wish} ..."):
-                drive = client.drive(room, wish, ROOM_DEADLINE_S, MAX_STEPS)
+                drive = client.drive(room, wish, MAX_STEPS, ROOM_DEADLINE_S)
             drives.append(drive)
             _add_row(table, drive)
             for process in (cloud, graph):
@@ -101,9 +106,10 @@ def run_demo(
         console.print(table)
     with console.status("comparing every answer with the target decoding alone ..."):
         mismatches = _mismatches(drives)
-    if film is not None:
+    frames = [f for d in drives[:FILMED_ROOMS] for f in _frames(d)]
+    if frames:
         film.parent.mkdir(parents=True, exist_ok=True)
-        save([f for d in drives[:FILMED_ROOMS] for f in _frames(d)], film)
+        save(frames, film)
         console.print(f"wrote {film}")
     results = _results(drives, mismatches, time.monotonic() - started, extra_compute_s)
     console.print(
@@ -112,6 +118,14 @@ def run_demo(
         f"{results['mismatches']} of {results['answers']} answers differ from the target alone"
     )
     return results
+
+
+def _isolate() -> None:
+    """Whatever the caller's shell is set up for: a simulated velocity must not reach a robot."""
+    for name in ("ROS_DISCOVERY_SERVER", "ROS_STATIC_PEERS"):
+        os.environ.pop(name, None)
+    os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+    os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 101)  # never 0, a robot's default
 
 
 def _graph(address: str, params: Path | None) -> contextlib.AbstractContextManager[Process]:
@@ -130,7 +144,7 @@ def _mismatches(drives: Sequence[Drive]) -> int:
     for drive in drives:
         for answer in drive.answers:
             prompt = encode(Prompt(answer.prompt, (answer.picture,)), target.loaded)
-            alone = generate(target.loaded, prompt, sampling, len(answer.tokens), target.eos)
+            alone = generate(target.loaded, prompt, sampling, MAX_TOKENS, target.eos)
             count += tuple(alone) != answer.tokens
     return count
 
@@ -189,7 +203,9 @@ def _add_row(table: Table, drive: Drive) -> None:
     for answer in drive.answers:
         total.add(answer.metrics)
     latency = statistics.median(a.latency_s for a in drive.answers) if drive.answers else 0.0
-    result = "[green]reached[/]" if _reached(drive) else f"[red]missed[/] {drive.error[:40]}"
+    result = (
+        "[green]reached[/]" if _reached(drive) else f"[red]missed[/] {escape(drive.error[:40])}"
+    )
     table.add_row(
         str(drive.room.seed),
         drive.instruction,

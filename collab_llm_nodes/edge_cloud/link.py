@@ -45,12 +45,21 @@ class LinkConfig:
         " covers connecting and the verifier's prefill [s].",
         low=0.01,
         high=600.0,
+        read_only=True,
     )
-    connect_deadline_s: float = setting(2.0, "One attempt to connect [s].", low=0.01, high=60.0)
+    connect_deadline_s: float = setting(
+        2.0, "One attempt to connect [s].", low=0.01, high=60.0, read_only=True
+    )
     backoff_initial_s: float = setting(
-        0.05, "Pause after a lost connection; doubles with each attempt [s].", low=0.001, high=60.0
+        0.05,
+        "Pause after a lost connection; doubles with each attempt [s].",
+        low=0.001,
+        high=60.0,
+        read_only=True,
     )
-    backoff_max_s: float = setting(1.0, "Longest such pause [s].", low=0.001, high=60.0)
+    backoff_max_s: float = setting(
+        1.0, "Longest such pause [s].", low=0.001, high=60.0, read_only=True
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -24,9 +24,10 @@ from collab_llm_nodes.edge_cloud.messages import (
     Opened,
     ServerMessage,
     Verdict,
+    error_of,
 )
 from collab_llm_nodes.edge_cloud.predraft import PreDraftCache
-from collab_llm_nodes.errors import BY_CODE, Cancelled, CollabError, DeadlineExceeded
+from collab_llm_nodes.errors import Cancelled, CollabError, DeadlineExceeded
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class PreDraftRequest:
     round: int
     outcome: tuple[int, ...]
     reply: Callable[[Draft | None], None]
+    due: float = math.inf  # time.monotonic
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class EdgeLoop:
         self._on_tokens = on_tokens
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._requests: deque[PreDraftRequest] = deque()
+        self._early: list[Verdict | EarlyExit | PreDraftRequest] = []  # of the next round
         self._verdict: Verdict | None = None
         self._external: Draft | None = None  # a draft that the cache's owner has sent already
         self._carried: Draft | None = None  # pre-drafted for a verdict that came meanwhile
@@ -92,18 +95,22 @@ class EdgeLoop:
         """
         self._inbox.put(event)
         if self._ended:
-            self._refuse_requests()
+            self._refuse_inbox()
 
-    def run(self, deadline_s: float) -> None:
+    def run(self, deadline_s: float, *, asked_at: float | None = None) -> None:
         """Decode until the answer is complete.
+
+        Args:
+            deadline_s: from now.
+            asked_at: ``time.monotonic()`` of the request, for the metrics; now by default.
 
         Raises:
             DeadlineExceeded: not complete within ``deadline_s`` seconds.
             Cancelled: a ``Cancel`` was posted.
             CollabError: the verifier's typed failure.
         """
-        started = time.monotonic()
-        self._deadline = started + deadline_s
+        self._deadline = time.monotonic() + deadline_s
+        started = asked_at if asked_at is not None else time.monotonic()
         metrics = self.client.metrics
         draft: Draft | None = None
         try:
@@ -115,6 +122,7 @@ class EdgeLoop:
                     self._send(draft)
                 if self._cache is not None:
                     self._cache.begin(draft.round)
+                self._catch_up()
                 verdict = self._await_verdict()
                 metrics.wait_s += time.monotonic() - sent
                 if self._cache is None and draft.round > 0:
@@ -124,6 +132,7 @@ class EdgeLoop:
                 tokens = self.client.on_verdict(verdict)
                 if metrics.rounds == 1:
                     metrics.time_to_first_token_s = time.monotonic() - started
+                metrics.total_s = time.monotonic() - started
                 self._on_tokens(tokens)
                 draft = self._look_up(verdict)
         finally:
@@ -172,9 +181,14 @@ class EdgeLoop:
         started = time.monotonic()
         job = self.client.predraft(outcome)
         stale = request is not None and request.round != self.client.round
+        due = request.due if request is not None else math.inf
         made = None
         if job is not None and not stale:
-            made = self._drafter.draft(job, cached=True, stop=lambda: self._preempted(outcome))
+            made = self._drafter.draft(
+                job,
+                cached=True,
+                stop=lambda: self._preempted(outcome) or time.monotonic() > due,
+            )
         if self._cache is not None and made is not None:
             self._cache.store(outcome, made)
         elif made is not None and self._verdict is not None:
@@ -218,8 +232,17 @@ class EdgeLoop:
         except queue.Empty:
             self._failure = self._late()
 
+    def _catch_up(self) -> None:
+        """Handle what was early: another node's cached draft can be verified before this loop has
+        even seen the verdict that made it the next one."""
+        early, self._early = self._early, []
+        for event in early:
+            self._handle(event)
+
     def _handle(self, event: Event) -> None:
-        if isinstance(event, Verdict):
+        if isinstance(event, Verdict | EarlyExit | PreDraftRequest) and self._is_early(event.round):
+            self._early.append(event)
+        elif isinstance(event, Verdict):
             if event.round == self.client.round:
                 self._verdict = event
         elif isinstance(event, EarlyExit):
@@ -233,21 +256,28 @@ class EdgeLoop:
                 self._external = event
                 self._external_rounds.add(event.round)
         elif isinstance(event, Failure):
-            error = BY_CODE.get(event.code, CollabError)
-            self._failure = error(event.message, field=event.field, remedy=event.remedy)
+            self._failure = error_of(event)
         elif isinstance(event, Cancel):
             self._failure = Cancelled("the caller gave the answer up")
         else:
             assert isinstance(event, Opened)
+
+    def _is_early(self, round_: int) -> bool:
+        return round_ == self.client.round + 1
 
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
 
     def _refuse_requests(self) -> None:
-        while self._requests:
-            self._requests.popleft().reply(None)
-        while True:  # only takes from the queue: two threads may do this at once
+        for event in (*self._requests, *self._early):
+            if isinstance(event, PreDraftRequest):
+                event.reply(None)
+        self._refuse_inbox()
+
+    def _refuse_inbox(self) -> None:
+        """Also called by threads that post too late: takes from the queue and touches no more."""
+        while True:
             try:
                 event = self._inbox.get_nowait()
             except queue.Empty:

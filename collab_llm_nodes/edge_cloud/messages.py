@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
+from collab_llm_nodes.errors import BY_CODE, CollabError
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,17 @@ class Failure:
     message: str
     field: str = ""
     remedy: str = ""
+
+
+def failure_of(error: CollabError) -> Failure:
+    """The message that carries ``error``."""
+    return Failure(error.code, str(error.args[0]), error.field, error.remedy)
+
+
+def error_of(failure: Failure) -> CollabError:
+    """The error that ``failure`` carries."""
+    kind = BY_CODE.get(failure.code, CollabError)
+    return kind(failure.message, field=failure.field, remedy=failure.remedy)
 
 
 ClientMessage = Open | Draft | Close

@@ -7,6 +7,7 @@ become messages.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +19,10 @@ from collab_llm.srv import CloseSession, OpenSession
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.edge_cloud import messages
-from collab_llm_nodes.errors import CollabError, InvalidInput
+from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Inactive, InvalidInput
 from collab_llm_nodes.nodes.convert import (
     draft_from_msg,
     exit_to_msg,
-    failure_from,
     images_from,
     sampling_from,
     status_of,
@@ -42,6 +42,9 @@ class BridgeConfig:
     """Parameters of the node."""
 
     verifier: ClientLinkConfig = field(default_factory=ClientLinkConfig)
+    session_deadline_s: float = setting(
+        60.0, "One session at most, when its opener names no deadline [s].", low=0.1, high=86400.0
+    )
     max_sessions: int = setting(8, "Sessions open at a time at most.", low=1, high=1024)
 
     def __post_init__(self) -> None:
@@ -53,6 +56,7 @@ class _Session:
     handle: SessionHandle
     header: Header
     sampling: SamplingConfig
+    due: float  # time.monotonic: its opener waits no longer
 
 
 class CloudVerifierBridge(ManagedNode[BridgeConfig]):
@@ -75,17 +79,23 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
             self.create_service(OpenSession, "open_session", self._open),
             self.create_service(CloseSession, "close_session", self._close),
         ]
-        self._link_timer = self.create_timer(1.0, self._publish_link, clock=STEADY)
+        self._periodic = [
+            self.create_timer(1.0, self._publish_link, clock=STEADY),
+            self.create_timer(1.0, self._end_overdue, clock=STEADY),
+        ]
 
     def deactivate(self) -> None:
         for session_id in list(self._sessions):
-            self._end(session_id)
+            self._on_message(
+                session_id, messages.failure_of(Inactive("the bridge was deactivated"))
+            )
 
     def cleanup(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
-        self.destroy_timer(self._link_timer)
+        for timer in self._periodic:
+            self.destroy_timer(timer)
         for service in self._offered:
             self.destroy_service(service)
         self.destroy_subscription(self._draft_subscription)
@@ -142,7 +152,8 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         except CollabError as error:
             response.status, response.error_msg = status_of(error.code), str(error)
             return response
-        self._sessions[session_id] = _Session(handle, request.header, sampling)
+        due = time.monotonic() + (request.deadline_s or self.config.session_deadline_s)
+        self._sessions[session_id] = _Session(handle, request.header, sampling, due)
         return response
 
     def _close(
@@ -165,7 +176,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         try:
             session.handle.send(draft_from_msg(msg, session.sampling))
         except CollabError as error:
-            self._on_message(msg.session_id, failure_from(error))
+            self._on_message(msg.session_id, messages.failure_of(error))
 
     @guarded
     def _on_message(self, session_id: str, message: messages.ServerMessage) -> None:
@@ -182,13 +193,21 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
             if over:
                 self._end(session_id)
 
+    @guarded
+    def _end_overdue(self) -> None:
+        """Nobody waits for these any more, and their opener may be dead: free their places."""
+        now = time.monotonic()
+        for session_id in [i for i, s in self._sessions.items() if now > s.due]:
+            late = DeadlineExceeded("the session's deadline has passed", field="deadline_s")
+            self._on_message(session_id, messages.failure_of(late))
+
     def _publish_link(self) -> None:
         if self._client is None:
             return
         link = self._client.status
         msg = LinkState(
             state=getattr(LinkState, link.state),
-            verifier=self.config.verifier.address,
+            verifier=self._client.config.address,
             rtt_s=link.rtt_s,
             bytes_up=link.bytes_up,
             bytes_down=link.bytes_down,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import numpy as np
 from std_msgs.msg import Header
@@ -12,8 +13,8 @@ from collab_llm.msg import EarlyExit as EarlyExitMsg
 from collab_llm.msg import GenerationMetrics as MetricsMsg
 from collab_llm.msg import Verdict as VerdictMsg
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
-from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Failure, Verdict
-from collab_llm_nodes.errors import CollabError, InvalidInput
+from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Failure, Verdict, error_of
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 from collab_llm_nodes.metrics import GenerationMetrics
 
 _CODE_OF = {
@@ -33,26 +34,28 @@ def code_of(status: int) -> str:
     return _CODE_OF.get(status, CollabError.code)
 
 
-def failure_from(error: CollabError) -> Failure:
-    """A typed error as the message that carries it."""
-    return Failure(error.code, error.args[0], error.field, error.remedy)
+def sampling_from(request: Any) -> SamplingConfig:
+    """The sampling fields that several requests share; zero and empty mean the default.
+
+    Raises:
+        InvalidInput: a value is out of its range.
+    """
+    try:
+        return SamplingConfig(
+            temperature=float(request.temperature),
+            top_k=int(request.top_k),
+            top_p=float(request.top_p) or 1.0,
+            seed=int(request.seed),
+            law=str(request.law) or "rejection",
+        )
+    except ConfigError as error:
+        raise InvalidInput(str(error.args[0]), field=error.field, remedy=error.remedy) from error
 
 
-def sampling_from(request: object) -> SamplingConfig:
-    """The sampling fields that several requests share. Raises ConfigError."""
-    return SamplingConfig(
-        temperature=float(request.temperature),  # type: ignore[attr-defined]
-        top_k=int(request.top_k),  # type: ignore[attr-defined]
-        top_p=float(request.top_p) or 1.0,  # type: ignore[attr-defined]
-        seed=int(request.seed),  # type: ignore[attr-defined]
-        law=str(request.law) or "rejection",  # type: ignore[attr-defined]
-    )
-
-
-def images_from(request: object) -> tuple[bytes, ...]:
+def images_from(request: Any) -> tuple[bytes, ...]:
     """The JPEG bytes of a request's ``images``. Raises InvalidInput for another format."""
     images = []
-    for i, image in enumerate(request.images):  # type: ignore[attr-defined]
+    for i, image in enumerate(request.images):
         if "jp" not in image.format.lower():
             raise InvalidInput(
                 f"format {image.format!r}", field=f"images[{i}]", remedy="send JPEG (format 'jpeg')"
@@ -116,9 +119,7 @@ def verdict_to_msg(verdict: Verdict | Failure, header: Header, session_id: str) 
     msg = VerdictMsg(header=header, session_id=session_id)
     if isinstance(verdict, Failure):
         msg.status = status_of(verdict.code)
-        msg.error_msg = str(
-            CollabError(verdict.message, field=verdict.field, remedy=verdict.remedy)
-        )
+        msg.error_msg = str(error_of(verdict))
         return msg
     msg.round = verdict.round
     msg.tokens = array("i", verdict.tokens)

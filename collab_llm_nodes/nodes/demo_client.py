@@ -117,23 +117,28 @@ class DemoClient:
 
         self._wait(ready, deadline_s, "the graph to come up")
 
-    def drive(self, room: Room, instruction: str, deadline_s: float, max_steps: int) -> Drive:
-        """Enter ``room``, give the instruction, wait for the end.
+    def drive(self, room: Room, instruction: str, max_steps: int, deadline_s: float) -> Drive:
+        """Enter ``room``, give the instruction, wait for the end, ``deadline_s`` at most.
 
         Raises:
-            DeadlineExceeded: the graph did not answer in time.
+            DeadlineExceeded: the graph did not take the room or the instruction.
         """
         self._enter(room.seed)
         drive = Drive(room, instruction, path=[room.start])
         with self._recording(drive):
             started = time.monotonic()
-            goal = Navigate.Goal(
-                instruction=instruction, max_steps=max_steps, deadline_s=deadline_s
-            )
+            goal = Navigate.Goal(instruction=instruction, max_steps=max_steps)
             handle = self._result(self._navigate.send_goal_async(goal), 10.0, "navigate")
-            result = self._result(handle.get_result_async(), deadline_s, "the drive's end").result
+            try:
+                ended = self._result(handle.get_result_async(), deadline_s, "the drive's end")
+            except DeadlineExceeded as error:
+                drive.error = str(error)
+                self._result(handle.cancel_goal_async(), 10.0, "the cancellation")
+            else:
+                result = ended.result
+                drive.status, drive.error = result.status, result.error_msg
+                drive.steps = result.steps
             drive.seconds = time.monotonic() - started
-        drive.status, drive.error, drive.steps = result.status, result.error_msg, result.steps
         return drive
 
     def _enter(self, seed: int) -> None:
@@ -192,7 +197,10 @@ class DemoClient:
     def _record(self, key: Stamp) -> None:
         """Text (final) and action of one picture are both here: that is one answer."""
         msg, latency = self._texts.get(key), self._latency.get(key)
-        if self._drive is None or msg is None or not msg.final or latency is None:
+        picture = self._pictures.get(key)
+        if self._drive is None or msg is None or not msg.final:
+            return
+        if latency is None or picture is None:
             return
         m = msg.metrics
         metrics = GenerationMetrics(
@@ -207,7 +215,7 @@ class DemoClient:
         )
         self._drive.answers.append(
             Answer(
-                self._pictures[key][0],
+                picture[0],
                 msg.prompt,
                 msg.text,
                 tuple(msg.tokens),

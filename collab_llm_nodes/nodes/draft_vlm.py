@@ -6,6 +6,7 @@ cache. Each answer is an ``EdgeLoop`` in the model's own thread; the callbacks o
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Callable
@@ -33,7 +34,6 @@ from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient
 from collab_llm_nodes.edge_cloud.drafter import Drafter, DrafterConfig
 from collab_llm_nodes.edge_cloud.loop import Cancel, EdgeLoop, PreDraftRequest
 from collab_llm_nodes.errors import (
-    BY_CODE,
     Busy,
     Cancelled,
     CollabError,
@@ -59,6 +59,7 @@ from collab_llm_nodes.nodes.convert import (
 from collab_llm_nodes.nodes.ros import RESULT, ManagedNode, guarded, run
 
 PROTOCOLS = ("edge_cloud",)
+MAX_DEADLINE_S = 86400.0
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -91,7 +92,8 @@ class _Request:
     prompt: Prompt
     sampling: SamplingConfig
     max_tokens: int
-    due: float  # time.monotonic
+    asked_at: float  # time.monotonic
+    due: float
     images: list[CompressedImage]
 
 
@@ -168,17 +170,26 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
     def cleanup(self) -> None:
         for answer in list(self._waiting):
             answer.cancel()
-        self._worker.shutdown(wait=True)
-        self._action.destroy()
-        for service in self._offered:
-            self.destroy_service(service)
-        for subscription in self._heard:
-            self.destroy_subscription(subscription)
-        for client in (self._open_client, self._close_client):
-            self.destroy_client(client)
+        self._worker.shutdown(wait=True)  # at most one forward pass: cancelled above
         for publisher in (self._drafts, self._texts):
             self.destroy_publisher(publisher)
+        for client in (self._open_client, self._close_client):
+            self.destroy_client(client)
         self._engine = None
+        # Callers still get their results: what answers them goes when they have them.
+        self._retire(time.monotonic() + 1.0, self._action, [*self._offered], [*self._heard])
+
+    def _retire(
+        self, due: float, action: ActionServer, services: list[Any], subscriptions: list[Any]
+    ) -> None:
+        if self._waiting and time.monotonic() < due:
+            self.post(self._retire, due, action, services, subscriptions)
+            return
+        action.destroy()
+        for service in services:
+            self.destroy_service(service)
+        for subscription in subscriptions:
+            self.destroy_subscription(subscription)
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
         level, message, _ = super().diagnose()
@@ -210,6 +221,8 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
                 )
             answer = self._read(goal.request)
             self._goals[bytes(goal.goal_id.uuid)] = answer
+            if goal.is_cancel_requested:  # it came before this coroutine began
+                answer.cancel()
             try:
                 await self._submit(answer, feedback)
             finally:
@@ -251,10 +264,15 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
                 f"{len(self._waiting)} answers are in progress",
                 remedy="retry, or raise max_waiting",
             )
-        if request.deadline_s < 0:
-            raise InvalidInput("must be >= 0", field="deadline_s", remedy="0 = the node's default")
+        if not 0.0 <= request.deadline_s <= MAX_DEADLINE_S:
+            raise InvalidInput(
+                f"must be in 0..{MAX_DEADLINE_S:g} s",
+                field="deadline_s",
+                remedy="0 = the node's default",
+            )
         prompt = Prompt(request.prompt, images_from(request))
-        due = time.monotonic() + (request.deadline_s or self.config.deadline_s)
+        asked_at = time.monotonic()
+        due = asked_at + (request.deadline_s or self.config.deadline_s)
         max_tokens = request.max_tokens or self.config.client.max_tokens
         return _Answer(
             _Request(
@@ -262,6 +280,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
                 prompt,
                 sampling_from(request),
                 max_tokens,
+                asked_at,
                 due,
                 list(request.images),
             )
@@ -310,6 +329,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
                 request.round,
                 tuple(request.outcome),
                 reply=lambda draft: self.post(done.set_result, draft),
+                due=time.monotonic() + request.deadline_s if request.deadline_s else math.inf,
             )
         )
         draft = await done
@@ -352,36 +372,44 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         over: Callable[[], None],
     ) -> None:
         """Decode one answer; every way out publishes a final text and calls ``over``."""
-        request, engine = answer.request, self._engine
-        assert engine is not None
-        drafter: Drafter | None = None
         try:
-            if answer.cancelled:
-                raise Cancelled("the caller gave the answer up")
-            encoded = encode(request.prompt, engine.loaded)  # refuses what cannot be used
-            client = EdgeClient(ClientConfig(self.config.client.gamma, request.max_tokens))
-            drafter = Drafter(engine, encoded, request.sampling, self.config.drafter)
-            send = partial(self._send, answer)
-            answer.loop = EdgeLoop(
-                client, drafter, send, on_tokens=partial(self._on_tokens, answer, feedback)
-            )
-            self._answers[answer.session_id] = answer  # before anything can be said about it
-            self._open(answer)
-            if answer.cancelled:
-                raise Cancelled("the caller gave the answer up")
-            answer.loop.run(request.due - time.monotonic())
+            self._run(answer, feedback)
         except CollabError as error:
             answer.error = error
         except Exception as error:  # noqa: BLE001 - whatever a model raises must reach the caller
             answer.error = CollabError(f"{type(error).__name__}: {error}")
             self.get_logger().error(str(answer.error))
-        finally:
-            if drafter is not None:
-                drafter.close()
+        try:
             if answer.error is not None:
                 self._close_client.call_async(CloseSession.Request(session_id=answer.session_id))
-            self._publish_text(answer, 0, final=True)
+            self._publish_text(answer, final=True)
+        except Exception as error:  # noqa: BLE001 - the caller waits for ``over`` in any case
+            self.get_logger().error(f"{type(error).__name__}: {error}")
+        finally:
             over()
+
+    def _run(self, answer: _Answer, feedback: Callable[[GeneratedText, int], None]) -> None:
+        """Algorithm 1 for one answer. Raises whatever ends it early."""
+        request, engine = answer.request, self._engine
+        if answer.cancelled or engine is None:
+            raise Cancelled("the caller gave the answer up")
+        encoded = encode(request.prompt, engine.loaded)  # refuses what cannot be used
+        client = EdgeClient(ClientConfig(self.config.client.gamma, request.max_tokens))
+        drafter = Drafter(engine, encoded, request.sampling, self.config.drafter)
+        answer.loop = EdgeLoop(
+            client,
+            drafter,
+            send=partial(self._send, answer),
+            on_tokens=partial(self._on_tokens, answer, feedback),
+        )
+        try:
+            self._answers[answer.session_id] = answer  # before anything can be said about it
+            self._open(answer)
+            if answer.cancelled:
+                raise Cancelled("the caller gave the answer up")
+            answer.loop.run(request.due - time.monotonic(), asked_at=request.asked_at)
+        finally:
+            drafter.close()
 
     def _open(self, answer: _Answer) -> None:
         """Open the session at the bridge."""
@@ -415,8 +443,9 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             raise DeadlineExceeded("open_session did not answer", field="cloud_verifier_bridge")
         response = future.result()
         if response is None or response.status != response.OK:
+            told = response.error_msg if response else "open_session gave no response"
             code = code_of(response.status) if response else CollabError.code
-            raise BY_CODE.get(code, CollabError)(response.error_msg if response else "no response")
+            raise messages.error_of(messages.Failure(code, told))
 
     def _send(self, answer: _Answer, draft: messages.Draft) -> None:
         self._drafts.publish(draft_to_msg(draft, answer.request.header, answer.session_id))
@@ -427,10 +456,10 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         feedback: Callable[[GeneratedText, int], None],
         tokens: tuple[int, ...],
     ) -> None:
-        msg = self._publish_text(answer, len(tokens), final=False)
+        msg = self._publish_text(answer, final=False)
         feedback(msg, len(tokens))
 
-    def _publish_text(self, answer: _Answer, new_tokens: int, *, final: bool) -> GeneratedText:
+    def _publish_text(self, answer: _Answer, *, final: bool) -> GeneratedText:
         engine, client = self._engine, answer.loop.client if answer.loop else None
         assert engine is not None
         generated = client.generated if client else []
@@ -447,7 +476,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             tokens=generated,
             sources=[int(s) for s in client.sources] if client else [],
             final=final,
-            verified=True,
+            verified=answer.error is None,
         )
         if answer.error is not None:
             msg.status, msg.error_msg = status_of(answer.error.code), str(answer.error)

@@ -64,6 +64,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
             self.destroy_subscription(subscription)
         self.destroy_publisher(self._drafts)
         self.destroy_client(self._predraft)
+        self._pending = None
         self._sessions.clear()
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
@@ -136,6 +137,8 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
         if future is not self._pending:
             return  # given up before
         self._pending = None
+        if not self.active:
+            return
         cache, response = self._sessions.get(session_id), future.result()
         if cache is not None and response is not None and response.status == response.OK:
             cache.store(outcome, response.draft)

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
+import stat
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -41,9 +43,10 @@ from collab_llm_nodes.edge_cloud.messages import (
     Opened,
     ServerMessage,
     Verdict,
+    error_of,
+    failure_of,
 )
 from collab_llm_nodes.errors import (
-    BY_CODE,
     Cancelled,
     CollabError,
     ConfigError,
@@ -66,19 +69,34 @@ _PROBE_S = 2.0  # deadline of, and pause between, looks at a verifier that does 
 
 @dataclass(frozen=True)
 class ClientLinkConfig:
-    """Where the verifier is and how to speak to it. File names are PEM files."""
+    """Where the verifier is and how to speak to it. File names are PEM files.
 
-    address: str = setting("127.0.0.1:50551", "Verifier, host:port.")
-    tls: bool = setting(False, "Encrypt, and check the verifier's certificate.")
-    tls_ca: str = setting("", "Certificate authority of the verifier; empty: the system's.")
-    tls_cert: str = setting("", "Own certificate, for a verifier that asks for one.")
-    tls_key: str = setting("", "Key of tls_cert.")
-    tls_server_name: str = setting("", "Name in the verifier's certificate if not the host's.")
+    Read when the connection is made, hence read-only as parameters: a new value needs a new node.
+    """
+
+    address: str = setting("127.0.0.1:50551", "Verifier, host:port.", read_only=True)
+    tls: bool = setting(False, "Encrypt, and check the verifier's certificate.", read_only=True)
+    tls_ca: str = setting(
+        "", "Certificate authority of the verifier; empty: the system's.", read_only=True
+    )
+    tls_cert: str = setting(
+        "", "Own certificate, for a verifier that asks for one.", read_only=True
+    )
+    tls_key: str = setting("", "Key of tls_cert.", read_only=True)
+    tls_server_name: str = setting(
+        "", "Name in the verifier's certificate if not the host's.", read_only=True
+    )
     token: str = field(default="", repr=False, metadata={"secret": True})
-    token_file: str = setting("", "File that holds the bearer token.")
-    max_message_bytes: int = setting(16 << 20, "One message at most [byte].", low=4096)
+    token_file: str = setting("", "File that holds the bearer token.", read_only=True)
+    max_message_bytes: int = setting(
+        16 << 20, "One message at most [byte].", low=4096, read_only=True
+    )
     keepalive_s: float = setting(
-        2.0, "A silent connection is probed after this time [s].", low=0.1, high=3600.0
+        2.0,
+        "A silent connection is probed after this time [s].",
+        low=0.1,
+        high=3600.0,
+        read_only=True,
     )
     link: LinkConfig = field(default_factory=LinkConfig)
 
@@ -206,7 +224,7 @@ class SessionHandle:
         try:
             data = codec.encode(action.message)
         except InvalidInput as error:
-            self._perform(self._link.on_message(codec.failure_of(error), self._now()))
+            self._perform(self._link.on_message(failure_of(error), self._now()))
             return
         if isinstance(action.message, Draft):
             self._sent_at = self._now() if self._opened else None
@@ -251,7 +269,7 @@ class SessionHandle:
             else:
                 self._perform(self._link.on_message(failure, self._now()))
         except CollabError as error:  # the verifier speaks nonsense
-            self._perform(self._link.on_message(codec.failure_of(error), self._now()))
+            self._perform(self._link.on_message(failure_of(error), self._now()))
         finally:
             call.cancel()
 
@@ -478,9 +496,7 @@ class VerifierClient:
         try:
             return codec.decode_info(await ask(b"", timeout=deadline_s, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:
-            failure = failure_of_status(error.code(), error.details() or "")
-            kind = BY_CODE[failure.code]
-            raise kind(failure.message, field=failure.field, remedy=failure.remedy) from error
+            raise error_of(failure_of_status(error.code(), error.details() or "")) from error
 
 
 def failure_of_status(status: grpc.StatusCode, details: str) -> Failure:
@@ -517,7 +533,17 @@ def _credentials(config: ClientLinkConfig) -> grpc.ChannelCredentials | None:
 
 def _metadata(config: ClientLinkConfig) -> tuple[tuple[str, str], ...]:
     token = read_token(config.token, config.token_file)
+    if token and not config.tls and not _is_local(config.address):
+        log.warning("the token goes to %s unencrypted: set tls, or tunnel the link", config.address)
     return (("authorization", f"Bearer {token}"),) if token else ()
+
+
+def _is_local(address: str) -> bool:
+    """Whether ``address`` (host:port, or unix:path) leads no further than this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost" or address.startswith("unix:")
 
 
 def read_token(token: str, token_file: str) -> str:
@@ -527,12 +553,19 @@ def read_token(token: str, token_file: str) -> str:
         ConfigError: the file cannot be read, or the token is not printable ASCII.
     """
     if token_file:
+        _check_private(token_file)
         token = read_file(token_file, "token_file").decode("utf-8", "replace").strip()
         if not token:
             raise ConfigError("holds no token", field="token_file")
     if not (token.isascii() and (token.isprintable() or not token)):
         raise ConfigError("a token is printable ASCII", field="token")
     return token
+
+
+def _check_private(token_file: str) -> None:
+    with contextlib.suppress(OSError):  # reading it tells more
+        if Path(token_file).expanduser().stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+            log.warning("others can read the token in %s: chmod 600 it", token_file)
 
 
 def read_file(name: str, field_name: str) -> bytes:

@@ -27,7 +27,7 @@ from collab_llm_nodes.edge_cloud.messages import (
     ServerMessage,
     Verdict,
 )
-from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, ProtocolError
+from collab_llm_nodes.errors import ConfigError, InvalidInput, ProtocolError
 from collab_llm_nodes.verifier import verifier_pb2 as pb
 from collab_llm_nodes.verifier.info import Limits, ServerInfo
 
@@ -129,11 +129,6 @@ def decode_info(data: bytes) -> ServerInfo:
         checked,
         parsed.sessions,
     )
-
-
-def failure_of(error: CollabError) -> Failure:
-    """The message that tells a peer about ``error``."""
-    return Failure(error.code, error.args[0], error.field, error.remedy)
 
 
 def _parse(kind: type[Message], data: bytes) -> Message:

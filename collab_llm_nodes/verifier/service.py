@@ -26,7 +26,15 @@ import grpc.aio
 
 from collab_llm_nodes.config import check_ranges, from_yaml, setting
 from collab_llm_nodes.decoding.engine import Engine
-from collab_llm_nodes.edge_cloud.messages import Close, Draft, EarlyExit, Open, Opened, Verdict
+from collab_llm_nodes.edge_cloud.messages import (
+    Close,
+    Draft,
+    EarlyExit,
+    Open,
+    Opened,
+    Verdict,
+    failure_of,
+)
 from collab_llm_nodes.edge_cloud.server import EarlyExitQueue, ExitConfig
 from collab_llm_nodes.edge_cloud.target import TargetSession
 from collab_llm_nodes.errors import (
@@ -303,7 +311,7 @@ class VerifierServer:
     async def _refuse(self, context: grpc.aio.ServicerContext, error: CollabError) -> None:
         """Tell the client why its session is over, if it is still there."""
         try:
-            await self._write(context, codec.failure_of(error))
+            await self._write(context, failure_of(error))
         except (grpc.aio.BaseError, asyncio.InvalidStateError, asyncio.TimeoutError) as lost:
             log.info("a client was gone before it could be told %r: %r", str(error), lost)
 
