@@ -418,3 +418,16 @@ def test_candidate_exits_score_the_draft_and_the_best(architecture: str) -> None
         torch.testing.assert_close(sparse[layer][scored], full[layer][scored], atol=1e-5, rtol=1e-5)
     best = full[0].topk(5).indices
     assert torch.isfinite(sparse[1].gather(1, best)).all()
+
+
+def test_more_candidates_than_tokens_are_all_tokens() -> None:
+    loaded = tiny_model("llama", exit_layers=(1, 2))
+    found = []
+    for candidates in (0, 1_000_000):
+        engine = Engine(loaded, candidates=candidates)
+        session, prompt = open_session(loaded, engine)
+        seen: list[torch.Tensor] = []
+        session.feed(prompt.ids, on_exit=lambda layer, x, s=seen: s.append(x), last=1)  # type: ignore[misc]
+        engine.close()
+        found.append(seen)
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)

@@ -12,6 +12,7 @@ pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make tes
 
 from rclpy.lifecycle import TransitionCallbackReturn
 
+from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser, ParserConfig
 from collab_llm_nodes.nodes.ros import ManagedNode
 
@@ -67,6 +68,17 @@ def test_shutdown_frees_what_was_taken_and_no_more(ros_context: Any, state: str)
     assert node.trigger_shutdown() == TransitionCallbackReturn.SUCCESS
     assert not node.active
     assert getattr(node, "freed", 0) == (state != "unconfigured")
+    node.destroy_node()
+
+
+def test_the_link_is_fixed_when_the_node_starts(ros_context: Any) -> None:
+    """The connection is made once: a later address would be shown but not used."""
+    node = CloudVerifierBridge(context=ros_context)
+    names = [n for n in node._parameters if n.startswith("verifier.")]
+    assert {"verifier.address", "verifier.link.verdict_deadline_s"} <= set(names)
+    for name in names:
+        (result,) = node.set_parameters([node.get_parameter(name)])
+        assert not result.successful, name
     node.destroy_node()
 
 

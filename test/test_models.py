@@ -74,6 +74,16 @@ def no_chat_template(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
 
 
+def broken_legacy_template(folder: Path) -> None:
+    no_chat_template(folder)
+    (folder / "chat_template.json").write_text('{"chat_template": ')
+
+
+def empty_legacy_template(folder: Path) -> None:
+    no_chat_template(folder)
+    (folder / "chat_template.json").write_text("[]")
+
+
 def no_config(folder: Path) -> None:
     (folder / "config.json").unlink()
 
@@ -107,6 +117,8 @@ def no_image_processor(folder: Path) -> None:
     [
         (unknown_architecture, "unknown architecture 'mamba'.*qwen2_vl"),
         (no_chat_template, "no chat template"),
+        (broken_legacy_template, "chat_template.json: JSONDecodeError"),
+        (empty_legacy_template, "chat_template.json: TypeError"),
         (no_config, "config.json"),
         (no_weights, "no safetensors"),
         (truncated_weights, "not a readable safetensors"),

@@ -885,6 +885,19 @@ def test_simulator_moves_obeys_its_watchdog_and_resets(graph: Any) -> None:
     graph.wait_for(lambda: json.loads(room.info[-1].data)["seed"] == 4)
 
 
+def test_a_room_chosen_while_the_simulator_is_inactive_is_entered(graph: Any) -> None:
+    room = Room(graph, seed=3)
+    room.node.post(room.node.trigger_deactivate)
+    graph.wait_for(lambda: not room.node.active)
+    room.node.post(room.node.set_parameters, [Parameter("seed", value=4)])
+    room.node.post(room.node.set_parameters, [Parameter("real_time_factor", value=5.0)])
+    graph.wait_for(lambda: room.node.config.real_time_factor == 5.0)
+    assert json.loads(room.info[-1].data)["seed"] == 3
+    room.node.post(room.node.trigger_activate)
+    graph.wait_for(lambda: json.loads(room.info[-1].data)["seed"] == 4)
+    assert room.node._pacer.timer_period_ns == 10_000_000
+
+
 def test_simulator_in_lockstep_advances_with_the_commands(graph: Any) -> None:
     room = Room(graph, seed=3, lockstep=True, lockstep_timeout=5.0)
     graph.wait_for(lambda: room.odometry)

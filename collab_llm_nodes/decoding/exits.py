@@ -27,7 +27,7 @@ class ExitScorer:
         self._parts = parts
         self._adapters = adapters
         self._vocab_size = vocab_size
-        self._candidates = candidates
+        self._candidates = min(candidates, vocab_size)
 
     def start(
         self, fed: Tensor, keep: int, on_exit: Callable[[int, Tensor], None]

@@ -204,9 +204,7 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     if tokenizer.chat_template is None:  # older checkpoints keep it with the processor
         legacy = folder / "chat_template.json"
         if legacy.is_file():
-            tokenizer.chat_template = json.loads(legacy.read_text(encoding="utf-8"))[
-                "chat_template"
-            ]
+            tokenizer.chat_template = _legacy_template(legacy)
     if not tokenizer.chat_template:
         raise ModelError(
             f"the tokenizer in {folder} has no chat template",
@@ -214,6 +212,20 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             remedy="use an instruction-tuned checkpoint, or put a chat_template.jinja beside it",
         )
     return tokenizer
+
+
+def _legacy_template(file: Path) -> str:
+    try:
+        template = json.loads(file.read_text(encoding="utf-8"))["chat_template"]
+        if not isinstance(template, str):
+            raise TypeError("chat_template is no text")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"cannot read {file}: {type(error).__name__}: {error}",
+            field="path",
+            remedy="download the file again, or put a chat_template.jinja beside it",
+        ) from error
+    return template
 
 
 def _image_processor(folder: Path) -> Qwen2VLImageProcessorPil:

@@ -39,7 +39,9 @@ from collab_llm_nodes.sim.rooms import Pose, Room, make_room
 class SimConfig:
     """Parameters of the node."""
 
-    seed: int = setting(0, "The room; setting it enters that room.", low=0)
+    seed: int = setting(
+        0, "The room; setting it enters that room, once the simulator is active.", low=0
+    )
     rate: float = setting(
         20.0,
         "Steps and odometry per simulated second.",
@@ -92,6 +94,12 @@ class SimGo2(ManagedNode[SimConfig]):
         self._service = self.create_service(Trigger, "reset", self._on_reset)
         self._pacer = self.create_timer(self._pace(), self._on_pacer, clock=STEADY)
         self._enter(make_room(self.config.seed))
+
+    def activate(self) -> None:
+        """What was set meanwhile takes effect now."""
+        self._pacer.timer_period_ns = int(self._pace() * 1e9)
+        if self._room.seed != self.config.seed:
+            self._enter(make_room(self.config.seed))
 
     def cleanup(self) -> None:
         self.destroy_timer(self._pacer)

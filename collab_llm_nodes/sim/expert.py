@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from collab_llm_nodes.navigation.prompt import HISTORY_LENGTH
 from collab_llm_nodes.sim.rooms import Pose, Room
 
 HALF_FOV = math.radians(45.0)
@@ -41,8 +42,8 @@ _FORWARD = {"close": 1, "near": 2, "some way off": 3, "distant": 3}
 
 SUCCESS_DISTANCE = 0.8
 """m from the base's centre to the right thing's centre at the stop."""
-HISTORY = 2
-"""Actions the navigator remembers."""
+HISTORY = HISTORY_LENGTH
+"""Actions that the navigator tells the model of."""
 MAX_STEPS = 40
 
 
