@@ -6,6 +6,7 @@ Parameters come from `robot_file` (camera, motion), then `params_file` (models),
 arguments.
 """
 
+import atexit
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -109,10 +110,10 @@ def _nodes(context: LaunchContext) -> list[Node]:
 
 
 def _overrides(value: Any, share: Path) -> str:
-    """A parameter file with what the arguments say.
+    """A parameter file with what the arguments say; it goes when this process does.
 
     Names are spelt out because an exact name wins over the wildcards of the other files, while a
-    later wildcard would not.
+    later wildcard would not; on the command line (``-p node:name:=value``) no namespace can be.
     """
     space = f"/{value('namespace').strip('/')}".rstrip("/")
     nodes: dict[str, dict[str, Any]] = {
@@ -129,4 +130,5 @@ def _overrides(value: Any, share: Path) -> str:
     content = {name: {"ros__parameters": values} for name, values in nodes.items()}
     with tempfile.NamedTemporaryFile("w", prefix="collab_llm_", suffix=".yaml", delete=False) as f:
         yaml.safe_dump(content, f)
+    atexit.register(Path(f.name).unlink, missing_ok=True)
     return f.name

@@ -3,10 +3,19 @@
     ros2 launch collab_llm sim.launch.py instruction:="find the red ball"
 
 The instruction must name what is in the room: `ros2 topic echo --once /ground_truth/room` tells.
+
+A simulated robot's velocities must not reach a real one: what is started here talks to nodes on
+this machine only (ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST), unless `discovery:=SUBNET` says
+otherwise. Where a real robot's driver runs on this very machine, set another ROS_DOMAIN_ID too.
 """
 
 from launch import LaunchDescription
-from launch.actions import DeclareLaunchArgument, IncludeLaunchDescription
+from launch.actions import (
+    DeclareLaunchArgument,
+    GroupAction,
+    IncludeLaunchDescription,
+    SetEnvironmentVariable,
+)
 from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.substitutions import FindPackageShare
 
@@ -27,24 +36,30 @@ def generate_launch_description() -> LaunchDescription:
     """The verifier and the robot side, with the simulator in place of the robot."""
     launch = PathJoinSubstitution([FindPackageShare("collab_llm"), "launch"])
     passed = {name: LaunchConfiguration(name) for name in ARGUMENTS}
-    return LaunchDescription(
-        [
-            *(
-                DeclareLaunchArgument(name, default_value=default, description=text)
-                for name, (default, text) in ARGUMENTS.items()
-            ),
-            IncludeLaunchDescription(
-                PathJoinSubstitution([launch, "verifier.launch.py"]),
-                launch_arguments={
-                    name: passed[name] for name in ("config", "target_model", "verifier")
-                }.items(),
-            ),
-            IncludeLaunchDescription(
-                PathJoinSubstitution([launch, "go2.launch.py"]),
-                launch_arguments={
-                    **{k: v for k, v in passed.items() if k not in ("config", "target_model")},
-                    "simulator": "true",
-                }.items(),
-            ),
-        ]
+    verifier = IncludeLaunchDescription(
+        PathJoinSubstitution([launch, "verifier.launch.py"]),
+        launch_arguments={
+            name: passed[name] for name in ("config", "target_model", "verifier")
+        }.items(),
     )
+    robot = IncludeLaunchDescription(
+        PathJoinSubstitution([launch, "go2.launch.py"]),
+        launch_arguments={
+            **{k: v for k, v in passed.items() if k not in ("config", "target_model")},
+            "simulator": "true",
+        }.items(),
+    )
+    discovery = DeclareLaunchArgument(
+        "discovery",
+        default_value="LOCALHOST",
+        description="Whom the nodes find: LOCALHOST, or SUBNET for other machines as well.",
+        choices=["LOCALHOST", "SUBNET", "SYSTEM_DEFAULT"],
+    )
+    confine = SetEnvironmentVariable(
+        "ROS_AUTOMATIC_DISCOVERY_RANGE", LaunchConfiguration("discovery")
+    )
+    declared = [
+        DeclareLaunchArgument(name, default_value=default, description=text)
+        for name, (default, text) in ARGUMENTS.items()
+    ]
+    return LaunchDescription([*declared, discovery, GroupAction([confine, verifier, robot])])

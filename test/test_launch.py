@@ -69,11 +69,24 @@ def launch(
     )
 
 
+# Says how it was called, and keeps what will be gone afterwards. The end of the verifier would end
+# the others.
+RECORD = """#!/bin/sh
+echo "$ROS_AUTOMATIC_DISCOVERY_RANGE" > "{seen}/{name}"
+for argument in "$@"; do
+    case "$argument" in */collab_llm_*.yaml) cp "$argument" "{seen}/{name}.yaml" ;; esac
+done
+printf "%s\\n" "$@" > "{calls}/{name}.new"
+mv "{calls}/{name}.new" "{calls}/{name}"
+[ {name} != collab-llm ] || while [ ! -e "{calls}/graph" ]; do sleep 0.05; done
+"""
+
+
 class Package:
     """An installed ``collab_llm`` whose executables only write down how they were called."""
 
     def __init__(self, prefix: Path) -> None:
-        self.prefix, self.calls = prefix, prefix / "calls"
+        self.prefix, self.calls, self.seen = prefix, prefix / "calls", prefix / "seen"
         (prefix / "share/ament_index/resource_index/packages").mkdir(parents=True)
         (prefix / "share/ament_index/resource_index/packages/collab_llm").touch()
         (prefix / "share/collab_llm").mkdir()
@@ -81,13 +94,10 @@ class Package:
             (prefix / "share/collab_llm" / folder).symlink_to(ROOT / folder)
         (prefix / "lib/collab_llm").mkdir(parents=True)
         self.calls.mkdir()
+        self.seen.mkdir()
         for name in [*NODES, "sim_go2", "graph", "instruct", "collab-llm"]:
             script = prefix / "lib/collab_llm" / name
-            lines = ["#!/bin/sh", f'printf "%s\\n" "$@" > "{self.calls}/{name}.new"']
-            lines += [f'mv "{self.calls}/{name}.new" "{self.calls}/{name}"']
-            if name == "collab-llm":  # its end would end the others
-                lines += [f'while [ ! -e "{self.calls}/graph" ]; do sleep 0.05; done']
-            script.write_text("\n".join(lines) + "\n")
+            script.write_text(RECORD.format(name=name, calls=self.calls, seen=self.seen))
             script.chmod(0o755)
 
     def started(self, file: str, **arguments: str) -> dict[str, list[str]]:
@@ -96,7 +106,18 @@ class Package:
         done = launch(file, arguments, 100.0, AMENT_PREFIX_PATH=path)
         calls = {f.name: f.read_text().splitlines() for f in self.calls.iterdir()}
         assert calls, done.stdout + done.stderr
+        for call in calls.values():  # what was written for them is gone with the launch
+            assert not any(f.is_file() for f in parameter_files(call)[2:])
         return calls
+
+    def override(self, executable: str, node: str) -> dict[str, Any]:
+        """What the launch arguments made of a node's parameters."""
+        content = yaml.safe_load((self.seen / f"{executable}.yaml").read_text())
+        return dict(content[node]["ros__parameters"])
+
+    def discovery(self, executable: str) -> str:
+        """Whom it may find."""
+        return (self.seen / executable).read_text().strip()
 
 
 @pytest.fixture
@@ -108,22 +129,17 @@ def parameter_files(arguments: list[str]) -> list[Path]:
     return [Path(b) for a, b in zip(arguments, arguments[1:], strict=False) if a == "--params-file"]
 
 
-def override(arguments: list[str], node: str) -> dict[str, Any]:
-    """What the launch arguments made of a node's parameters."""
-    content = yaml.safe_load(parameter_files(arguments)[-1].read_text())
-    return dict(content[node]["ros__parameters"])
-
-
 def test_the_robot_side_in_one_process(package: Package) -> None:
     started = package.started("go2.launch.py", verifier="cloud:50551")
     assert set(started) == {"graph"}
     files = parameter_files(started["graph"])
     assert [f.name for f in files[:2]] == ["go2.yaml", "qwen2_vl_2b_7b.yaml"]
-    assert all(f.is_file() for f in files)
+    assert all(f.is_file() for f in files[:2])
+    assert len(files) == 3
     assert "--sim" not in started["graph"]
-    bridge = override(started["graph"], "/cloud_verifier_bridge")
+    bridge = package.override("graph", "/cloud_verifier_bridge")
     assert bridge == {"autostart": True, "verifier.address": "cloud:50551"}
-    assert "model.path" not in override(started["graph"], "/draft_vlm")
+    assert "model.path" not in package.override("graph", "/draft_vlm")
 
 
 def test_one_process_each_in_a_namespace_with_an_instruction(package: Package) -> None:
@@ -140,7 +156,7 @@ def test_one_process_each_in_a_namespace_with_an_instruction(package: Package) -
     assert started["instruct"][0] == instruction
     for arguments in started.values():
         assert any(a.endswith("__ns:=/robot1") for a in arguments)
-    draft = override(started["draft_vlm"], "/robot1/draft_vlm")
+    draft = package.override("draft_vlm", "/robot1/draft_vlm")
     assert draft == {"autostart": False, "model.path": "/models/draft"}
 
 
@@ -154,10 +170,30 @@ def test_the_simulation_has_everything(package: Package) -> None:
     assert "--sim" in started["graph"]
     names = [f.name for f in parameter_files(started["graph"])[:2]]
     assert names == ["sim.yaml", "embedded.yaml"]
-    draft = override(started["graph"], "/draft_vlm")
+    draft = package.override("graph", "/draft_vlm")
     assert draft["model.path"].endswith("models/nav-draft")
-    bridge = override(started["graph"], "/cloud_verifier_bridge")
+    bridge = package.override("graph", "/cloud_verifier_bridge")
     assert bridge["verifier.address"] == "127.0.0.1:50999"
+
+
+@pytest.mark.parametrize(
+    ("file", "arguments", "discovery"),
+    [
+        ("sim.launch.py", {}, "LOCALHOST"),
+        ("sim.launch.py", {"discovery": "SUBNET"}, "SUBNET"),
+        ("go2.launch.py", {}, "SYSTEM_DEFAULT"),
+    ],
+)
+def test_a_simulated_robot_is_heard_on_this_machine_only(
+    package: Package,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    arguments: dict[str, str],
+    discovery: str,
+) -> None:
+    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "SYSTEM_DEFAULT")
+    for executable in package.started(file, **arguments):
+        assert package.discovery(executable) == discovery
 
 
 @pytest.mark.parametrize("file", ["sim.launch.py", "go2.launch.py", "verifier.launch.py"])
