@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
@@ -29,3 +33,19 @@ def background_loop() -> asyncio.AbstractEventLoop:
 def in_background_thread() -> bool:
     """Whether the caller runs in the loop's thread, where waiting for the loop would never end."""
     return threading.current_thread() is _thread
+
+
+async def within(job: Awaitable[T], seconds: float | None) -> T:
+    """``job``'s result, or ``asyncio.TimeoutError``; None waits as long as it takes.
+
+    Not ``asyncio.wait_for``: before Python 3.12 that loses a cancellation which arrives as the job
+    ends, and a client that left at that moment would keep its session.
+    """
+    task = asyncio.ensure_future(job)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    finally:
+        task.cancel()  # no effect on one that is done
+    if not done:
+        raise asyncio.TimeoutError
+    return task.result()

@@ -57,7 +57,11 @@ from collab_llm_nodes.errors import (
     Unavailable,
 )
 from collab_llm_nodes.verifier import codec
-from collab_llm_nodes.verifier.background import background_loop, in_background_thread
+from collab_llm_nodes.verifier.background import (
+    background_loop,
+    in_background_thread,
+    within,
+)
 from collab_llm_nodes.verifier.info import ServerInfo
 
 log = logging.getLogger(__name__)
@@ -249,7 +253,7 @@ class SessionHandle:
         """One stream, from connecting to its end. Cancelled when the next one replaces it."""
         call = self._client._session_call()
         try:
-            await asyncio.wait_for(call.wait_for_connection(), deadline_s)
+            await within(call.wait_for_connection(), deadline_s)
             if self._link.done:
                 return
             self._perform(self._link.on_connected(self._now()))
@@ -455,7 +459,7 @@ class VerifierClient:
                 self._change(state="CONNECTING")
             pause = None if self._status.state == "UP" else _PROBE_S
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._channel.wait_for_state_change(connectivity), pause)
+                await within(self._channel.wait_for_state_change(connectivity), pause)
 
     async def _probe(self) -> None:
         started = time.monotonic()

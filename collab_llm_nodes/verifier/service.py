@@ -49,7 +49,7 @@ from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, PromptLimits, encode
 from collab_llm_nodes.models.vocabulary import check_same
 from collab_llm_nodes.verifier import codec
-from collab_llm_nodes.verifier.background import background_loop
+from collab_llm_nodes.verifier.background import background_loop, within
 from collab_llm_nodes.verifier.client import read_file, read_token
 from collab_llm_nodes.verifier.info import Limits, ServerInfo
 
@@ -192,7 +192,7 @@ class VerifierServer:
         """Refuse new sessions at once, give open ones ``grace_s`` to finish, then end them."""
         await self._server.stop(grace_s)
         try:
-            await asyncio.wait_for(self._empty.wait(), _FREE_S)
+            await within(self._empty.wait(), _FREE_S)
         except asyncio.TimeoutError:
             log.warning("the model is still busy with %d sessions", self.sessions)
         self._compute.shutdown(wait=False)
@@ -297,7 +297,7 @@ class VerifierServer:
     ) -> Open | Draft | Close | None:
         """The next message; None when the client has closed its side."""
         try:
-            data = await asyncio.wait_for(context.read(), deadline_s)
+            data = await within(context.read(), deadline_s)
         except asyncio.TimeoutError:
             raise Unavailable(
                 f"nothing came for {deadline_s:g} s", field="session", remedy="use a new stream"
@@ -306,7 +306,7 @@ class VerifierServer:
 
     async def _write(self, context: grpc.aio.ServicerContext, message: codec.ServerMessage) -> None:
         """Send; a client that does not read for ``idle_s`` loses its session."""
-        await asyncio.wait_for(context.write(codec.encode(message)), self._config.limits.idle_s)
+        await within(context.write(codec.encode(message)), self._config.limits.idle_s)
 
     async def _refuse(self, context: grpc.aio.ServicerContext, error: CollabError) -> None:
         """Tell the client why its session is over, if it is still there."""
