@@ -272,7 +272,11 @@ def test_an_abandoned_session_is_ended_at_its_deadline(
     edge = Edge(ros_graph, verifier.port)
     opener = edge.user.create_client(OpenSession, "open_session")
     request = OpenSession.Request(
-        session_id="abandoned", text="go", max_tokens=8, deadline_s=0.5, vocabulary=target.vocabulary
+        session_id="abandoned",
+        text="go",
+        max_tokens=8,
+        deadline_s=0.5,
+        vocabulary=target.vocabulary,
     )
     opened = ros_graph.result(opener.call_async(request))
     assert opened.status == OpenSession.Response.OK, opened.error_msg
