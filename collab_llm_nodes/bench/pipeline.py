@@ -11,6 +11,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.lossless import transformers_generate
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.demo.processes import free_port, verifier_process, wait_for_verifier
+from collab_llm_nodes.edge_cloud.client import DraftJob
+from collab_llm_nodes.edge_cloud.drafter import Drafter
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.metrics import GenerationMetrics
@@ -32,7 +35,8 @@ from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
 MAX_TOKENS = 48
 POINTS = {"as_is": 0.0, "emulated_large_target": 0.1}
 """Extra seconds of compute per verification."""
-MODES = {"ar": (0, 0), "sd": (4, 0), "fsd": (4, 6)}
+GAMMA = 4
+MODES = {"ar": (0, 0), "sd": (GAMMA, 0), "fsd": (GAMMA, 6)}
 """gamma, max_predrafts."""
 
 
@@ -46,8 +50,10 @@ def run_pipeline(*, answers: int, seed: int, plot: Path | None, console: Console
     """
     prompts = scene_prompts(answers, seed)
     draft = Engine(load(ModelConfig(path="nav-draft")))
-    results: dict[str, Any] = {"points": {}, "answers": answers, "gamma": 4}
+    results: dict[str, Any] = {"points": {}, "answers": answers, "gamma": GAMMA}
     results["transformers_ms_per_token"] = _transformers(prompts)
+    gamma_t_p = _draft_s(draft, prompts, GAMMA)
+    results["gamma_t_p_ms"] = 1e3 * gamma_t_p
     for point, extra in POINTS.items():
         with _verifier(extra) as client:
             link_s = _link_s(client)
@@ -59,7 +65,7 @@ def run_pipeline(*, answers: int, seed: int, plot: Path | None, console: Console
                     )
                     measured[mode] = _measure(runner, prompts)
             results["points"][point] = {
-                mode: _row(mode, total, measured["sd"], link_s) for mode, total in measured.items()
+                mode: _row(mode, sums, gamma_t_p, link_s) for mode, sums in measured.items()
             }
     _print(results, console)
     if plot is not None:
@@ -67,16 +73,29 @@ def run_pipeline(*, answers: int, seed: int, plot: Path | None, console: Console
     return results
 
 
-def predicted(mode: str, total: GenerationMetrics, sd: GenerationMetrics, link_s: float) -> float:
+@dataclass
+class Measured:
+    """Sums over answers. Rates are of the rounds after the first, which also opens the session."""
+
+    total: GenerationMetrics = field(default_factory=GenerationMetrics)
+    later_s: float = 0.0
+    later_tokens: int = 0
+
+    def add(self, metrics: GenerationMetrics, first_tokens: int) -> None:
+        """One answer, whose first round gave ``first_tokens`` tokens."""
+        self.total.add(metrics)
+        self.later_s += metrics.total_s - metrics.time_to_first_token_s
+        self.later_tokens += metrics.tokens - first_tokens
+
+
+def predicted(mode: str, total: GenerationMetrics, gamma_t_p: float, t_c: float) -> float:
     """Seconds per token after paper 003, Table 4, from measured T_p, T_q, T_c, tau and r.
 
     ``ar`` is this protocol's: one round trip per token (the paper streams: n T_q + 2 T_c).
     """
     t_q = total.verify_s / total.rounds
-    gamma_t_p = sd.draft_s / sd.rounds
-    miss = 1.0 - total.cache_hits / total.rounds  # the first round always drafts
-    drafting = {"ar": 0.0, "sd": gamma_t_p, "fsd": miss * gamma_t_p}[mode]
-    return (2 * link_s + drafting + t_q) / total.tau
+    drafting = {"ar": 0.0, "sd": gamma_t_p, "fsd": (1.0 - total.hit_rate) * gamma_t_p}[mode]
+    return (2 * t_c + drafting + t_q) / total.tau
 
 
 def _verifier(extra_s: float) -> contextlib.AbstractContextManager[VerifierClient]:
@@ -103,22 +122,35 @@ def _link_s(client: VerifierClient) -> float:
     return statistics.median(times) / 2
 
 
-def _measure(runner: RemoteRunner, prompts: Sequence[Prompt]) -> GenerationMetrics:
-    runner.generate(prompts[0], max_tokens=MAX_TOKENS)  # warm up
-    total = GenerationMetrics()
+def _draft_s(draft: Engine, prompts: Sequence[Prompt], gamma: int) -> float:
+    """Time to draft ``gamma`` tokens once the prompt is in the cache (gamma T_p)."""
+    times = []
     for prompt in prompts:
-        total.add(runner.generate(prompt, max_tokens=MAX_TOKENS).metrics)
-    return total
+        drafter = Drafter(draft, encode(prompt, draft.loaded), SamplingConfig())
+        first = drafter.draft(DraftJob(0, (), gamma))
+        assert first is not None
+        started = time.perf_counter()
+        drafter.draft(DraftJob(1, first.tokens, gamma))
+        times.append(time.perf_counter() - started)
+        drafter.close()
+    return statistics.median(times)
 
 
-def _row(
-    mode: str, total: GenerationMetrics, sd: GenerationMetrics, link_s: float
-) -> dict[str, float]:
-    # From the first verdict on: opening a session (encoding, prefill) is no part of a round.
-    decoding_s = total.wait_s + total.draft_s
+def _measure(runner: RemoteRunner, prompts: Sequence[Prompt]) -> Measured:
+    runner.generate(prompts[0], max_tokens=MAX_TOKENS)  # warm up
+    measured = Measured()
+    for prompt in prompts:
+        rounds: list[tuple[int, ...]] = []
+        answer = runner.generate(prompt, max_tokens=MAX_TOKENS, on_tokens=rounds.append)
+        measured.add(answer.metrics, len(rounds[0]))
+    return measured
+
+
+def _row(mode: str, measured: Measured, gamma_t_p: float, t_c: float) -> dict[str, float]:
+    total = measured.total
     return {
-        "ms_per_token": 1e3 * decoding_s / total.tokens,
-        "predicted_ms_per_token": 1e3 * predicted(mode, total, sd, link_s),
+        "ms_per_token": 1e3 * measured.later_s / measured.later_tokens,
+        "predicted_ms_per_token": 1e3 * predicted(mode, total, gamma_t_p, t_c),
         "tau": total.tau,
         "hit_rate": total.hit_rate,
         "mean_exit_layer": total.mean_exit_layer,
