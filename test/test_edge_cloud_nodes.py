@@ -298,10 +298,11 @@ def test_a_caller_gets_its_result_when_the_node_shuts_down(ros_graph: Any, targe
             max_tokens=MAX_TOKENS,
         )
         by_action = ros_graph.result(edge.action.send_goal_async(edge.goal()))
+        awaited = by_action.get_result_async()
         by_service = edge.service.call_async(request)
         ros_graph.wait_for(lambda: edge.verdicts)
         edge.in_graph(edge.vlm, edge.vlm.stop)
-        result = ros_graph.result(by_action.get_result_async()).result
+        result = ros_graph.result(awaited).result
         response = ros_graph.result(by_service)
         edge.stop()
     assert result.status == result.CANCELLED

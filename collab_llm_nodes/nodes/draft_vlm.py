@@ -56,7 +56,7 @@ from collab_llm_nodes.nodes.convert import (
     status_of,
     verdict_from_msg,
 )
-from collab_llm_nodes.nodes.ros import RESULT, ManagedNode, guarded, run
+from collab_llm_nodes.nodes.ros import RESULT, STEADY, ManagedNode, guarded, run
 
 PROTOCOLS = ("edge_cloud",)
 MAX_DEADLINE_S = 86400.0
@@ -173,23 +173,25 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         self._worker.shutdown(wait=True)  # at most one forward pass: cancelled above
         for publisher in (self._drafts, self._texts):
             self.destroy_publisher(publisher)
-        for client in (self._open_client, self._close_client):
-            self.destroy_client(client)
         self._engine = None
         # Callers still get their results: what answers them goes when they have them.
-        self._retire(time.monotonic() + 1.0, self._action, [*self._offered], [*self._heard])
+        offered, heard, action = [*self._offered], [*self._heard], self._action
+        clients = self._open_client, self._close_client
+        due = time.monotonic() + 1.0
 
-    def _retire(
-        self, due: float, action: ActionServer, services: list[Any], subscriptions: list[Any]
-    ) -> None:
-        if self._waiting and time.monotonic() < due:
-            self.post(self._retire, due, action, services, subscriptions)
-            return
-        action.destroy()
-        for service in services:
-            self.destroy_service(service)
-        for subscription in subscriptions:
-            self.destroy_subscription(subscription)
+        def retire() -> None:
+            if self._waiting and time.monotonic() < due:
+                return
+            self.destroy_timer(timer)
+            action.destroy()
+            for service in offered:
+                self.destroy_service(service)
+            for subscription in heard:
+                self.destroy_subscription(subscription)
+            for client in clients:
+                self.destroy_client(client)
+
+        timer = self.create_timer(0.02, retire, clock=STEADY)
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
         level, message, _ = super().diagnose()
