@@ -92,6 +92,7 @@ def held_out_figures(
         "not_in_view": _share(direction_said(s) == "unseen" for s, _, v in pairs if not v),
         "exact": _share(s == w for s, w, _ in pairs),
         "action": _share(action_said(s) == action_said(w) for s, w, _ in pairs),
+        "questions": len(pairs),
     }
 
 
