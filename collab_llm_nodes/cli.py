@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -36,8 +37,24 @@ for name, sub in (
 
 console = Console()
 
+
+def _writable(file: Path | None) -> Path | None:
+    """Make the folder, and refuse before the work starts rather than lose its results."""
+    if file is not None:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise typer.BadParameter(f"cannot write there: {error}") from error
+        if not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise typer.BadParameter(f"no permission to write {file}")
+    return file
+
+
 JsonOption = Annotated[
-    Path | None, typer.Option("--json", help="Write the results here as JSON.", dir_okay=False)
+    Path | None,
+    typer.Option(
+        "--json", help="Write the results here as JSON.", dir_okay=False, callback=_writable
+    ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Key of everything random.", min=0)]
 
@@ -45,7 +62,6 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Key of everything rando
 def write_json(file: Path | None, results: dict[str, Any]) -> None:
     """Write ``results`` to ``file``, if one was asked for."""
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         console.print(f"wrote {file}")
 
@@ -55,16 +71,18 @@ def demo(
     rooms: Annotated[int, typer.Option(help="Rooms to drive.", min=1, max=1000)] = 10,
     seed: SeedOption = 0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the results here.", dir_okay=False)
+        Path | None,
+        typer.Option("--json", help="Write the results here.", dir_okay=False, callback=_writable),
     ] = Path("out/demo.json"),
     film: Annotated[
-        Path, typer.Option(help="Animated GIF of the first rooms.", dir_okay=False)
+        Path,
+        typer.Option(help="Animated GIF of the first rooms.", dir_okay=False, callback=_writable),
     ] = Path("out/demo.gif"),
     config: Annotated[
         Path | None, typer.Option(help="ROS parameters, read after the shipped ones.", exists=True)
     ] = None,
     emulated_extra_compute_s: Annotated[
-        float, typer.Option(help="Pad each verification by this [s]: an emulated larger model.")
+        float, typer.Option(help="Seconds added to each verification: an emulated larger model.")
     ] = 0.04,
 ) -> None:
     """Drive simulated rooms through the whole system: camera, draft, verifier, motion.
@@ -89,16 +107,17 @@ def demo(
 @app.command()
 def verifier(
     config: Annotated[
-        Path | None, typer.Option(help="YAML with the verifier's settings.", exists=True)
+        Path | None,
+        typer.Option(help="YAML with its settings: a file, or the name of a shipped one."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Target model: directory or hub id.")] = None,
     address: Annotated[str | None, typer.Option(help="host:port to listen on.")] = None,
     emulated_extra_compute_s: Annotated[
-        float, typer.Option(help="Pad each verification by this [s]: an emulated larger model.")
+        float, typer.Option(help="Seconds added to each verification: an emulated larger model.")
     ] = 0.0,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", help="Write address, port and model here once it listens."),
+        typer.Option("--json", help="Write address, port and model here.", callback=_writable),
     ] = None,
 ) -> None:
     """Serve the target model (cloud side). Ends cleanly on SIGTERM."""
@@ -171,7 +190,9 @@ def bench_pipeline(
     answers: Annotated[int, typer.Option(help="Answers per mode.", min=1)] = 40,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
-    plot: Annotated[Path | None, typer.Option(help="Write the plot here.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write the plot here.", callback=_writable)
+    ] = None,
 ) -> None:
     """The embedded pair over real gRPC: cloud alone, speculation, early exits with the cache."""
     from collab_llm_nodes.bench.pipeline import run_pipeline

@@ -310,6 +310,29 @@ def test_a_caller_gets_its_result_when_the_node_shuts_down(ros_graph: Any, targe
 
 
 @pytest.mark.ros
+def test_a_waiting_request_keeps_its_own_deadline_and_cancel(
+    ros_graph: Any, target: Engine
+) -> None:
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_extra_compute_s=0.8)
+    with start_server(slow, target) as verifier:
+        edge = Edge(ros_graph, verifier.port)
+        first = ros_graph.result(edge.action.send_goal_async(edge.goal()))
+        ended = first.get_result_async()
+        hasty = ros_graph.result(edge.action.send_goal_async(edge.goal(deadline_s=0.2)))
+        given_up = ros_graph.result(edge.action.send_goal_async(edge.goal()))
+        told = given_up.get_result_async()
+        ros_graph.result(given_up.cancel_goal_async())
+        late = ros_graph.result(hasty.get_result_async()).result
+        cancelled = ros_graph.result(told).result
+        assert not ended.done()  # neither waited for the first answer
+        assert ros_graph.result(ended, timeout=30.0).result.status == Generate.Result.OK
+        edge.stop()
+    assert late.status == Generate.Result.DEADLINE_EXCEEDED
+    assert "in progress" in late.error_msg
+    assert cancelled.status == Generate.Result.CANCELLED
+
+
+@pytest.mark.ros
 def test_another_vocabulary_is_refused(ros_graph: Any, verifier: ServerHandle) -> None:
     edge = Edge(ros_graph, verifier.port)
     edge.vlm._vocabulary = "another"

@@ -138,13 +138,17 @@ def _graph(address: str, params: Path | None) -> contextlib.AbstractContextManag
 
 
 def _mismatches(drives: Sequence[Drive]) -> int:
-    """Answers that the target alone would have given otherwise; there must be none."""
+    """Answers that the target alone would have given otherwise; there must be none.
+
+    Of an answer that was cut off (a deadline, a cancellation) what there is must be right.
+    """
     target = Engine(load(ModelConfig(path="nav-target")))
     sampling, count = SamplingConfig(), 0
     for drive in drives:
         for answer in drive.answers:
             prompt = encode(Prompt(answer.prompt, (answer.picture,)), target.loaded)
-            alone = generate(target.loaded, prompt, sampling, MAX_TOKENS, target.eos)
+            limit = MAX_TOKENS if answer.complete else len(answer.tokens)
+            alone = generate(target.loaded, prompt, sampling, limit, target.eos) if limit else []
             count += tuple(alone) != answer.tokens
     return count
 

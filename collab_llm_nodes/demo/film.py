@@ -69,15 +69,25 @@ def draw(frame: Frame) -> Image.Image:
 
 
 def save(frames: Sequence[Frame], file: Path, seconds_per_frame: float = 0.7) -> None:
-    """Write an animated GIF; frames share one palette, so it stays small."""
-    images = [draw(f).quantize(96, dither=Image.Dither.NONE) for f in frames]
-    images[0].save(
+    """Write an animated GIF with one palette for all frames."""
+    images = [draw(f) for f in frames]
+    # The palette must know every colour that means something, from whatever frame.
+    strip = Image.new("RGB", (WIDTH, HEIGHT + 40 * len(images)))
+    pen = ImageDraw.Draw(strip)
+    meant = [*_COLOUR_OF_THING.values(), *COLOUR_OF_SOURCE.values(), "black", "white"]
+    for number, colour in enumerate(meant):
+        pen.rectangle((0, 40 * number, WIDTH, 40 * number + 40), fill=colour)
+    for number, image in enumerate(images):
+        strip.paste(image.resize((WIDTH, 40)), (0, HEIGHT + 40 * number))
+    palette = strip.quantize(200, dither=Image.Dither.NONE)
+    pictures = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+    pictures[0].save(
         file,
         save_all=True,
-        append_images=images[1:],
+        append_images=pictures[1:],
         duration=int(1000 * seconds_per_frame),
         loop=0,
-        optimize=True,
+        optimize=False,  # it would give each frame a palette of its own
     )
 
 

@@ -68,12 +68,13 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         self._sessions: dict[str, _Session] = {}
 
     def configure(self) -> None:
-        self._client = VerifierClient(
-            self.config.verifier, on_state=lambda state: self.post(self._publish_link)
-        )
         self._exits = self.create_publisher(EarlyExit, "early_exit", RESULT)
         self._verdicts = self.create_publisher(Verdict, "verdict", RESULT)
         self._link_states = self.create_publisher(LinkState, "link_state", STATE)
+        # After the publishers: its first report may come at once, from its own thread.
+        self._client = VerifierClient(
+            self.config.verifier, on_state=lambda state: self.post(self._publish_link)
+        )
         self._draft_subscription = self.create_subscription(Draft, "draft", self._on_draft, RESULT)
         self._offered = [
             self.create_service(OpenSession, "open_session", self._open),

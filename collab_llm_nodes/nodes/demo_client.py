@@ -39,6 +39,7 @@ class Answer:
     """One answer of the model, with the picture it is about.
 
     Attributes:
+        complete: the answer ended by itself.
         latency_s: from the picture's arrival here to that of the action read from the answer.
         travelled: number of poses in ``Drive.path`` when it came.
     """
@@ -48,6 +49,7 @@ class Answer:
     text: str
     tokens: tuple[int, ...]
     sources: tuple[int, ...]
+    complete: bool
     metrics: GenerationMetrics
     latency_s: float
     travelled: int
@@ -220,6 +222,7 @@ class DemoClient:
                 msg.text,
                 tuple(msg.tokens),
                 tuple(msg.sources),
+                msg.status == GeneratedText.OK,
                 metrics,
                 latency,
                 len(self._drive.path),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
@@ -107,10 +107,17 @@ class _Answer:
         self.cancelled = False
         self.error: CollabError | None = None
         self.text = ""
+        self.abandon: Callable[[CollabError], None] = lambda error: None
+        self._claimed = Lock()
+
+    def claim(self) -> bool:
+        """True for the first who asks: the model's thread, or who gives up before its turn."""
+        return self._claimed.acquire(blocking=False)
 
     def cancel(self) -> None:
-        """Give up; takes effect between two forward passes."""
+        """Give up: at once before its turn, else between two forward passes."""
         self.cancelled = True
+        self.abandon(Cancelled("the caller gave the answer up"))
         if self.loop is not None:
             self.loop.post(Cancel())
 
@@ -293,13 +300,25 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
     ) -> None:
         """Have the model's thread decode ``answer``; returns when it is over, however it ends."""
         over = Future()
-        self._waiting.append(answer)
-        self._worker.submit(
-            self._decode, answer, feedback, lambda: self.post(over.set_result, None)
+
+        def abandon(error: CollabError) -> None:
+            if answer.claim():
+                answer.error = error
+                self.post(over.set_result, None)
+
+        answer.abandon = abandon
+        late = DeadlineExceeded(
+            "other answers were in progress", field="deadline_s", remedy="raise deadline_s"
         )
+        wait_s = max(0.001, answer.request.due - time.monotonic())
+        timer = self.create_timer(wait_s, partial(abandon, late), clock=STEADY)
+        self._waiting.append(answer)
+        done = partial(self.post, over.set_result, None)
+        self._worker.submit(self._decode, answer, feedback, done)
         try:
             await over
         finally:
+            self.destroy_timer(timer)
             self._waiting.remove(answer)
             self._answers.pop(answer.session_id, None)
 
@@ -374,6 +393,8 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         over: Callable[[], None],
     ) -> None:
         """Decode one answer; every way out publishes a final text and calls ``over``."""
+        if not answer.claim():
+            return  # given up while it waited for its turn
         try:
             self._run(answer, feedback)
         except CollabError as error:

@@ -243,7 +243,11 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
 
     def _run_posted(self) -> None:
         callback, args = self._posted.popleft()
-        callback(*args)
+        try:
+            callback(*args)
+        except Exception as error:  # noqa: BLE001 as in ``guarded``
+            self.callback_errors += 1
+            self.get_logger().error(f"{type(error).__name__}: {error}", throttle_duration_sec=1.0)
 
     def seconds(self) -> float:
         """The node's clock [s]; simulated when ``use_sim_time`` is set."""
