@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 
 @dataclass
@@ -59,11 +59,3 @@ class GenerationMetrics:
         """Sum ``other`` into this record."""
         for f in fields(self):
             setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
-
-    def to_json(self) -> dict[str, float]:
-        """Counters and derived ratios."""
-        return asdict(self) | {
-            "tau": self.tau,
-            "cache_hit_rate": self.hit_rate,
-            "mean_exit_layer": self.mean_exit_layer,
-        }

@@ -265,23 +265,6 @@ def test_threads_share_an_engine_without_crosstalk() -> None:
             torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
-def test_fork_continues_alone() -> None:
-    loaded = tiny_model("qwen2_vl")
-    engine = Engine(loaded)
-    session, prompt = open_session(loaded, engine)
-    session.feed(prompt.ids, last=0)
-    branches = [session.fork(), session.fork()]
-    a, b = engine.feed_many([(branches[0], [7, 8]), (branches[1], [9])], last=1)
-    assert (session.length, branches[0].length, branches[1].length) == (
-        len(prompt.ids),
-        len(prompt.ids) + 2,
-        len(prompt.ids) + 1,
-    )
-    torch.testing.assert_close(a, session.feed([7, 8], last=1))
-    session.length -= 2
-    torch.testing.assert_close(b, session.feed([9], last=1))
-
-
 def test_a_closed_session_frees_its_cache() -> None:
     loaded = tiny_model("llama")
     session, prompt = open_session(loaded, Engine(loaded))

@@ -66,12 +66,6 @@ class Engine:
         """Start a session; nothing is computed before its first ``feed``."""
         return Session(self, prompt)
 
-    def feed_many(
-        self, branches: Sequence[tuple[Session, Sequence[int]]], last: int | None = None
-    ) -> list[Tensor]:
-        """``feed`` for several sessions, such as forks of one: the place to batch them."""
-        return [session.feed(ids, last=last) for session, ids in branches]
-
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ``tokens`` without special ones."""
         return str(self.loaded.tokenizer.decode(list(tokens), skip_special_tokens=True))
@@ -178,14 +172,6 @@ class Session:
             raise
         self._length += len(ids)
         return logits
-
-    def fork(self) -> Session:
-        """A second session with the same content; costs no copy of the cache."""
-        twin = copy.copy(self)
-        cache = self._open_cache()
-        twin.cache = DynamicCache()
-        twin.cache.layers = [copy.copy(layer) for layer in cache.layers]
-        return twin
 
     def close(self) -> None:
         """Free the KV cache."""
