@@ -275,6 +275,37 @@ def test_the_next_round_may_be_over_before_this_one_is_handled() -> None:
     assert [d.round for d in bench.sent][:2] == [0, 2]
 
 
+@pytest.mark.parametrize("passes_before", [0, 1, 2, 3])
+def test_a_pre_draft_for_another_outcome_is_never_sent(passes_before: int) -> None:
+    """The verdict comes during each of the forward passes of a pre-draft that it makes useless."""
+    bench = Bench()
+    held: list[Verdict] = []
+    passes = itertools.count()
+
+    def send(draft: Draft) -> None:
+        bench.sent.append(draft)
+        verdict = bench.session.verify(draft, lambda e: None)
+        assert verdict is not None
+        if draft.round > 0:
+            bench.loop.post(verdict)
+            return
+        held.append(verdict)
+        other = (verdict.tokens[0] % 20 + 1,)  # one token, and another one
+        bench.loop.post(PreDraftRequest(0, other, lambda made: None))
+
+    def verdict_comes(layer: int) -> None:
+        if held and layer == bench.draft_engine.num_layers and next(passes) == passes_before:
+            bench.loop.post(held.pop())
+
+    bench.loop._send = send
+    bench.draft_engine.before_layer = verdict_comes
+    bench.loop.run(60.0)
+    assert tuple(bench.client.generated) == bench.expected
+    lengths = list(itertools.accumulate([0, *(len(d.tokens) for d in bench.sent)]))
+    assert all(d.start <= most + d.round for d, most in zip(bench.sent, lengths, strict=False))
+    assert not [d for d in bench.sent if d.cached]
+
+
 def test_every_predraft_request_is_answered_once() -> None:
     bench = Bench()
     replies: list[Draft | None] = []

@@ -191,7 +191,7 @@ class EdgeLoop:
             )
         if self._cache is not None and made is not None:
             self._cache.store(outcome, made)
-        elif made is not None and self._verdict is not None:
+        elif made is not None and self._verdict is not None and self._verdict.tokens == outcome:
             self._carried = made  # its verdict came while it was made: no cache could serve it
         if request is not None:
             request.reply(made)
