@@ -17,21 +17,40 @@ from action_msgs.msg import GoalStatus
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.task import Future
 
-from collab_llm.action import Navigate
+from collab_llm.action import Generate, Navigate
+from collab_llm.msg import LinkState
+from collab_llm_nodes.nodes import instruct
 from collab_llm_nodes.nodes.instruct import _Client
+from collab_llm_nodes.nodes.ros import STATE
 
 pytestmark = pytest.mark.ros
 
+LINK = "the link to the verifier (cloud_verifier_bridge)"
+
 
 class FakeNavigator:
-    """Offers ``navigate``; ends a goal when told to or when it is cancelled."""
+    """Offers ``navigate``; ends a goal when told to or when it is cancelled.
 
-    def __init__(self, graph: Any) -> None:
+    By default with all that a goal needs: ``generate`` and a link to the verifier.
+    """
+
+    def __init__(self, graph: Any, complete: bool = True) -> None:
         self.graph = graph
         self.node = graph.node("navigator")
+        self.links = self.node.create_publisher(LinkState, "link_state", STATE)
         self.goals: list[Any] = []
         self.over = Future()
         self.offer()
+        if complete:
+            self.load()
+            self.link(LinkState.UP)
+
+    def load(self) -> None:
+        """Offer ``generate``, as draft_vlm does when its model is there."""
+        self.answers = ActionServer(self.node, Generate, "generate", lambda goal: Generate.Result())
+
+    def link(self, state: int) -> None:
+        self.links.publish(LinkState(state=state))
 
     def offer(self) -> None:
         self.server = ActionServer(
@@ -73,8 +92,10 @@ def instructed() -> Iterator[subprocess.Popen[str]]:
 
 
 def ending(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The status, and what was said but for what it waited for at first."""
     out, err = process.communicate(timeout=30.0)
-    return process.returncode, out + err
+    lines = [x for x in err.splitlines(keepends=True) if not x.startswith("waiting for ")]
+    return process.returncode, out + "".join(lines)
 
 
 def test_instruct_reports_the_result(ros_graph: Any) -> None:
@@ -83,6 +104,39 @@ def test_instruct_reports_the_result(ros_graph: Any) -> None:
     with instructed() as process:
         assert ending(process) == (0, "arrived (3 steps, 0.00 m)\n")
     assert navigator.goals[0].request.instruction == "find it"
+
+
+def test_the_instruction_waits_for_the_models_and_the_link(
+    ros_graph: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    navigator = FakeNavigator(ros_graph, complete=False)
+    navigator.link(LinkState.DOWN)
+    client = _Client("find it", context=ros_graph.context)
+    ros_graph.add(client.node)
+    ros_graph.wait_for(lambda: client._present and len(client.missing) == 2)
+    navigator.do(navigator.load)
+    ros_graph.wait_for(lambda: client.missing == [LINK])
+    assert not client.sent
+    navigator.link(LinkState.UP)
+    ros_graph.wait_for(lambda: navigator.goals)
+    assert client.missing == []
+    said = capfd.readouterr().err
+    assert f"waiting for the action generate (draft_vlm), {LINK}\n" in said
+    assert said.endswith(f"waiting for {LINK}\n")
+
+
+def test_the_wait_for_the_models_has_a_deadline(
+    ros_graph: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    navigator = FakeNavigator(ros_graph, complete=False)
+    navigator.load()
+    client = _Client("find it", context=ros_graph.context)
+    ros_graph.add(client.node)
+    since = client.seen_at
+    ros_graph.wait_for(lambda: client.missing == [LINK])
+    assert client.seen_at == since  # a navigator that is there does not put the deadline off
+    assert instruct._report(client, interrupted=False) == 2
+    assert f"not there within 300 s: {LINK}\n" in capfd.readouterr().err
 
 
 def test_instruct_ends_when_the_navigator_is_gone(ros_graph: Any) -> None:

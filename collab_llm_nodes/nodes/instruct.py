@@ -21,11 +21,12 @@ from rclpy.signals import SignalHandlerOptions
 from rclpy.task import Future
 from rclpy.utilities import remove_ros_args
 
-from collab_llm.action import Navigate
-from collab_llm_nodes.nodes.ros import STEADY
+from collab_llm.action import Generate, Navigate
+from collab_llm.msg import LinkState
+from collab_llm_nodes.nodes.ros import STATE, STEADY
 
 START_DEADLINE_S = 300.0
-"""Wait for the navigator at most; models of many gigabytes may have to be loaded first."""
+"""Wait for the nodes and the verifier at most; models of many gigabytes may have to be loaded."""
 LOST_S = 5.0
 """A navigator that is not there for so long does not come back."""
 CANCEL_DEADLINE_S = 5.0
@@ -38,16 +39,22 @@ class _Client:
         ended: nothing more is to be expected.
         result: of the goal; None if it has none.
         sent: the goal is on its way, or was.
-        seen_at: when the navigator was there last [s, time.monotonic].
+        missing: what has to be there before the goal is sent, and is not yet.
+        seen_at: when the navigator was there last; until the goal is sent, the start
+            [s, time.monotonic].
     """
 
     def __init__(self, instruction: str, **node_arguments: Any) -> None:
         self.ended = threading.Event()
         self.result: Navigate.Result | None = None
         self.sent = False
+        self.missing: list[str] = []
         self.seen_at = time.monotonic()
         self.node = Node("instruct", **node_arguments)
         self._action = ActionClient(self.node, Navigate, "navigate")
+        self._answers = ActionClient(self.node, Generate, "generate")  # only to see it is there
+        self._link_up = False
+        self.node.create_subscription(LinkState, "link_state", self._on_link, STATE)
         self._instruction = instruction
         self._goal: ClientGoalHandle | None = None
         self._present = self._given_up = False
@@ -62,19 +69,36 @@ class _Client:
             self._goal.cancel_goal_async()
 
     def _look(self) -> None:
-        """Is the navigator there? Send once it is; after an absence ask what it still knows."""
+        """Send once all is there; a navigator that was away is asked what it still knows."""
         was, self._present = self._present, self._action.server_is_ready()
+        if not self.sent:
+            self._send_when_complete()
+            return
         if self._present:
             self.seen_at = time.monotonic()
-        if not self._present or was or self._given_up:
-            return
-        if self._goal is not None:
+        if self._present and not was and self._goal is not None and not self._given_up:
             self._goal.get_result_async().add_done_callback(self._on_result)
-        elif not self.sent:
+
+    def _send_when_complete(self) -> None:
+        """In separate processes the navigator is up long before the models are loaded."""
+        there = {
+            "the action navigate (navigator)": self._present,
+            "the action generate (draft_vlm)": self._answers.server_is_ready(),
+            "the link to the verifier (cloud_verifier_bridge)": self._link_up,
+        }
+        before, self.missing = self.missing, [name for name, ready in there.items() if not ready]
+        if self.missing:
+            if self.missing != before:
+                print(f"waiting for {', '.join(self.missing)}", file=sys.stderr, flush=True)
+        elif not self._given_up:
+            self.seen_at = time.monotonic()  # before `sent`, which makes the limit a short one
             self.sent = True
             goal = Navigate.Goal(instruction=self._instruction)
             sent = self._action.send_goal_async(goal, self._on_feedback)
             sent.add_done_callback(self._on_goal)
+
+    def _on_link(self, link: LinkState) -> None:
+        self._link_up = link.state == LinkState.UP
 
     def _on_feedback(self, message: Any) -> None:
         print(f"{message.feedback.step:3d}  {message.feedback.text}", flush=True)
@@ -93,7 +117,7 @@ class _Client:
 
 
 def instruct(instruction: str) -> int:
-    """Send ``instruction`` and wait for the end: 0 arrived, 1 ended otherwise, 2 no navigator."""
+    """Send ``instruction`` and wait for the end: 0 arrived, 1 ended otherwise, 2 not sent."""
     interrupted, finished = threading.Event(), threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())
@@ -112,6 +136,7 @@ def instruct(instruction: str) -> int:
     finished.set()
     executor.create_task(lambda: None)  # wakes it
     spinner.join()
+    executor.shutdown()
     client.node.destroy_node()
     return _report(client, interrupted.is_set())
 
@@ -124,7 +149,8 @@ def _report(client: _Client, interrupted: bool) -> int:
         print(f"{verdict} ({result.steps} steps, {result.distance_travelled:.2f} m)", flush=True)
         return 0 if result.status == Navigate.Result.OK else 1
     if not client.sent and not interrupted:
-        print(f"no navigator within {START_DEADLINE_S:g} s; is it running?", file=sys.stderr)
+        missing = ", ".join(client.missing)
+        print(f"not there within {START_DEADLINE_S:g} s: {missing}", file=sys.stderr)
         return 2
     if client.sent:
         print("UNAVAILABLE: the navigator is gone, and the result with it", file=sys.stderr)
