@@ -125,9 +125,11 @@ def _decode(data: bytes, index: int, limits: PromptLimits) -> Image.Image:
                 remedy=f"send at most {limits.max_pixels} pixels",
             )
         return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, UnidentifiedImageError) as error:
+    except (OSError, ValueError, SyntaxError) as error:
+        # PIL's own words for an unknown format name a Python object.
+        why = "" if isinstance(error, UnidentifiedImageError) else f": {error}"
         raise InvalidInput(
-            f"is not a readable JPEG or PNG: {error}",
+            f"is not a readable JPEG or PNG{why}",
             field=f"images[{index}]",
             remedy="send the complete compressed image",
         ) from error

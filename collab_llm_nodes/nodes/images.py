@@ -106,17 +106,19 @@ def read_compressed(data: bytes, quality: int, max_width: int = 0) -> Jpeg:
     """Check compressed bytes by decoding them; a JPEG that needs no scaling is kept as it is.
 
     Raises:
-        InvalidInput: no picture, a truncated or a corrupt one.
+        InvalidInput: neither JPEG nor PNG, truncated or corrupt.
     """
     try:
-        with Pil.open(io.BytesIO(data)) as picture:
+        with Pil.open(io.BytesIO(data), formats=("JPEG", "PNG")) as picture:
             picture.load()
             if picture.format == "JPEG" and not 0 < max_width < picture.width:
                 return Jpeg(data, picture.width, picture.height)
             return _save(picture.convert("RGB"), quality, max_width)
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError) as error:
+        # PIL's own words for an unknown format name a Python object.
+        why = "" if isinstance(error, UnidentifiedImageError) else f": {error}"
         raise InvalidInput(
-            f"not a readable picture: {error}", field="data", remedy="send whole JPEG or PNG files"
+            f"not a readable JPEG or PNG{why}", field="data", remedy="send whole JPEG or PNG files"
         ) from error
     except Pil.DecompressionBombError as error:
         raise InvalidInput(str(error), field="data", remedy="send smaller pictures") from error
