@@ -67,10 +67,10 @@ def start(graph: Any, node_type: type, **parameters: Any) -> Any:
     return node
 
 
-def jpeg(width: int = 16, height: int = 8) -> bytes:
+def jpeg(width: int = 16, height: int = 8, format: str = "JPEG") -> bytes:
     """A small picture."""
     buffer = io.BytesIO()
-    Pil.fromarray(np.full((height, width, 3), 90, np.uint8)).save(buffer, "JPEG")
+    Pil.fromarray(np.full((height, width, 3), 90, np.uint8)).save(buffer, format)
     return buffer.getvalue()
 
 
@@ -117,9 +117,11 @@ def test_jpegs_are_checked_scaled_and_else_left_alone() -> None:
     assert read_compressed(data, 90).data == data
     scaled = read_compressed(data, 90, max_width=32)
     assert (scaled.width, scaled.height) == (32, 16)
-    for broken in (data[:-40], b"", b"not a picture", b"\xff\xd8" + bytes(50)):
-        with pytest.raises(InvalidInput):
+    assert read_compressed(jpeg(format="PNG"), 90).data.startswith(b"\xff\xd8")
+    for broken in (data[:-40], b"", b"\xff\xd8" + bytes(50), jpeg(format="GIF")):
+        with pytest.raises(InvalidInput, match="JPEG or PNG") as caught:
             read_compressed(broken, 90)
+        assert "object at" not in str(caught.value)
     rgb = np.zeros((8, 16, 3), np.uint8)
     assert encode_jpeg(rgb, 90).width == 16
 
@@ -206,7 +208,7 @@ def test_camera_counts_what_it_cannot_use_and_recovers(graph: Any) -> None:
     camera = Camera(graph, source="compressed")
     camera.send_until(lambda: camera.node._counts["rejected"], 1.0, jpeg()[:-60])
     assert not camera.observations
-    graph.wait_for(camera.status(DiagnosticStatus.WARN, "not a readable picture"))
+    graph.wait_for(camera.status(DiagnosticStatus.WARN, "not a readable JPEG or PNG"))
     camera.send_until(lambda: camera.observations, 2.0)
     assert camera.observations[0].rejected >= 1
     graph.wait_for(camera.status(DiagnosticStatus.OK, "active"))
@@ -405,6 +407,8 @@ def test_parser_does_not_act_on_old_unverified_failed_or_unreadable_text(graph: 
         assert (action.distance, action.angle) == (0.0, 0.0)
         assert action.reason
     assert "link down" in bad["failed"][0].reason
+    assert "older than the age limit" in bad["old"][0].reason
+    assert "s in the future (check the clocks)" in bad["future"][0].reason
     # Half a sentence that was never finished moves nothing, nor does unverified streaming.
     reader.say("half", order, verified=False)
     assert reader.read("next", order).kind == NavigationAction.FORWARD

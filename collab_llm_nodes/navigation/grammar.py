@@ -83,6 +83,7 @@ class ParsedAction:
         code: OK, or why there is no motion.
         span: where in ``text`` the action stands, or what made it unacceptable; end exclusive.
         text: the text that was read.
+        reason: ``code`` in words, for people; empty where ``REASONS`` says it all.
     """
 
     kind: Kind
@@ -90,6 +91,7 @@ class ParsedAction:
     code: Code
     span: tuple[int, int]
     text: str
+    reason: str = ""
 
     @property
     def phrase(self) -> str:

@@ -279,4 +279,4 @@ class Mission:
 
 
 def _refusal(action: ParsedAction) -> str:
-    return f"{REASONS[action.code]}: {action.text[:200]!r}"
+    return f"{action.reason or REASONS[action.code]}: {action.text[:200]!r}"

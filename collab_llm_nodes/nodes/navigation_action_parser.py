@@ -31,6 +31,8 @@ from collab_llm_nodes.nodes.ros import RESULT, ManagedNode, guarded, run
 
 _SESSIONS = 16
 """Answers remembered at a time; older ones can no longer be about a fresh frame."""
+_AHEAD_S = 1.0
+"""Clocks differ: a frame may be stamped so much later than now."""
 
 
 @dataclass(frozen=True)
@@ -115,21 +117,23 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
     def _judge(self, parsed: ParsedAction, msg: GeneratedText) -> ParsedAction:
         """``parsed``, or no motion because of what surrounds the text."""
         age = self.seconds() - Time.from_msg(msg.header.stamp).nanoseconds * 1e-9
+        reason = ""
         if msg.status != GeneratedText.OK:
-            code = Code.FAILED
+            code, reason = Code.FAILED, f"{REASONS[Code.FAILED]}: {msg.error_msg}"
         elif not msg.verified and self.config.unverified == "hold":
             code = Code.UNVERIFIED
-        elif not -1.0 <= age <= self.config.max_age:  # a second ahead: clocks that differ
+        elif age < -_AHEAD_S:
+            code = Code.STALE
+            reason = f"the camera frame is stamped {-age:.1f} s in the future (check the clocks)"
+        elif age > self.config.max_age:
             code = Code.STALE
         else:
             return parsed
-        return replace(parsed, kind=Kind.NONE, value=0.0, code=code)
+        return replace(parsed, kind=Kind.NONE, value=0.0, code=code, reason=reason)
 
     def _publish(self, parsed: ParsedAction, msg: GeneratedText) -> None:
         self._codes[parsed.code.name.lower()] += 1
-        reason = REASONS[parsed.code]
-        if parsed.code is Code.FAILED:
-            reason = f"{reason}: {msg.error_msg}"
+        reason = parsed.reason or REASONS[parsed.code]
         action = NavigationAction(
             header=msg.header,
             session_id=msg.session_id,

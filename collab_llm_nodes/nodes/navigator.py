@@ -293,7 +293,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
     def _act(self, run_: _Run, msg: NavigationAction) -> None:
         kind, code = Kind(msg.kind), Code(msg.code)
         value = msg.distance if kind is Kind.FORWARD else msg.angle
-        action = ParsedAction(kind, value, code, (msg.span_begin, msg.span_end), msg.text)
+        span = (msg.span_begin, msg.span_end)
+        action = ParsedAction(kind, value, code, span, msg.text, msg.reason)
         if run_.mission.on_action(action, self.seconds(), wall()):
             feedback = Navigate.Feedback(step=run_.mission.steps, action=msg, text=msg.text)
             feedback.metrics, feedback.pose = run_.metrics, self._pose
