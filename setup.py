@@ -1,8 +1,32 @@
-"""Plain pip installation (``pip install -e .``): everything but the ROS interfaces.
+"""Plain pip installation (``pip install .``): everything but the ROS interfaces.
 
-colcon does not use this file: the package's build type is ament_cmake (see CMakeLists.txt).
+Enough for the cloud side (``collab-llm verifier``), checks and training; nodes need colcon, which
+does not use this file: the package's build type is ament_cmake (see CMakeLists.txt).
 """
+
+from pathlib import Path
 
 from setuptools import setup
 
-setup()
+ROOT = Path(__file__).parent
+
+
+def requirements() -> list[str]:
+    """What pip must bring, from the one list of it."""
+    lines = (ROOT / "requirements" / "runtime.txt").read_text(encoding="utf-8").splitlines()
+    return [wanted for line in lines if (wanted := line.partition("#")[0].strip())]
+
+
+def shared() -> list[tuple[str, list[str]]]:
+    """Configurations and shipped models, where ``collab_llm_nodes.assets`` looks for them."""
+    folders = [ROOT / "config", *(f for f in (ROOT / "models").iterdir() if f.is_dir())]
+    return [
+        (
+            str(Path("share/collab_llm") / folder.relative_to(ROOT)),
+            [str(f.relative_to(ROOT)) for f in sorted(folder.iterdir()) if f.is_file()],
+        )
+        for folder in folders
+    ]
+
+
+setup(install_requires=requirements(), data_files=shared())
