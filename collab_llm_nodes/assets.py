@@ -34,7 +34,11 @@ def config_file(name: str) -> Path:
     """
     file = _find(Path("config") / name)
     if file is None:
-        raise ConfigError(f"no shipped configuration is called {name!r}", field="config")
+        raise ConfigError(
+            f"no file, and no shipped configuration, is called {name!r}",
+            field="config",
+            remedy="give a file, or a name in the config folder",
+        )
     return file
 
 
