@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import queue
 import shutil
@@ -639,7 +640,7 @@ def test_the_cache_is_freed_however_a_client_leaves(
 
 
 def test_a_client_that_vanishes_in_mid_verification_stops_it(
-    serve: Serve, raw: Callable[[int], RawStream]
+    serve: Serve, raw: Callable[[int], RawStream], caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = Gate(2)
     layers: list[int] = []
@@ -660,6 +661,9 @@ def test_a_client_that_vanishes_in_mid_verification_stops_it(
     engine.freed.get(timeout=WAIT_S)
     assert engine.alive == 0
     assert layers == [1, 2], "the pass went on for nobody"
+    server.stop()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_a_full_verifier_says_so_and_takes_a_waiting_client_when_it_can(
@@ -1010,3 +1014,49 @@ def test_the_configuration_is_read_from_yaml(tmp_path: Path) -> None:
     file.write_text("limits: {max_robots: 2}\n")
     with pytest.raises(ConfigError, match=r"limits\.max_robots"):
         load_config(file)
+
+
+def test_a_shipped_configuration_goes_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_config("verifier_embedded.yaml").model.exits == "beside"
+    (tmp_path / "verifier_embedded.yaml").write_text("model: {path: mine}\n")
+    assert load_config("verifier_embedded.yaml").model.path == "mine"
+    with pytest.raises(ConfigError, match=r"'verifier_none\.yaml'"):
+        load_config("verifier_none.yaml")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(tmp_path / "verifier_none.yaml")
+
+
+def test_signals_while_it_drains_are_ignored() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED_TWICE],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+SIGNALLED_TWICE = """
+import asyncio, os, signal
+from collab_llm_nodes.verifier.service import run_until_signal
+
+class Server:
+    port, sessions = 1, 1
+
+    async def start(self):
+        pass
+
+    async def stop(self, grace_s):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0)
+
+first = lambda port: os.kill(os.getpid(), signal.SIGINT)
+asyncio.run(run_until_signal(Server(), 1.0, first))
+os.kill(os.getpid(), signal.SIGINT)
+"""

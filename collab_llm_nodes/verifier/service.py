@@ -24,6 +24,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.config import check_ranges, from_yaml, setting
 from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.edge_cloud.messages import (
@@ -275,8 +276,13 @@ class VerifierServer:
         def emit(exit_: EarlyExit) -> None:
             loop.call_soon_threadsafe(arrived, exit_)
 
+        def ended(job: asyncio.Future[Verdict | None]) -> None:
+            wake.set()
+            if not job.cancelled():
+                job.exception()  # seen, even if the client is gone and nobody awaits the job
+
         job = self._in_compute_thread(self._verify_now, slot, draft, emit)
-        job.add_done_callback(lambda _: wake.set())
+        job.add_done_callback(ended)
         while not job.done():
             await wake.wait()
             wake.clear()
@@ -445,6 +451,8 @@ def start_server(
 def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda port: None) -> None:
     """Load the model and serve until SIGTERM or SIGINT; then drain. Call it in the main thread.
 
+    From then on both signals are ignored: the process is to end when this returns.
+
     Args:
         on_listening: told the port once clients can connect.
 
@@ -462,9 +470,14 @@ def load_config(
 ) -> VerifierConfig:
     """The configuration in ``file`` (YAML), with ``model`` and ``address`` in place of its own.
 
+    Args:
+        file: a path, or the name of a shipped file such as ``verifier_embedded.yaml``.
+
     Raises:
-        ConfigError: unknown keys, values out of range, or no model at all.
+        ConfigError: no such file, unknown keys, values out of range, or no model at all.
     """
+    if file is not None and not Path(file).exists() and Path(file).name == str(file):
+        file = config_file(str(file))
     config = from_yaml(VerifierConfig, file) if file is not None else VerifierConfig()
     if model is not None:
         config = replace(config, model=replace(config.model, path=model))
@@ -484,10 +497,13 @@ async def run_until_signal(
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        # Not loop.add_signal_handler: the loop's end would bring KeyboardInterrupt back.
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
     await server.start()
     on_listening(server.port)
     await stop.wait()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # a second one has nothing to add
     log.info("draining %d sessions for at most %g s", server.sessions, drain_s)
     await server.stop(drain_s)
 
