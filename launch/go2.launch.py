@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 from launch import LaunchContext, LaunchDescription
-from launch.actions import DeclareLaunchArgument, OpaqueFunction
+from launch.actions import DeclareLaunchArgument, OpaqueFunction, Shutdown
 from launch.conditions import IfCondition, UnlessCondition
 from launch.substitutions import LaunchConfiguration, NotEqualsSubstitution
 from launch_ros.actions import Node
@@ -66,10 +66,7 @@ def _nodes(context: LaunchContext) -> list[Node]:
         return str(LaunchConfiguration(name).perform(context))
 
     config = Path(FindPackageShare("collab_llm").perform(context)) / "config"
-    files = [
-        str(f if (f := Path(value(name))).is_file() else config / value(name))
-        for name in ("robot_file", "params_file")
-    ]
+    files = [_file(name, value(name), config) for name in ("robot_file", "params_file")]
     simulated = value("simulator") == "true"
     common: dict[str, Any] = {
         "namespace": value("namespace"),
@@ -85,6 +82,7 @@ def _nodes(context: LaunchContext) -> list[Node]:
         arguments=["--sim"] if simulated else [],
         ros_arguments=ros_arguments,
         condition=IfCondition(composed),
+        on_exit=Shutdown(reason="the robot's nodes ended"),
         **common,
     )
     apart = [
@@ -107,6 +105,15 @@ def _nodes(context: LaunchContext) -> list[Node]:
         condition=IfCondition(NotEqualsSubstitution(LaunchConfiguration("instruction"), "")),
     )
     return [graph, *apart, instruct]
+
+
+def _file(argument: str, value: str, config: Path) -> str:
+    """The file at ``value``, or of that name in ``config``."""
+    for file in (Path(value), config / value):
+        if file.is_file():
+            return str(file)
+    known = ", ".join(sorted(f.name for f in config.glob("*.yaml")))
+    raise FileNotFoundError(f"{argument}:={value} is no file, nor one of {config}: {known}")
 
 
 def _overrides(value: Any, share: Path) -> str:

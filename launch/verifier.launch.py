@@ -43,6 +43,9 @@ def _process(context: LaunchContext) -> list[ExecuteProcess]:
     )
     share = Path(FindPackageShare("collab_llm").perform(context))
     file = Path(config) if Path(config).is_file() else share / "config" / config
+    if not file.is_file():
+        known = ", ".join(sorted(f.name for f in file.parent.glob("verifier_*.yaml")))
+        raise FileNotFoundError(f"config:={config} is no file, nor one of {file.parent}: {known}")
     if not model and file.name == "verifier_embedded.yaml":
         model = str(share / "models" / "nav-target")
     program = Path(FindPackagePrefix("collab_llm").perform(context)) / "lib/collab_llm/collab-llm"

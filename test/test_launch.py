@@ -69,8 +69,8 @@ def launch(
     )
 
 
-# Says how it was called, and keeps what will be gone afterwards. The end of the verifier would end
-# the others.
+# Says how it was called, and keeps what will be gone afterwards. The end of the verifier, of
+# the graph or of `instruct` ends the others, so these wait for them.
 RECORD = """#!/bin/sh
 echo "$ROS_AUTOMATIC_DISCOVERY_RANGE" > "{seen}/{name}"
 for argument in "$@"; do
@@ -78,7 +78,12 @@ for argument in "$@"; do
 done
 printf "%s\\n" "$@" > "{calls}/{name}.new"
 mv "{calls}/{name}.new" "{calls}/{name}"
-[ {name} != collab-llm ] || while [ ! -e "{calls}/graph" ]; do sleep 0.05; done
+await() {{ while [ ! -e "{calls}/$1" ]; do sleep 0.05; done; }}
+case "{name} $*" in
+    collab-llm*) await graph ;;
+    graph*--sim*) await collab-llm ;;
+    instruct*) for each in {nodes}; do await $each; done ;;
+esac
 """
 
 
@@ -97,13 +102,19 @@ class Package:
         self.seen.mkdir()
         for name in [*NODES, "sim_go2", "graph", "instruct", "collab-llm"]:
             script = prefix / "lib/collab_llm" / name
-            script.write_text(RECORD.format(name=name, calls=self.calls, seen=self.seen))
+            script.write_text(
+                RECORD.format(name=name, nodes=" ".join(NODES), calls=self.calls, seen=self.seen)
+            )
             script.chmod(0o755)
+
+    def launch(self, file: str, **arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a launch file of this package to its end."""
+        path = f"{self.prefix}:{os.environ.get('AMENT_PREFIX_PATH', '')}"
+        return launch(file, arguments, 100.0, AMENT_PREFIX_PATH=path)
 
     def started(self, file: str, **arguments: str) -> dict[str, list[str]]:
         """Executables and their arguments."""
-        path = f"{self.prefix}:{os.environ.get('AMENT_PREFIX_PATH', '')}"
-        done = launch(file, arguments, 100.0, AMENT_PREFIX_PATH=path)
+        done = self.launch(file, **arguments)
         calls = {f.name: f.read_text().splitlines() for f in self.calls.iterdir()}
         assert calls, done.stdout + done.stderr
         for call in calls.values():  # what was written for them is gone with the launch
@@ -174,6 +185,29 @@ def test_the_simulation_has_everything(package: Package) -> None:
     assert draft["model.path"].endswith("models/nav-draft")
     bridge = package.override("graph", "/cloud_verifier_bridge")
     assert bridge["verifier.address"] == "127.0.0.1:50999"
+
+
+@pytest.mark.parametrize(
+    ("file", "argument"),
+    [
+        ("go2.launch.py", "params_file"),
+        ("go2.launch.py", "robot_file"),
+        ("verifier.launch.py", "config"),
+    ],
+)
+def test_a_file_that_does_not_exist_is_named(package: Package, file: str, argument: str) -> None:
+    done = package.launch(file, **{argument: "nowhere.yaml"})
+    assert done.returncode != 0
+    assert f"{argument}:=nowhere.yaml is no file" in done.stdout + done.stderr
+    assert "embedded.yaml" in done.stdout + done.stderr  # what there is
+    assert not list(package.calls.iterdir())
+
+
+def test_the_end_of_the_graph_ends_the_launch(package: Package) -> None:
+    instruct = package.prefix / "lib/collab_llm/instruct"
+    instruct.write_text("#!/bin/sh\nexec sleep 300\n")
+    done = package.launch("go2.launch.py", instruction="find it")
+    assert "process[graph-1] was required" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
