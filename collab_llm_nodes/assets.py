@@ -1,8 +1,9 @@
-"""Where the shipped models and configurations lie: in the source tree, or installed by colcon."""
+"""Where shipped models and configurations lie: source tree, colcon's or pip's installation."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from collab_llm_nodes.errors import ConfigError, ModelError
@@ -43,6 +44,6 @@ def config_file(name: str) -> Path:
 
 
 def _find(relative: Path) -> Path | None:
-    prefixes = os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep)
+    prefixes = [*os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix]
     places = [_SOURCE, *(Path(p) / "share" / "collab_llm" for p in prefixes if p)]
     return next((p / relative for p in places if (p / relative).exists()), None)
