@@ -10,7 +10,10 @@ import pytest
 
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
+from rcl_interfaces.srv import SetParameters
 from rclpy.lifecycle import TransitionCallbackReturn
+from rclpy.node import Node
+from rclpy.parameter import Parameter
 
 from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser, ParserConfig
@@ -86,3 +89,20 @@ def test_a_real_node_shuts_down_unconfigured(ros_context: Any) -> None:
     node = NavigationActionParser(context=ros_context)
     assert node.trigger_shutdown() == TransitionCallbackReturn.SUCCESS
     node.destroy_node()
+
+
+def test_a_dynamic_parameter_applies_where_rclpy_does_not_tell_afterwards(
+    ros_graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ROS 2 Humble has no add_post_set_parameters_callback."""
+    monkeypatch.delattr(Node, "add_post_set_parameters_callback")
+    node = NavigationActionParser(context=ros_graph.context)
+    ros_graph.add(node)
+    client = ros_graph.node("user").create_client(
+        SetParameters, "navigation_action_parser/set_parameters"
+    )
+    ros_graph.wait_for(client.service_is_ready)
+    value = Parameter("max_age", value=7.5).to_parameter_msg()
+    answer = ros_graph.result(client.call_async(SetParameters.Request(parameters=[value])))
+    assert answer.results[0].successful
+    ros_graph.wait_for(lambda: node.config.max_age == 7.5)

@@ -210,7 +210,9 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         )
         self._autostart = self.declare_parameter("autostart", True, autostart).value
         self.add_on_set_parameters_callback(self._validate)
-        self.add_post_set_parameters_callback(self._apply)
+        self._told_afterwards = hasattr(self, "add_post_set_parameters_callback")  # not on Humble
+        if self._told_afterwards:
+            self.add_post_set_parameters_callback(self._apply)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", RESULT)
         self.create_timer(1.0, self.report_health, clock=STEADY)
 
@@ -335,6 +337,8 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
             _read(self, self._config_type, {p.name: p.value for p in parameters})
         except ConfigError as error:
             return SetParametersResult(successful=False, reason=str(error))
+        if not self._told_afterwards:
+            self.post(self._apply, parameters)  # runs when this call has set them
         return SetParametersResult(successful=True)
 
     def _apply(self, parameters: list[Parameter]) -> None:
