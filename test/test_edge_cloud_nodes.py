@@ -212,6 +212,7 @@ def test_the_cache_serves_drafts(ros_graph: Any) -> None:
         ({"temperature": -1.0}, Generate.Result.INVALID_INPUT, "temperature"),
         ({"law": "murphy"}, Generate.Result.INVALID_INPUT, "law"),
         ({"deadline_s": float("nan")}, Generate.Result.INVALID_INPUT, "deadline_s"),
+        ({"max_tokens": 2**31}, Generate.Result.INVALID_INPUT, "max_tokens"),
         ({"deadline_s": 1e10}, Generate.Result.INVALID_INPUT, "deadline_s"),
     ],
 )

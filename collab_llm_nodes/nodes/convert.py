@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -34,13 +36,22 @@ def code_of(status: int) -> str:
     return _CODE_OF.get(status, CollabError.code)
 
 
+@contextmanager
+def of_a_request() -> Iterator[None]:
+    """What is out of range here is a request's value, not the node's configuration."""
+    try:
+        yield
+    except ConfigError as error:
+        raise InvalidInput(str(error.args[0]), field=error.field, remedy=error.remedy) from error
+
+
 def sampling_from(request: Any) -> SamplingConfig:
     """The sampling fields that several requests share; zero and empty mean the default.
 
     Raises:
         InvalidInput: a value is out of its range.
     """
-    try:
+    with of_a_request():
         return SamplingConfig(
             temperature=float(request.temperature),
             top_k=int(request.top_k),
@@ -48,8 +59,6 @@ def sampling_from(request: Any) -> SamplingConfig:
             seed=int(request.seed),
             law=str(request.law) or "rejection",
         )
-    except ConfigError as error:
-        raise InvalidInput(str(error.args[0]), field=error.field, remedy=error.remedy) from error
 
 
 def images_from(request: Any) -> tuple[bytes, ...]:

@@ -52,6 +52,7 @@ from collab_llm_nodes.nodes.convert import (
     exit_from_msg,
     images_from,
     metrics_to_msg,
+    of_a_request,
     sampling_from,
     status_of,
     verdict_from_msg,
@@ -91,7 +92,7 @@ class _Request:
     header: Header
     prompt: Prompt
     sampling: SamplingConfig
-    max_tokens: int
+    client: ClientConfig
     asked_at: float  # time.monotonic
     due: float
     images: list[CompressedImage]
@@ -282,13 +283,15 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         prompt = Prompt(request.prompt, images_from(request))
         asked_at = time.monotonic()
         due = asked_at + (request.deadline_s or self.config.deadline_s)
-        max_tokens = request.max_tokens or self.config.client.max_tokens
+        with of_a_request():
+            max_tokens = request.max_tokens or self.config.client.max_tokens
+            client = ClientConfig(self.config.client.gamma, max_tokens)
         return _Answer(
             _Request(
                 request.header,
                 prompt,
                 sampling_from(request),
-                max_tokens,
+                client,
                 asked_at,
                 due,
                 list(request.images),
@@ -417,7 +420,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         if answer.cancelled or engine is None:
             raise Cancelled("the caller gave the answer up")
         encoded = encode(request.prompt, engine.loaded)  # refuses what cannot be used
-        client = EdgeClient(ClientConfig(self.config.client.gamma, request.max_tokens))
+        client = EdgeClient(request.client)
         drafter = Drafter(engine, encoded, request.sampling, self.config.drafter)
         answer.loop = EdgeLoop(
             client,
@@ -454,7 +457,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             top_p=request.sampling.top_p,
             seed=request.sampling.seed,
             law=request.sampling.law,
-            max_tokens=request.max_tokens,
+            max_tokens=request.client.max_tokens,
             vocabulary=self._vocabulary,
             deadline_s=max(0.001, request.due - time.monotonic()),
         )
