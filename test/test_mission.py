@@ -352,3 +352,10 @@ def test_any_order_of_events_moves_only_in_act(events: list[str]) -> None:
     drive.run(70.0)  # every wait has a deadline
     assert mission.ending is not None
     assert mission.velocity == ZERO
+
+
+@pytest.mark.parametrize("instruction", ["", " \n", "\x01\x02", "?!"])
+def test_an_instruction_that_says_nothing_is_refused(instruction: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_instruction(instruction, MissionConfig())
+    assert caught.value.field == "instruction"

@@ -95,8 +95,8 @@ _STATUS_OF = {Code.UNVERIFIED: "UNAVAILABLE", Code.STALE: "NO_OBSERVATION"}
 
 
 def check_instruction(instruction: str, config: MissionConfig) -> None:
-    """Raises InvalidInput for an empty or oversized instruction."""
-    if not instruction.strip():
+    """Raises InvalidInput for an instruction without a letter or digit, or an oversized one."""
+    if not any(character.isalnum() for character in instruction):
         raise InvalidInput("empty", field="instruction", remedy="say where to go")
     if len(instruction) > config.max_instruction:
         raise InvalidInput(

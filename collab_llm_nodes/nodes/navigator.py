@@ -37,7 +37,7 @@ from collab_llm_nodes.navigation.executor import ZERO, Pose2D, Velocity
 from collab_llm_nodes.navigation.grammar import Code, Kind, ParsedAction
 from collab_llm_nodes.navigation.mission import Mission, MissionConfig, Phase, check_instruction
 from collab_llm_nodes.navigation.prompt import DEFAULT_TEMPLATE, user_text
-from collab_llm_nodes.nodes.convert import code_of
+from collab_llm_nodes.nodes.convert import code_of, of_a_request
 from collab_llm_nodes.nodes.ros import (
     CAMERA,
     COMMAND,
@@ -208,11 +208,12 @@ class Navigator(ManagedNode[NavigatorConfig]):
         check_instruction(request.instruction, config)
         if not 0.0 <= request.deadline_s < math.inf:
             raise InvalidInput("must be >= 0 and finite", field="deadline_s", remedy="0 = default")
-        config = replace(
-            config,
-            max_steps=request.max_steps or config.max_steps,
-            deadline=request.deadline_s or config.deadline,
-        )
+        with of_a_request():
+            config = replace(
+                config,
+                max_steps=request.max_steps or config.max_steps,
+                deadline=request.deadline_s or config.deadline,
+            )
         return Mission(config, self.seconds(), wall())
 
     def _conclude(
