@@ -401,3 +401,10 @@ def test_the_graph_recovers_with_its_verifier(
     with start_server(again, target):
         assert tuple(edge.generate().tokens) == expected
         edge.stop()
+
+
+@pytest.mark.ros
+def test_every_goal_of_a_burst_is_answered(edge: Edge) -> None:
+    """More than a service's default queue holds; all but a few end as BUSY."""
+    sent = [edge.action.send_goal_async(edge.goal(deadline_s=5.0)) for _ in range(40)]
+    edge.graph.wait_for(lambda: all(future.done() for future in sent), timeout=20.0)

@@ -57,7 +57,7 @@ from collab_llm_nodes.nodes.convert import (
     status_of,
     verdict_from_msg,
 )
-from collab_llm_nodes.nodes.ros import RESULT, STEADY, ManagedNode, guarded, run
+from collab_llm_nodes.nodes.ros import REQUESTS, RESULT, STEADY, ManagedNode, guarded, run
 
 PROTOCOLS = ("edge_cloud",)
 MAX_DEADLINE_S = 86400.0
@@ -169,6 +169,9 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             self._execute,
             goal_callback=lambda goal: GoalResponse.ACCEPT,  # refusals need a status: see _submit
             cancel_callback=self._on_cancel,
+            goal_service_qos_profile=REQUESTS,
+            result_service_qos_profile=REQUESTS,
+            cancel_service_qos_profile=REQUESTS,
         )
 
     def deactivate(self) -> None:

@@ -64,6 +64,11 @@ RESULT = QoSProfile(
 )
 """Messages that must all arrive: observations, drafts, verdicts, texts, actions."""
 
+REQUESTS = QoSProfile(
+    depth=200, history=HistoryPolicy.KEEP_LAST, reliability=ReliabilityPolicy.RELIABLE
+)
+"""A service's own queue. rclpy's default of 10 silently drops the rest of a burst."""
+
 STATE = QoSProfile(
     depth=1,
     history=HistoryPolicy.KEEP_LAST,
