@@ -67,6 +67,15 @@ class Unavailable(CollabError):
     code = "UNAVAILABLE"
 
 
+class Replay(Unavailable):
+    """The verifier let go of a session: open it again with the confirmed tokens.
+
+    Between verifier and link only, which does so; users never see it (hence not in ``BY_CODE``).
+    """
+
+    code = "REPLAY"
+
+
 class DeadlineExceeded(CollabError):
     """The answer did not come within the deadline."""
 

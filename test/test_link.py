@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
+import torch
 from fake_models import FakeEngine, as_engine, encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,7 +38,12 @@ from collab_llm_nodes.edge_cloud.messages import (
     Verdict,
 )
 from collab_llm_nodes.edge_cloud.predraft import PreDraftCache, PreDraftConfig
-from collab_llm_nodes.edge_cloud.server import EarlyExitQueue, ExitConfig, VerifierSession
+from collab_llm_nodes.edge_cloud.server import (
+    MAX_AHEAD,
+    EarlyExitQueue,
+    ExitConfig,
+    VerifierSession,
+)
 from collab_llm_nodes.edge_cloud.target import TargetSession
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ProtocolError
 from collab_llm_nodes.models.prompt import Prompt
@@ -659,20 +665,87 @@ def test_the_verifier_refuses_what_does_not_fit_its_state(
     draft: Draft, error: type[Exception], field_name: str
 ) -> None:
     with pytest.raises(error) as caught:
-        verifier().begin(draft)
+        verifier().offer(draft)
     assert caught.value.field == field_name  # type: ignore[attr-defined]
 
 
 def test_the_verifier_needs_probabilities_under_the_rejection_law() -> None:
     with pytest.raises(InvalidInput, match="distribution"):
-        verifier(SamplingConfig(1.0)).begin(Draft(0, 0, (1,)))
+        verifier(SamplingConfig(1.0)).offer(Draft(0, 0, (1,)))
 
 
 def test_the_verifier_ignores_a_repeated_or_past_draft() -> None:
     session = verifier(round=2)
-    assert session.begin(Draft(1, 0, (1,))) is None
-    assert session.begin(Draft(2, 0, (1,))) == (1,)
-    assert session.begin(Draft(2, 0, (1,))) is None
+    assert not session.offer(Draft(1, 0, (1,)))
+    assert session.offer(Draft(2, 0, (1,)))
+    assert not session.offer(Draft(2, 0, (2,)))
+    assert session.begin() == (1,)
+    assert session.begin() is None
+    assert not session.offer(Draft(2, 0, (2,)))
+
+
+def logits_for(*tokens: int) -> torch.Tensor:
+    """Logits [n, 24] whose greedy choices are ``tokens``."""
+    return torch.nn.functional.one_hot(torch.tensor(tokens), 24).float()
+
+
+def test_a_draft_pushed_ahead_is_begun_when_the_answer_grows_as_it_expects() -> None:
+    session = verifier()
+    assert session.offer(Draft(0, 0, (1, 2)))
+    assert session.begin() == (1, 2)
+    assert session.offer(Draft(1, 3, (4, 5), after=(1, 2, 3)))
+    assert session.offer(Draft(1, 2, (6, 7), after=(1, 9)))
+    assert session.offer(Draft(2, 6, (8,), after=(1, 2, 3, 4, 5, 7)))
+    assert session.begin() is None, "a round is under verification"
+    session.conclude(logits_for(1, 2, 3), 0.0)
+    assert session.begin() == (4, 5)
+    session.conclude(logits_for(4, 5, 6), 0.0)
+    assert session.begin() is None, "the answer grew otherwise: 6 instead of 7"
+    assert session.generated == [1, 2, 3, 4, 5, 6]
+    assert session.offer(Draft(2, 6, (8,), after=(6,))), "late, but what is expected holds"
+    assert session.begin() == (8,)
+
+
+def test_a_void_draft_is_ignored_and_does_not_block_its_round() -> None:
+    session = verifier(replay=(1, 2), round=3)
+    assert not session.offer(Draft(3, 2, (5,), after=(9,)))
+    assert not session.offer(Draft(4, 2, (5,), after=(2,))), "the answer grows with every round"
+    assert not session.offer(Draft(3, 4, (5,), after=(2, 3)))
+    assert session.offer(Draft(3, 2, (6,)))
+    assert session.begin() == (6,)
+
+
+def test_alone_the_verifier_decodes_as_many_tokens_as_asked() -> None:
+    session = verifier()
+    assert session.offer(Draft(0, 0, (), solo=2))
+    for token in (3, 4, 5):
+        assert session.begin() == ()
+        session.conclude(logits_for(token), 0.0)
+    assert session.begin() is None
+    assert session.generated == [3, 4, 5]
+    assert session.round == 3
+
+
+def test_drafts_ahead_are_bounded() -> None:
+    session = verifier()
+    for token in range(MAX_AHEAD):
+        assert session.offer(Draft(1, 2, (token % 24,), after=(1, token % 24)))
+    with pytest.raises(ProtocolError, match="ahead"):
+        session.offer(Draft(1, 2, (1,), after=(1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("draft", "field_name"),
+    [
+        (Draft(1, 1, (1,), after=(1, 2)), "after"),
+        (Draft(1, 1, (1,), after=(24,)), "after"),
+        (Draft(0, 0, (), solo=25), "tokens"),
+    ],
+)
+def test_drafts_ahead_and_solo_rounds_are_checked(draft: Draft, field_name: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        verifier().offer(draft)
+    assert caught.value.field == field_name
 
 
 def test_the_verifier_refuses_a_replay_that_cannot_be() -> None:

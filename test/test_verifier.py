@@ -221,6 +221,8 @@ DRAFTS = st.builds(
     st.lists(IDS, max_size=8).map(tuple),
     st.none() | st.lists(distributions(), max_size=4).map(tuple),
     st.booleans(),
+    st.none() | st.lists(IDS, max_size=8).map(tuple),
+    COUNTS,
 )
 OUTCOMES = st.lists(IDS, min_size=2, max_size=9).map(tuple)
 EXITS = OUTCOMES.flatmap(
@@ -241,6 +243,7 @@ VERDICTS = OUTCOMES.flatmap(
         st.just(tokens),
         st.sampled_from([len(tokens) - 1, len(tokens)]),
         st.booleans(),
+        FIGURES,
         FIGURES,
     )
 )

@@ -55,6 +55,11 @@ class Draft:
         tokens: [gamma] token ids.
         probs: [gamma] distributions the tokens were drawn from; None for greedy and coupled laws.
         cached: it came from the pre-draft cache (for metrics only).
+        after: None for a draft after the confirmed answer. A draft that is pushed ahead of the
+            verdicts it depends on names the tokens that the answer must end with when its round
+            comes; if it ends otherwise the draft is void. Then its round needs no further message.
+        solo: further rounds, one token each, that the verifier is to decode alone after this one,
+            without waiting for drafts (autoregressive decoding streams like that).
     """
 
     round: int
@@ -62,6 +67,8 @@ class Draft:
     tokens: tuple[int, ...]
     probs: tuple[SparseDistribution, ...] | None = None
     cached: bool = False
+    after: tuple[int, ...] | None = None
+    solo: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,7 @@ class Verdict:
         accepted: how many of ``tokens`` are draft tokens.
         finished: the answer is complete.
         compute_s: the verifier's time for the forward pass, for the planner and the metrics.
+        queue_s: how long the draft waited there for its turn.
     """
 
     round: int
@@ -98,6 +106,7 @@ class Verdict:
     accepted: int
     finished: bool
     compute_s: float = 0.0
+    queue_s: float = 0.0
 
 
 @dataclass(frozen=True)

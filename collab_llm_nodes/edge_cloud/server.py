@@ -1,7 +1,8 @@
 """The verifier's side of one session (paper 003, Algorithm 2) as a state machine without I/O.
 
 The caller runs the target model: it feeds the ids of :meth:`VerifierSession.begin`, gives each
-exit layer's logits to :meth:`preview` and the last layer's to :meth:`conclude`.
+exit layer's logits to :meth:`preview` and the last layer's to :meth:`conclude`, and begins again: the
+next draft may be there already (pushed ahead, or an empty one of the verifier's own).
 Verification is a pure function of (generated tokens, draft, sampling): a lost session is rebuilt
 by replaying token ids.
 """
@@ -70,8 +71,12 @@ class EarlyExitQueue:
         self._known.clear()
 
 
+MAX_AHEAD = 64
+"""Drafts of one session that the verifier keeps for rounds to come."""
+
+
 class VerifierSession:
-    """What the verifier knows of one session: confirmed tokens, round, the draft at hand."""
+    """What the verifier knows of one session: confirmed tokens, round, drafts now and to come."""
 
     def __init__(
         self, opened: Open, *, eos: frozenset[int], vocab_size: int, exits: ExitConfig | None = None
@@ -83,46 +88,53 @@ class VerifierSession:
         self.generated: list[int] = list(opened.replay)
         self.round = opened.round
         self.finished = False
-        self._draft: Draft | None = None
+        self._draft: Draft | None = None  # under verification
+        self._next: Draft | None = None  # for this round
+        self._ahead: list[Draft] = []  # for later rounds, if the answer grows as they expect
         self._check_ids(opened.replay, "replay")
         if len(opened.replay) >= opened.max_tokens:
             raise InvalidInput(
                 "replay is as long as the answer may be", field="replay", remedy="raise max_tokens"
             )
 
-    def begin(self, draft: Draft) -> tuple[int, ...] | None:
-        """Accept ``draft`` for verification; returns the ids to feed, None if it is stale.
+    def offer(self, draft: Draft) -> bool:
+        """Take ``draft`` in, for this round or a later one; False if it is stale or void.
 
         Raises:
-            ProtocolError: a round from the future, a gap, or a session that is over.
+            ProtocolError: a round from the future, a gap, too many drafts ahead, or a session that
+                is over.
             InvalidInput: token ids out of the vocabulary, malformed distributions.
         """
-        if draft.round < self.round or (draft.round == self.round and self._draft is not None):
-            return None
+        taken = self._draft is not None or self._next is not None
+        if draft.round < self.round or (draft.round == self.round and taken):
+            return False
         if self.finished:
+            if draft.after is not None:
+                return False  # on its way when the last verdict was
             raise ProtocolError(
                 "the answer is complete", field="round", remedy="open a new session"
             )
-        if draft.round > self.round:
+        if draft.after is None:
+            self._check_due(draft)
+        self._check_content(draft)
+        if not self._may_come(draft):
+            return False
+        if draft.round == self.round:
+            self._next = draft
+        elif len(self._ahead) >= MAX_AHEAD:
             raise ProtocolError(
-                f"got round {draft.round}, expected {self.round}",
-                field="round",
-                remedy="wait for each verdict before drafting on",
+                f"more than {MAX_AHEAD} drafts ahead", field="after", remedy="push fewer"
             )
-        if draft.start != len(self.generated):
-            raise ProtocolError(
-                f"draft starts at token {draft.start}, {len(self.generated)} are confirmed",
-                field="start",
-                remedy="reopen the session with the confirmed tokens as replay",
-            )
-        self._check_ids(draft.tokens, "tokens")
-        if len(draft.tokens) + 1 > self._open.max_tokens - len(self.generated):
-            raise InvalidInput(
-                "the draft goes past max_tokens", field="tokens", remedy="draft fewer tokens"
-            )
-        self._check_probs(draft)
-        self._draft = draft
-        return draft.tokens
+        else:
+            self._ahead.append(draft)
+        return True
+
+    def begin(self) -> tuple[int, ...] | None:
+        """Start verifying this round's draft; returns its ids to feed, None if there is none."""
+        if self._draft is not None or self._next is None:
+            return None
+        self._draft, self._next = self._next, None
+        return self._draft.tokens
 
     def preview(self, layer: int, logits: Tensor) -> EarlyExit:
         """The outcome as this exit sees it; same uniforms as the final one (common random numbers).
@@ -136,13 +148,29 @@ class VerifierSession:
         confidence = top.prod() if self._exits.confidence == "joint" else top.max()
         return EarlyExit(draft.round, layer, tokens, accepted, finished, float(confidence))
 
-    def conclude(self, logits: Tensor, compute_s: float) -> Verdict:
+    def conclude(self, logits: Tensor, compute_s: float, queue_s: float = 0.0) -> Verdict:
         """The final verdict from the last layer's logits [gamma + 1, vocabulary]."""
         draft, tokens, accepted, self.finished = self._judge(logits)
         self._draft = None
         self.generated += tokens
         self.round += 1
-        return Verdict(draft.round, tokens, accepted, self.finished, compute_s)
+        self._ahead = [] if self.finished else [d for d in self._ahead if self._may_come(d)]
+        if draft.solo and not self.finished:
+            self._next = Draft(self.round, len(self.generated), (), solo=draft.solo - 1)
+        else:
+            self._next = next((d for d in self._ahead if d.round == self.round), None)
+        self._ahead = [d for d in self._ahead if d.round > self.round]
+        return Verdict(draft.round, tokens, accepted, self.finished, compute_s, queue_s)
+
+    def _may_come(self, draft: Draft) -> bool:
+        """Whether the answer may still grow into what ``draft`` continues."""
+        if draft.after is None:
+            return True
+        missing = draft.start - len(self.generated)
+        if missing < 0 or (missing == 0) != (draft.round == self.round):
+            return False
+        seen = self.generated[draft.start - len(draft.after) :]
+        return draft.after[: len(seen)] == tuple(seen)
 
     def _judge(self, logits: Tensor) -> tuple[Draft, tuple[int, ...], int, bool]:
         """The draft, the tokens it yields, how many of them are its own, and whether they end."""
@@ -161,6 +189,34 @@ class VerifierSession:
         tokens = draft.tokens[: outcome.accepted] + extra
         full = len(self.generated) + len(tokens) >= self._open.max_tokens
         return draft, tokens, outcome.accepted, full or tokens[-1] in self._eos
+
+    def _check_due(self, draft: Draft) -> None:
+        if draft.round > self.round:
+            raise ProtocolError(
+                f"got round {draft.round}, expected {self.round}",
+                field="round",
+                remedy="wait for each verdict before drafting on, or say what it is to come after",
+            )
+        if draft.start != len(self.generated):
+            raise ProtocolError(
+                f"draft starts at token {draft.start}, {len(self.generated)} are confirmed",
+                field="start",
+                remedy="reopen the session with the confirmed tokens as replay",
+            )
+
+    def _check_content(self, draft: Draft) -> None:
+        self._check_ids(draft.tokens, "tokens")
+        self._check_ids(draft.after or (), "after")
+        if len(draft.after or ()) > draft.start:
+            raise InvalidInput(
+                "longer than the answer before it", field="after", remedy="see start"
+            )
+        room = self._open.max_tokens - draft.start
+        if len(draft.tokens) + 1 > room or draft.solo > room:
+            raise InvalidInput(
+                "the draft goes past max_tokens", field="tokens", remedy="draft fewer tokens"
+            )
+        self._check_probs(draft)
 
     def _check_ids(self, ids: tuple[int, ...], field: str) -> None:
         for token in ids:

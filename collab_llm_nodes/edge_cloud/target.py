@@ -48,9 +48,10 @@ class TargetSession:
     def verify(self, draft: Draft, emit: Callable[[EarlyExit], None]) -> Verdict | None:
         """Verify ``draft`` in one forward pass; ``emit`` is called during it, exit by exit.
 
-        Returns None for a stale draft. Raises what ``VerifierSession.begin`` raises.
+        Returns None for a stale draft. Raises what ``VerifierSession.offer`` raises.
         """
-        tokens = self._state.begin(draft)
+        self._state.offer(draft)
+        tokens = self._state.begin()
         if tokens is None:
             return None
         started = time.perf_counter()

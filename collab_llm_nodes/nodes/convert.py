@@ -86,6 +86,9 @@ def draft_to_msg(draft: Draft, header: Header, session_id: str) -> DraftMsg:
         support_ids=_concatenate("i", [q.ids for q in probs], np.int32),
         support_probs=_concatenate("f", [q.probs for q in probs], np.float32),
         cached=draft.cached,
+        ahead=draft.after is not None,
+        after=array("i", draft.after or ()),
+        solo=draft.solo,
     )
 
 
@@ -99,7 +102,8 @@ def draft_from_msg(msg: DraftMsg, sampling: SamplingConfig) -> Draft:
         ids = np.split(np.asarray(msg.support_ids, np.int32), ends[:-1]) if len(ends) else []
         values = np.split(np.asarray(msg.support_probs, np.float32), ends[:-1]) if len(ends) else []
         probs = tuple(SparseDistribution(i, p) for i, p in zip(ids, values, strict=True))
-    return Draft(msg.round, msg.start, tuple(msg.tokens), probs, msg.cached)
+    after = tuple(msg.after) if msg.ahead else None
+    return Draft(msg.round, msg.start, tuple(msg.tokens), probs, msg.cached, after, msg.solo)
 
 
 def exit_to_msg(exit_: EarlyExit, header: Header, session_id: str) -> EarlyExitMsg:
@@ -134,7 +138,7 @@ def verdict_to_msg(verdict: Verdict | Failure, header: Header, session_id: str) 
     msg.tokens = array("i", verdict.tokens)
     msg.accepted = verdict.accepted
     msg.finished = verdict.finished
-    msg.compute_s = verdict.compute_s
+    msg.compute_s, msg.queue_s = verdict.compute_s, verdict.queue_s
     return msg
 
 
@@ -142,7 +146,9 @@ def verdict_from_msg(msg: VerdictMsg) -> Verdict | Failure:
     """Back again."""
     if msg.status != VerdictMsg.OK:
         return Failure(code_of(msg.status), msg.error_msg)
-    return Verdict(msg.round, tuple(msg.tokens), msg.accepted, msg.finished, msg.compute_s)
+    return Verdict(
+        msg.round, tuple(msg.tokens), msg.accepted, msg.finished, msg.compute_s, msg.queue_s
+    )
 
 
 def metrics_to_msg(metrics: GenerationMetrics) -> MetricsMsg:

@@ -96,7 +96,8 @@ def decode_server(data: bytes) -> ServerMessage:
     if kind == "verdict":
         v = parsed.verdict
         _check_outcome(v.tokens, v.accepted, v.compute_s)
-        return Verdict(v.round, tuple(v.tokens), v.accepted, v.finished, v.compute_s)
+        _check_figure(v.queue_s)
+        return Verdict(v.round, tuple(v.tokens), v.accepted, v.finished, v.compute_s, v.queue_s)
     raise ProtocolError("empty or unknown message", field="message", remedy=_UPDATE)
 
 
@@ -173,7 +174,16 @@ def _read_open(m: pb.Open) -> Open:
 
 def _write_draft(m: Draft) -> pb.ClientMessage:
     probs = None if m.probs is None else _write_distributions(m.probs)
-    draft = pb.Draft(round=m.round, start=m.start, tokens=m.tokens, cached=m.cached, probs=probs)
+    draft = pb.Draft(
+        round=m.round,
+        start=m.start,
+        tokens=m.tokens,
+        cached=m.cached,
+        probs=probs,
+        ahead=m.after is not None,
+        after=m.after or (),
+        solo=m.solo,
+    )
     return pb.ClientMessage(draft=draft)
 
 
@@ -185,7 +195,10 @@ def _read_draft(m: pb.Draft) -> Draft:
             remedy="lower gamma",
         )
     probs = _read_distributions(m.probs) if m.HasField("probs") else None
-    return Draft(m.round, m.start, tuple(m.tokens), probs, m.cached)
+    if m.after and not m.ahead:
+        raise InvalidInput("only a draft sent ahead has it", field="after", remedy=_UPDATE)
+    after = tuple(m.after) if m.ahead else None
+    return Draft(m.round, m.start, tuple(m.tokens), probs, m.cached, after, m.solo)
 
 
 def _write_distributions(probs: Sequence[SparseDistribution]) -> pb.Distributions:
@@ -248,6 +261,7 @@ def _write_verdict(m: Verdict) -> pb.ServerMessage:
             accepted=m.accepted,
             finished=m.finished,
             compute_s=m.compute_s,
+            queue_s=m.queue_s,
         )
     )
 
@@ -258,6 +272,10 @@ def _check_outcome(tokens: Sequence[int], accepted: int, figure: float) -> None:
         raise ProtocolError(
             f"{len(tokens)} tokens of which {accepted} accepted", field="accepted", remedy=_UPDATE
         )
+    _check_figure(figure)
+
+
+def _check_figure(figure: float) -> None:
     if not (math.isfinite(figure) and figure >= 0):
         raise ProtocolError(f"{figure} is no confidence or time", field="message", remedy=_UPDATE)
 

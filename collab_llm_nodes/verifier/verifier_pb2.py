@@ -4,61 +4,60 @@
 # source: collab_llm_nodes/verifier/verifier.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
+
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
+
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC,
-    7,
-    35,
-    1,
-    '',
-    'collab_llm_nodes/verifier/verifier.proto'
+    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "collab_llm_nodes/verifier/verifier.proto"
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-
-
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(collab_llm_nodes/verifier/verifier.proto\x12\rcollab_llm.v1\"\x8d\x01\n\rClientMessage\x12#\n\x04open\x18\x01 \x01(\x0b\x32\x13.collab_llm.v1.OpenH\x00\x12%\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x14.collab_llm.v1.DraftH\x00\x12%\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x14.collab_llm.v1.CloseH\x00\x42\t\n\x07message\"\xc9\x01\n\rServerMessage\x12\'\n\x06opened\x18\x01 \x01(\x0b\x32\x15.collab_llm.v1.OpenedH\x00\x12.\n\nearly_exit\x18\x02 \x01(\x0b\x32\x18.collab_llm.v1.EarlyExitH\x00\x12)\n\x07verdict\x18\x03 \x01(\x0b\x32\x16.collab_llm.v1.VerdictH\x00\x12)\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x16.collab_llm.v1.FailureH\x00\x42\t\n\x07message\"X\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x06\x12\x0b\n\x03law\x18\x05 \x01(\t\"\x96\x01\n\x04Open\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06images\x18\x02 \x03(\x0c\x12)\n\x08sampling\x18\x03 \x01(\x0b\x32\x17.collab_llm.v1.Sampling\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x12\n\nvocabulary\x18\x05 \x01(\t\x12\x0e\n\x06replay\x18\x06 \x03(\r\x12\r\n\x05round\x18\x07 \x01(\r\"3\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"r\n\x05\x44raft\x12\r\n\x05round\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x08\x12+\n\x05probs\x18\x05 \x01(\x0b\x32\x1c.collab_llm.v1.Distributions\";\n\rDistributions\x12\r\n\x05sizes\x18\x01 \x03(\r\x12\x0c\n\x04gaps\x18\x02 \x03(\r\x12\r\n\x05probs\x18\x03 \x01(\x0c\"q\n\tEarlyExit\x12\r\n\x05round\x18\x01 \x01(\r\x12\r\n\x05layer\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12\x12\n\nconfidence\x18\x06 \x01(\x01\"_\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\x10\n\x08\x66inished\x18\x04 \x01(\x08\x12\x11\n\tcompute_s\x18\x05 \x01(\x01\"\x07\n\x05\x43lose\"G\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x0e\n\x06remedy\x18\x04 \x01(\t\"\x11\n\x0f\x44\x65scribeRequest\"\xa4\x01\n\x06Limits\x12\x14\n\x0cmax_sessions\x18\x01 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x02 \x01(\r\x12\x18\n\x10max_prompt_chars\x18\x03 \x01(\r\x12\x12\n\nmax_images\x18\x04 \x01(\r\x12\x17\n\x0fmax_image_bytes\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x0e\n\x06idle_s\x18\x07 \x01(\x01\"\xa2\x01\n\nServerInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocabulary\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x13\n\x0b\x65xit_layers\x18\x04 \x03(\r\x12\x0f\n\x07version\x18\x05 \x01(\t\x12%\n\x06limits\x18\x06 \x01(\x0b\x32\x15.collab_llm.v1.Limits\x12\x10\n\x08sessions\x18\x07 \x01(\r2\x9c\x01\n\x08Verifier\x12I\n\x07Session\x12\x1c.collab_llm.v1.ClientMessage\x1a\x1c.collab_llm.v1.ServerMessage(\x01\x30\x01\x12\x45\n\x08\x44\x65scribe\x12\x1e.collab_llm.v1.DescribeRequest\x1a\x19.collab_llm.v1.ServerInfob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
+    b'\n(collab_llm_nodes/verifier/verifier.proto\x12\rcollab_llm.v1"\x8d\x01\n\rClientMessage\x12#\n\x04open\x18\x01 \x01(\x0b\x32\x13.collab_llm.v1.OpenH\x00\x12%\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x14.collab_llm.v1.DraftH\x00\x12%\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x14.collab_llm.v1.CloseH\x00\x42\t\n\x07message"\xc9\x01\n\rServerMessage\x12\'\n\x06opened\x18\x01 \x01(\x0b\x32\x15.collab_llm.v1.OpenedH\x00\x12.\n\nearly_exit\x18\x02 \x01(\x0b\x32\x18.collab_llm.v1.EarlyExitH\x00\x12)\n\x07verdict\x18\x03 \x01(\x0b\x32\x16.collab_llm.v1.VerdictH\x00\x12)\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x16.collab_llm.v1.FailureH\x00\x42\t\n\x07message"X\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x06\x12\x0b\n\x03law\x18\x05 \x01(\t"\x96\x01\n\x04Open\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06images\x18\x02 \x03(\x0c\x12)\n\x08sampling\x18\x03 \x01(\x0b\x32\x17.collab_llm.v1.Sampling\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x12\n\nvocabulary\x18\x05 \x01(\t\x12\x0e\n\x06replay\x18\x06 \x03(\r\x12\r\n\x05round\x18\x07 \x01(\r"3\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r"\x9e\x01\n\x05\x44raft\x12\r\n\x05round\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x08\x12+\n\x05probs\x18\x05 \x01(\x0b\x32\x1c.collab_llm.v1.Distributions\x12\r\n\x05\x61head\x18\x06 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x07 \x03(\r\x12\x0c\n\x04solo\x18\x08 \x01(\r";\n\rDistributions\x12\r\n\x05sizes\x18\x01 \x03(\r\x12\x0c\n\x04gaps\x18\x02 \x03(\r\x12\r\n\x05probs\x18\x03 \x01(\x0c"q\n\tEarlyExit\x12\r\n\x05round\x18\x01 \x01(\r\x12\r\n\x05layer\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12\x12\n\nconfidence\x18\x06 \x01(\x01"p\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\x10\n\x08\x66inished\x18\x04 \x01(\x08\x12\x11\n\tcompute_s\x18\x05 \x01(\x01\x12\x0f\n\x07queue_s\x18\x06 \x01(\x01"\x07\n\x05\x43lose"G\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x0e\n\x06remedy\x18\x04 \x01(\t"\x11\n\x0f\x44\x65scribeRequest"\xa4\x01\n\x06Limits\x12\x14\n\x0cmax_sessions\x18\x01 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x02 \x01(\r\x12\x18\n\x10max_prompt_chars\x18\x03 \x01(\r\x12\x12\n\nmax_images\x18\x04 \x01(\r\x12\x17\n\x0fmax_image_bytes\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x0e\n\x06idle_s\x18\x07 \x01(\x01"\xa2\x01\n\nServerInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocabulary\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x13\n\x0b\x65xit_layers\x18\x04 \x03(\r\x12\x0f\n\x07version\x18\x05 \x01(\t\x12%\n\x06limits\x18\x06 \x01(\x0b\x32\x15.collab_llm.v1.Limits\x12\x10\n\x08sessions\x18\x07 \x01(\r2\x9c\x01\n\x08Verifier\x12I\n\x07Session\x12\x1c.collab_llm.v1.ClientMessage\x1a\x1c.collab_llm.v1.ServerMessage(\x01\x30\x01\x12\x45\n\x08\x44\x65scribe\x12\x1e.collab_llm.v1.DescribeRequest\x1a\x19.collab_llm.v1.ServerInfob\x06proto3'
+)
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'collab_llm_nodes.verifier.verifier_pb2', _globals)
+_builder.BuildTopDescriptorsAndMessages(
+    DESCRIPTOR, "collab_llm_nodes.verifier.verifier_pb2", _globals
+)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_CLIENTMESSAGE']._serialized_start=60
-  _globals['_CLIENTMESSAGE']._serialized_end=201
-  _globals['_SERVERMESSAGE']._serialized_start=204
-  _globals['_SERVERMESSAGE']._serialized_end=405
-  _globals['_SAMPLING']._serialized_start=407
-  _globals['_SAMPLING']._serialized_end=495
-  _globals['_OPEN']._serialized_start=498
-  _globals['_OPEN']._serialized_end=648
-  _globals['_OPENED']._serialized_start=650
-  _globals['_OPENED']._serialized_end=701
-  _globals['_DRAFT']._serialized_start=703
-  _globals['_DRAFT']._serialized_end=817
-  _globals['_DISTRIBUTIONS']._serialized_start=819
-  _globals['_DISTRIBUTIONS']._serialized_end=878
-  _globals['_EARLYEXIT']._serialized_start=880
-  _globals['_EARLYEXIT']._serialized_end=993
-  _globals['_VERDICT']._serialized_start=995
-  _globals['_VERDICT']._serialized_end=1090
-  _globals['_CLOSE']._serialized_start=1092
-  _globals['_CLOSE']._serialized_end=1099
-  _globals['_FAILURE']._serialized_start=1101
-  _globals['_FAILURE']._serialized_end=1172
-  _globals['_DESCRIBEREQUEST']._serialized_start=1174
-  _globals['_DESCRIBEREQUEST']._serialized_end=1191
-  _globals['_LIMITS']._serialized_start=1194
-  _globals['_LIMITS']._serialized_end=1358
-  _globals['_SERVERINFO']._serialized_start=1361
-  _globals['_SERVERINFO']._serialized_end=1523
-  _globals['_VERIFIER']._serialized_start=1526
-  _globals['_VERIFIER']._serialized_end=1682
+    DESCRIPTOR._loaded_options = None
+    _globals["_CLIENTMESSAGE"]._serialized_start = 60
+    _globals["_CLIENTMESSAGE"]._serialized_end = 201
+    _globals["_SERVERMESSAGE"]._serialized_start = 204
+    _globals["_SERVERMESSAGE"]._serialized_end = 405
+    _globals["_SAMPLING"]._serialized_start = 407
+    _globals["_SAMPLING"]._serialized_end = 495
+    _globals["_OPEN"]._serialized_start = 498
+    _globals["_OPEN"]._serialized_end = 648
+    _globals["_OPENED"]._serialized_start = 650
+    _globals["_OPENED"]._serialized_end = 701
+    _globals["_DRAFT"]._serialized_start = 704
+    _globals["_DRAFT"]._serialized_end = 862
+    _globals["_DISTRIBUTIONS"]._serialized_start = 864
+    _globals["_DISTRIBUTIONS"]._serialized_end = 923
+    _globals["_EARLYEXIT"]._serialized_start = 925
+    _globals["_EARLYEXIT"]._serialized_end = 1038
+    _globals["_VERDICT"]._serialized_start = 1040
+    _globals["_VERDICT"]._serialized_end = 1152
+    _globals["_CLOSE"]._serialized_start = 1154
+    _globals["_CLOSE"]._serialized_end = 1161
+    _globals["_FAILURE"]._serialized_start = 1163
+    _globals["_FAILURE"]._serialized_end = 1234
+    _globals["_DESCRIBEREQUEST"]._serialized_start = 1236
+    _globals["_DESCRIBEREQUEST"]._serialized_end = 1253
+    _globals["_LIMITS"]._serialized_start = 1256
+    _globals["_LIMITS"]._serialized_end = 1420
+    _globals["_SERVERINFO"]._serialized_start = 1423
+    _globals["_SERVERINFO"]._serialized_end = 1585
+    _globals["_VERIFIER"]._serialized_start = 1588
+    _globals["_VERIFIER"]._serialized_end = 1744
 # @@protoc_insertion_point(module_scope)
