@@ -436,6 +436,57 @@ def test_stale_and_repeated_messages_are_dropped() -> None:
     assert link.on_message(EarlyExit(0, 1, (5,), 0, False, 0.5), 0.6) == []
 
 
+def test_a_draft_pushed_ahead_becomes_the_outstanding_one_and_survives_a_lost_stream() -> None:
+    link = opened_link()
+    link.on_draft(DRAFT, 0.2)
+    hit = Draft(1, 3, (1, 2), after=(5, 6, 9))
+    miss = Draft(1, 3, (3, 4), after=(5, 6, 7))
+    deeper = Draft(2, 6, (4,), after=(1, 2, 3))
+    for draft in (hit, miss, deeper):
+        assert link.on_draft(draft, 0.3) == [Send(draft)]
+    assert link.on_message(VERDICT, 0.4) == [Deliver(VERDICT)]
+    assert link.next_tick == 0.4 + PATIENT.verdict_deadline_s, "its verdict is awaited now"
+    link.on_disconnected("reset", 0.5)
+    link.on_tick(0.6)
+    reopened = Send(replace(OPEN, replay=(5, 6, 9), round=1))
+    assert link.on_connected(0.6) == [reopened, Send(hit), Send(deeper)]
+    assert link.on_draft(Draft(1, 3, (8,)), 0.7) == [], "the round has its draft"
+
+
+def test_a_push_that_comes_after_its_verdict_is_the_rounds_draft() -> None:
+    link = opened_link()
+    link.on_draft(DRAFT, 0.2)
+    link.on_message(VERDICT, 0.3)
+    late = Draft(1, 3, (1, 2), after=(5, 6, 9))
+    assert link.on_draft(replace(late, after=(5, 6, 8)), 0.4) == []
+    assert link.on_draft(late, 0.4) == [Send(late)]
+    assert link.next_tick == 0.4 + PATIENT.verdict_deadline_s
+
+
+def test_solo_rounds_each_have_their_deadline_and_are_asked_for_again_after_a_loss() -> None:
+    link = opened_link()
+    link.on_draft(Draft(0, 0, (), solo=2), 0.0)
+    link.on_message(Verdict(0, (4,), 0, False), 1.0)
+    assert link.next_tick == 1.0 + PATIENT.verdict_deadline_s
+    link.on_disconnected("reset", 1.5)
+    link.on_tick(1.6)
+    assert link.on_connected(1.6)[1:] == [Send(Draft(1, 1, (), solo=1))]
+
+
+def test_an_evicted_session_is_opened_again_at_once_but_not_in_a_loop() -> None:
+    link = opened_link()
+    link.on_draft(DRAFT, 0.2)
+    evicted = Failure("REPLAY", "let go")
+    assert link.on_message(evicted, 0.3) == [Connect(PATIENT.connect_deadline_s)]
+    assert link.on_connected(0.3) == [Send(OPEN), Send(DRAFT)]
+    assert link.on_message(evicted, 0.4) == []
+    assert link.next_tick == 0.4 + PATIENT.backoff_initial_s
+    idle = opened_link()
+    idle.on_message(Opened("s", 7), 0.1)
+    assert idle.on_message(evicted, 0.3) == []
+    assert idle.on_draft(DRAFT, 9.0) == [Connect(PATIENT.connect_deadline_s)]
+
+
 def test_the_last_verdict_ends_the_session() -> None:
     link = opened_link()
     link.on_draft(DRAFT, 0.2)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.edge_cloud.ahead import Ahead, may_come
 from collab_llm_nodes.edge_cloud.messages import (
     ClientMessage,
     Close,
@@ -31,6 +32,7 @@ from collab_llm_nodes.edge_cloud.messages import (
 from collab_llm_nodes.errors import (
     ConfigError,
     DeadlineExceeded,
+    Replay,
     Unavailable,
 )
 
@@ -95,8 +97,6 @@ class Disconnect:
 
 Action = Connect | Send | Deliver | Disconnect
 
-_RETRYABLE = {Unavailable.code}
-
 
 class _Phase(Enum):
     IDLE = "idle"  # no stream and none wanted
@@ -119,10 +119,12 @@ class SessionLink:
         self._confirmed: tuple[int, ...] = opened.replay
         self._round = opened.round
         self._outstanding: Draft | None = None
+        self._ahead = Ahead()
         self._deadline: float | None = None
         self._retry_at: float | None = None
         self._backoff = config.backoff_initial_s
         self._last_error = ""
+        self._replayed = False  # since the last verdict
         self.reconnects = 0
 
     @property
@@ -147,15 +149,22 @@ class SessionLink:
             return []
         self._phase = _Phase.OPEN
         reopened = replace(self._open, replay=self._confirmed, round=self._round)
-        again = [Send(self._outstanding)] if self._outstanding else []
-        return [Send(reopened), *again]
+        outstanding = [self._outstanding] if self._outstanding else []
+        return [Send(reopened), *(Send(draft) for draft in (*outstanding, *self._ahead))]
 
     def on_draft(self, draft: Draft, now: float) -> list[Action]:
-        """The edge client wants ``draft`` verified."""
-        if self.done or draft.round != self._round or self._outstanding is not None:
+        """The edge client wants ``draft`` verified, now or when its round comes."""
+        expected = draft.round == self._round
+        if draft.after is not None:
+            expected = may_come(draft, self._round, self._confirmed)
+        if self.done or not expected:
             return []
-        self._outstanding = draft
-        self._deadline = now + self._config.verdict_deadline_s
+        if draft.round > self._round:
+            self._ahead.add(draft)
+        elif self._outstanding is None:
+            self._await(draft, now)
+        else:
+            return []
         if self._phase is _Phase.OPEN:
             return [Send(draft)]
         return self._connect() if self._phase is _Phase.IDLE else []
@@ -165,7 +174,9 @@ class SessionLink:
         if self._phase not in _STREAMING:
             return []
         if isinstance(message, Failure):  # credentials may be refused before the stream is up
-            if message.code in _RETRYABLE:
+            if message.code == Replay.code and not self._replayed:
+                return self._replay()
+            if message.code in (Replay.code, Unavailable.code):  # another attempt may cure it
                 return self.on_disconnected(message.message, now)
             return self._end(message)
         if self._phase is not _Phase.OPEN:
@@ -179,7 +190,7 @@ class SessionLink:
             return []  # stale: from before a reconnect, or a repeated draft
         if isinstance(message, EarlyExit):
             return [Deliver(message)]
-        return self._on_verdict(message)
+        return self._on_verdict(message, now)
 
     def on_disconnected(self, reason: str, now: float) -> list[Action]:
         """The stream broke or could not be made."""
@@ -193,6 +204,15 @@ class SessionLink:
         self._retry_at = now + self._backoff
         self._backoff = min(2 * self._backoff, self._config.backoff_max_s)
         return []
+
+    def _replay(self) -> list[Action]:
+        """The verifier let go of the session, but is there: no need to back off."""
+        if self._outstanding is None:
+            self._phase, self._deadline = _Phase.IDLE, None
+            return []
+        self._replayed = True
+        self.reconnects += 1
+        return self._connect()
 
     def on_tick(self, now: float) -> list[Action]:
         """Time passed."""
@@ -227,15 +247,24 @@ class SessionLink:
         self._retry_at = None
         return [Connect(self._config.connect_deadline_s)]
 
-    def _on_verdict(self, verdict: Verdict) -> list[Action]:
+    def _on_verdict(self, verdict: Verdict, now: float) -> list[Action]:
+        verified, self._outstanding = self._outstanding, None
+        assert verified is not None
         self._confirmed += verdict.tokens
         self._round += 1
-        self._outstanding = None
         self._deadline = None
+        self._replayed = False
         if verdict.finished:
             self._finish()
             return [Deliver(verdict), Disconnect()]
+        due = self._ahead.next(verified, self._round, self._confirmed)
+        if due is not None:  # the verifier has it, or will
+            self._await(due, now)
         return [Deliver(verdict)]
+
+    def _await(self, draft: Draft, now: float) -> None:
+        self._outstanding = draft
+        self._deadline = now + self._config.verdict_deadline_s
 
     def _end(self, failure: Failure) -> list[Action]:
         self._finish()

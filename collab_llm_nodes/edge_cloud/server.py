@@ -1,8 +1,8 @@
 """The verifier's side of one session (paper 003, Algorithm 2) as a state machine without I/O.
 
 The caller runs the target model: it feeds the ids of :meth:`VerifierSession.begin`, gives each
-exit layer's logits to :meth:`preview` and the last layer's to :meth:`conclude`, and begins again: the
-next draft may be there already (pushed ahead, or an empty one of the verifier's own).
+exit layer's logits to :meth:`preview` and the last layer's to :meth:`conclude`, and begins again:
+the next draft may be there already (pushed ahead, or an empty one of the verifier's own).
 Verification is a pure function of (generated tokens, draft, sampling): a lost session is rebuilt
 by replaying token ids.
 """
@@ -18,6 +18,7 @@ from torch import Tensor
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.rejection import verify_chain
 from collab_llm_nodes.decoding.sampling import distribution
+from collab_llm_nodes.edge_cloud.ahead import Ahead, may_come
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
 from collab_llm_nodes.errors import InvalidInput, ProtocolError
 
@@ -90,7 +91,7 @@ class VerifierSession:
         self.finished = False
         self._draft: Draft | None = None  # under verification
         self._next: Draft | None = None  # for this round
-        self._ahead: list[Draft] = []  # for later rounds, if the answer grows as they expect
+        self._ahead = Ahead()
         self._check_ids(opened.replay, "replay")
         if len(opened.replay) >= opened.max_tokens:
             raise InvalidInput(
@@ -117,7 +118,7 @@ class VerifierSession:
         if draft.after is None:
             self._check_due(draft)
         self._check_content(draft)
-        if not self._may_come(draft):
+        if not may_come(draft, self.round, self.generated):
             return False
         if draft.round == self.round:
             self._next = draft
@@ -126,7 +127,7 @@ class VerifierSession:
                 f"more than {MAX_AHEAD} drafts ahead", field="after", remedy="push fewer"
             )
         else:
-            self._ahead.append(draft)
+            self._ahead.add(draft)
         return True
 
     def begin(self) -> tuple[int, ...] | None:
@@ -154,23 +155,9 @@ class VerifierSession:
         self._draft = None
         self.generated += tokens
         self.round += 1
-        self._ahead = [] if self.finished else [d for d in self._ahead if self._may_come(d)]
-        if draft.solo and not self.finished:
-            self._next = Draft(self.round, len(self.generated), (), solo=draft.solo - 1)
-        else:
-            self._next = next((d for d in self._ahead if d.round == self.round), None)
-        self._ahead = [d for d in self._ahead if d.round > self.round]
+        if not self.finished:
+            self._next = self._ahead.next(draft, self.round, self.generated)
         return Verdict(draft.round, tokens, accepted, self.finished, compute_s, queue_s)
-
-    def _may_come(self, draft: Draft) -> bool:
-        """Whether the answer may still grow into what ``draft`` continues."""
-        if draft.after is None:
-            return True
-        missing = draft.start - len(self.generated)
-        if missing < 0 or (missing == 0) != (draft.round == self.round):
-            return False
-        seen = self.generated[draft.start - len(draft.after) :]
-        return draft.after[: len(seen)] == tuple(seen)
 
     def _judge(self, logits: Tensor) -> tuple[Draft, tuple[int, ...], int, bool]:
         """The draft, the tokens it yields, how many of them are its own, and whether they end."""

@@ -1,0 +1,57 @@
+"""Which draft belongs to a round when drafts may be sent ahead of the verdicts they depend on.
+
+Edge client, link and verifier each keep an :class:`Ahead`. They see the same verdicts, so they
+agree on the draft of every round without a message about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from collab_llm_nodes.edge_cloud.messages import Draft
+
+
+class Ahead:
+    """Drafts for rounds to come, in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._drafts: list[Draft] = []
+
+    def __len__(self) -> int:
+        return len(self._drafts)
+
+    def __iter__(self) -> Iterator[Draft]:
+        return iter(self._drafts)
+
+    def add(self, draft: Draft) -> None:
+        """Keep ``draft``, which ``may_come`` has admitted, for its round."""
+        self._drafts.append(draft)
+
+    def next(self, verified: Draft, round_: int, generated: Sequence[int]) -> Draft | None:
+        """The draft of ``round_``, which follows the one that ``verified`` was verified in.
+
+        Drops what has become void.
+
+        Args:
+            generated: the answer so far, the verdict on ``verified`` included.
+        """
+        self._drafts = [d for d in self._drafts if may_come(d, round_, generated)]
+        if verified.solo:
+            return Draft(round_, len(generated), (), solo=verified.solo - 1)
+        due = next((d for d in self._drafts if d.round == round_), None)
+        self._drafts = [d for d in self._drafts if d.round > round_]
+        return due
+
+
+def may_come(draft: Draft, round_: int, generated: Sequence[int]) -> bool:
+    """Whether the answer, now ``generated`` before ``round_``, may become what ``draft`` follows.
+
+    Each round adds at least one token, so a later round means a longer answer.
+    """
+    missing = draft.start - len(generated)
+    if missing < 0 or (missing == 0) != (draft.round == round_):
+        return False
+    if draft.after is None:
+        return missing == 0
+    seen = generated[draft.start - len(draft.after) :]
+    return draft.after[: len(seen)] == tuple(seen)
