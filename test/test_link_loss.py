@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
 import socket
 import threading
 import time
@@ -10,16 +13,19 @@ from dataclasses import fields
 
 import pytest
 
-from collab_llm_nodes.bench.link import LinkProfile, LinkProxy
+from collab_llm_nodes.bench.link import LinkProfile, LinkProxy, PacketLink, packets
 from collab_llm_nodes.bench.link.lane import Lane
+from collab_llm_nodes.bench.link.packets import why_not
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.demo.processes import free_port
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.errors import ConfigError, Unavailable
 
 
-def listen(serve: Callable[[socket.socket], None]) -> tuple[socket.socket, str]:
+def listen(
+    serve: Callable[[socket.socket], None], host: str = "127.0.0.1"
+) -> tuple[socket.socket, str]:
     """A server at a port of its own; each connection is served in a thread."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server((host, 0))
 
     def accept() -> None:
         while True:
@@ -30,7 +36,7 @@ def listen(serve: Callable[[socket.socket], None]) -> tuple[socket.socket, str]:
             threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
-    return listener, f"127.0.0.1:{listener.getsockname()[1]}"
+    return listener, f"{host}:{listener.getsockname()[1]}"
 
 
 def echo(connection: socket.socket) -> None:
@@ -231,3 +237,91 @@ def test_a_half_open_link_is_silent_and_loses_nothing(echo_server: str) -> None:
 def test_a_target_that_is_gone_resets_the_client() -> None:
     with LinkProxy(f"127.0.0.1:{free_port()}") as link, pytest.raises(ConnectionResetError):
         hear_from(link.address)
+
+
+# Packets.
+
+needs_packets = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+
+@contextlib.contextmanager
+def packet_echo(profile: LinkProfile) -> Iterator[tuple[PacketLink, socket.socket]]:
+    """A packet link and a connection over it to an echo server at the far end."""
+    with PacketLink(profile) as link:
+        with link.at_far():
+            listener, address = listen(echo, link.FAR)
+        with link.at_near():
+            connection = connect(address)
+        with connection:
+            ask(connection, b"warm up")
+            yield link, connection
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+@needs_packets
+def test_packets_take_the_delay_and_leave_nothing_behind() -> None:
+    before = set(os.listdir("/sys/class/net"))
+    with packet_echo(LinkProfile(delay_s=0.02)) as (link, c):
+        took = sorted(ask(c, b"x" * 200) for _ in range(11))
+        assert set(os.listdir("/sys/class/net")) == before  # the devices are in their namespaces
+        assert link.carried > 22
+    assert 0.04 <= took[5] < 0.046
+    assert set(os.listdir("/sys/class/net")) == before
+
+
+@needs_packets
+def test_tcp_over_lost_and_reordered_packets_is_late_but_whole() -> None:
+    blob = random.Random(1).randbytes(400_000)
+    with packet_echo(LinkProfile(delay_s=0.002, loss=0.02, reorder=0.05, seed=1)) as (link, c):
+        sender = threading.Thread(target=c.sendall, args=(blob,))
+        sender.start()
+        assert receive(c, len(blob)) == blob
+        sender.join()
+        assert link.lost > 0
+        assert link.reordered > 0
+
+
+@needs_packets
+def test_a_throttled_packet_link_takes_its_time() -> None:
+    with packet_echo(LinkProfile()) as (link, c):
+        ask(c, b"x" * 50_000)
+        link.throttle(2e6)
+        assert 0.18 < ask(c, b"x" * 50_000) < 1.0
+
+
+@needs_packets
+def test_a_dead_packet_link_is_silent_and_tcp_survives_it() -> None:
+    with packet_echo(LinkProfile(delay_s=0.002)) as (link, c):
+        link.half_open()
+        c.settimeout(0.2)
+        c.sendall(b"are you there?")
+        with pytest.raises(TimeoutError):
+            c.recv(1)
+        link.heal()
+        c.settimeout(10.0)
+        assert receive(c, 14) == b"are you there?"
+
+
+@needs_packets
+def test_a_proxy_can_be_the_way_into_a_packet_link() -> None:
+    with PacketLink(LinkProfile(delay_s=0.01)) as link:
+        with link.at_far():
+            listener, address = listen(echo, link.FAR)
+        with LinkProxy(address, enter=link.enter_near) as way_in, connect(way_in.address) as c:
+            assert ask(c, b"hello") >= 0.02
+            way_in.cut()
+            with pytest.raises(ConnectionResetError):
+                c.recv(1)
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def test_without_the_right_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(name: str, *arguments: int) -> None:
+        raise PermissionError(1, f"{name}: not permitted")
+
+    monkeypatch.setattr(packets, "_call", denied)
+    assert "run as root" in why_not()
+    with pytest.raises(Unavailable, match="unshare: not permitted"), PacketLink():
+        pass

@@ -5,6 +5,7 @@ IP packets themselves between two network namespaces, and needs CAP_SYS_ADMIN (r
 """
 
 from collab_llm_nodes.bench.link.lane import LinkProfile
+from collab_llm_nodes.bench.link.packets import PacketLink
 from collab_llm_nodes.bench.link.proxy import LinkProxy
 
-__all__ = ["LinkProfile", "LinkProxy"]
+__all__ = ["LinkProfile", "LinkProxy", "PacketLink"]

@@ -105,6 +105,10 @@ class Wire(Generic[T]):
         self._count = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
 
+    def now(self) -> float:
+        """The loop's time [s]."""
+        return self._loop.time()
+
     def push(self, thing: T, due: float) -> None:
         """Deliver ``thing`` at ``due`` (the loop's time), at once if that is past."""
         if not self._under_way and due <= self._loop.time():

@@ -239,7 +239,7 @@ class _End(asyncio.Protocol):
         self.peer.release()
 
     def data_received(self, data: bytes) -> None:
-        now, rate = self._now(), self.lane.profile.rate_bps
+        now, rate = self._wire.now(), self.lane.profile.rate_bps
         step = _SEGMENT if rate else len(data)
         for begin in range(0, len(data), step):
             piece = data[begin : begin + step]
@@ -249,14 +249,14 @@ class _End(asyncio.Protocol):
             self._proxy._thread.loop.call_later(wait, self._read, True, "queue")
 
     def eof_received(self) -> bool:
-        self._send(self.peer.write_eof, 0, self._now())
+        self._send(self.peer.write_eof, 0, self._wire.now())
         return True  # the other direction may go on
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
         self._connection.ended()
         if not self.peer.gone:
-            self._send(self.peer.reset if exc else self.peer.close, 0, self._now())
+            self._send(self.peer.reset if exc else self.peer.close, 0, self._wire.now())
 
     def pause_writing(self) -> None:
         self.peer._read(False, "receiver")
@@ -304,9 +304,6 @@ class _End(asyncio.Protocol):
 
     def _way_out(self) -> bool:
         return not self._silent and self.peer._transport is not None
-
-    def _now(self) -> float:
-        return self._proxy._thread.loop.time()
 
     def _send(self, action: Callable[[], None], size: int, now: float) -> None:
         due = self.lane.leaves(now, size)
