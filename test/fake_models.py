@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from collab_llm_nodes.decoding.engine import Engine
+from collab_llm_nodes.decoding.engine import Engine, Feed
 from collab_llm_nodes.decoding.rejection import own_token
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
@@ -71,6 +71,15 @@ class FakeEngine:
 
     def open(self, prompt: EncodedPrompt) -> FakeSession:
         return FakeSession(self)
+
+    def run(self, feeds: Sequence[Feed]) -> list[Tensor | Exception]:
+        results: list[Tensor | Exception] = []
+        for feed in feeds:
+            try:
+                results.append(feed.session.feed(feed.ids, feed.on_exit, feed.last))
+            except Exception as error:  # noqa: BLE001  as the real one: this feed's result
+                results.append(error)
+        return results
 
     def decode(self, tokens: Sequence[int]) -> str:
         return " ".join(str(t) for t in tokens)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,16 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.models.vocabulary import vocabulary_hash, vocabulary_size
 
 OnExit = Callable[[int, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What one session contributes to a pass; see ``Session.feed``."""
+
+    session: Session
+    ids: Sequence[int]
+    on_exit: OnExit | None = None
+    last: int | None = None
 
 
 class Engine:
@@ -65,6 +76,16 @@ class Engine:
     def open(self, prompt: EncodedPrompt) -> Session:
         """Start a session; nothing is computed before its first ``feed``."""
         return Session(self, prompt)
+
+    def run(self, feeds: Sequence[Feed]) -> list[Tensor | Exception]:
+        """Feed several sessions; an exception in one is its result and leaves the others alone."""
+        results: list[Tensor | Exception] = []
+        for feed in feeds:
+            try:
+                results.append(feed.session.feed(feed.ids, feed.on_exit, feed.last))
+            except Exception as error:  # noqa: BLE001  whatever it is, it is this session's own
+                results.append(error)
+        return results
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ``tokens`` without special ones."""

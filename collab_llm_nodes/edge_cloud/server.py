@@ -130,6 +130,11 @@ class VerifierSession:
             self._ahead.add(draft)
         return True
 
+    @property
+    def due(self) -> bool:
+        """:meth:`begin` has a draft to start with."""
+        return self._draft is None and self._next is not None
+
     def begin(self) -> tuple[int, ...] | None:
         """Start verifying this round's draft; returns its ids to feed, None if there is none."""
         if self._draft is not None or self._next is None:

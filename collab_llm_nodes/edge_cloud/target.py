@@ -1,17 +1,24 @@
 """The target model behind one verifier session: the only place that runs Algorithm 2's Verify.
 
-Used by the gRPC service and by the in-process runner alike.
+A session says what is to be fed next and takes the logits; whoever owns the engine runs one pass
+for one session (the in-process runner: :meth:`TargetSession.verify`) or for many at once (the
+verifier: ``verifier/compute.py``).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from collab_llm_nodes.decoding.engine import Engine
+from torch import Tensor
+
+from collab_llm_nodes.decoding.engine import Engine, Feed
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
 from collab_llm_nodes.edge_cloud.server import ExitConfig, VerifierSession
 from collab_llm_nodes.models.prompt import EncodedPrompt
+
+Emit = Callable[[EarlyExit], None]
 
 
 class TargetSession:
@@ -20,11 +27,14 @@ class TargetSession:
     def __init__(
         self, engine: Engine, prompt: EncodedPrompt, opened: Open, exits: ExitConfig | None = None
     ) -> None:
-        self._kv = engine.open(prompt)
         self._prompt_ids = tuple(prompt.ids)
         self._state = VerifierSession(
-            opened, eos=engine.eos, vocab_size=engine.vocab_size, exits=exits
+            replace(opened, text="", images=()),  # encoded: no need to keep them
+            eos=engine.eos,
+            vocab_size=engine.vocab_size,
+            exits=exits,
         )
+        self._kv = engine.open(prompt)
 
     @property
     def prompt_tokens(self) -> int:
@@ -36,33 +46,70 @@ class TargetSession:
         """The answer is complete."""
         return self._state.finished
 
-    def prefill(self) -> None:
-        """Run the prompt and the replayed tokens ahead of the first draft, all but the last id.
+    @property
+    def due(self) -> bool:
+        """A draft waits for :meth:`begin`."""
+        return self._state.due
+
+    @property
+    def unread(self) -> int:
+        """Prompt and replayed tokens that must be fed before the first draft: all but the last.
 
         The last confirmed token is always fed together with the next draft: its logits judge the
         draft's first token, and its exits preview the outcome.
         """
-        ids = (*self._prompt_ids, *self._state.generated)
-        self._kv.feed(ids[:-1], last=0)
+        return len(self._prompt_ids) + len(self._state.generated) - 1 - self._kv.length
 
-    def verify(self, draft: Draft, emit: Callable[[EarlyExit], None]) -> Verdict | None:
-        """Verify ``draft`` in one forward pass; ``emit`` is called during it, exit by exit.
+    def prefill(self) -> None:
+        """Read all that is unread, in one pass."""
+        if self.unread:
+            self._kv.feed(self.read_on(self.unread).ids, last=0)
 
-        Returns None for a stale draft. Raises what ``VerifierSession.offer`` raises.
-        """
-        self._state.offer(draft)
+    def read_on(self, count: int) -> Feed:
+        """The next ``count`` unread tokens, to be fed."""
+        start = self._kv.length
+        ids = (*self._prompt_ids, *self._state.generated)[start : start + count]
+        return Feed(self._kv, ids, last=0)
+
+    def offer(self, draft: Draft) -> bool:
+        """As ``VerifierSession.offer``."""
+        return self._state.offer(draft)
+
+    def begin(self, emit: Emit) -> Feed | None:
+        """Start verifying the draft that is due; ``emit`` is called during the pass."""
         tokens = self._state.begin()
         if tokens is None:
             return None
-        started = time.perf_counter()
-        pending = (*self._prompt_ids, *self._state.generated)[-1]
-        logits = self._kv.feed(
-            (pending, *tokens), on_exit=lambda layer, x: emit(self._state.preview(layer, x))
+        pending = self._state.generated[-1] if self._state.generated else self._prompt_ids[-1]
+        return Feed(
+            self._kv,
+            (pending, *tokens),
+            on_exit=lambda layer, logits: emit(self._state.preview(layer, logits)),
         )
-        verdict = self._state.conclude(logits, time.perf_counter() - started)
-        # Keep all confirmed tokens but the newest, which the next call feeds.
+
+    def conclude(self, logits: Tensor, compute_s: float, queue_s: float = 0.0) -> Verdict:
+        """The verdict, from what the pass returned for :meth:`begin`."""
+        verdict = self._state.conclude(logits, compute_s, queue_s)
+        # Keep all confirmed tokens but the newest, which the next pass feeds.
         self._kv.length = len(self._prompt_ids) + len(self._state.generated) - 1
         return verdict
+
+    def verify(self, draft: Draft, emit: Emit) -> Verdict | None:
+        """Verify ``draft`` in a pass of its own; None for a stale one.
+
+        Raises what ``VerifierSession.offer`` raises.
+        """
+        self._state.offer(draft)
+        return self.verify_next(emit)
+
+    def verify_next(self, emit: Emit) -> Verdict | None:
+        """Verify the draft that is due (pushed ahead, or a solo round) in a pass of its own."""
+        feed = self.begin(emit)
+        if feed is None:
+            return None
+        started = time.perf_counter()
+        logits = self._kv.feed(feed.ids, feed.on_exit)
+        return self.conclude(logits, time.perf_counter() - started)
 
     def close(self) -> None:
         """Free the KV cache."""

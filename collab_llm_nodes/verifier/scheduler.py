@@ -1,0 +1,216 @@
+"""Who computes next, and who holds a KV cache: two state machines without I/O or clock.
+
+:class:`ReadyQueue` makes the passes of continuous batching. Everybody whose draft is due waits in
+one line; a pass takes the first ``max_batch`` of it. Prompts are read in the same passes, at most
+``prefill_tokens`` of them at a time: a long prompt lengthens the passes it takes part in by a
+bounded time instead of holding up all verdicts until it is read (the chunked prefill of
+Sarathi-Serve, Agrawal et al., OSDI 2024), and every pass reads on in the oldest prompt, so neither
+drafts nor prompts can starve.
+
+:class:`Slots` lends the KV caches. A newcomer gets a free one, or that of the session that has been
+idle longest, which its client rebuilds by replaying its tokens.
+
+Keys are whatever the caller knows its sessions by; times are seconds on the caller's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from collab_llm_nodes.config import check_ranges, setting
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """How sessions share the model."""
+
+    max_batch: int = setting(32, "Drafts verified in one forward pass at most.", low=1, high=4096)
+    max_wait_s: float = setting(
+        0.001,
+        "A free model waits at most this long for more drafts to join a pass, and only while an"
+        " open session could still send one [s].",
+        low=0.0,
+        high=1.0,
+    )
+    prefill_tokens: int = setting(
+        256, "Prompt tokens read in one forward pass at most.", low=1, high=1 << 20
+    )
+    evict_idle_s: float = setting(
+        2.0,
+        "A session may lose its KV cache to a newcomer once no draft of it came for this long [s].",
+        low=0.0,
+        high=3600.0,
+    )
+    slot_wait_s: float = setting(
+        2.0, "A newcomer waits this long for a KV cache, then is told so [s].", low=0.0, high=3600.0
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class Batch(Generic[K]):
+    """One pass: sessions whose drafts are verified, and how many prompt tokens to read of whom."""
+
+    drafts: tuple[K, ...]
+    prompts: tuple[tuple[K, int], ...]
+
+
+class ReadyQueue(Generic[K]):
+    """The line before the model. The caller has one pass at a time, and asks when it is over."""
+
+    def __init__(self, config: BatchConfig) -> None:
+        self._config = config
+        self._drafts: dict[K, float] = {}  # due since; dictionaries keep the order of arrival
+        self._prompts: dict[K, float] = {}
+        self._unread: dict[K, int] = {}  # prompt tokens
+
+    def __len__(self) -> int:
+        return len(self._drafts) + len(self._prompts)
+
+    def add_draft(self, key: K, now: float) -> None:
+        """A draft of ``key`` is due; it joins the end of the line."""
+        self._drafts.setdefault(key, now)
+
+    def add_prompt(self, key: K, tokens: int, now: float) -> None:
+        """``tokens`` >= 1 tokens of a prompt are to be read."""
+        self._prompts.setdefault(key, now)
+        self._unread[key] = tokens
+
+    def discard(self, key: K) -> None:
+        """``key`` is gone, whatever it waited for."""
+        self._drafts.pop(key, None)
+        self._prompts.pop(key, None)
+        self._unread.pop(key, None)
+
+    def starts_at(self, coming: int) -> float | None:
+        """When the next pass starts if nobody else comes; None: not before somebody does.
+
+        Args:
+            coming: sessions that are not in the line but could send a draft.
+        """
+        heads = [next(iter(line.values())) for line in (self._drafts, self._prompts) if line]
+        if not heads:
+            return None
+        full = not coming or len(self._drafts) >= self._config.max_batch
+        return min(heads) + (0.0 if full else self._config.max_wait_s)
+
+    def take(self) -> Batch[K]:
+        """The next pass. A prompt that is not read to its end by it keeps its place."""
+        drafts = tuple(self._drafts)[: self._config.max_batch]
+        for key in drafts:
+            del self._drafts[key]
+        prompts, budget = [], self._config.prefill_tokens
+        for key in tuple(self._prompts):
+            if not budget:
+                break
+            count = min(budget, self._unread[key])
+            prompts.append((key, count))
+            budget -= count
+            self._unread[key] -= count
+            if not self._unread[key]:
+                self.discard(key)
+        return Batch(drafts, tuple(prompts))
+
+
+@dataclass(frozen=True)
+class Granted(Generic[K]):
+    """``key`` may hold a KV cache from now on."""
+
+    key: K
+
+
+@dataclass(frozen=True)
+class Evicted(Generic[K]):
+    """``key`` has lost its KV cache."""
+
+    key: K
+
+
+@dataclass(frozen=True)
+class Refused(Generic[K]):
+    """``key`` has waited long enough."""
+
+    key: K
+
+
+class Slots(Generic[K]):
+    """The KV caches: ``count`` at most, least recently used first to go, first come first served."""
+
+    def __init__(self, count: int, config: BatchConfig) -> None:
+        self._count = count
+        self._config = config
+        self._busy: set[K] = set()
+        self._idle: dict[K, float] = {}  # since; the longest idle first
+        self._line: dict[K, float] = {}  # newcomers, since
+
+    def __len__(self) -> int:
+        """Slots in use."""
+        return len(self._busy) + len(self._idle)
+
+    @property
+    def waiting(self) -> int:
+        """Newcomers without a slot."""
+        return len(self._line)
+
+    @property
+    def idle(self) -> int:
+        """Sessions with a slot and nothing to compute."""
+        return len(self._idle)
+
+    def request(self, key: K, now: float) -> None:
+        """``key`` is new and wants a slot; :meth:`advance` tells when it has one."""
+        self._line[key] = now
+
+    def work(self, key: K) -> None:
+        """The slot of ``key`` is needed now: something of it is due."""
+        if self._idle.pop(key, None) is not None:
+            self._busy.add(key)
+
+    def rest(self, key: K, now: float) -> None:
+        """Nothing of ``key`` is due any more."""
+        self._busy.remove(key)
+        self._idle[key] = now
+
+    def leave(self, key: K) -> None:
+        """``key`` needs no slot any more, whether it has one or waits."""
+        self._busy.discard(key)
+        self._idle.pop(key, None)
+        self._line.pop(key, None)
+
+    def advance(self, now: float) -> list[Granted[K] | Evicted[K] | Refused[K]]:
+        """What becomes of those who wait; to be asked after every change and when :attr:`due`."""
+        out: list[Granted[K] | Evicted[K] | Refused[K]] = []
+        while self._line:
+            key, since = next(iter(self._line.items()))
+            if len(self) >= self._count and (evicted := self._evictable(now)) is not None:
+                del self._idle[evicted]
+                out.append(Evicted(evicted))
+            if len(self) < self._count:
+                del self._line[key]
+                self._busy.add(key)
+                out.append(Granted(key))
+            elif now >= since + self._config.slot_wait_s:
+                del self._line[key]
+                out.append(Refused(key))
+            else:
+                break
+        return out
+
+    @property
+    def due(self) -> float | None:
+        """When :meth:`advance` has something to say if nothing else happens."""
+        if not self._line:
+            return None
+        refused = next(iter(self._line.values())) + self._config.slot_wait_s
+        idle = next(iter(self._idle.values()), None)
+        return refused if idle is None else min(refused, idle + self._config.evict_idle_s)
+
+    def _evictable(self, now: float) -> K | None:
+        key, since = next(iter(self._idle.items()), (None, 0.0))
+        return key if now >= since + self._config.evict_idle_s else None
