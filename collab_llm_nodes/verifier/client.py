@@ -418,6 +418,8 @@ class VerifierClient:
             # A dead connection (the robot left the network) is noticed within two probes.
             ("grpc.keepalive_time_ms", int(1000 * c.keepalive_s)),
             ("grpc.keepalive_timeout_ms", int(1000 * c.keepalive_s)),
+            # Of any ping: one that gRPC sent to measure the link would hold up the keepalive's.
+            ("grpc.http2.ping_timeout_ms", int(1000 * c.keepalive_s)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             # SessionLink decides when to try again; the channel must be ready by then.
