@@ -1,39 +1,53 @@
-"""Runs a model for many sessions: feed tokens, read logits, roll back.
+"""Runs a model for many sessions: feed tokens, read logits, roll back, grow token trees.
 
 An :class:`Engine` owns nothing per session and a :class:`Session` shares nothing with another, so
-several threads may each drive their own session on one engine.
+several threads may each drive their own sessions on one engine.
 """
 
 from __future__ import annotations
 
-import copy
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from torch import Tensor
 
+from collab_llm_nodes.decoding.backend import Backend, Chunk
+from collab_llm_nodes.decoding.eager import EagerBackend
 from collab_llm_nodes.decoding.exits import ExitScorer
-from collab_llm_nodes.errors import InvalidInput, ProtocolError
+from collab_llm_nodes.decoding.static import StaticBackend
+from collab_llm_nodes.decoding.tree import TokenTree
+from collab_llm_nodes.errors import ConfigError, InvalidInput, ProtocolError
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.models.vocabulary import vocabulary_hash, vocabulary_size
 
 OnExit = Callable[[int, Tensor], None]
+BACKENDS = ("auto", "static", "eager")
 
 
 @dataclass(frozen=True)
 class Feed:
-    """What one session contributes to a pass; see ``Session.feed``."""
+    """New tokens for one session in a pass of several.
+
+    Attributes:
+        ids: token ids.
+        on_exit: called as ``on_exit(layer, logits [last, V])`` DURING the forward pass, at each of
+            the engine's exit layers.
+        last: logits are wanted after this many of the last tokens; None: after all; 0: the cache
+            is filled only.
+    """
 
     session: Session
     ids: Sequence[int]
     on_exit: OnExit | None = None
     last: int | None = None
+
+    @property
+    def keep(self) -> int:
+        """Rows of logits."""
+        return len(self.ids) if self.last is None else self.last
 
 
 class Engine:
@@ -43,6 +57,8 @@ class Engine:
         candidates: score each exit but the first only over the fed tokens and this many best of
             the exit before (other logits are -inf); 0 scores the whole vocabulary. For large
             vocabularies, where the head costs more than the layers between two exits.
+        backend: "static" (the hand-written loop), "eager" (the transformers forward), or "auto":
+            static where it supports the model.
 
     Attributes:
         vocab_size: columns of all logits: the tokenizer's size, without padding rows.
@@ -50,9 +66,13 @@ class Engine:
         num_layers: decoder layers.
         context: tokens a session can hold.
         exit_layers: exits that fire, counted in layers done.
+        backend: the one in use, "static" or "eager".
+
+    Raises:
+        ConfigError: an unknown backend, or a static one for a model it does not support.
     """
 
-    def __init__(self, loaded: LoadedModel, *, candidates: int = 0) -> None:
+    def __init__(self, loaded: LoadedModel, *, candidates: int = 0, backend: str = "auto") -> None:
         self.loaded = loaded
         self.vocab_size = vocabulary_size(loaded.tokenizer)
         self.vocabulary = vocabulary_hash(loaded.tokenizer)
@@ -66,26 +86,13 @@ class Engine:
             if loaded.adapters is not None
             else None
         )
-        # The hook of a layer runs in the thread of the forward pass: this finds its session.
-        self._pass = threading.local()
-        self._hooks = [
-            parts.layers[layer - 1].register_forward_hook(self._hook(layer))
-            for layer in self.exit_layers
-        ]
+        self.backend = _choose(backend, loaded)
+        make = StaticBackend if self.backend == "static" else EagerBackend
+        self._backend: Backend = make(loaded, self.exit_layers)
 
     def open(self, prompt: EncodedPrompt) -> Session:
         """Start a session; nothing is computed before its first ``feed``."""
         return Session(self, prompt)
-
-    def run(self, feeds: Sequence[Feed]) -> list[Tensor | Exception]:
-        """Feed several sessions; an exception in one is its result and leaves the others alone."""
-        results: list[Tensor | Exception] = []
-        for feed in feeds:
-            try:
-                results.append(feed.session.feed(feed.ids, feed.on_exit, feed.last))
-            except Exception as error:  # noqa: BLE001  whatever it is, it is this session's own
-                results.append(error)
-        return results
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ``tokens`` without special ones."""
@@ -93,38 +100,100 @@ class Engine:
 
     def close(self) -> None:
         """Take the exits off the model, which others may go on using."""
-        for hook in self._hooks:
-            hook.remove()
+        self._exits = None
+        self._backend.close()
 
-    def _hook(self, layer: int) -> Callable[[nn.Module, object, Tensor], None]:
-        def fire(module: nn.Module, args: object, hidden: Tensor) -> None:
-            on_hidden: OnExit | None = getattr(self._pass, "on_hidden", None)
-            if on_hidden is not None:
-                on_hidden(layer, hidden)
+    def run(self, feeds: Sequence[Feed]) -> list[Tensor | Exception]:
+        """One forward pass over several sessions, of any lengths and numbers of new tokens.
 
-        return fire
+        Returns:
+            For each feed, in order, its logits [last, V], or the exception that ended it: those of
+            ``Session.feed``, or what its ``on_exit`` raised. Its session is then as it was (without
+            nodes); the other feeds are not disturbed. When none is left, the pass ends early.
+        """
+        results: dict[int, Tensor | Exception] = {}
+        running: dict[int, Feed] = {}
+        sessions: set[int] = set()
+        for number, feed in enumerate(feeds):
+            try:
+                feed.session._check(feed, again=id(feed.session) in sessions)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is its feed's result
+                results[number] = error
+                continue
+            sessions.add(id(feed.session))
+            if feed.ids:
+                running[number] = feed
+            else:
+                results[number] = torch.empty(0, self.vocab_size, device=self.loaded.device)
+        # Equal numbers of tokens side by side, so that the backend can batch their attention.
+        numbers = sorted(running, key=lambda number: len(running[number].ids))
+        for group in [numbers] if self._backend.batches else [[number] for number in numbers]:
+            if group:
+                outcomes = self._pass([running[number] for number in group])
+                results.update(zip(group, outcomes, strict=True))
+        return [results[number] for number in range(len(feeds))]
 
     @torch.inference_mode()
-    def _forward(
-        self, session: Session, ids: Sequence[int], keep: int, on_exit: OnExit | None
-    ) -> Tensor:
-        """Run ``ids`` behind the session's cache, which grows; logits [keep, vocab_size]."""
-        tokens = torch.tensor([list(ids)], device=self.loaded.device)
-        start = session.length
-        if on_exit is not None and self._exits is not None and keep:
-            self._pass.on_hidden = self._exits.start(tokens[0], keep, on_exit)
+    def _pass(self, feeds: Sequence[Feed]) -> list[Tensor | Exception]:
+        chunks = [feed.session._chunk(feed) for feed in feeds]
+        watch = _Watch(feeds, self._exits) if self._exits is not None else None
+        after_layer = watch.after_layer if watch is not None and watch.wanted else None
         try:
-            output = self.loaded.model(
-                inputs_embeds=session.embed(tokens, start),
-                position_ids=session.positions(start, len(ids)).to(tokens.device),
-                past_key_values=session.cache,
-                use_cache=True,
-                logits_to_keep=keep or 1,  # 0 would mean all
-            )
-        finally:
-            self._pass.on_hidden = None
-        logits: Tensor = output.logits[0, :keep, : self.vocab_size]
-        return logits
+            logits = self._backend.forward(chunks, after_layer)
+        except _NoneLeft:
+            assert watch is not None
+            return list(watch.failed.values())
+        results: list[Tensor | Exception] = []
+        for i, (feed, chunk, found) in enumerate(zip(feeds, chunks, logits, strict=True)):
+            error = watch.failed.get(i) if watch is not None else None
+            if error is None:
+                feed.session._tree.cut(chunk.end)
+                results.append(found[:, : self.vocab_size])
+            else:
+                self._backend.cut(chunk.cache, chunk.start)
+                results.append(error)
+        return results
+
+    @torch.inference_mode()
+    def _grow(self, chunk: Chunk) -> Tensor:
+        (logits,) = self._backend.forward([chunk], None)
+        return logits[:, : self.vocab_size]
+
+
+class _NoneLeft(Exception):
+    """No feed of the pass is wanted any more."""
+
+
+class _Watch:
+    """Calls the feeds' ``on_exit`` during a pass and keeps what they raise.
+
+    Attributes:
+        wanted: at least one feed listens.
+        failed: exceptions by feed.
+    """
+
+    def __init__(self, feeds: Sequence[Feed], exits: ExitScorer) -> None:
+        self._feeds = feeds
+        self._listeners: dict[int, Callable[[int, Tensor], None]] = {}
+        self._rows: dict[int, slice] = {}
+        self.failed: dict[int, Exception] = {}
+        start = 0
+        for i, feed in enumerate(feeds):
+            self._rows[i] = slice(start, start + len(feed.ids))
+            start += len(feed.ids)
+            if feed.on_exit is not None and feed.keep:
+                self._listeners[i] = exits.start(feed.ids, feed.keep, feed.on_exit)
+        self.wanted = bool(self._listeners)
+
+    def after_layer(self, layer: int, hidden: Tensor) -> None:
+        for i, listener in list(self._listeners.items()):
+            try:
+                listener(layer, hidden[self._rows[i]])
+            except Exception as error:  # noqa: BLE001 - ends this feed only
+                self.failed[i] = error
+                del self._listeners[i]
+        if len(self.failed) == len(self._feeds):
+            raise _NoneLeft
 
 
 class Session:
@@ -132,33 +201,37 @@ class Session:
 
     ``session.length = n`` is the only rollback: what was fed after the first n tokens is forgotten.
     Tokens within the prompt's length must be the prompt's own (its images belong to them).
+
+    Several continuations can stand side by side as a tree: ``grow`` adds nodes behind the trunk,
+    ``retain`` makes the path to one of them the trunk. ``feed`` and ``length`` know the trunk only
+    and drop all nodes.
     """
 
     def __init__(self, engine: Engine, prompt: EncodedPrompt) -> None:
         self._engine = engine
         self._prompt = prompt
-        self._length = 0
+        self._tree = TokenTree()
+        self._cache = engine._backend.new_cache()
+        self._closed = False
         self._image_features: Tensor | None = None
-        # Without a config all layers keep all positions, also those with a sliding window (the
-        # mask applies it), so every rollback is possible.
-        self.cache: DynamicCache | None = DynamicCache()
 
     @property
     def length(self) -> int:
-        """Tokens held in the KV cache."""
-        return self._length
+        """Tokens held in the KV cache's trunk."""
+        return self._tree.length
 
     @length.setter
     def length(self, n: int) -> None:
-        if not 0 <= n <= self._length:
-            raise ProtocolError(f"cannot roll back from {self._length} to {n}", field="length")
-        for layer in self._open_cache().layers:
-            assert isinstance(layer, DynamicLayer)
-            assert layer.keys is not None
-            assert layer.values is not None
-            layer.keys = layer.keys[..., :n, :]
-            layer.values = layer.values[..., :n, :]
-        self._length = n
+        if not 0 <= n <= self._tree.length:
+            raise ProtocolError(f"cannot roll back from {self._tree.length} to {n}", field="length")
+        self._check_open()
+        self._engine._backend.cut(self._cache, n)
+        self._tree.cut(n)
+
+    @property
+    def columns(self) -> int:
+        """Trunk and nodes."""
+        return self._tree.columns
 
     def feed(
         self, ids: Sequence[int], on_exit: OnExit | None = None, last: int | None = None
@@ -167,95 +240,206 @@ class Session:
 
         Args:
             ids: token ids.
-            on_exit: called as ``on_exit(layer, logits [last, V])`` DURING the forward pass, at
-                each of the engine's exit layers. An exception it raises ends the pass.
+            on_exit: as in :class:`Feed`. An exception it raises ends the pass.
             last: 0 to only fill the cache.
 
         Returns:
-            [last, V] logits. If anything raises, the session is as it was before.
+            [last, V] logits. If anything raises, the trunk is as it was before.
 
         Raises:
             InvalidInput: ids outside the vocabulary, not the prompt's, or more than fit.
             ProtocolError: the session is closed.
         """
-        cache = self._open_cache()
-        keep = len(ids) if last is None else last
-        if not 0 <= keep <= len(ids):
-            raise ValueError(f"last={last} of {len(ids)} ids")
-        self._check(ids)
+        (result,) = self._engine.run([Feed(self, ids, on_exit, last)])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def grow(self, ids: Sequence[int], parents: Sequence[int]) -> Tensor:
+        """Append tree nodes in one pass and return the logits after each.
+
+        A node attends to itself and its ancestors only, as if they alone had been fed.
+
+        Args:
+            ids: n token ids.
+            parents: for each the column it follows: one of the trunk, or an earlier node, also of
+                this call. New nodes are columns ``columns``, ``columns + 1``, ...
+
+        Returns:
+            [n, V] logits. If anything raises, the session is as it was before.
+
+        Raises:
+            InvalidInput: ids outside the vocabulary, bad parents, or more than fit.
+            ProtocolError: the session is closed, or its prompt has not been fed yet.
+        """
+        self._check_open()
+        if len(ids) != len(parents):
+            raise InvalidInput(f"{len(ids)} ids and {len(parents)} parents", field="parents")
+        self._check_ids(ids, self.columns)
+        self._tree.check(parents)
+        before = self.columns
         if not ids:
             return torch.empty(0, self._engine.vocab_size, device=self._engine.loaded.device)
-        before = [copy.copy(layer) for layer in cache.layers]  # tensors are replaced, not written
+        positions: list[int] = []
+        for parent in parents:
+            new = parent - before
+            positions.append(1 + (positions[new] if new >= 0 else self._position(parent)))
+        self._tree.grow(parents, positions)
+        device = self._engine.loaded.device
         try:
-            logits = self._engine._forward(self, ids, keep, on_exit)
+            with torch.inference_mode():
+                chunk = Chunk(
+                    self._cache,
+                    before,
+                    self._embed(ids, len(self._prompt.ids)),
+                    torch.tensor(positions),
+                    torch.from_numpy(self._tree.mask(before)).to(device),
+                    len(ids),
+                )
+            return self._engine._grow(chunk)
         except BaseException:
-            cache.layers = before
+            self._tree.shrink(before)
             raise
-        self._length += len(ids)
-        return logits
+
+    def retain(self, column: int) -> dict[int, int]:
+        """Make the path from the root to ``column`` the trunk; its descendants stay as nodes.
+
+        Everything else is dropped.
+
+        Returns:
+            New columns by old ones, of all that is kept.
+
+        Raises:
+            ProtocolError: no such column, or its path leaves the prompt before the prompt's end.
+        """
+        self._check_open()
+        path = self._tree.path(column)
+        common = min(len(path), len(self._prompt.ids))
+        if path[:common] != list(range(common)) or self.length < common:
+            raise ProtocolError(
+                f"column {column} does not continue the prompt",
+                field="column",
+                remedy="retain columns that branch off behind the prompt",
+            )
+        trunk_positions = [self._position(c) for c in range(column + 1, self.length)]
+        kept = self._tree.retain(column, trunk_positions)
+        with torch.inference_mode():
+            self._engine._backend.move(self._cache, kept)
+        return {old: new for new, old in enumerate(kept)}
 
     def close(self) -> None:
         """Free the KV cache."""
-        self.cache = None
+        self._cache = None
+        self._closed = True
         self._image_features = None
-        self._length = 0
+        self._tree.cut(0)
 
-    def positions(self, start: int, count: int) -> Tensor:
-        """Position ids of the tokens from ``start``: [1, count], with M-RoPE [3, 1, count]."""
-        index = torch.arange(start, start + count)
-        own = self._prompt.position_ids
-        if own is None:
-            return index[None]
-        later = index[index >= len(self._prompt.ids)] + self._prompt.position_delta
-        return torch.cat([own[:, start : start + count], later.expand(3, -1)], dim=1)[:, None]
+    def _check(self, feed: Feed, again: bool) -> None:
+        """Refuse a feed that cannot run; the session is not changed."""
+        if feed.session._engine is not self._engine or again:
+            raise ProtocolError("a session takes part once in a pass of its own engine")
+        self._check_open()
+        if not 0 <= feed.keep <= len(feed.ids):
+            raise ValueError(f"last={feed.last} of {len(feed.ids)} ids")
+        self._check_ids(feed.ids, self.length)
+        own = self._prompt.ids[self.length : self.length + len(feed.ids)]
+        if tuple(feed.ids[: len(own)]) != own:
+            raise InvalidInput(
+                "the first tokens of a session are its prompt's",
+                field="ids",
+                remedy="feed prompt.ids first",
+            )
 
-    def embed(self, tokens: Tensor, start: int) -> Tensor:
-        """Embeddings [1, k, hidden] of ``tokens`` [1, k], image features in their places."""
-        model = self._engine.loaded.model
-        embedded: Tensor = model.get_input_embeddings()(tokens)
-        pixels, prompt_ids = self._prompt.pixel_values, self._prompt.ids
-        if pixels is None or start >= len(prompt_ids):
-            return embedded
-        if self._image_features is None:
-            grid = self._prompt.image_grid_thw
-            assert grid is not None
-            features = model.get_image_features(
-                pixels.to(embedded.device), grid.to(embedded.device), return_dict=True
-            ).pooler_output
-            self._image_features = torch.cat(list(features)).to(embedded.dtype)
-        placeholder = model.config.image_token_id
-        seen = prompt_ids[:start].count(placeholder)
-        here = tokens[0] == placeholder
-        here[len(prompt_ids) - start :] = False  # generated: a token like any other
-        embedded = embedded.clone()
-        embedded[0, here] = self._image_features[seen : seen + int(here.sum())]
-        return embedded
-
-    def _open_cache(self) -> DynamicCache:
-        if self.cache is None:
+    def _check_open(self) -> None:
+        if self._closed:
             raise ProtocolError("the session is closed", remedy="open a new one")
-        return self.cache
 
-    def _check(self, ids: Sequence[int]) -> None:
+    def _check_ids(self, ids: Sequence[int], columns: int) -> None:
         for token in ids:
             if not 0 <= token < self._engine.vocab_size:
                 raise InvalidInput(
                     f"token {token} is outside the vocabulary of {self._engine.vocab_size}",
                     field="ids",
                 )
-        own = self._prompt.ids[self._length : self._length + len(ids)]
-        if tuple(ids[: len(own)]) != own:
+        if columns + len(ids) > self._engine.context:
             raise InvalidInput(
-                "the first tokens of a session are its prompt's",
-                field="ids",
-                remedy="feed prompt.ids first",
-            )
-        if self._length + len(ids) > self._engine.context:
-            raise InvalidInput(
-                f"{self._length + len(ids)} tokens, the model reads {self._engine.context}",
+                f"{columns + len(ids)} tokens, the model reads {self._engine.context}",
                 field="ids",
                 remedy="lower max_tokens or shorten the prompt",
             )
+
+    def _chunk(self, feed: Feed) -> Chunk:
+        """A (checked) feed for the backend; drops all nodes."""
+        start = self._tree.length
+        if self._tree.columns > start:
+            self._engine._backend.cut(self._cache, start)
+            self._tree.cut(start)
+        return Chunk(
+            self._cache,
+            start,
+            self._embed(feed.ids, start),
+            self._positions(start, len(feed.ids)),
+            None,
+            feed.keep,
+        )
+
+    def _positions(self, start: int, count: int) -> int | Tensor:
+        """Positions of the trunk's columns from ``start``: the first, or M-RoPE's [3, count]."""
+        own = self._prompt.position_ids
+        if own is None:
+            return start
+        if start >= len(self._prompt.ids):
+            return start + self._prompt.position_delta
+        index = torch.arange(start, start + count)
+        later = index[index >= len(self._prompt.ids)] + self._prompt.position_delta
+        return torch.cat([own[:, start : start + count], later.expand(3, -1)], dim=1)
+
+    def _position(self, column: int) -> int:
+        """Position of a column, the largest of M-RoPE's three."""
+        if column >= self.length:
+            return self._tree.position(column)
+        own = self._prompt.position_ids
+        if own is None or column >= len(self._prompt.ids):
+            return column + self._prompt.position_delta
+        return int(own[:, column].max())
+
+    def _embed(self, ids: Sequence[int], start: int) -> Tensor:
+        """Embeddings [k, hidden] of ``ids`` from column ``start`` on, images in their places."""
+        loaded = self._engine.loaded
+        tokens = torch.tensor(ids, device=loaded.device)
+        embedded: Tensor = loaded.model.get_input_embeddings()(tokens)
+        pixels, prompt_ids = self._prompt.pixel_values, self._prompt.ids
+        if pixels is None or start >= len(prompt_ids):
+            return embedded
+        if self._image_features is None:
+            grid = self._prompt.image_grid_thw
+            assert grid is not None
+            features = loaded.model.get_image_features(
+                pixels.to(embedded.device), grid.to(embedded.device), return_dict=True
+            ).pooler_output
+            self._image_features = torch.cat(list(features)).to(embedded.dtype)
+        placeholder = loaded.model.config.image_token_id
+        seen = prompt_ids[:start].count(placeholder)
+        here = tokens == placeholder
+        here[len(prompt_ids) - start :] = False  # generated: a token like any other
+        embedded = embedded.clone()
+        embedded[here] = self._image_features[seen : seen + int(here.sum())]
+        return embedded
+
+
+def _choose(backend: str, loaded: LoadedModel) -> str:
+    if backend not in BACKENDS:
+        raise ConfigError(
+            f"{backend!r} is unknown", field="backend", remedy=f"one of {', '.join(BACKENDS)}"
+        )
+    supported = StaticBackend.supports(loaded)
+    if backend == "static" and not supported:
+        raise ConfigError(
+            "the static backend does not run this model", field="backend", remedy="set it to auto"
+        )
+    if backend == "auto":
+        return "static" if supported else "eager"
+    return backend
 
 
 def _end_tokens(loaded: LoadedModel, vocab_size: int) -> frozenset[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -30,9 +30,9 @@ class ExitScorer:
         self._candidates = min(candidates, vocab_size)
 
     def start(
-        self, fed: Tensor, keep: int, on_exit: Callable[[int, Tensor], None]
+        self, ids: Sequence[int], keep: int, on_exit: Callable[[int, Tensor], None]
     ) -> Callable[[int, Tensor], None]:
-        """A function for the hooks of one pass: (layer, hidden [1, n, hidden_size]) -> None.
+        """A function to be called in a pass: (layer, hidden [n, hidden_size]) -> None.
 
         ``on_exit`` gets (layer, logits [keep, vocab_size]).
         """
@@ -40,13 +40,14 @@ class ExitScorer:
 
         def on_hidden(layer: int, hidden: Tensor) -> None:
             nonlocal running
-            corrected = self._adapters(layer, hidden[0, -keep:])
+            corrected = self._adapters(layer, hidden[-keep:])
             if running is None:
                 logits = self._parts.logits(corrected)[:, : self._vocab_size]
             else:
                 logits = self._score(corrected, running)
             if self._candidates:
                 best = logits.topk(self._candidates, dim=-1).indices
+                fed = torch.tensor(ids, device=best.device)
                 running = torch.cat([best.flatten(), fed]).unique()
             on_exit(layer, logits)
 

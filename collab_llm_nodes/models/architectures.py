@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,3 +83,60 @@ def decoder_parts(model: Any) -> DecoderParts:
         norm=present[0] if len(present) == 1 else nn.Sequential(*present),
         head=model.get_output_embeddings(),
     )
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """One decoder layer, taken apart for a hand-written loop.
+
+    Attributes:
+        attention_norm, mlp_norm: norms of the two halves.
+        query, key, value, out: the attention's maps.
+        up: the maps into the feed-forward part: (gate, up), or one where it has no gate.
+        activation: of the gate, or of ``up`` where there is none.
+        down: the map out of it.
+        norm_first: norms stand before the halves, else behind their sums (OPT-350m).
+    """
+
+    attention_norm: nn.Module
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    out: nn.Linear
+    mlp_norm: nn.Module
+    up: tuple[nn.Linear, ...]
+    activation: Callable[[Tensor], Tensor]
+    down: nn.Linear
+    norm_first: bool = True
+
+
+def layer_parts(layer: Any) -> LayerParts:
+    """Take a decoder layer of a supported architecture apart; nothing is copied."""
+    attention = layer.self_attn
+    projections = attention.q_proj, attention.k_proj, attention.v_proj
+    if hasattr(layer, "fc1"):  # OPT
+        return LayerParts(
+            layer.self_attn_layer_norm,
+            *projections,
+            attention.out_proj,
+            layer.final_layer_norm,
+            (layer.fc1,),
+            layer.activation_fn,
+            layer.fc2,
+            layer.do_layer_norm_before,
+        )
+    return LayerParts(
+        layer.input_layernorm,
+        *projections,
+        attention.o_proj,
+        layer.post_attention_layernorm,
+        (layer.mlp.gate_proj, layer.mlp.up_proj),
+        layer.mlp.act_fn,
+        layer.mlp.down_proj,
+    )
+
+
+def attention_windows(model: Any) -> list[int | None]:
+    """The sliding window of each decoder layer, None where it attends to everything."""
+    layers = model.get_decoder().layers
+    return [getattr(layer.self_attn, "sliding_window", None) for layer in layers]

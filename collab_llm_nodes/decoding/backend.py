@@ -1,0 +1,67 @@
+"""What a forward pass is given, whoever computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+AfterLayer = Callable[[int, Tensor], None]
+"""(layers done, hidden states [rows, hidden_size]), valid only during the call."""
+
+
+@dataclass
+class Chunk:
+    """New tokens of one session in a pass.
+
+    Attributes:
+        cache: the session's, from ``Backend.new_cache``; its columns before ``start`` are read,
+            ``start`` to ``start + k`` are written.
+        embedded: [k, hidden_size], k >= 1.
+        positions: of the first token, when the others follow it; or all, [k] or M-RoPE [3, k].
+        mask: bool [k, start + k], what each token attends to; None is causal.
+        keep: the last tokens whose logits are wanted.
+    """
+
+    cache: Any
+    start: int
+    embedded: Tensor
+    positions: int | Tensor
+    mask: Tensor | None
+    keep: int
+
+    @property
+    def end(self) -> int:
+        """First column behind the chunk."""
+        return self.start + len(self.embedded)
+
+
+class Backend(Protocol):
+    """Runs chunks through the decoder.
+
+    Attributes:
+        batches: one pass takes several chunks; else they come one by one.
+    """
+
+    batches: bool
+
+    def new_cache(self) -> Any:
+        """An empty cache for one session."""
+
+    def forward(self, chunks: Sequence[Chunk], after_layer: AfterLayer | None) -> list[Tensor]:
+        """Logits [keep, rows of the head] of each chunk.
+
+        ``after_layer`` is called behind each exit layer, with the rows of all chunks in order;
+        what it raises ends the pass. The caches then hold what they held before ``start``.
+        """
+
+    def move(self, cache: Any, kept: Sequence[int]) -> None:
+        """Column ``kept[i]`` becomes column ``i``; the others are free."""
+
+    def cut(self, cache: Any, columns: int) -> None:
+        """Columns from ``columns`` on are free."""
+
+    def close(self) -> None:
+        """Leave the model as it was found."""

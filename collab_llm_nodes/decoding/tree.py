@@ -1,0 +1,121 @@
+"""Which columns of a KV cache follow which: a trunk, and nodes that branch off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from collab_llm_nodes.errors import InvalidInput, ProtocolError
+
+Mask = npt.NDArray[np.bool_]
+
+
+class TokenTree:
+    """Columns 0..length-1 are the trunk, a chain; those behind it are nodes, each with a parent.
+
+    A column sees itself and its ancestors. Columns are numbered in the order they were added, so a
+    parent comes before its children.
+
+    Attributes:
+        length: columns of the trunk.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._parents: list[int] = []  # of the nodes
+        self._seen: list[Mask] = []  # of the nodes: [column + 1], what each attends to
+        self._positions: list[int] = []  # of the nodes
+
+    @property
+    def columns(self) -> int:
+        """Trunk and nodes."""
+        return self.length + len(self._parents)
+
+    def cut(self, length: int) -> None:
+        """Drop all nodes, and the trunk from ``length`` on; a longer one is an extended trunk."""
+        self.length = length
+        if self._parents:
+            self._parents, self._seen, self._positions = [], [], []
+
+    def check(self, parents: Sequence[int]) -> None:
+        """Refuse parents that are no earlier column.
+
+        Raises:
+            InvalidInput: naming the first bad one.
+        """
+        for i, parent in enumerate(parents):
+            if not 0 <= parent < self.columns + i:
+                raise InvalidInput(
+                    f"column {parent} is not before column {self.columns + i}",
+                    field=f"parents[{i}]",
+                    remedy="a node follows a column of the trunk or an earlier node",
+                )
+
+    def grow(self, parents: Sequence[int], positions: Sequence[int]) -> None:
+        """Append one node per (checked) parent; ``positions`` are kept for their children."""
+        for parent, position in zip(parents, positions, strict=True):
+            column = self.columns
+            seen = np.zeros(column + 1, dtype=np.bool_)
+            seen[: parent + 1] = self.seen(parent)
+            seen[column] = True
+            self._parents.append(parent)
+            self._seen.append(seen)
+            self._positions.append(position)
+
+    def shrink(self, columns: int) -> None:
+        """Take back the nodes from column ``columns`` on."""
+        count = columns - self.length
+        del self._parents[count:], self._seen[count:], self._positions[count:]
+
+    def seen(self, column: int) -> Mask:
+        """[column + 1]: the column itself and its ancestors."""
+        if column < self.length:
+            return np.ones(column + 1, dtype=np.bool_)
+        return self._seen[column - self.length]
+
+    def position(self, node: int) -> int:
+        """What ``grow`` was told about a node."""
+        return self._positions[node - self.length]
+
+    def mask(self, first: int) -> Mask:
+        """[columns - first, columns]: what each node from column ``first`` on attends to."""
+        mask = np.zeros((self.columns - first, self.columns), dtype=np.bool_)
+        for row, seen in zip(mask, self._seen[first - self.length :], strict=True):
+            row[: len(seen)] = seen
+        return mask
+
+    def path(self, column: int) -> list[int]:
+        """Columns from the root to ``column``.
+
+        Raises:
+            ProtocolError: there is no such column.
+        """
+        if not 0 <= column < self.columns:
+            raise ProtocolError(f"no column {column} of {self.columns}", field="column")
+        found: list[int] = self.seen(column).nonzero()[0].tolist()
+        return found
+
+    def retain(self, column: int, trunk_positions: Sequence[int]) -> list[int]:
+        """Make the path to ``column`` the trunk, keep its descendants as nodes, drop the rest.
+
+        Args:
+            trunk_positions: of the trunk's columns behind ``column``, which become nodes.
+
+        Returns:
+            The old columns that are kept, in their new order.
+        """
+        trunk = self.path(column)
+        later = [c for c in range(column + 1, self.columns) if self.seen(c)[column]]
+        kept = trunk + later
+        new = {old: i for i, old in enumerate(kept)}
+        positions = [
+            self.position(c) if c >= self.length else trunk_positions[c - column - 1] for c in later
+        ]
+        parents = [
+            new[self._parents[c - self.length]] if c >= self.length else new[c - 1] for c in later
+        ]
+        self.cut(len(trunk))
+        self.grow(parents, positions)
+        return kept

@@ -1,0 +1,232 @@
+"""Several sessions in one pass, token trees, and the two backends against each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import VISION, tiny_model, tiny_prompt
+
+from collab_llm_nodes.decoding.engine import Engine, Feed, Session
+from collab_llm_nodes.errors import Cancelled, CollabError, ConfigError, InvalidInput, ProtocolError
+from collab_llm_nodes.models.architectures import ARCHITECTURES
+from collab_llm_nodes.models.prompt import EncodedPrompt, encode
+
+BACKENDS = ("static", "eager")
+
+
+def opened(engine: Engine, architecture: str, seed: int = 0) -> tuple[Session, EncodedPrompt]:
+    prompt = encode(tiny_prompt(architecture, seed, images=1 + seed % 2), engine.loaded)
+    return engine.open(prompt), prompt
+
+
+def fed(engine: Engine, architecture: str, answer: list[int], seed: int = 0) -> torch.Tensor:
+    """Logits after the last of ``answer``, computed alone."""
+    session, prompt = opened(engine, architecture, seed)
+    return session.feed([*prompt.ids, *answer], last=1)[0]
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Logits spread by about 2; other shapes round a little differently."""
+    torch.testing.assert_close(a, b, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_backends_agree(architecture: str) -> None:
+    loaded = tiny_model(architecture)
+    found = []
+    for backend in BACKENDS:
+        session, prompt = opened(Engine(loaded, backend=backend), architecture)
+        found.append(session.feed([*prompt.ids, 7, 8, 9]))
+    torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-4)
+
+
+def test_unknown_backends_are_refused() -> None:
+    with pytest.raises(ConfigError, match="one of auto"):
+        Engine(tiny_model("llama"), backend="fast")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_pass_over_many_sessions_equals_single_ones(architecture: str, backend: str) -> None:
+    """Prefill and decoding mixed, all lengths different, exits heard by some."""
+    loaded = tiny_model(architecture, exit_layers=(1, 3))
+    engine = Engine(loaded, backend=backend)
+    news = [[5], [9, 300, 12], [4, 4, 4], [7] * 5, [], [8]]
+    alone, together = [], []
+    exits_alone: list[list[torch.Tensor]] = [[] for _ in news]
+    exits_together: list[list[torch.Tensor]] = [[] for _ in news]
+    for where, exits in ((alone, exits_alone), (together, exits_together)):
+        feeds = []
+        for i, new in enumerate(news):
+            session, prompt = opened(engine, architecture, i)
+            ids = new
+            if i == 3:
+                ids = [*prompt.ids, *new]  # a prefill among the others
+            else:
+                session.feed([*prompt.ids, *range(40, 40 + 3 * i)], last=0)
+            listen = (lambda layer, x, e=exits[i]: e.append(x)) if i % 2 else None
+            feeds.append(Feed(session, ids, listen, min(2, len(ids))))
+        before = [feed.session.length for feed in feeds]
+        if where is together:
+            where += engine.run(feeds)
+        else:
+            where += [f.session.feed(f.ids, f.on_exit, f.last) for f in feeds]
+        assert [f.session.length for f in feeds] == [
+            n + len(f.ids) for n, f in zip(before, feeds, strict=True)
+        ]
+        where += [f.session.feed([11]) for f in feeds]  # the caches hold what they should
+    for a, b in zip(alone, together, strict=True):
+        close(a, b)
+    assert [len(e) for e in exits_together] == [0, 2, 0, 2, 0, 2]
+    for x, y in zip(exits_alone, exits_together, strict=True):
+        for a, b in zip(x, y, strict=True):
+            close(a, b)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_failing_feed_disturbs_no_other(backend: str) -> None:
+    loaded = tiny_model("qwen2_vl", exit_layers=(1, 2))
+    engine = Engine(loaded, backend=backend)
+    sessions = [opened(engine, "qwen2_vl", i) for i in range(4)]
+    for session, prompt in sessions:
+        session.feed(prompt.ids, last=0)
+    lengths = [session.length for session, _ in sessions]
+
+    def gone(layer: int, logits: torch.Tensor) -> None:
+        raise Cancelled("its client went away")
+
+    (a, _), (b, _), (c, _), (d, _) = sessions
+    d.close()
+    results = engine.run(
+        [
+            Feed(a, [7, 8], gone),
+            Feed(b, [7, 8]),
+            Feed(c, [engine.vocab_size]),
+            Feed(d, [1]),
+            Feed(b, [1]),
+        ]
+    )
+    assert [type(r) for r in results[::2]] == [Cancelled, InvalidInput, ProtocolError]
+    assert isinstance(results[3], ProtocolError)
+    assert isinstance(results[1], torch.Tensor)
+    close(results[1][-1], fed(engine, "qwen2_vl", [7, 8], 1))
+    assert [a.length, b.length, c.length] == [lengths[0], lengths[1] + 2, lengths[2]]
+    close(a.feed([9])[0], fed(engine, "qwen2_vl", [9], 0))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_pass_ends_when_nobody_is_left(backend: str) -> None:
+    engine = Engine(tiny_model("llama", exit_layers=(1, 2)), backend=backend)
+    heard = []
+
+    def gone(layer: int, logits: torch.Tensor) -> None:
+        heard.append(layer)
+        raise Cancelled("its client went away")
+
+    feeds = [Feed(s, p.ids, gone) for s, p in (opened(engine, "llama", i) for i in range(3))]
+    assert all(isinstance(r, Cancelled) for r in engine.run(feeds))
+    assert heard == [1, 1, 1]
+    assert engine.run([]) == []
+
+
+# ---------------------------------------------------------------- trees
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nodes_are_what_their_paths_alone_would_be(architecture: str, backend: str) -> None:
+    engine = Engine(tiny_model(architecture), backend=backend)
+    session, prompt = opened(engine, architecture, 1)
+    session.feed([*prompt.ids, 20, 21, 22], last=0)
+    n = len(prompt.ids)
+    logits = session.grow([30, 31, 32, 33], [n, n + 2, n + 4, n - 1])  # 32 follows 31
+    paths = [[20, 30], [20, 21, 22, 31], [20, 21, 22, 31, 32], [33]]
+    for row, path in zip(logits, paths, strict=True):
+        close(row, fed(engine, architecture, path, 1))
+    assert (session.length, session.columns) == (n + 3, n + 7)
+    more = session.grow([34, 35], [n + 5, n + 5])
+    close(more[0], fed(engine, architecture, [*paths[2], 34], 1))
+    close(more[1], fed(engine, architecture, [*paths[2], 35], 1))
+
+    kept = session.retain(n + 4)  # 31: its child 32 and grandchildren stay
+    assert kept == {
+        **{c: c for c in range(n + 3)},
+        n + 4: n + 3,
+        n + 5: n + 4,
+        n + 7: n + 5,
+        n + 8: n + 6,
+    }
+    assert (session.length, session.columns) == (n + 4, n + 7)
+    close(session.grow([36], [kept[n + 7]])[0], fed(engine, architecture, [*paths[2], 34, 36], 1))
+    kept = session.retain(n + 6)  # 35
+    assert session.length == session.columns == n + 6
+    close(session.feed([37])[0], fed(engine, architecture, [*paths[2], 35, 37], 1))
+    kept = session.retain(n)  # backwards: the rest of the trunk stays as nodes
+    assert (session.length, session.columns) == (n + 1, n + 7)
+    close(session.grow([38], [n + 2])[0], fed(engine, architecture, [20, 21, 22, 38], 1))
+    session.length = n
+    assert session.columns == n
+    close(session.feed([39])[0], fed(engine, architecture, [39], 1))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_feed_drops_nodes(backend: str) -> None:
+    engine = Engine(tiny_model("llama"), backend=backend)
+    session, prompt = opened(engine, "llama")
+    session.feed(prompt.ids, last=0)
+    session.grow([30, 31], [session.length - 1] * 2)
+    close(session.feed([32])[0], fed(engine, "llama", [32]))
+    assert session.columns == session.length == len(prompt.ids) + 1
+
+
+def test_bad_trees_are_refused_and_change_nothing() -> None:
+    engine = Engine(tiny_model("qwen2_vl"))
+    session, prompt = opened(engine, "qwen2_vl")
+    session.feed(prompt.ids, last=0)
+    n = session.length
+    refused: list[tuple[list[int], list[int]]] = [
+        ([1], [n]),
+        ([1], [-1]),
+        ([1, 2], [n - 1]),
+        ([1, 2], [n + 1, n - 1]),
+        ([engine.vocab_size], [n - 1]),
+        ([1] * engine.context, [n - 1] * engine.context),
+    ]
+    for ids, parents in refused:
+        with pytest.raises(InvalidInput):
+            session.grow(ids, parents)
+    for column in (-1, n):
+        with pytest.raises(ProtocolError, match="no column"):
+            session.retain(column)
+    session.grow([30], [3])
+    with pytest.raises(ProtocolError, match="prompt"):
+        session.retain(n)
+    session.length = n
+    assert session.columns == n
+    assert session.grow([], []).shape == (0, engine.vocab_size)
+    session.close()
+    with pytest.raises(CollabError, match="closed"):
+        session.grow([1], [0])
+
+
+@pytest.mark.parametrize("architecture", VISION)
+def test_trees_of_a_half_fed_prompt(architecture: str) -> None:
+    """A node may branch off anywhere; it is placed behind the column it follows."""
+    engine = Engine(tiny_model(architecture))
+    session, prompt = opened(engine, architecture)
+    session.feed(prompt.ids[:4], last=0)
+    assert session.grow([9, 9], [1, 3]).shape == (2, engine.vocab_size)
+    session.feed(prompt.ids[4:], last=0)
+    close(session.feed([9])[0], fed(engine, architecture, [9]))
+
+
+def test_caches_grow_with_need_and_are_freed() -> None:
+    engine = Engine(tiny_model("llama"))
+    session, prompt = opened(engine, "llama")
+    assert session._cache.data.numel() == 0
+    session.feed(prompt.ids, last=0)
+    first = session._cache.data.shape[1]
+    assert len(prompt.ids) <= first <= 128
+    session.feed([7] * 200, last=0)
+    assert session._cache.data.shape[1] == 128 * -(-session.length // 128)
+    close(session.feed([8])[0], fed(engine, "llama", [7] * 200 + [8]))
