@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from dataclasses import replace
@@ -81,8 +80,8 @@ def demo(
     config: Annotated[
         Path | None, typer.Option(help="ROS parameters, read after the shipped ones.", exists=True)
     ] = None,
-    emulated_extra_compute_s: Annotated[
-        float, typer.Option(help="Seconds added to each verification: an emulated larger model.")
+    emulated_compute_s: Annotated[
+        float, typer.Option(help="Seconds a pass takes at least: an emulated larger model.")
     ] = 0.04,
 ) -> None:
     """Drive simulated rooms through the whole system: camera, draft, verifier, motion.
@@ -97,7 +96,7 @@ def demo(
         seed=seed,
         film=film,
         params=config,
-        extra_compute_s=emulated_extra_compute_s,
+        compute_s=emulated_compute_s,
         console=console,
     )
     write_json(json_file, results)
@@ -112,8 +111,8 @@ def verifier(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Target model: directory or hub id.")] = None,
     address: Annotated[str | None, typer.Option(help="host:port to listen on.")] = None,
-    emulated_extra_compute_s: Annotated[
-        float, typer.Option(help="Seconds added to each verification: an emulated larger model.")
+    emulated_compute_s: Annotated[
+        float, typer.Option(help="Seconds a pass takes at least: an emulated larger model.")
     ] = 0.0,
     json_file: Annotated[
         Path | None,
@@ -121,12 +120,13 @@ def verifier(
     ] = None,
 ) -> None:
     """Serve the target model (cloud side). Ends cleanly on SIGTERM."""
+    from collab_llm_nodes.verifier.logs import set_up_logging
     from collab_llm_nodes.verifier.service import load_config, serve
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = load_config(config, model=model, address=address)
-    if emulated_extra_compute_s:
-        settings = replace(settings, emulated_extra_compute_s=emulated_extra_compute_s)
+    set_up_logging(settings.log_format)
+    if emulated_compute_s:
+        settings = replace(settings, emulated_compute_s=emulated_compute_s)
 
     def tell(port: int) -> None:
         host = settings.address.rpartition(":")[0]
@@ -198,6 +198,25 @@ def bench_pipeline(
     from collab_llm_nodes.bench.pipeline import run_pipeline
 
     write_json(json_file, run_pipeline(answers=answers, seed=seed, plot=plot, console=console))
+
+
+@bench_app.command("link")
+def bench_link(
+    answers: Annotated[int, typer.Option(help="Answers per run.", min=1)] = 20,
+    cuts: Annotated[int, typer.Option(help="Cuts in each run that has them.", min=1)] = 20,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Answers over an emulated bad link: cuts, loss, jitter, reordering, throttle, silence.
+
+    Exits with 0 only if no token differs from the undisturbed answers and nothing hangs.
+    """
+    from collab_llm_nodes.bench.link.report import run_link
+
+    results = run_link(answers=answers, cuts=cuts, seed=seed, console=console)
+    write_json(json_file, results)
+    bad = sum(run[key] for run in results["runs"].values() for key in ("wrong_tokens", "hangs"))
+    raise typer.Exit(0 if bad == 0 else 1)
 
 
 def fail(error: CollabError) -> NoReturn:

@@ -180,7 +180,7 @@ def test_the_cache_serves_drafts(ros_graph: Any) -> None:
     target = Engine(loaded)
     alone = InProcessRunner(Engine(tiny_model(ARCHITECTURE, seed=0)), target, gamma=3)
     expected = alone.generate(Prompt("go to the red ball", (scene(1),)), max_tokens=MAX_TOKENS)
-    slow = VerifierConfig(address="127.0.0.1:0", emulated_extra_compute_s=0.8)
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.8)
     with start_server(slow, target) as verifier:
         edge = Edge(ros_graph, verifier.port)
         result = edge.generate()
@@ -253,7 +253,7 @@ def test_without_the_bridge_the_answer_is_unavailable(
 
 @pytest.mark.ros
 def test_a_deactivated_bridge_ends_its_sessions(ros_graph: Any, target: Engine) -> None:
-    slow = VerifierConfig(address="127.0.0.1:0", emulated_extra_compute_s=0.3)
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.3)
     with start_server(slow, target) as verifier:
         edge = Edge(ros_graph, verifier.port)
         handle = ros_graph.result(edge.action.send_goal_async(edge.goal()))
@@ -290,7 +290,7 @@ def test_an_abandoned_session_is_ended_at_its_deadline(
 
 @pytest.mark.ros
 def test_a_caller_gets_its_result_when_the_node_shuts_down(ros_graph: Any, target: Engine) -> None:
-    slow = VerifierConfig(address="127.0.0.1:0", emulated_extra_compute_s=0.3)
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.3)
     with start_server(slow, target) as verifier:
         edge = Edge(ros_graph, verifier.port)
         request = EdgeCloudGenerate.Request(
@@ -314,7 +314,7 @@ def test_a_caller_gets_its_result_when_the_node_shuts_down(ros_graph: Any, targe
 def test_a_waiting_request_keeps_its_own_deadline_and_cancel(
     ros_graph: Any, target: Engine
 ) -> None:
-    slow = VerifierConfig(address="127.0.0.1:0", emulated_extra_compute_s=0.8)
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.8)
     with start_server(slow, target) as verifier:
         edge = Edge(ros_graph, verifier.port)
         first = ros_graph.result(edge.action.send_goal_async(edge.goal()))
@@ -382,7 +382,7 @@ def test_the_graph_recovers_with_its_verifier(
     ros_graph: Any, target: Engine, expected: tuple[int, ...]
 ) -> None:
     """Restarted in mid-answer: the same answer. Gone: a status in time. Back: answers again."""
-    slow = VerifierConfig(address="127.0.0.1:0", emulated_extra_compute_s=0.2)
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.2)
     verifier = start_server(slow, target)
     edge = Edge(ros_graph, verifier.port)
     handle = ros_graph.result(edge.action.send_goal_async(edge.goal()))

@@ -66,6 +66,7 @@ from collab_llm_nodes.verifier.client import (
     VerifierClient,
 )
 from collab_llm_nodes.verifier.info import Limits
+from collab_llm_nodes.verifier.scheduler import BatchConfig
 from collab_llm_nodes.verifier.service import (
     ServerHandle,
     VerifierConfig,
@@ -446,7 +447,7 @@ def test_a_draft_may_follow_open_at_once(serve: Serve, connect: Connect) -> None
 def test_emulated_compute_is_counted_and_exits_do_not_wait_for_it(
     serve: Serve, connect: Connect
 ) -> None:
-    server = serve(FakeEngine(1), emulated_extra_compute_s=0.2)
+    server = serve(FakeEngine(1), emulated_compute_s=0.2)
     session, inbox = opened_session(connect(server.port))
     started = time.monotonic()
     session.send(Draft(0, 0, (5, 6)))
@@ -657,9 +658,9 @@ def test_a_client_that_vanishes_in_mid_verification_stops_it(
     stream = raw(server.port)
     stream.send(OPEN, Draft(0, 0, (5, 6)))
     assert gate.reached.wait(WAIT_S)
-    (slot,) = server._server._slots
+    (seat,) = server._server.verifier._seats
     stream.replies.cancel()
-    assert slot.gone.wait(WAIT_S)
+    assert seat.gone.wait(WAIT_S)
     gate.go.set()
     engine.freed.get(timeout=WAIT_S)
     assert engine.alive == 0
@@ -672,7 +673,8 @@ def test_a_client_that_vanishes_in_mid_verification_stops_it(
 def test_a_full_verifier_says_so_and_takes_a_waiting_client_when_it_can(
     serve: Serve, connect: Connect
 ) -> None:
-    server = serve(FakeEngine(1), limits=Limits(max_sessions=1))
+    patience = BatchConfig(evict_idle_s=60.0, slot_wait_s=0.2)
+    server = serve(FakeEngine(1), limits=Limits(max_sessions=1), batch=patience)
     holder, _ = opened_session(connect(server.port))
     impatient = refusal(connect(server.port, verdict_deadline_s=2.0), OPEN)
     assert impatient.code == "UNAVAILABLE"

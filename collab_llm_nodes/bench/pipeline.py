@@ -34,7 +34,7 @@ from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
 
 MAX_TOKENS = 48
 POINTS = {"as_is": 0.0, "emulated_large_target": 0.1}
-"""Extra seconds of compute per verification."""
+"""Seconds that a verification takes at least."""
 GAMMA = 4
 MODES = {"ar": (0, 0), "sd": (GAMMA, 0), "fsd": (GAMMA, 6)}
 """gamma, max_predrafts."""
@@ -54,8 +54,8 @@ def run_pipeline(*, answers: int, seed: int, plot: Path | None, console: Console
     results["transformers_ms_per_token"] = _transformers(prompts)
     gamma_t_p = _draft_s(draft, prompts, GAMMA)
     results["gamma_t_p_ms"] = 1e3 * gamma_t_p
-    for point, extra in POINTS.items():
-        with _verifier(extra) as client:
+    for point, compute_s in POINTS.items():
+        with _verifier(compute_s) as client:
             link_s = _link_s(client)
             measured = {}
             for mode, (gamma, predrafts) in MODES.items():
@@ -98,12 +98,12 @@ def predicted(mode: str, total: GenerationMetrics, gamma_t_p: float, t_c: float)
     return (2 * t_c + drafting + t_q) / total.tau
 
 
-def _verifier(extra_s: float) -> contextlib.AbstractContextManager[VerifierClient]:
+def _verifier(compute_s: float) -> contextlib.AbstractContextManager[VerifierClient]:
     @contextlib.contextmanager
     def serve() -> Any:
         address = f"127.0.0.1:{free_port()}"
         with (
-            verifier_process(address, extra_compute_s=extra_s) as process,
+            verifier_process(address, compute_s=compute_s) as process,
             VerifierClient(ClientLinkConfig(address=address)) as client,
         ):
             wait_for_verifier(client, process)

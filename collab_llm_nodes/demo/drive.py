@@ -52,14 +52,14 @@ def run_demo(
     seed: int,
     film: Path,
     params: Path | None,
-    extra_compute_s: float,
+    compute_s: float,
     console: Console,
 ) -> dict[str, Any]:
     """Drive ``rooms`` rooms of seeds ``seed``, ``seed`` + 1, ...; prints a table.
 
     Args:
         params: ROS parameters read after the shipped ones.
-        extra_compute_s: pads each verification: the shipped cloud model is so small that its
+        compute_s: a verification takes at least this long: the shipped cloud model is so small that
             early exits would hardly precede its verdicts.
 
     Returns:
@@ -76,7 +76,7 @@ def run_demo(
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         address = f"127.0.0.1:{free_port()}"
-        cloud = stack.enter_context(verifier_process(address, extra_compute_s=extra_compute_s))
+        cloud = stack.enter_context(verifier_process(address, compute_s=compute_s))
         graph = stack.enter_context(_graph(address, params))
         link = stack.enter_context(VerifierClient(ClientLinkConfig(address=address)))
         client = stack.enter_context(DemoClient())
@@ -87,10 +87,10 @@ def run_demo(
             f"verifier and graph are up after {time.monotonic() - started:.1f} s "
             f"(ROS_DOMAIN_ID={os.environ['ROS_DOMAIN_ID']}, this machine only)"
         )
-        if extra_compute_s:
+        if compute_s:
             console.print(
-                f"emulation: each verification is padded by {1e3 * extra_compute_s:g} ms, to stand "
-                "for a larger cloud model (--emulated-extra-compute-s 0 turns it off)"
+                f"emulation: each verification takes at least {1e3 * compute_s:g} ms, to stand "
+                "for a larger cloud model (--emulated-compute-s 0 turns it off)"
             )
         table = _table()
         drives = []
@@ -111,7 +111,7 @@ def run_demo(
         film.parent.mkdir(parents=True, exist_ok=True)
         save(frames, film)
         console.print(f"wrote {film}")
-    results = _results(drives, mismatches, time.monotonic() - started, extra_compute_s)
+    results = _results(drives, mismatches, time.monotonic() - started, compute_s)
     console.print(
         f"reached {results['reached']} of {results['rooms']}, tau {results['tau']:.2f}, "
         f"cache hits {results['cache_hit_rate']:.0%}, "
@@ -154,7 +154,7 @@ def _mismatches(drives: Sequence[Drive]) -> int:
 
 
 def _results(
-    drives: Sequence[Drive], mismatches: int, seconds: float, extra_compute_s: float
+    drives: Sequence[Drive], mismatches: int, seconds: float, compute_s: float
 ) -> dict[str, Any]:
     total = GenerationMetrics()
     answers = [a for d in drives for a in d.answers]
@@ -173,7 +173,7 @@ def _results(
             1e3 * statistics.median(a.metrics.total_s for a in answers) if answers else None
         ),
         "seconds": seconds,
-        "emulated_extra_compute_s": extra_compute_s,
+        "emulated_compute_s": compute_s,
         "drives": [
             {
                 "seed": d.room.seed,

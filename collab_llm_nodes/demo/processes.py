@@ -63,13 +63,13 @@ def run_process(name: str, command: Sequence[str]) -> Iterator[Process]:
 
 
 def verifier_process(
-    address: str, *, extra_compute_s: float = 0.0
+    address: str, *, compute_s: float = 0.0
 ) -> contextlib.AbstractContextManager[Process]:
-    """The verifier with the embedded target; ``extra_compute_s`` emulates a slower model."""
+    """The verifier with the embedded target; a pass takes at least ``compute_s`` (emulation)."""
     command = [sys.executable, "-m", "collab_llm_nodes.cli", "verifier"]
     command += ["--config", str(config_file("verifier_embedded.yaml")), "--address", address]
-    if extra_compute_s:
-        command += ["--emulated-extra-compute-s", str(extra_compute_s)]
+    if compute_s:
+        command += ["--emulated-compute-s", str(compute_s)]
     return run_process("verifier", command)
 
 

@@ -11,7 +11,16 @@ from collab_llm_nodes.config import check_ranges, setting
 class Limits:
     """Bounds on what one client can ask of the verifier."""
 
-    max_sessions: int = setting(8, "Sessions open at a time (each holds a KV cache).", low=1)
+    max_sessions: int = setting(8, "Sessions that hold a KV cache at a time.", low=1, high=65536)
+    max_streams: int = setting(
+        64,
+        "Sessions open at a time; those beyond max_sessions wait for a KV cache.",
+        low=1,
+        high=65536,
+    )
+    max_connections: int = setting(
+        256, "Connections at a time; one carries any number of sessions.", low=1, high=65536
+    )
     max_message_bytes: int = setting(
         16 << 20, "One message, images included [byte].", low=4096, high=256 << 20
     )

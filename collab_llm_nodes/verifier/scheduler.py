@@ -55,9 +55,14 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class Batch(Generic[K]):
-    """One pass: sessions whose drafts are verified, and how many prompt tokens to read of whom."""
+    """One pass.
 
-    drafts: tuple[K, ...]
+    Attributes:
+        drafts: whose drafts are verified, and since when they were due.
+        prompts: whose prompts are read on, and by how many tokens.
+    """
+
+    drafts: tuple[tuple[K, float], ...]
     prompts: tuple[tuple[K, int], ...]
 
 
@@ -102,8 +107,8 @@ class ReadyQueue(Generic[K]):
 
     def take(self) -> Batch[K]:
         """The next pass. A prompt that is not read to its end by it keeps its place."""
-        drafts = tuple(self._drafts)[: self._config.max_batch]
-        for key in drafts:
+        drafts = tuple(self._drafts.items())[: self._config.max_batch]
+        for key, _ in drafts:
             del self._drafts[key]
         prompts, budget = [], self._config.prefill_tokens
         for key in tuple(self._prompts):
@@ -140,7 +145,7 @@ class Refused(Generic[K]):
 
 
 class Slots(Generic[K]):
-    """The KV caches: ``count`` at most, least recently used first to go, first come first served."""
+    """The KV caches: first come first served, least recently used first to go."""
 
     def __init__(self, count: int, config: BatchConfig) -> None:
         self._count = count

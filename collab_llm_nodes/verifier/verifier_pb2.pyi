@@ -225,6 +225,8 @@ class Limits(_message.Message):
         "max_image_bytes",
         "max_tokens",
         "idle_s",
+        "max_streams",
+        "max_connections",
     )
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +235,8 @@ class Limits(_message.Message):
     MAX_IMAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     max_sessions: int
     max_message_bytes: int
     max_prompt_chars: int
@@ -240,6 +244,8 @@ class Limits(_message.Message):
     max_image_bytes: int
     max_tokens: int
     idle_s: float
+    max_streams: int
+    max_connections: int
     def __init__(
         self,
         max_sessions: _Optional[int] = ...,
@@ -249,6 +255,8 @@ class Limits(_message.Message):
         max_image_bytes: _Optional[int] = ...,
         max_tokens: _Optional[int] = ...,
         idle_s: _Optional[float] = ...,
+        max_streams: _Optional[int] = ...,
+        max_connections: _Optional[int] = ...,
     ) -> None: ...
 
 class ServerInfo(_message.Message):

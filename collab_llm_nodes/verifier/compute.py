@@ -1,0 +1,304 @@
+"""The compute thread: it owns the model and all sessions, and serves them in batched passes.
+
+Others hand it events (open, draft, leave) from any thread and never wait for it; what comes of them
+goes out through each session's ``post``. So nothing of a session is touched by two threads, drafts
+are taken in while a pass runs, and whatever becomes of a client, its KV cache is freed here.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from collab_llm_nodes.decoding.engine import Engine, Feed
+from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Open, Opened, Verdict
+from collab_llm_nodes.edge_cloud.server import ExitConfig
+from collab_llm_nodes.edge_cloud.target import TargetSession
+from collab_llm_nodes.errors import Cancelled, CollabError, InvalidInput, Replay, Unavailable
+from collab_llm_nodes.models.prompt import EncodedPrompt
+from collab_llm_nodes.verifier.scheduler import (
+    BatchConfig,
+    Evicted,
+    Granted,
+    ReadyQueue,
+    Refused,
+    Slots,
+)
+from collab_llm_nodes.verifier.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+Outgoing = Opened | EarlyExit | Verdict | CollabError
+
+
+class Client(Protocol):
+    """Who a session is for. An error posted to it is the last that it hears."""
+
+    id: str
+    gone: threading.Event  # it left: stop computing for it
+
+    def post(self, message: Outgoing) -> None:
+        """Take ``message``, from the compute thread; must not block."""
+
+
+@dataclass(eq=False)
+class _Session:
+    """What the compute thread keeps for one client."""
+
+    target: TargetSession
+    ready: bool = False  # the prompt is read
+    evicted: bool = False
+
+
+class Compute:
+    """See the module docstring.
+
+    Args:
+        max_sessions: KV caches at a time.
+        emulated_compute_s: EMULATION: a pass takes at least this long.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        batch: BatchConfig,
+        exits: ExitConfig,
+        max_sessions: int,
+        emulated_compute_s: float = 0.0,
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        self._engine = engine
+        self._exits = exits
+        self._emulated_s = emulated_compute_s
+        self._telemetry = telemetry or Telemetry()
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._sessions: dict[Client, _Session] = {}
+        self._ready: ReadyQueue[Client] = ReadyQueue(batch)
+        self._slots: Slots[Client] = Slots(max_sessions, batch)
+        self._telemetry.caches.set_function(lambda: len(self._slots))
+        self._telemetry.waiting.set_function(lambda: self._slots.waiting)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="verifier-compute", daemon=True)
+        self._thread.start()
+
+    def open(self, client: Client, prompt: EncodedPrompt, opened: Open) -> None:
+        """Start a session; ``Opened`` is posted when its prompt is read."""
+        self._inbox.put(partial(self._guarded, client, partial(self._open, client, prompt, opened)))
+
+    def draft(self, client: Client, draft: Draft) -> None:
+        """Have ``draft`` verified when its round comes; after ``open`` only."""
+        self._inbox.put(partial(self._guarded, client, partial(self._draft, client, draft)))
+
+    def leave(self, client: Client) -> None:
+        """Forget ``client``; nothing more is posted to it once this is seen."""
+        client.gone.set()
+        self._inbox.put(partial(self._end, client))
+
+    def stop(self, timeout_s: float) -> bool:
+        """Free everything and end the thread; False if a pass still runs after ``timeout_s``."""
+
+        def stop() -> None:
+            self._stopping = True
+
+        self._inbox.put(stop)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # Everything below runs in the compute thread.
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._take_in()
+            starts_at = self._ready.starts_at(coming=self._slots.idle)
+            if starts_at is not None and starts_at <= time.monotonic():
+                self._pass()
+        for client in tuple(self._sessions):
+            self._end(client)
+
+    def _take_in(self) -> None:
+        """Handle what came; wait for it if there is nothing else to do."""
+        times = (self._ready.starts_at(coming=self._slots.idle), self._slots.due)
+        next_at = min((t for t in times if t is not None), default=None)
+        try:
+            if next_at is None:
+                self._inbox.get()()
+            elif (wait_s := next_at - time.monotonic()) > 0:
+                self._inbox.get(timeout=wait_s)()
+            while True:
+                self._inbox.get_nowait()()
+        except queue.Empty:
+            self._advance_slots()
+
+    def _guarded(self, client: Client, event: Callable[[], None]) -> None:
+        """An error ends the client's session, and no other."""
+        if client.gone.is_set():
+            return
+        try:
+            event()
+        except Exception as error:  # noqa: BLE001  whatever it is: the thread serves others too
+            self._fail(client, error)
+
+    def _open(self, client: Client, prompt: EncodedPrompt, opened: Open) -> None:
+        room = self._engine.context - len(prompt.ids)
+        if opened.max_tokens > room:
+            raise InvalidInput(
+                f"a prompt of {len(prompt.ids)} tokens leaves room for {room}",
+                field="max_tokens",
+                remedy="lower max_tokens or shorten the prompt",
+            )
+        self._sessions[client] = _Session(TargetSession(self._engine, prompt, opened, self._exits))
+        self._slots.request(client, time.monotonic())
+        self._advance_slots()
+
+    def _draft(self, client: Client, draft: Draft) -> None:
+        session = self._sessions.get(client)
+        if session is None:
+            return  # it failed meanwhile; the client is being told
+        if session.evicted:
+            raise Replay("the KV cache went to another session", remedy="open a new stream")
+        taken = session.target.offer(draft)
+        self._telemetry.drafts.labels("taken" if taken else "dropped").inc()
+        if session.ready:
+            self._queue_up(client, session)
+
+    def _queue_up(self, client: Client, session: _Session) -> None:
+        """Get in line if a draft is due."""
+        if session.target.due:
+            self._slots.work(client)
+            self._ready.add_draft(client, time.monotonic())
+
+    def _advance_slots(self) -> None:
+        for change in self._slots.advance(time.monotonic()):
+            session = self._sessions[change.key]
+            if isinstance(change, Granted):
+                if session.target.unread:
+                    self._ready.add_prompt(change.key, session.target.unread, time.monotonic())
+                else:
+                    self._opened(change.key, session)
+            elif isinstance(change, Evicted):
+                session.evicted = True
+                session.target.close()
+                self._telemetry.evictions.inc()
+            elif isinstance(change, Refused):
+                taken = f"all {len(self._slots)} sessions are taken"
+                remedy = "try again later, or raise max_sessions on the verifier"
+                self._fail(change.key, Unavailable(taken, field="session", remedy=remedy))
+
+    def _opened(self, client: Client, session: _Session) -> None:
+        session.ready = True
+        client.post(Opened(client.id, session.target.prompt_tokens))
+        self._slots.rest(client, time.monotonic())
+        self._queue_up(client, session)
+
+    def _pass(self) -> None:
+        """One forward pass over everybody whose turn it is."""
+        batch = self._ready.take()
+        run = _Pass(self._emulated_s, self._engine.num_layers)
+        for client, due_since in batch.drafts:
+            feed = self._sessions[client].target.begin(run.emitter(client))
+            assert feed is not None, "in line without a draft"
+            run.add(client, feed, run.started - due_since)
+        for client, count in batch.prompts:
+            run.add(client, self._sessions[client].target.read_on(count))
+        results = run.through(self._engine)
+        compute_s = time.monotonic() - run.started
+        self._telemetry.count_pass(len(batch.drafts), sum(n for _, n in batch.prompts), compute_s)
+        for part, result in zip(run.parts, results, strict=True):
+            self._guarded(part.client, partial(self._after, part, result, compute_s))
+
+    def _after(self, part: _Part, result: Tensor | Exception, compute_s: float) -> None:
+        """What a pass means to one of its sessions."""
+        if isinstance(result, Exception):
+            raise result
+        client = part.client
+        session = self._sessions[client]
+        if not session.ready:
+            if not session.target.unread:
+                self._opened(client, session)
+            return
+        verdict = session.target.conclude(result, compute_s, part.queue_s)
+        self._telemetry.count_verdict(verdict)
+        client.post(verdict)
+        if verdict.finished:
+            self._end(client)
+        else:
+            self._slots.rest(client, time.monotonic())
+            self._queue_up(client, session)
+
+    def _fail(self, client: Client, error: Exception) -> None:
+        if not isinstance(error, CollabError):
+            log.error("session %s failed", client.id[:8], exc_info=error)
+            remedy = f"see its log: session {client.id[:8]}"
+            error = CollabError("the verifier failed", remedy=remedy)
+        self._end(client)
+        client.post(error)
+
+    def _end(self, client: Client) -> None:
+        session = self._sessions.pop(client, None)
+        if session is None:
+            return
+        self._ready.discard(client)
+        self._slots.leave(client)
+        session.target.close()
+
+
+class _Part(NamedTuple):
+    """What one client has in a pass; ``queue_s`` is how long its draft waited for it."""
+
+    client: Client
+    feed: Feed
+    queue_s: float
+
+
+class _Pass:
+    """One forward pass in the making.
+
+    EMULATION of a slower model: the pass takes at least ``at_least_s``, and passes each layer no
+    earlier than in proportion to its depth. The sleep is in the compute thread because it stands
+    for a device that is busy.
+    """
+
+    def __init__(self, at_least_s: float, layers: int) -> None:
+        self.parts: list[_Part] = []
+        self.started = time.monotonic()
+        self._at_least_s = at_least_s
+        self._layers = layers
+
+    def add(self, client: Client, feed: Feed, queue_s: float = 0.0) -> None:
+        """``client`` takes part with ``feed``."""
+        self.parts.append(_Part(client, feed, queue_s))
+
+    def emitter(self, client: Client) -> Callable[[EarlyExit], None]:
+        """What receives the client's early exits while the pass goes on."""
+
+        def emit(exit_: EarlyExit) -> None:
+            if client.gone.is_set():
+                raise Cancelled("the client is gone")
+            self._sleep_until(exit_.layer)
+            client.post(exit_)
+
+        return emit
+
+    def through(self, engine: Engine) -> Sequence[Tensor | Exception]:
+        """Run it; one result for each part."""
+        try:
+            results = engine.run([part.feed for part in self.parts])
+        except Exception as error:  # noqa: BLE001  such as no memory: all of this pass, not more
+            results = [error] * len(self.parts)
+        self._sleep_until(self._layers)
+        return results
+
+    def _sleep_until(self, layer: int) -> None:
+        if self._at_least_s:
+            due = self.started + self._at_least_s * layer / self._layers
+            while (left := due - time.monotonic()) > 0:
+                time.sleep(left)

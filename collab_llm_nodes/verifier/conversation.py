@@ -1,0 +1,391 @@
+"""What the verifier says to whom, whatever carries the bytes: gRPC (``service.py``) or another.
+
+A front end gives each client's stream to :meth:`Verifier.converse`. All of this runs in one asyncio
+loop, which reads, checks and writes; the model and the sessions belong to the compute thread.
+Reading goes on while a draft is verified, since more may be pushed ahead; early exits leave while
+the forward pass goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import secrets
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Protocol
+
+from collab_llm_nodes.decoding.engine import Engine
+from collab_llm_nodes.edge_cloud.messages import (
+    Close,
+    Draft,
+    EarlyExit,
+    Failure,
+    Open,
+    ServerMessage,
+    Verdict,
+    failure_of,
+)
+from collab_llm_nodes.edge_cloud.server import EarlyExitQueue
+from collab_llm_nodes.errors import (
+    Busy,
+    CollabError,
+    InvalidInput,
+    ProtocolError,
+    Unauthenticated,
+    Unavailable,
+)
+from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
+from collab_llm_nodes.models.vocabulary import check_same
+from collab_llm_nodes.verifier import codec
+from collab_llm_nodes.verifier.client import read_token
+from collab_llm_nodes.verifier.compute import Compute, Outgoing
+from collab_llm_nodes.verifier.info import ServerInfo
+from collab_llm_nodes.verifier.settings import VerifierConfig
+from collab_llm_nodes.verifier.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+_OPEN_S = 10.0  # from a new stream to its Open message
+_FREE_S = 1.0  # at the end, for the compute thread to free what is left
+MAX_UNANSWERED = 128
+"""Messages of one client between two verdicts; pushing ahead takes a few."""
+MAX_UNANSWERED_BYTES = 4 << 20
+
+Encode = Callable[[Prompt], EncodedPrompt]
+
+
+class Stream(Protocol):
+    """One client's connection."""
+
+    async def read(self) -> bytes | None:
+        """The next message; None when the client has closed its side."""
+
+    async def write(self, data: bytes) -> None:
+        """Send one message, waiting for a slow client.
+
+        Raises:
+            ConnectionError: the client is gone.
+        """
+
+
+class Verifier:
+    """The service without a network.
+
+    Args:
+        engine: the target model.
+        encode: prompts to token ids.
+    """
+
+    def __init__(self, config: VerifierConfig, engine: Engine, encode: Encode) -> None:
+        self.config = config
+        self.model = Path(engine.loaded.config.path).name
+        self.telemetry = Telemetry()
+        self._engine = engine
+        self._encode = encode
+        self._token = read_token(config.token, config.token_file).encode()
+        self._seats: set[_Seat] = set()
+
+    def start(self) -> None:
+        """Start computing; call it in the loop in which clients are spoken to."""
+        c = self.config
+        self._post_office = _PostOffice(asyncio.get_running_loop())
+        # Reading pictures takes as long as some passes: not in the compute thread, not in the loop.
+        self._encoders = ThreadPoolExecutor(1, "verifier-encode")
+        self._compute = Compute(
+            self._engine,
+            batch=c.batch,
+            exits=c.exits,
+            max_sessions=c.limits.max_sessions,
+            emulated_compute_s=c.emulated_compute_s,
+            telemetry=self.telemetry,
+        )
+        if c.emulated_compute_s:
+            log.warning("EMULATION: a forward pass takes at least %g s", c.emulated_compute_s)
+
+    async def stop(self) -> None:
+        """Stop computing and free everything."""
+        self._encoders.shutdown(wait=False, cancel_futures=True)
+        loop = asyncio.get_running_loop()
+        if not await loop.run_in_executor(None, self._compute.stop, _FREE_S):
+            log.warning("the model is still busy")
+
+    @property
+    def sessions(self) -> int:
+        """Sessions open now, with or without a KV cache."""
+        return sum(seat.opened for seat in self._seats)
+
+    def check_token(self, authorization: str) -> None:
+        """``authorization`` is what the client's metadata of that name holds.
+
+        Raises:
+            Unauthenticated: it is not what is configured.
+        """
+        if self._token and not hmac.compare_digest(
+            authorization.encode(), b"Bearer " + self._token
+        ):
+            raise Unauthenticated(
+                "wrong or missing token", field="token", remedy="give the verifier's token"
+            )
+
+    def describe(self) -> bytes:
+        """The answer to Describe."""
+        engine = self._engine
+        return codec.encode_info(
+            ServerInfo(
+                self.model,
+                engine.vocabulary,
+                engine.vocab_size,
+                engine.exit_layers,
+                version(),
+                self.config.limits,
+                self.sessions,
+            )
+        )
+
+    async def converse(self, stream: Stream) -> None:
+        """Serve one client until the answer is complete, one side leaves, or something is wrong.
+
+        Every error is the client's to know: it is told by a ``Failure``, then this returns.
+        """
+        seat = _Seat(self._post_office, self.config, asyncio.current_task())
+        self._seats.add(seat)
+        self.telemetry.streams.inc()
+        listening = asyncio.ensure_future(self._listen(seat, stream))
+        try:
+            while (message := await seat.next()) is not None:
+                seat.writing = True
+                await stream.write(codec.encode(message))
+                seat.writing = False
+                seat.sent[type(message).__name__] += 1
+                if isinstance(message, Failure):
+                    self.telemetry.failures.labels(message.code).inc()
+                    break
+                if isinstance(message, Verdict) and message.finished:
+                    break
+        except ConnectionError as lost:
+            log.debug("session %s: %s", seat.id[:8], lost)
+        finally:
+            listening.cancel()
+            seat.close()
+            self._compute.leave(seat)
+            self._seats.discard(seat)
+            self.telemetry.streams.dec()
+            log.info("session ended", extra=seat.summary())
+
+    async def _listen(self, seat: _Seat, stream: Stream) -> None:
+        """Read what the client sends until it has nothing more to say."""
+        try:
+            if len(self._seats) > self.config.limits.max_streams:
+                raise Unavailable(
+                    f"all {self.config.limits.max_streams} streams are taken",
+                    field="session",
+                    remedy="try again later, or raise max_streams on the verifier",
+                )
+            opened = await self._read(seat, stream)
+            if isinstance(opened, Draft):
+                raise ProtocolError(
+                    "the first message must be Open", field="message", remedy="send Open first"
+                )
+            if isinstance(opened, Open):
+                await self._open(seat, opened)
+                await self._take_drafts(seat, stream)
+        except CollabError as error:
+            seat.deliver(error)
+        except ConnectionError:
+            pass  # as if it had closed its side
+        except Exception:  # whatever it is, it is a fault here, and one client's session
+            log.exception("session %s failed", seat.id[:8])
+            remedy = f"see its log: session {seat.id[:8]}"
+            seat.deliver(CollabError("the verifier failed", remedy=remedy))
+        seat.end()
+
+    async def _open(self, seat: _Seat, opened: Open) -> None:
+        self._admit(opened)
+        seat.opened = True
+        prompt = Prompt(opened.text, opened.images)
+        loop = asyncio.get_running_loop()
+        encoded = await loop.run_in_executor(self._encoders, self._encode, prompt)
+        self._compute.open(seat, encoded, opened)
+
+    async def _take_drafts(self, seat: _Seat, stream: Stream) -> None:
+        while isinstance(message := await self._read(seat, stream), Open | Draft):
+            if isinstance(message, Open):
+                raise ProtocolError(
+                    "the session is open already", field="message", remedy="use a new stream"
+                )
+            self._compute.draft(seat, message)
+
+    async def _read(self, seat: _Seat, stream: Stream) -> Open | Draft | Close | None:
+        data = await stream.read()
+        if data is None:
+            return None
+        seat.hear(len(data))
+        return codec.decode_client(data)
+
+    def _admit(self, opened: Open) -> None:
+        """Check all that can be checked without the model."""
+        limits = self.config.limits
+        check_same(opened.vocabulary, self._engine.vocabulary, draft="model", target=self.model)
+        if not opened.text.strip():
+            raise InvalidInput("the prompt is empty", field="text", remedy="say what is wanted")
+        _at_most(len(opened.text), limits.max_prompt_chars, "text", "characters")
+        _at_most(len(opened.images), limits.max_images, "images", "images")
+        for i, image in enumerate(opened.images):
+            _at_most(len(image), limits.max_image_bytes, f"images[{i}]", "bytes")
+        _at_most(opened.max_tokens, limits.max_tokens, "max_tokens", "tokens")
+        if opened.max_tokens < 1:
+            raise InvalidInput("must be >= 1", field="max_tokens", remedy="ask for some tokens")
+
+
+class _Seat:
+    """One client's place: what is to be told to it, and how long it has been silent.
+
+    ``post`` is called by the compute thread, everything else by the loop.
+    """
+
+    def __init__(
+        self, post_office: _PostOffice, config: VerifierConfig, task: asyncio.Task[None] | None
+    ) -> None:
+        self.id = secrets.token_hex(16)
+        self.gone = threading.Event()
+        self.opened = False
+        self.writing = False
+        self.sent: Counter[str] = Counter()
+        self._post_office = post_office
+        self._task = task
+        self._outbox: deque[ServerMessage] = deque()  # bounded: one answer's verdicts at most
+        self._exits = EarlyExitQueue(config.exits)
+        self._ended = False
+        self._wake = asyncio.Event()
+        self._idle_s = config.limits.idle_s
+        self._loop = asyncio.get_running_loop()
+        self._since = self._heard_at = self._loop.time()
+        self._unanswered = self._unanswered_bytes = 0
+        self._timer = self._loop.call_later(min(_OPEN_S, self._idle_s), self._check_silence)
+
+    def post(self, message: Outgoing) -> None:
+        """Have ``message`` delivered, from any thread."""
+        self._post_office.post(self, message)
+
+    def deliver(self, message: Outgoing) -> None:
+        """Have ``message`` sent. Exits wait for all else and are dropped when their verdict is."""
+        self._heard_at = self._loop.time()  # while the verifier has it wait, it is not silent
+        if isinstance(message, EarlyExit):
+            self._exits.push(message)
+        elif isinstance(message, CollabError):
+            self._outbox.append(failure_of(message))
+        else:
+            if isinstance(message, Verdict):
+                self._exits.reset()
+                self._unanswered = self._unanswered_bytes = 0
+            self._outbox.append(message)
+        self._wake.set()
+
+    async def next(self) -> ServerMessage | None:
+        """The next message to send; None when the client wants no more."""
+        while True:
+            if self._outbox:
+                return self._outbox.popleft()
+            if self._ended:
+                return None
+            if (exit_ := self._exits.pop()) is not None:
+                return exit_
+            self._wake.clear()
+            await self._wake.wait()
+
+    def end(self) -> None:
+        """The client says nothing more: what is in the outbox is sent, and that is all."""
+        self._ended = True
+        self._wake.set()
+
+    def hear(self, size: int) -> None:
+        """A message of ``size`` bytes came.
+
+        Raises:
+            Busy: more than anybody needs to send before the next verdict.
+        """
+        self._heard_at = self._loop.time()
+        if not self.opened:
+            return
+        self._unanswered += 1
+        self._unanswered_bytes += size
+        if self._unanswered > MAX_UNANSWERED or self._unanswered_bytes > MAX_UNANSWERED_BYTES:
+            raise Busy(
+                f"{self._unanswered} messages of {self._unanswered_bytes} bytes since the last"
+                " verdict",
+                field="message",
+                remedy="wait for verdicts, or push fewer drafts ahead",
+            )
+
+    def close(self) -> None:
+        """The conversation is over."""
+        self._timer.cancel()
+
+    def summary(self) -> dict[str, object]:
+        """For the log."""
+        return {
+            "session": self.id[:8],
+            "seconds": round(self._loop.time() - self._since, 3),
+            "verdicts": self.sent["Verdict"],
+            "early_exits": self.sent["EarlyExit"],
+            "failures": self.sent["Failure"],
+        }
+
+    def _check_silence(self) -> None:
+        """End the session of a client that neither sends nor reads for ``idle_s``."""
+        limit = self._idle_s if self.opened else min(_OPEN_S, self._idle_s)
+        left = self._heard_at + limit - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._check_silence)
+        elif self.writing:
+            assert self._task is not None
+            self._task.cancel()  # telling it would take as long
+        else:
+            self.deliver(
+                Unavailable(
+                    f"nothing came for {limit:g} s", field="session", remedy="use a new stream"
+                )
+            )
+
+
+class _PostOffice:
+    """Carries messages from the compute thread into the loop, waking it once for many."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._letters: deque[tuple[_Seat, Outgoing]] = deque()
+        self._called = False
+
+    def post(self, seat: _Seat, message: Outgoing) -> None:
+        """Have ``seat`` deliver ``message``; from the compute thread."""
+        self._letters.append((seat, message))
+        if not self._called:
+            self._called = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and all seats with it
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._called = False  # before reading: what comes from now on calls again
+        while self._letters:
+            seat, message = self._letters.popleft()
+            seat.deliver(message)
+
+
+def version() -> str:
+    """Of this package."""
+    try:
+        return metadata.version("collab_llm_nodes")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _at_most(value: int, limit: int, field_name: str, unit: str) -> None:
+    if value > limit:
+        raise InvalidInput(f"{value} {unit}, {limit} at most", field=field_name, remedy="send less")

@@ -1,0 +1,44 @@
+"""The verifier's log lines: text for people, or one JSON object each for collectors."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+_KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+def set_up_logging(log_format: str) -> None:
+    """Log to standard error from ``INFO`` up; ``log_format`` is "text" or "json"."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Json() if log_format == "json" else _Text())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+def _facts(record: logging.LogRecord) -> dict[str, Any]:
+    """What the line was given in ``extra``."""
+    return {k: v for k, v in vars(record).items() if k not in _KNOWN}
+
+
+class _Text(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        facts = "".join(f" {k}={v}" for k, v in _facts(record).items())
+        return super().formatMessage(record) + facts
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_facts(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
