@@ -9,16 +9,26 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
+from fake_models import VOCABULARY, FakeEngine, as_engine, encode
 
-from collab_llm_nodes.bench.link import LinkProfile, LinkProxy, PacketLink, packets
+from collab_llm_nodes.bench.link import LinkProfile, LinkProxy, PacketLink, packets, report
 from collab_llm_nodes.bench.link.lane import Lane
 from collab_llm_nodes.bench.link.packets import why_not
+from collab_llm_nodes.bench.link.report import Bed, Scenario, disturb, embedded_bed, silence
+from collab_llm_nodes.bench.scenes import scene_prompts
 from collab_llm_nodes.config import from_mapping
+from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.demo.processes import free_port
+from collab_llm_nodes.edge_cloud.link import LinkConfig
+from collab_llm_nodes.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.errors import ConfigError, Unavailable
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.verifier.service import VerifierConfig, start_server
 
 
 def listen(
@@ -325,3 +335,84 @@ def test_without_the_right_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -
     assert "run as root" in why_not()
     with pytest.raises(Unavailable, match="unshare: not permitted"), PacketLink():
         pass
+
+
+# The protocol over a bad link.
+
+PROMPTS = [Prompt(f"question {i}") for i in range(8)]
+
+
+@contextlib.contextmanager
+def bed_of_fakes(**link: float) -> Iterator[tuple[Bed, list[tuple[int, ...]]]]:
+    """A verifier around a fake behind a proxy, and what it answers undisturbed."""
+    target = FakeEngine(1)
+    config = ClientLinkConfig(keepalive_s=0.5, link=from_mapping(LinkConfig, link))
+    server = VerifierConfig(address="127.0.0.1:0")
+    with (
+        start_server(server, as_engine(target), encode) as verifier,
+        LinkProxy(f"127.0.0.1:{verifier.port}") as proxy,
+        VerifierClient(replace(config, address=proxy.address)) as client,
+    ):
+        client.describe(10.0)
+        draft = as_engine(FakeEngine(1, noise=0.5))
+        runner = RemoteRunner(draft, client, encode=encode)
+        yield (
+            Bed(client, runner, VOCABULARY, proxy),
+            [target.answer(encode(prompt), report.LAW, report.MAX_TOKENS) for prompt in PROMPTS],
+        )
+
+
+def test_twenty_cuts_cost_time_but_no_token() -> None:
+    with bed_of_fakes() as (bed, truth):
+        profile = LinkProfile(delay_s=0.005, jitter_s=0.002)
+        bed.change(profile)
+        cuts = Scenario("cuts", profile, cuts=20, outages_s=(0.0, 0.0, 0.1))
+        counts = disturb(bed, PROMPTS, truth, cuts, seed=1)
+    assert counts.answers == len(PROMPTS)
+    assert counts.cuts == 20
+    assert (counts.wrong_tokens, counts.hangs, counts.failed) == (0, 0, 0)
+    recovery = counts.row(2 * profile.delay_s)["recovery_ms"]
+    assert recovery["count"] >= 10
+    assert recovery["p50"] <= recovery["bound_p50"] + 100.0  # a busy machine is granted 100 ms
+
+
+def test_a_wrong_token_is_counted() -> None:
+    """The comparison can fail."""
+    assert report.differences((1, 2, 3), (1, 2, 3)) == 0
+    assert report.differences((1, 5, 3), (1, 2, 3)) == 1
+    assert report.differences((1, 2), (1, 2, 3, 4)) == 2
+    with bed_of_fakes() as (bed, truth):
+        wrong = [(*answer[:-1], answer[-1] + 1) for answer in truth]
+        counts = disturb(bed, PROMPTS[:2], wrong[:2], Scenario("none", LinkProfile()), seed=1)
+    assert counts.wrong_tokens == 2
+
+
+def test_a_connection_that_falls_silent_is_replaced() -> None:
+    """No reset tells of it: the keepalive must, well before the verdict's deadline."""
+    with bed_of_fakes(verdict_deadline_s=5.0) as (bed, truth):
+        result = silence(bed, PROMPTS[0], truth[0], bed.link.forget)
+    assert result["wrong_tokens"] == result["next_answer_wrong_tokens"] == 0
+    assert result["over_after_s"] < 3.0
+
+
+def test_a_link_that_stays_silent_is_a_typed_error_in_time() -> None:
+    with bed_of_fakes(verdict_deadline_s=1.5, connect_deadline_s=0.5) as (bed, truth):
+        result = silence(bed, PROMPTS[0], truth[0], bed.link.half_open)
+    assert result["error"] in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+    assert result["over_after_s"] < 2.5
+    assert result["next_answer_wrong_tokens"] == 0
+
+
+@needs_packets
+def test_lost_packets_and_cuts_cost_no_token_of_the_real_pair() -> None:
+    """The embedded pair, the verifier in its own process and network namespace."""
+    draft = Engine(load(ModelConfig(path="nav-draft")))
+    prompts = scene_prompts(3, seed=5)
+    profile = LinkProfile(delay_s=0.01, jitter_s=0.01, loss=0.01, reorder=0.02)
+    with embedded_bed(draft) as bed:
+        truth = [bed.runner.generate(p, report.LAW, report.MAX_TOKENS).tokens for p in prompts]
+        bed.change(profile)
+        counts = disturb(bed, prompts, truth, Scenario("all", profile, 6, (0.0, 0.1)), seed=1)
+    assert counts.tokens == sum(map(len, truth)) > 30
+    assert (counts.wrong_tokens, counts.hangs, counts.failed) == (0, 0, 0)
+    assert counts.cuts == 6

@@ -124,6 +124,10 @@ class LinkProxy:
         """
         self._thread.call(self._stall)
 
+    def forget(self) -> None:
+        """The connections that stand fall silent, as when a NAT forgets them; new ones work."""
+        self._thread.call(self._forget)
+
     def heal(self) -> None:
         """Accept and forward again."""
         self._thread.call(self._heal)
@@ -178,6 +182,9 @@ class LinkProxy:
 
     def _stall(self) -> None:
         self._flows.clear()
+        self._forget()
+
+    def _forget(self) -> None:
         for connection in self._connections:
             connection.stall(True)
 

@@ -1,0 +1,380 @@
+"""``collab-llm bench link``: what a bad link does to answers, and how soon they go on.
+
+The embedded pair, the verifier in a process of its own behind an emulated link (labelled as such).
+Every disturbed answer is compared with the undisturbed one, token by token.
+
+Recovery is the time from the moment the link works again to the next verdict, less what that
+verdict costs on a connection that stands (one round trip, prefill and verification; measured on
+the same link). The bound: two round trips, which TCP and HTTP/2 take to connect, and the back-off
+in force, the session's and the channel's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from collab_llm_nodes.bench.link.lane import LinkProfile
+from collab_llm_nodes.bench.link.packets import PacketLink, why_not
+from collab_llm_nodes.bench.link.proxy import LinkProxy
+from collab_llm_nodes.bench.scenes import scene_prompts
+from collab_llm_nodes.decoding.engine import Engine
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.demo.processes import free_port, verifier_process, wait_for_verifier
+from collab_llm_nodes.edge_cloud.messages import Draft, Failure, Open, ServerMessage, Verdict
+from collab_llm_nodes.edge_cloud.remote import RemoteRunner
+from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
+
+DELAY_S = 0.02
+MAX_TOKENS = 48
+DEADLINE_S = 20.0
+"""Of one answer; one that is not over a second later hangs."""
+LAW = SamplingConfig()
+"""Greedy, so that one wrong token is a wrong answer and not bad luck."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One way to disturb the link during a run.
+
+    Attributes:
+        cuts: connections reset in mid-answer.
+        outages_s: how long the link refuses new ones after a cut, in turn.
+    """
+
+    name: str
+    profile: LinkProfile
+    cuts: int = 0
+    outages_s: tuple[float, ...] = (0.0, 0.0, 0.1, 0.4, 1.2)
+
+
+@dataclass
+class Counts:
+    """What became of a run."""
+
+    answers: int = 0
+    tokens: int = 0
+    wrong_tokens: int = 0
+    failed: int = 0
+    hangs: int = 0
+    cuts: int = 0
+    ms_per_token: float = 0.0
+    recoveries: list[dict[str, float]] = field(default_factory=list)
+
+    def row(self, rtt_s: float) -> dict[str, Any]:
+        """For the JSON; times in milliseconds."""
+        row = {k: v for k, v in vars(self).items() if k != "recoveries"}
+        if self.recoveries:
+            excess = [1e3 * r["excess_s"] for r in self.recoveries]
+            bounds = [1e3 * (2 * rtt_s + r["backoff_s"]) for r in self.recoveries]
+            row["recovery_ms"] = {
+                "count": len(excess),
+                "p50": statistics.median(excess),
+                "max": max(excess),
+                "p50_to_verdict": statistics.median(1e3 * r["raw_s"] for r in self.recoveries),
+                "bound_p50": statistics.median(bounds),
+                "bound_max": max(bounds),
+                "beyond_bound": sum(e > b for e, b in zip(excess, bounds, strict=True)),
+            }
+        return row
+
+
+@dataclass(frozen=True)
+class Bed:
+    """A verifier behind a link, and an edge in front of it.
+
+    Attributes:
+        link: where connections are cut.
+        packets: the link's packet level; None where this user may not emulate it, and then delay
+            and jitter are the proxy's and nothing is lost or reordered.
+    """
+
+    client: VerifierClient
+    runner: RemoteRunner
+    vocabulary: str
+    link: LinkProxy
+    packets: PacketLink | None = None
+
+    def change(self, profile: LinkProfile) -> None:
+        """Both directions of the link from now on."""
+        if self.packets is not None:
+            self.packets.change(profile)
+        else:
+            self.link.change(replace(profile, loss=0.0, reorder=0.0))
+
+
+@contextlib.contextmanager
+def embedded_bed(draft: Engine) -> Iterator[Bed]:
+    """Start the verifier with the embedded target; the link is perfect at first."""
+    with contextlib.ExitStack() as stack:
+        packets = None if why_not() else stack.enter_context(PacketLink())
+        if packets is None:
+            address = f"127.0.0.1:{free_port()}"
+            process = stack.enter_context(verifier_process(address))
+            link = stack.enter_context(LinkProxy(address))
+        else:
+            address = f"{packets.FAR}:50551"  # a namespace of its own has all ports free
+            with packets.at_far():
+                process = stack.enter_context(verifier_process(address))
+            link = stack.enter_context(LinkProxy(address, enter=packets.enter_near))
+        client = stack.enter_context(VerifierClient(ClientLinkConfig(address=link.address)))
+        wait_for_verifier(client, process)
+        yield Bed(client, RemoteRunner(draft, client), draft.vocabulary, link, packets)
+
+
+def run_link(*, answers: int, cuts: int, seed: int, console: Console) -> dict[str, Any]:
+    """Decode ``answers`` answers per scenario.
+
+    Returns:
+        ``runs.<scenario>`` with answers, tokens, wrong_tokens, failed, hangs, cuts, ms_per_token
+        and ``recovery_ms``; ``silence.<kind>`` with what a connection that says nothing costs.
+    """
+    prompts = scene_prompts(answers, seed)
+    draft = Engine(load(ModelConfig(path="nav-draft")))
+    delayed = LinkProfile(DELAY_S, seed=seed)
+    scenarios = (
+        Scenario("delay_only", delayed),
+        Scenario("cuts", delayed, cuts),
+        Scenario("jitter_loss_cuts", LinkProfile(DELAY_S, 0.01, loss=0.01, seed=seed), cuts),
+        Scenario("reordering", LinkProfile(DELAY_S, 0.01, reorder=0.1, seed=seed)),
+        Scenario("throttled", LinkProfile(DELAY_S, rate_bps=256e3, seed=seed)),
+    )
+    results: dict[str, Any] = {
+        "answers": answers,
+        "rtt_ms": 2e3 * DELAY_S,
+        "emulation": "a TCP proxy, without loss: " + reason
+        if (reason := why_not())
+        else "packets between two network namespaces",
+        "runs": {},
+    }
+    with embedded_bed(draft) as bed:
+        truth = [bed.runner.generate(p, LAW, MAX_TOKENS).tokens for p in prompts]
+        for scenario in scenarios:
+            bed.change(scenario.profile)
+            with console.status(f"{scenario.name} ..."):
+                counts = disturb(bed, prompts, truth, scenario, seed)
+            results["runs"][scenario.name] = counts.row(2 * DELAY_S)
+        bed.change(delayed)
+        results["silence"] = {
+            # Nobody can be reached; or only this connection is dead, and another one works.
+            "dead_for_good": silence(bed, prompts[0], truth[0], bed.link.half_open),
+            "forgotten": silence(bed, prompts[0], truth[0], bed.link.forget),
+        }
+    _print(results, console)
+    return results
+
+
+def disturb(
+    bed: Bed,
+    prompts: Sequence[Prompt],
+    truth: Sequence[tuple[int, ...]],
+    scenario: Scenario,
+    seed: int,
+) -> Counts:
+    """Decode every prompt on ``scenario``'s link, with its cuts spread over the answers.
+
+    The first answers get more than their share: one that is short may end before its next cut.
+    """
+    counts, rng = Counts(), random.Random(seed)
+    standing = verdict_s(bed, prompts[0], truth[0])
+    elapsed, share = 0.0, math.ceil(1.5 * scenario.cuts / len(prompts))
+    for prompt, expected in zip(prompts, truth, strict=True):
+        cuts = min(share, scenario.cuts - counts.cuts)
+        saboteur = Saboteur(bed.link, scenario, cuts, len(expected), counts, standing, rng)
+        with saboteur, ThreadPoolExecutor(1) as worker:
+            started = time.monotonic()
+            answer = worker.submit(
+                bed.runner.generate, prompt, LAW, MAX_TOKENS, DEADLINE_S, saboteur.on_tokens
+            )
+            try:
+                tokens = answer.result(DEADLINE_S + 1.0).tokens
+            except CollabError:
+                counts.failed += 1
+                continue
+            except FutureTimeout:
+                counts.hangs += 1
+                continue
+            finally:
+                counts.answers += 1
+                elapsed += time.monotonic() - started
+        counts.tokens += len(tokens)
+        counts.wrong_tokens += differences(tokens, expected)
+    counts.ms_per_token = 1e3 * elapsed / max(1, counts.tokens)
+    return counts
+
+
+def differences(tokens: Sequence[int], expected: Sequence[int]) -> int:
+    """Places at which they differ, missing and surplus ones included."""
+    same = sum(a == b for a, b in zip(tokens, expected, strict=False))
+    return max(len(tokens), len(expected)) - same
+
+
+class Saboteur:
+    """Cuts the link in mid-answer and measures how soon the answer goes on.
+
+    Each cut follows some verdict by a random part of a round, in a thread of its own, so that it
+    meets drafts and verdicts on their way.
+    """
+
+    def __init__(
+        self,
+        link: LinkProxy,
+        scenario: Scenario,
+        cuts: int,
+        length: int,
+        counts: Counts,
+        standing_s: float,
+        rng: random.Random,
+    ) -> None:
+        self._link, self._scenario, self._rng = link, scenario, rng
+        self._counts, self._standing_s = counts, standing_s
+        self._left, self._length, self._seen = cuts, length, 0
+        self._due: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+        self._healed: tuple[float, float] | None = None  # when, after how long an outage
+        self._busy = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name="saboteur", daemon=True)
+
+    def __enter__(self) -> Saboteur:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._due.put(None)
+        self._thread.join()
+
+    def on_tokens(self, tokens: tuple[int, ...]) -> None:
+        """A verdict is in."""
+        now = time.monotonic()
+        with self._lock:
+            self._seen += len(tokens)
+            if self._healed is not None:
+                (healed, outage), self._healed = self._healed, None
+                raw = now - healed
+                self._counts.recoveries.append(
+                    {
+                        "raw_s": raw,
+                        "excess_s": raw - self._standing_s,
+                        "backoff_s": backoff_s(outage),
+                    }
+                )
+            if self._left and not self._busy and self._seen < self._length:
+                self._left -= 1
+                self._busy = True
+                self._due.put(now + self._rng.uniform(0.0, 2 * self._scenario.profile.delay_s))
+
+    def _work(self) -> None:
+        while (due := self._due.get()) is not None:
+            time.sleep(max(0.0, due - time.monotonic()))
+            outages = self._scenario.outages_s
+            outage = outages[self._counts.cuts % len(outages)]
+            self._counts.cuts += 1
+            if outage:
+                self._link.refuse()
+            self._link.cut()
+            with self._lock:
+                complete = self._seen >= self._length
+            time.sleep(outage)
+            with self._lock:
+                self._link.heal()
+                self._busy = False
+                self._healed = None if complete else (time.monotonic(), outage)
+
+
+def backoff_s(outage_s: float) -> float:
+    """The longest pause of session and channel that can be in force when an outage ends [s]."""
+    config = ClientLinkConfig().link
+    pause, ended = config.backoff_initial_s, 0.0
+    while ended + pause <= outage_s:
+        ended += pause
+        pause = min(2 * pause, config.backoff_max_s)
+    return 2 * pause if outage_s else pause
+
+
+def verdict_s(bed: Bed, prompt: Prompt, answer: Sequence[int], repeats: int = 9) -> float:
+    """Median time from a replaying Open on a standing connection to the next verdict [s]."""
+    times = []
+    for _ in range(repeats):
+        arrived: queue.SimpleQueue[ServerMessage] = queue.SimpleQueue()
+        opened = Open(
+            prompt.text, prompt.images, LAW, MAX_TOKENS, bed.vocabulary, tuple(answer[:4]), 1
+        )
+        started = time.monotonic()
+        session = bed.client.open(opened, arrived.put)
+        session.send(Draft(1, 4, tuple(answer[4:8])))
+        while not isinstance(message := arrived.get(timeout=DEADLINE_S), Verdict):
+            if isinstance(message, Failure):
+                raise CollabError(f"no verdict on a standing connection: {message.message}")
+        times.append(time.monotonic() - started)
+        session.close()
+    return statistics.median(times)
+
+
+def silence(
+    bed: Bed, prompt: Prompt, expected: Sequence[int], fall_silent: Callable[[], None]
+) -> dict[str, Any]:
+    """``fall_silent`` in mid-answer: nothing comes any more, and no reset tells of it.
+
+    Returns:
+        ``over_after_s`` from then to the end of the answer, which is ``error`` or has
+        ``wrong_tokens``; ``next_answer_wrong_tokens`` when the link works again.
+    """
+    silent_since: list[float] = []
+
+    def on_tokens(tokens: tuple[int, ...]) -> None:
+        if not silent_since:
+            fall_silent()
+            silent_since.append(time.monotonic())
+
+    result: dict[str, Any] = {"limit_s": bed.client.config.link.verdict_deadline_s}
+    try:
+        tokens = bed.runner.generate(prompt, LAW, MAX_TOKENS, DEADLINE_S, on_tokens).tokens
+        result["wrong_tokens"] = differences(tokens, expected)
+    except CollabError as error:
+        result["error"] = error.code
+    result["over_after_s"] = time.monotonic() - silent_since[0]
+    bed.link.heal()
+    tokens = bed.runner.generate(prompt, LAW, MAX_TOKENS, DEADLINE_S).tokens
+    result["next_answer_wrong_tokens"] = differences(tokens, expected)
+    return result
+
+
+def _print(results: dict[str, Any], console: Console) -> None:
+    rtt = results["rtt_ms"]
+    table = Table(title=f"emulated link, {rtt:.0f} ms round trip ({results['emulation']})")
+    columns = ("run", "answers", "tokens", "wrong", "failed", "hangs", "cuts", "ms/token")
+    for column in (*columns, "recovery p50", "max", "bound max", "beyond"):
+        table.add_column(column, justify="left" if column == "run" else "right")
+    for name, row in results["runs"].items():
+        recovery = row.get("recovery_ms")
+        shown = ("p50", "max", "bound_max")
+        numbers = [f"{recovery[k]:.0f}" for k in shown] if recovery else ["", "", ""]
+        table.add_row(
+            name,
+            *(
+                str(row[k])
+                for k in ("answers", "tokens", "wrong_tokens", "failed", "hangs", "cuts")
+            ),
+            f"{row['ms_per_token']:.1f}",
+            *numbers,
+            str(recovery["beyond_bound"]) if recovery else "",
+        )
+    console.print(table)
+    for name, row in results["silence"].items():
+        console.print(f"{name}: {row}")
