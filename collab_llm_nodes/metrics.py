@@ -14,6 +14,7 @@ class GenerationMetrics:
         tokens: tokens of the answer.
         drafted / accepted: draft tokens sent to, and accepted by, the target.
         cache_lookups / cache_hits: verdicts looked up in, and found in, the pre-draft cache.
+        pushed: drafts sent ahead of the verdicts they depended on.
         early_exits: early exits received.
         exit_agreements / exit_layer_sum: rounds in which some exit had the verdict's outcome, and
             the sum of the earliest such layers ("Avg EE" of the paper is their quotient).
@@ -28,6 +29,7 @@ class GenerationMetrics:
     accepted: int = 0
     cache_lookups: int = 0
     cache_hits: int = 0
+    pushed: int = 0
     early_exits: int = 0
     exit_agreements: int = 0
     exit_layer_sum: int = 0

@@ -117,6 +117,7 @@ class FakeSession:
     def __init__(self, engine: FakeEngine) -> None:
         self._engine = engine
         self._ids: list[int] = []
+        self._nodes: list[tuple[int, int]] = []  # (parent's column, token) behind the trunk
         self._open = False
 
     @property
@@ -127,6 +128,41 @@ class FakeSession:
     def length(self, n: int) -> None:
         assert 0 <= n <= len(self._ids), "a rollback forwards"
         del self._ids[n:]
+        self._nodes.clear()
+
+    @property
+    def columns(self) -> int:
+        return len(self._ids) + len(self._nodes)
+
+    def grow(self, ids: Sequence[int], parents: Sequence[int]) -> Tensor:
+        for token, parent in zip(ids, parents, strict=True):
+            assert 0 <= parent < self.columns
+            self._nodes.append((parent, token))
+        self._engine.before_layer(self._engine.num_layers)
+        new = range(self.columns - len(ids), self.columns)
+        return torch.stack([self._engine.logits(self._context(column)) for column in new])
+
+    def retain(self, column: int) -> dict[int, int]:
+        trunk, path = self._context(column), [column]
+        while path[-1] >= len(self._ids):
+            path.append(self._nodes[path[-1] - len(self._ids)][0])
+        moved = {old: len(trunk) - 1 - i for i, old in enumerate(path)}
+        moved |= {old: old for old in range(path[-1])}
+        kept = []
+        for old, (parent, token) in enumerate(self._nodes, len(self._ids)):
+            if parent in moved and moved[parent] >= len(trunk) - 1 and old not in moved:
+                moved[old] = len(trunk) + len(kept)
+                kept.append((moved[parent], token))
+        self._ids, self._nodes = trunk, kept
+        return moved
+
+    def _context(self, column: int) -> list[int]:
+        """Ids from the first to the one in ``column``."""
+        path: list[int] = []
+        while column >= len(self._ids):
+            column, token = self._nodes[column - len(self._ids)]
+            path.append(token)
+        return [*self._ids[: column + 1], *reversed(path)]
 
     def feed(
         self,
@@ -141,6 +177,7 @@ class FakeSession:
                 self._engine.alive += 1
         keep = len(ids) if last is None else last
         before = len(self._ids)
+        self._nodes.clear()
         self._ids += ids
         ends = range(len(self._ids) - keep + 1, len(self._ids) + 1)
         if not keep:

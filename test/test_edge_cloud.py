@@ -16,9 +16,9 @@ from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.edge_cloud.client import ClientConfig, DraftJob, EdgeClient, Source
 from collab_llm_nodes.edge_cloud.drafter import Drafter
-from collab_llm_nodes.edge_cloud.loop import Cancel, EdgeLoop, PreDraftRequest
+from collab_llm_nodes.edge_cloud.loop import AheadConfig, Cancel, EdgeLoop, PreDraftRequest
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Failure, Open, Verdict
-from collab_llm_nodes.edge_cloud.predraft import PreDraftCache, PreDraftConfig
+from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.edge_cloud.runner import InProcessRunner
 from collab_llm_nodes.edge_cloud.server import ExitConfig
@@ -178,12 +178,19 @@ def test_another_vocabulary_is_refused(remote: tuple[str, Engine, VerifierClient
 # --- The loop alone -----------------------------------------------------------------------------
 
 PROMPT = Prompt("go to the red box")
+PLAIN = PreDraftConfig(max_predrafts=0)
 
 
 class Bench:
     """A loop against a target session that answers within ``send``."""
 
-    def __init__(self, *, own_cache: bool = False, preempt: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        predraft: PreDraftConfig = PLAIN,
+        ahead: AheadConfig | None = None,
+        preempt: bool = True,
+    ) -> None:
         self.target = FakeEngine(1)
         self.draft_engine = FakeEngine(1, noise=0.5)
         self.expected = self.target.answer(encode(PROMPT), GREEDY, MAX_TOKENS)
@@ -194,25 +201,41 @@ class Bench:
         self.sent: list[Draft] = []
         self.exits: list[EarlyExit] = []
         drafter = Drafter(as_engine(self.draft_engine), encode(PROMPT), GREEDY)
-        cache: PreDraftCache[Draft] | None = PreDraftCache(PreDraftConfig()) if own_cache else None
-        self.loop = EdgeLoop(self.client, drafter, self.send, cache=cache, preempt=preempt)
+        self.loop = EdgeLoop(
+            self.client, drafter, self.send, predraft=predraft, ahead=ahead, preempt=preempt
+        )
 
     def send(self, draft: Draft) -> None:
         self.sent.append(draft)
-        verdict = self.session.verify(draft, self.loop.post)
-        assert verdict is not None
-        self.loop.post(verdict)
+        self.session.offer(draft)
+        while (verdict := self.session.verify_next(self.loop.post)) is not None:
+            self.loop.post(verdict)
 
 
 @pytest.mark.parametrize("preempt", [False, True])
-@pytest.mark.parametrize("own_cache", [False, True])
-def test_the_loop_decodes(own_cache: bool, preempt: bool) -> None:
-    bench = Bench(own_cache=own_cache, preempt=preempt)
-    bench.loop.run(60.0)
+@pytest.mark.parametrize(
+    ("predraft", "ahead"),
+    [
+        (PLAIN, AheadConfig()),
+        (PreDraftConfig(), AheadConfig(predictions=0, push_window=0)),
+        (PreDraftConfig(), AheadConfig(push_window=0)),
+        (PreDraftConfig(), AheadConfig(push_depth=3)),
+    ],
+    ids=["plain", "exits", "predictions", "push"],
+)
+def test_the_loop_decodes(predraft: PreDraftConfig, ahead: AheadConfig, preempt: bool) -> None:
+    bench = Bench(predraft=predraft, ahead=ahead, preempt=preempt)
+    bench.loop.run(5.0)
     assert tuple(bench.client.generated) == bench.expected
-    assert [d.round for d in bench.sent] == list(range(len(bench.sent)))
-    if own_cache and not preempt:
-        assert bench.client.metrics.cache_hits > 0
+    metrics = bench.client.metrics
+    assert metrics.pushed == sum(d.after is not None for d in bench.sent)
+    if predraft is PLAIN or ahead.push_window == 0:
+        assert metrics.pushed == 0
+        assert [d.round for d in bench.sent] == list(range(len(bench.sent)))
+    elif not preempt:
+        assert metrics.pushed > 0
+    if predraft is not PLAIN and not preempt:
+        assert metrics.cache_hits > 0
         assert any(d.cached for d in bench.sent)
 
 
@@ -226,7 +249,7 @@ def test_a_cached_draft_and_its_verdict_may_come_together() -> None:
             return
         job = bench.client.next_draft()
         helper = Drafter(as_engine(FakeEngine(1, noise=0.5)), encode(PROMPT), GREEDY)
-        cached = helper.draft(job, cached=True)
+        (cached,) = helper.draft([job], cached=True)
         assert cached is not None
         verdict = bench.session.verify(cached, lambda e: None)
         assert verdict is not None
@@ -234,7 +257,7 @@ def test_a_cached_draft_and_its_verdict_may_come_together() -> None:
         bench.loop.post(verdict)
 
     bench.draft_engine.before_layer = answer_from_elsewhere
-    bench.loop.run(60.0)
+    bench.loop.run(5.0)
     assert tuple(bench.client.generated) == bench.expected
     assert 1 not in [d.round for d in bench.sent]
     assert bench.client.metrics.cache_hits == 1
@@ -261,7 +284,7 @@ def test_the_next_round_may_be_over_before_this_one_is_handled() -> None:
         verdict = held.pop()
         job = DraftJob(1, verdict.tokens, 4)
         helper = Drafter(as_engine(FakeEngine(1, noise=0.5)), encode(PROMPT), GREEDY)
-        cached = helper.draft(job, cached=True)
+        (cached,) = helper.draft([job], cached=True)
         assert cached is not None
         after = bench.session.verify(cached, lambda e: None)
         assert after is not None
@@ -270,7 +293,7 @@ def test_the_next_round_may_be_over_before_this_one_is_handled() -> None:
 
     bench.loop._send = send
     bench.draft_engine.before_layer = world_goes_on
-    bench.loop.run(60.0)
+    bench.loop.run(5.0)
     assert tuple(bench.client.generated) == bench.expected
     assert [d.round for d in bench.sent][:2] == [0, 2]
 
@@ -299,11 +322,20 @@ def test_a_pre_draft_for_another_outcome_is_never_sent(passes_before: int) -> No
 
     bench.loop._send = send
     bench.draft_engine.before_layer = verdict_comes
-    bench.loop.run(60.0)
+    bench.loop.run(5.0)
     assert tuple(bench.client.generated) == bench.expected
     lengths = list(itertools.accumulate([0, *(len(d.tokens) for d in bench.sent)]))
     assert all(d.start <= most + d.round for d, most in zip(bench.sent, lengths, strict=False))
     assert not [d for d in bench.sent if d.cached]
+
+
+def test_without_drafts_the_verifier_streams_its_own_answer() -> None:
+    bench = Bench()
+    bench.loop.client = bench.client = EdgeClient(ClientConfig(0, MAX_TOKENS))
+    bench.loop.run(5.0)
+    assert tuple(bench.client.generated) == bench.expected
+    assert len(bench.sent) == 1, "one message for the whole answer"
+    assert bench.client.metrics.rounds == len(bench.expected)
 
 
 def test_every_predraft_request_is_answered_once() -> None:
@@ -311,7 +343,7 @@ def test_every_predraft_request_is_answered_once() -> None:
     replies: list[Draft | None] = []
     bench.loop.post(PreDraftRequest(0, (5,), replies.append))
     bench.loop.post(PreDraftRequest(99, (5,), replies.append))
-    bench.loop.run(60.0)
+    bench.loop.run(5.0)
     bench.loop.post(PreDraftRequest(0, (5,), replies.append))  # the loop has ended
     assert len(replies) == 3
     assert replies[-1] is None
@@ -325,7 +357,7 @@ def test_cancel_and_failures_end_the_loop() -> None:
         bench = Bench()
         bench.loop.post(event)
         with pytest.raises(error):
-            bench.loop.run(60.0)
+            bench.loop.run(5.0)
 
 
 def test_silence_ends_the_loop_at_its_deadline() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient, Source
+from collab_llm_nodes.edge_cloud.client import ClientConfig, DraftJob, EdgeClient, Source
 from collab_llm_nodes.edge_cloud.drafter import Drafter
 from collab_llm_nodes.edge_cloud.link import (
     Action,
@@ -66,7 +66,7 @@ class Weather:
     breaks: int = 0  # so many times the stream dies, with everything in flight
     refusals: int = 0  # so many attempts to connect fail
     duplicates: float = 0.0  # share of messages that come twice
-    delay_s: float = 0.0  # delays are uniform up to this; replies overtake each other
+    delay_s: float = 0.0  # delays are uniform up to this; early exits overtake and are overtaken
 
     def delay(self) -> float:
         return self.draws.uniform(0, self.delay_s)
@@ -90,7 +90,8 @@ class Weather:
 @dataclass(eq=False)
 class Stream:
     alive: bool = True
-    busy_until: float = 0.0  # messages to the server keep their order, as on a gRPC stream
+    busy_until: float = 0.0  # messages to the server keep their order, as on a gRPC stream,
+    verdict_due: float = 0.0  # and so do verdicts
     target: TargetSession | None = None
 
 
@@ -110,18 +111,20 @@ class Simulation:
         draft = FakeEngine(1, noise=0.5)
         self.drafter = Drafter(as_engine(draft), encode(PROMPT), self.sampling)
         self.cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig())
+        self.jobs: dict[tuple[int, ...], DraftJob] = {}
         self.link = SessionLink(opened, PATIENT)
         self.stream: Stream | None = None
         self.streams = 0
         self.failure: Failure | None = None
         self.verdicts: list[int] = []
         self.hits = 0
+        self.pushed_hits = 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
 
     def run(self) -> tuple[int, ...]:
         self._perform(self.link.start(self.now))
-        self._send_draft(self.drafter.draft(self.client.next_draft()))
+        self._send_draft(*self.drafter.draft([self.client.next_draft()]))
         for _ in range(20_000):
             if not self._events:
                 break
@@ -193,7 +196,10 @@ class Simulation:
                 self._perform(self.link.on_message(message, self.now))
 
         for _ in range(self.weather.copies()):
-            self._at(self.now + self.weather.delay(), arrive)
+            when = self.now + self.weather.delay()
+            if isinstance(message, Verdict):
+                when = stream.verdict_due = max(when, stream.verdict_due)
+            self._at(when, arrive)
 
     # The verifier.
 
@@ -207,11 +213,19 @@ class Simulation:
             self._to_client(stream, Opened("session", len(prompt.ids)))
         elif isinstance(message, Draft):
             assert stream.target is not None
-            verdict = stream.target.verify(message, lambda e: self._to_client(stream, e))
-            if verdict is not None:
-                self._to_client(stream, verdict)
+            stream.target.offer(message)
+            self._verify_next(stream)
         if stream.alive and self.weather.breaks_now():
             self._break(stream)
+
+    def _verify_next(self, stream: Stream) -> None:
+        """One verification after the other, while drafts are due; each takes its time."""
+        if not stream.alive or stream.target is None:
+            return
+        verdict = stream.target.verify_next(lambda e: self._to_client(stream, e))
+        if verdict is not None:
+            self._to_client(stream, verdict)
+            self._at(self.now + self.weather.delay(), lambda: self._verify_next(stream))
 
     # The edge client.
 
@@ -219,34 +233,58 @@ class Simulation:
         assert draft is not None
         if not self.client.on_sent(draft):
             return
-        self.cache.begin(draft.round)
+        self._transmit(draft)
+        self._think_ahead(draft)
+
+    def _transmit(self, draft: Draft) -> None:
         for _ in range(self.weather.copies()):
             self._perform(self.link.on_draft(draft, self.now))
+
+    def _think_ahead(self, draft: Draft) -> None:
+        for outcome, probability in self.drafter.likely(self.client.next_draft(), draft, 4):
+            self._expect(outcome, probability)
+
+    def _expect(self, outcome: tuple[int, ...], probability: float) -> None:
+        job = self.client.predraft(outcome)
+        if job is not None:
+            self.cache.push(job.prefix, probability)
+            self.jobs.setdefault(job.prefix, job)
+            self._at(self.now + self.weather.delay(), self._predraft)
 
     def _deliver(self, message: ServerMessage) -> None:
         if isinstance(message, Failure):
             self.failure = message
         elif isinstance(message, EarlyExit):
             if self.client.on_early_exit(message):
-                self.cache.push(message)
-                self._at(self.now + self.weather.delay(), self._predraft)
+                self._expect(message.tokens, message.confidence)
         elif isinstance(message, Verdict):
             self.verdicts.append(message.round)
             self.client.on_verdict(message)
             if self.client.finished:
                 return
-            found = self.cache.lookup(message.round, message.tokens)
+            answer = tuple(self.client.generated)
+            self.cache.advance(answer)
+            self.drafter.advance(answer)
+            if self.client.in_flight is not None:
+                self.pushed_hits += 1
+                self._think_ahead(self.client.in_flight)
+                return
+            found = self.cache.lookup(answer)
             self.hits += found is not None
-            draft = found or self.drafter.draft(self.client.next_draft())
+            (draft,) = [found] if found else self.drafter.draft([self.client.next_draft()])
             self._at(self.now + self.weather.delay(), lambda: self._send_draft(draft))
 
     def _predraft(self) -> None:
-        outcome = self.cache.pop()
-        job = self.client.predraft(outcome) if outcome else None
-        if outcome is not None and job is not None:
-            made = self.drafter.draft(job, cached=True)
-            assert made is not None
-            self.cache.store(outcome, made)
+        answer = self.cache.pop()
+        if answer is None:
+            return
+        (made,) = self.drafter.draft([self.jobs[answer]], cached=True)
+        assert made is not None
+        self.cache.store(answer, made)
+        if self.weather.draws.random() < 0.7:
+            pushed = self.client.push(self.jobs[answer], made, 4)
+            if pushed is not None:
+                self._transmit(pushed)
 
 
 @pytest.mark.parametrize("sampling", LAWS, ids=["greedy", "rejection", "coupled"])
@@ -280,6 +318,7 @@ def test_the_simulated_link_is_rough() -> None:
     assert rough.streams > 4
     assert rough.client.metrics.early_exits > 3
     assert rough.hits > 0
+    assert rough.pushed_hits > 0
 
 
 def test_a_client_that_ignores_replay_would_be_caught() -> None:
@@ -576,72 +615,81 @@ def exit_(tokens: tuple[int, ...], confidence: float, round_: int = 0, layer: in
 
 def test_the_cache_works_on_the_most_confident_outcome_first_within_its_budget() -> None:
     cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig(max_predrafts=2))
-    cache.begin(0)
     for tokens, confidence in [((1,), 0.2), ((2,), 0.9), ((3,), 0.5), ((2,), 0.99)]:
-        cache.push(exit_(tokens, confidence))
+        cache.push(tokens, confidence)
+    assert cache.best == 0.9
     assert [cache.pop(), cache.pop(), cache.pop()] == [(2,), (3,), None]
+    assert cache.best == 0.0
 
 
 def test_the_fifo_cache_keeps_the_order_of_arrival() -> None:
     cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig(queue="fifo"))
-    cache.begin(0)
-    cache.push(exit_((1,), 0.2))
-    cache.push(exit_((2,), 0.9))
+    cache.push((1,), 0.2)
+    cache.push((2,), 0.9)
     assert [cache.pop(), cache.pop()] == [(1,), (2,)]
 
 
-def test_a_predraft_is_found_by_its_round_and_outcome() -> None:
+def test_a_predraft_is_found_by_the_answer_it_continues() -> None:
     cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig())
-    cache.begin(0)
     made = Draft(1, 3, (7,), cached=True)
     cache.store((5, 6, 9), made)
-    assert cache.lookup(0, (5, 6, 9)) is made
-    assert cache.lookup(0, (5, 6)) is None
-    cache.begin(1)
-    assert cache.lookup(0, (5, 6, 9)) is None
-    cache.store((1,), made)  # its round is over
-    assert cache.lookup(1, (1,)) is None
+    assert cache.lookup((5, 6, 9)) is made
+    assert cache.lookup((5, 6)) is None
+    cache.advance((5, 6, 9))
+    assert cache.lookup((5, 6, 9)) is made
+    cache.advance((5, 6, 9, 1))
+    assert cache.lookup((5, 6, 9)) is None
+    cache.store((5, 6), made)  # the answer is beyond it
+    assert cache.lookup((5, 6)) is None
 
 
-def test_exits_that_end_the_answer_or_are_stale_are_not_predrafted() -> None:
-    cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig())
-    cache.begin(4)
-    cache.push(replace(exit_((1,), 0.9, round_=4), finished=True))
-    cache.push(exit_((2,), 0.9, round_=3))
-    assert cache.pop() is None
+def test_what_a_verdict_has_not_made_void_stays_and_is_worth_more() -> None:
+    cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig(max_predrafts=2))
+    for answer, probability in [
+        ((1,), 0.5),
+        ((1, 2), 0.4),
+        ((1, 3), 0.1),
+        ((4,), 0.3),
+        ((4, 5), 0.2),
+    ]:
+        cache.push(answer, probability)
+    assert [cache.pop(), cache.pop()] == [(1,), (1, 2)]
+    cache.advance((4,))
+    assert cache.best == pytest.approx(0.2 / 0.3), "the budget is the round's"
+    assert [cache.pop(), cache.pop()] == [(4, 5), None]
+    cache.push((1, 9), 0.9)
+    assert cache.pop() is None, "void"
 
 
-ROUNDS = st.integers(0, 3)
-TOKENS = st.tuples(st.integers(1, 3))
+TOKENS = st.lists(st.integers(1, 2), max_size=4).map(tuple)
 
 
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
-        st.one_of(
-            st.tuples(st.just("begin"), ROUNDS, TOKENS),
-            st.tuples(st.just("push"), ROUNDS, TOKENS),
-            st.tuples(st.just("store"), ROUNDS, TOKENS),
-            st.tuples(st.just("lookup"), ROUNDS, TOKENS),
-        ),
+        st.tuples(st.sampled_from(["advance", "push", "store", "lookup", "pop"]), TOKENS),
         max_size=40,
     )
 )
-def test_the_cache_never_answers_with_a_draft_of_another_round_or_outcome(
-    steps: list[tuple[str, int, tuple[int]]],
+def test_the_cache_never_gives_what_belongs_to_another_answer(
+    steps: list[tuple[str, tuple[int, ...]]],
 ) -> None:
-    cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig())
-    for step, round_, tokens in steps:
-        if step == "begin":
-            cache.begin(round_)
+    cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig(queue="random"))
+    answer: tuple[int, ...] = ()
+    for step, tokens in steps:
+        if step == "advance":
+            answer += tokens
+            cache.advance(answer)
         elif step == "push":
-            cache.push(exit_(tokens, 0.5, round_))
+            cache.push(tokens, 0.5)
         elif step == "store":
-            cache.store(tokens, Draft(round_ + 1, 10 * tokens[0], (7,), cached=True))
+            cache.store(tokens, Draft(0, len(tokens), tokens))
+        elif step == "lookup":
+            found = cache.lookup(tokens)
+            assert found is None or (found.tokens == tokens and tokens[: len(answer)] == answer)
         else:
-            found = cache.lookup(round_, tokens)
-            if found is not None:
-                assert (found.round, found.start) == (round_ + 1, 10 * tokens[0])
+            popped = cache.pop()
+            assert popped is None or (popped[: len(answer)] == answer and popped != answer)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 1)), max_size=20))
@@ -674,6 +722,40 @@ def test_the_edge_client_takes_one_draft_per_round_and_one_verdict() -> None:
     assert client.on_verdict(Verdict(1, (1, 2, 3, 4, 5), 4, False)) == (1, 2, 3, 4, 5)
     assert client.sources[-1] is Source.BONUS
     assert client.finished  # max_tokens
+
+
+def test_the_edge_client_pushes_drafts_and_knows_which_one_is_due() -> None:
+    client = EdgeClient(ClientConfig(gamma=4, max_tokens=24))
+    client.on_sent(DRAFT)
+    hit, miss = client.predraft((5, 6, 9)), client.predraft((5, 1))
+    assert hit is not None
+    assert miss is not None
+    deeper = client.predraft((1, 2), of=hit)
+    assert deeper is not None
+    assert (deeper.round, deeper.prefix) == (2, (5, 6, 9, 1, 2))
+    sent = [
+        client.push(job, Draft(job.round, len(job.prefix), (3,)), 3) for job in (hit, miss, deeper)
+    ]
+    assert [d and d.after for d in sent] == [(5, 6, 9), (5, 1), (5, 6, 9, 1, 2)]
+    assert client.push(hit, DRAFT, 3) is None, "the window is full"
+    client.on_verdict(VERDICT)
+    assert client.in_flight == sent[0]
+    assert client.push(miss, Draft(1, 2, (3,)), 3) is None, "void"
+    client.on_verdict(Verdict(1, (1,), 0, False))
+    assert client.in_flight is None, "deeper expected (1, 2)"
+    assert client.metrics.pushed == 3
+
+
+def test_without_drafts_the_edge_client_lets_the_verifier_stream() -> None:
+    client = EdgeClient(ClientConfig(gamma=0, max_tokens=3))
+    job = client.next_draft()
+    assert (job.gamma, job.solo) == (0, 2)
+    client.on_sent(Draft(0, 0, (), solo=2))
+    for round_ in range(3):
+        assert client.in_flight is not None
+        assert client.predraft((1,)) is None
+        client.on_verdict(Verdict(round_, (7,), 0, False))
+    assert client.finished
 
 
 def test_the_edge_client_never_drafts_past_the_limit() -> None:

@@ -25,6 +25,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.demo.processes import free_port, verifier_process, wait_for_verifier
 from collab_llm_nodes.edge_cloud.client import DraftJob
 from collab_llm_nodes.edge_cloud.drafter import Drafter
+from collab_llm_nodes.edge_cloud.loop import AheadConfig
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.metrics import GenerationMetrics
@@ -61,7 +62,11 @@ def run_pipeline(*, answers: int, seed: int, plot: Path | None, console: Console
             for mode, (gamma, predrafts) in MODES.items():
                 with console.status(f"{point}: {mode} ..."):
                     runner = RemoteRunner(
-                        draft, client, gamma=gamma, predraft=PreDraftConfig(predrafts)
+                        draft,
+                        client,
+                        gamma=gamma,
+                        predraft=PreDraftConfig(predrafts),
+                        ahead=AheadConfig(predictions=0, push_window=0),
                     )
                     measured[mode] = _measure(runner, prompts)
             results["points"][point] = {
@@ -127,10 +132,10 @@ def _draft_s(draft: Engine, prompts: Sequence[Prompt], gamma: int) -> float:
     times = []
     for prompt in prompts:
         drafter = Drafter(draft, encode(prompt, draft.loaded), SamplingConfig())
-        first = drafter.draft(DraftJob(0, (), gamma))
+        (first,) = drafter.draft([DraftJob(0, (), gamma)])
         assert first is not None
         started = time.perf_counter()
-        drafter.draft(DraftJob(1, first.tokens, gamma))
+        drafter.draft([DraftJob(1, first.tokens, gamma)])
         times.append(time.perf_counter() - started)
         drafter.close()
     return statistics.median(times)

@@ -5,7 +5,10 @@ It owns the answer so far and the round number. The caller drafts, sends and rec
     client = EdgeClient(config, max_tokens)
     job = client.next_draft()            # what to draft (lines 4-6, 19-21)
     client.on_sent(draft)                # the draft went out (lines 7, 23)
+    ahead = client.push(job, draft)      # one for a later round, to be sent before its verdicts
     tokens = client.on_verdict(verdict)  # the answer grows (line 15)
+
+After a verdict ``in_flight`` may be set already: the verifier has the next draft.
 
 Drafts are drawn from randomness keyed by position, so a pre-drafted and a freshly drafted
 continuation of the same prefix are the same tokens: whichever arrives first may be sent.
@@ -13,10 +16,11 @@ continuation of the same prefix are the same tokens: whichever arrives first may
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.edge_cloud.ahead import Ahead, may_come
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Verdict
 from collab_llm_nodes.errors import ProtocolError
 from collab_llm_nodes.metrics import GenerationMetrics
@@ -33,11 +37,15 @@ class Source(IntEnum):
 
 @dataclass(frozen=True)
 class DraftJob:
-    """Draft ``gamma`` tokens after ``prefix`` (generated tokens, prompt excluded)."""
+    """Draft ``gamma`` tokens after ``prefix`` (generated tokens, prompt excluded).
+
+    ``solo``: rounds that the verifier is to decode alone after this draft.
+    """
 
     round: int
     prefix: tuple[int, ...]
     gamma: int
+    solo: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,10 @@ class ClientConfig:
     """Knobs of the edge client."""
 
     gamma: int = setting(
-        4, "Draft tokens per round; 0 lets the verifier decode alone.", low=0, high=64
+        4,
+        "Draft tokens per round; 0 lets the verifier decode alone and stream its tokens.",
+        low=0,
+        high=64,
     )
     max_tokens: int = setting(128, "Length limit of the answer [tokens].", low=1, high=8192)
 
@@ -63,23 +74,26 @@ class EdgeClient:
         self.sources: list[Source] = []
         self.finished = False
         self.metrics = GenerationMetrics()
-        self._sent: Draft | None = None
+        self.in_flight: Draft | None = None  # under verification, or about to be
+        self._ahead = Ahead()
         self._exits: dict[tuple[int, ...], int] = {}
 
     def next_draft(self) -> DraftJob:
         """What to draft for the current round."""
         return self._job(self.round, tuple(self.generated))
 
-    def predraft(self, outcome: tuple[int, ...]) -> DraftJob | None:
-        """What to draft for the next round if this round's verdict is ``outcome``.
+    def predraft(self, outcome: tuple[int, ...], of: DraftJob | None = None) -> DraftJob | None:
+        """What to draft after the verdict ``outcome`` on the draft for ``of``, or on the one in
+        flight.
 
-        None when there is nothing to do: no draft is under verification, or the answer would be
-        complete.
+        None when there is nothing to do: no draft is under verification, the answer would be
+        complete, or the verifier decodes alone.
         """
-        prefix = (*self.generated, *outcome)
-        if self._sent is None or not outcome or len(prefix) >= self._config.max_tokens:
+        if self.in_flight is None or self.in_flight.solo or not outcome:
             return None
-        return self._job(self.round + 1, prefix)
+        of = of or self.next_draft()
+        job = self._job(of.round + 1, (*of.prefix, *outcome))
+        return job if len(job.prefix) < self._config.max_tokens else None
 
     def on_sent(self, draft: Draft) -> bool:
         """Record that ``draft`` goes to the verifier; False if it must not be sent.
@@ -87,16 +101,29 @@ class EdgeClient:
         A second draft for the same round (the pre-draft cache and the drafter both answered) or
         one for another round is stale, not an error.
         """
-        if self.finished or self._sent is not None or draft.round != self.round:
+        if self.finished or self.in_flight is not None or draft.round != self.round:
             return False
-        self._sent = draft
-        self._exits.clear()
-        self.metrics.drafted += len(draft.tokens)
+        self._fly(draft)
         return True
+
+    def push(self, job: DraftJob, draft: Draft, window: int) -> Draft | None:
+        """The form in which ``draft``, made for ``job``, goes out ahead of its round.
+
+        None when it must not: its round is here or over, the answer has grown otherwise, or
+        ``window`` drafts are out already.
+        """
+        if job.round <= self.round or len(self._ahead) >= window:
+            return None
+        pushed = replace(draft, after=job.prefix[len(self.generated) :])
+        if not may_come(pushed, self.round, self.generated):
+            return None
+        self._ahead.add(pushed)
+        self.metrics.pushed += 1
+        return pushed
 
     def on_early_exit(self, exit_: EarlyExit) -> bool:
         """Count an exit; False if it is stale."""
-        if exit_.round != self.round or self._sent is None:
+        if exit_.round != self.round or self.in_flight is None:
             return False
         self.metrics.early_exits += 1
         self._exits.setdefault(exit_.tokens, exit_.layer)
@@ -108,9 +135,9 @@ class EdgeClient:
         Raises:
             ProtocolError: the verdict does not fit the draft.
         """
-        if verdict.round != self.round or self._sent is None:
+        if verdict.round != self.round or self.in_flight is None:
             return ()
-        draft, self._sent = self._sent, None
+        draft, self.in_flight = self.in_flight, None
         tokens, accepted = verdict.tokens, verdict.accepted
         if not 0 <= accepted <= len(draft.tokens) or len(tokens) - accepted not in (0, 1):
             raise ProtocolError(
@@ -125,11 +152,22 @@ class EdgeClient:
         self.round += 1
         self.finished = verdict.finished or len(self.generated) >= self._config.max_tokens
         self._count(verdict)
+        if not self.finished:
+            due = self._ahead.next(draft, self.round, self.generated)
+            if due is not None:
+                self._fly(due)
         return tokens
 
+    def _fly(self, draft: Draft) -> None:
+        self.in_flight = draft
+        self._exits.clear()
+        self.metrics.drafted += len(draft.tokens)
+
     def _job(self, round_: int, prefix: tuple[int, ...]) -> DraftJob:
-        room = self._config.max_tokens - len(prefix) - 1  # the verdict adds one token by itself
-        return DraftJob(round_, prefix, max(0, min(self._config.gamma, room)))
+        # The verdict adds one token by itself.
+        room = max(0, self._config.max_tokens - len(prefix) - 1)
+        gamma = min(self._config.gamma, room)
+        return DraftJob(round_, prefix, gamma, solo=0 if self._config.gamma else room)
 
     def _count(self, verdict: Verdict) -> None:
         m = self.metrics

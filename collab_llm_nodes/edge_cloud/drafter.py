@@ -1,11 +1,17 @@
-"""The draft model behind one session: drafts and pre-drafts alike (paper 003, Eq. 1 and 7)."""
+"""The draft model behind one session: drafts and pre-drafts alike (paper 003, Eq. 1 and 7).
+
+Everything the model has read beyond the confirmed answer is kept as a tree of tokens in its KV
+cache, so that continuations of many likely answers are drafted side by side, one forward pass per
+token for all of them, and nothing is computed twice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.engine import Engine
@@ -13,6 +19,7 @@ from collab_llm_nodes.decoding.rejection import propose
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution, distribution
 from collab_llm_nodes.edge_cloud.client import DraftJob
 from collab_llm_nodes.edge_cloud.messages import Draft
+from collab_llm_nodes.edge_cloud.prediction import likely_outcomes
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 
@@ -28,8 +35,32 @@ class DrafterConfig:
         check_ranges(self)
 
 
+@dataclass
+class _Node:
+    """A token in the tree: its column of the KV cache and the logits [V] after it."""
+
+    column: int
+    logits: NDArray[np.float32] | None = None
+    children: dict[int, _Node] = field(default_factory=dict)
+
+    def walk(self) -> Iterator[_Node]:
+        yield self
+        for child in self.children.values():
+            yield from child.walk()
+
+
+@dataclass
+class _Line:
+    """One draft in the making."""
+
+    job: DraftJob
+    tokens: list[int] = field(default_factory=list)
+    probs: list[SparseDistribution] = field(default_factory=list)
+    dropped: bool = False
+
+
 class Drafter:
-    """Draws drafts for any prefix; the KV cache rolls back to what the prefix shares with it."""
+    """Draws drafts after any prefixes of one answer."""
 
     def __init__(
         self,
@@ -43,47 +74,126 @@ class Drafter:
         self._prompt_ids = tuple(prompt.ids)
         self._sampling = sampling
         self._config = config or DrafterConfig()
-        self._fed: tuple[int, ...] = ()  # ids held in the KV cache
+        self._trunk: tuple[int, ...] = ()  # ids that all continuations share
+        self._root = _Node(-1)  # its last one
 
     def draft(
-        self, job: DraftJob, *, cached: bool = False, stop: Callable[[], bool] = lambda: False
-    ) -> Draft | None:
-        """Draft up to ``job.gamma`` tokens; ends early at an end token.
+        self,
+        jobs: Sequence[DraftJob],
+        *,
+        cached: bool = False,
+        stop: Callable[[DraftJob], bool] = lambda job: False,
+    ) -> list[Draft | None]:
+        """Draft up to ``gamma`` tokens for each job, side by side; a draft ends at an end token.
 
-        ``stop`` is asked before each forward pass; None when it said so (a verdict or a cached
-        draft made the work needless).
+        ``stop`` is asked about each job before each forward pass; None for those it stopped.
         """
-        tokens: list[int] = []
-        probs: list[SparseDistribution] = []
-        context = self._prompt_ids + job.prefix
-        for i in range(job.gamma):
-            if stop():
-                return None
-            logits = self._extend((*context, *tokens))
-            q_next = distribution(logits, self._sampling)
-            token, q = propose(
-                q_next, self._sampling, len(job.prefix) + i, self._config.max_support
-            )
-            tokens.append(token)
-            if q is not None:
-                probs.append(q)
-            if token in self._eos:
-                break
-        sent = tuple(probs) if self._sampling.sends_probabilities else None
-        return Draft(job.round, len(job.prefix), tuple(tokens), sent, cached)
+        lines = [_Line(job) for job in jobs]
+        active = [line for line in lines if line.job.gamma]
+        while active:
+            for line in active:
+                line.dropped = stop(line.job)
+            active = [line for line in active if not line.dropped]
+            ends = self._read([(*line.job.prefix, *line.tokens) for line in active])
+            for line, end in zip(active, ends, strict=True):
+                self._extend(line, end)
+            active = [
+                line
+                for line in active
+                if len(line.tokens) < line.job.gamma and line.tokens[-1] not in self._eos
+            ]
+        return [None if line.dropped else self._finish(line, cached) for line in lines]
+
+    def likely(
+        self, job: DraftJob, draft: Draft, count: int
+    ) -> list[tuple[tuple[int, ...], float]]:
+        """The ``count`` likeliest verdicts on ``draft``, made for ``job``, with probabilities."""
+        ends = [(*job.prefix, *draft.tokens[:i]) for i in range(len(draft.tokens) + 1)]
+        rows = [_logits(node) for node in self._read(ends)]
+        return likely_outcomes(
+            rows, draft.tokens, self._sampling, len(job.prefix), self._eos, count
+        )
+
+    def advance(self, answer: tuple[int, ...]) -> None:
+        """The answer is confirmed as far as ``answer``: forget what continues another."""
+        if not self._trunk:
+            return
+        wanted = (*self._prompt_ids, *answer)
+        if wanted[: len(self._trunk)] != self._trunk:
+            return  # the next draft will go back
+        node, depth = self._root, len(self._trunk)
+        while depth < len(wanted) and wanted[depth] in node.children:
+            node, depth = node.children[wanted[depth]], depth + 1
+        if node is not self._root:
+            moved = self._kv.retain(node.column)
+            for kept in node.walk():
+                kept.column = moved[kept.column]
+            self._trunk, self._root = wanted[:depth], node
+        if depth < len(wanted):  # the answer goes on as nobody expected
+            node.children.clear()
+            self._kv.length = len(self._trunk)
 
     def close(self) -> None:
         """Free the KV cache."""
         self._kv.close()
 
-    def _extend(self, ids: tuple[int, ...]) -> Tensor:
-        """Logits [vocabulary] after ``ids``, feeding only what the cache does not hold yet."""
-        shared = 0
-        for a, b in zip(ids[:-1], self._fed, strict=False):
-            if a != b:
-                break
-            shared += 1
-        self._kv.length = shared
-        logits = self._kv.feed(ids[shared:], last=1)
-        self._fed = ids
-        return logits[-1]
+    def _extend(self, line: _Line, end: _Node) -> None:
+        position = len(line.job.prefix) + len(line.tokens)
+        law = distribution(_logits(end), self._sampling)
+        token, q = propose(law, self._sampling, position, self._config.max_support)
+        line.tokens.append(token)
+        if q is not None:
+            line.probs.append(q)
+
+    def _finish(self, line: _Line, cached: bool) -> Draft:
+        job = line.job
+        probs = tuple(line.probs) if self._sampling.sends_probabilities else None
+        return Draft(job.round, len(job.prefix), tuple(line.tokens), probs, cached, solo=job.solo)
+
+    def _read(self, answers: Sequence[tuple[int, ...]]) -> list[_Node]:
+        """The nodes at the ends of ``answers``, after one pass over what was not read before."""
+        if not answers:
+            return []
+        contexts = [(*self._prompt_ids, *answer) for answer in answers]
+        self._go_back(contexts)
+        ids: list[int] = []
+        parents: list[int] = []
+        new: list[_Node] = []
+        ends = []
+        for context in contexts:
+            node = self._root
+            for token in context[len(self._trunk) :]:
+                child = node.children.get(token)
+                if child is None:
+                    child = node.children[token] = _Node(self._kv.columns + len(new))
+                    ids.append(token)
+                    parents.append(node.column)
+                    new.append(child)
+                node = child
+            ends.append(node)
+        if new:
+            rows = self._kv.grow(ids, parents).float().cpu().numpy()
+            for node, row in zip(new, rows, strict=True):
+                node.logits = row
+        return ends
+
+    def _go_back(self, contexts: Sequence[tuple[int, ...]]) -> None:
+        """Make the trunk a common beginning of ``contexts``: read the prompt, or roll back."""
+        shared = len(self._trunk)
+        for context in contexts:
+            while context[:shared] != self._trunk[:shared]:
+                shared -= 1
+        if shared == len(self._trunk) > 0:
+            return
+        # The logits after the last shared token are not kept: read it again.
+        keep = max(shared - 1, 0)
+        end = max(shared, len(self._prompt_ids))
+        self._kv.length = keep
+        self._trunk = contexts[0][:end]
+        rows = self._kv.feed(self._trunk[keep:], last=1)
+        self._root = _Node(end - 1, rows[-1].float().cpu().numpy())
+
+
+def _logits(node: _Node) -> NDArray[np.float32]:
+    assert node.logits is not None
+    return node.logits

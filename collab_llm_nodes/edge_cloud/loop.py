@@ -2,8 +2,9 @@
 
 A loop owns one answer. Whatever happens elsewhere (exits, verdicts, cached drafts, failures,
 cancellation) is posted to its inbox from any thread and handled by the thread that runs the loop,
-so the state machines inside have a single owner and need no locks. While a draft is being
-verified the loop pre-drafts; a verdict preempts that between two forward passes.
+so the state machines inside have a single owner and need no locks. While a draft is being verified
+the loop works ahead: it drafts for likely outcomes and sends those drafts before their round has
+come. Between two forward passes it looks whether a verdict has made that needless.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from collab_llm_nodes.edge_cloud.client import EdgeClient
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.edge_cloud.client import DraftJob, EdgeClient
 from collab_llm_nodes.edge_cloud.drafter import Drafter
 from collab_llm_nodes.edge_cloud.messages import (
     Draft,
@@ -26,8 +28,40 @@ from collab_llm_nodes.edge_cloud.messages import (
     Verdict,
     error_of,
 )
-from collab_llm_nodes.edge_cloud.predraft import PreDraftCache
+from collab_llm_nodes.edge_cloud.predraft import Answer, PreDraftCache, PreDraftConfig
 from collab_llm_nodes.errors import Cancelled, CollabError, DeadlineExceeded
+
+
+@dataclass(frozen=True)
+class AheadConfig:
+    """How the time of a verification is used, beside what early exits suggest."""
+
+    batch: int = setting(
+        8, "Outcomes that are continued side by side in one forward loop.", low=1, high=64
+    )
+    predictions: int = setting(
+        8,
+        "Outcomes per draft that the draft model itself predicts; 0 leaves it to the early exits,"
+        " as in the paper.",
+        low=0,
+        high=64,
+    )
+    min_probability: float = setting(
+        0.01, "Predicted outcomes less probable than this are not worth it.", low=0.0, high=1.0
+    )
+    push_window: int = setting(
+        16,
+        "Drafts sent ahead of the verdicts they depend on, at most so many at a time; 0: each"
+        " waits for its verdict.",
+        low=0,
+        high=64,
+    )
+    push_depth: int = setting(
+        2, "Rounds that they may be ahead of the one under verification.", low=1, high=8
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @dataclass(frozen=True)
@@ -48,15 +82,26 @@ class Cancel:
 Event = ServerMessage | Draft | PreDraftRequest | Cancel
 
 
+@dataclass(frozen=True)
+class _Branch:
+    """A draft that is under verification or out ahead, and how likely its round comes like that."""
+
+    probability: float
+    job: DraftJob
+    draft: Draft
+
+
 class EdgeLoop:
     """Runs Algorithm 1 of paper 003 for one answer.
 
     Args:
         client, drafter: state and draft model of this answer.
         send: passes a draft on to the verifier; must not block.
-        cache: pre-draft cache inside this loop; None when another node keeps it and posts
-            ``PreDraftRequest`` and cached ``Draft`` events.
-        preempt: a verdict stops pre-drafting (real time). False completes the round's pre-drafts
+        predraft: queue and budget of what is drafted while the verifier works.
+        ahead: what goes into that queue beside early exits, and what is sent ahead.
+        exits: whether early exits are pre-drafted for here; False when another node queues them
+            and posts ``PreDraftRequest`` and cached ``Draft`` events.
+        preempt: a verdict stops needless work (real time). False completes the round's pre-drafts
             first, as if the draft model were fast enough (deterministic, for runs without a clock).
         on_tokens: called with each verdict's new tokens.
     """
@@ -67,23 +112,30 @@ class EdgeLoop:
         drafter: Drafter,
         send: Callable[[Draft], None],
         *,
-        cache: PreDraftCache[Draft] | None = None,
+        predraft: PreDraftConfig | None = None,
+        ahead: AheadConfig | None = None,
+        exits: bool = True,
         preempt: bool = True,
         on_tokens: Callable[[tuple[int, ...]], None] = lambda tokens: None,
     ) -> None:
         self.client = client
         self._drafter = drafter
         self._send = send
-        self._cache = cache
+        predraft = predraft or PreDraftConfig()
+        self._config = ahead or AheadConfig()
+        self._idle = predraft.max_predrafts == 0
+        self._cache: PreDraftCache[Draft] = PreDraftCache(predraft)
+        self._exits = exits
         self._preempt = preempt
         self._on_tokens = on_tokens
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._requests: deque[PreDraftRequest] = deque()
         self._early: list[Verdict | EarlyExit | PreDraftRequest] = []  # of the next round
         self._verdict: Verdict | None = None
-        self._external: Draft | None = None  # a draft that the cache's owner has sent already
-        self._carried: Draft | None = None  # pre-drafted for a verdict that came meanwhile
-        self._external_rounds: set[int] = set()
+        self._external: Draft | None = None  # a draft that another node has sent already
+        self._jobs: dict[Answer, DraftJob] = {}  # behind the answers in the cache's queue
+        self._branches: dict[Answer, _Branch] = {}  # whose outcomes are still to be predicted
+        self._predicted: set[Answer] = set()
         self._failure: CollabError | None = None
         self._ended = False
         self._deadline = math.inf
@@ -112,105 +164,155 @@ class EdgeLoop:
         self._deadline = time.monotonic() + deadline_s
         started = asked_at if asked_at is not None else time.monotonic()
         metrics = self.client.metrics
-        draft: Draft | None = None
         try:
             while not self.client.finished:
-                if draft is None:
-                    draft = self._draft()
+                self._take_off()
                 sent = time.monotonic()
-                if self.client.on_sent(draft) and draft is not self._external:
-                    self._send(draft)
-                if self._cache is not None:
-                    self._cache.begin(draft.round)
                 self._catch_up()
                 verdict = self._await_verdict()
                 metrics.wait_s += time.monotonic() - sent
-                if self._cache is None and draft.round > 0:
-                    metrics.cache_lookups += 1
-                    hit = draft is self._carried or draft.round in self._external_rounds
-                    metrics.cache_hits += hit
                 tokens = self.client.on_verdict(verdict)
                 if metrics.rounds == 1:
                     metrics.time_to_first_token_s = time.monotonic() - started
                 metrics.total_s = time.monotonic() - started
                 self._on_tokens(tokens)
-                draft = self._look_up(verdict)
+                self._advance()
         finally:
             self._ended = True
             self._refuse_requests()
             metrics.total_s = time.monotonic() - started
 
-    def _draft(self) -> Draft:
-        """Draft for the current round, unless a cached draft of another node comes first."""
-        if self._carried is not None and self._carried.round == self.client.round:
-            return self._carried
-        started = time.monotonic()
-        job = self.client.next_draft()
-        draft = self._drafter.draft(job, stop=lambda: self._poll() or self._has_external())
-        self._check()
+    def _take_off(self) -> None:
+        """Get this round's draft under way, unless it is so already; count whether it was ready."""
+        client = self.client
+        job = client.next_draft()
+        draft, ready = client.in_flight, True
         if draft is None:
-            assert self._external is not None
-            draft = self._external
-        self.client.metrics.draft_s += time.monotonic() - started
-        return draft
+            draft = self._cache.lookup(job.prefix)
+            ready = draft is not None
+            if draft is None:
+                started = time.monotonic()
+                (draft,) = self._drafter.draft(
+                    [job], stop=lambda _: self._poll() or self._has_external()
+                )
+                self._check()
+                client.metrics.draft_s += time.monotonic() - started
+            if self._has_external():
+                draft, ready = self._external, True
+            assert draft is not None
+            if client.on_sent(draft) and draft is not self._external:
+                self._send(draft)
+        if job.round and not draft.solo and job.gamma:
+            client.metrics.cache_lookups += 1
+            client.metrics.cache_hits += ready
+        self._branch_out(1.0, job, draft)
+
+    def _advance(self) -> None:
+        """The answer has grown: forget what has become void."""
+        answer = tuple(self.client.generated)
+        known = self._cache.probability(answer) or 1.0
+        self._branches = {
+            a: replace(branch, probability=min(1.0, branch.probability / known))
+            for a, branch in self._branches.items()
+            if a[: len(answer)] == answer
+        }
+        self._jobs = {a: job for a, job in self._jobs.items() if a[: len(answer)] == answer}
+        self._cache.advance(answer)
+        self._drafter.advance(answer)
 
     def _await_verdict(self) -> Verdict:
-        """Pre-draft until the verdict of the draft in flight is in.
+        """Work ahead until the verdict on the draft in flight is in.
 
         It may be in already: a cached draft and its verdict can arrive in one poll.
         """
         while True:
             self._poll()
             self._check()
-            if self._verdict is not None and (self._preempt or not self._predraft_next()):
+            if self._verdict is not None and (self._preempt or not self._work_ahead()):
                 verdict, self._verdict = self._verdict, None
                 return verdict
-            if self._verdict is None and not self._predraft_next():
+            if self._verdict is None and not self._work_ahead():
                 self._wait()
 
-    def _predraft_next(self) -> bool:
-        """Make one pre-draft; False when there is none to make."""
-        request: PreDraftRequest | None = None
-        if self._cache is not None:
-            outcome = self._cache.pop()
-        else:
-            request = self._requests.popleft() if self._requests else None
-            outcome = request.outcome if request else None
-        if outcome is None:
-            return False
+    def _work_ahead(self) -> bool:
+        """Predict the outcomes of one draft, or make one batch of pre-drafts; False if idle."""
         started = time.monotonic()
-        job = self.client.predraft(outcome)
-        stale = request is not None and request.round != self.client.round
-        due = request.due if request is not None else math.inf
-        made = None
-        if job is not None and not stale:
-            made = self._drafter.draft(
-                job,
-                cached=True,
-                stop=lambda: self._preempted(outcome) or time.monotonic() > due,
-            )
-        if self._cache is not None and made is not None:
-            self._cache.store(outcome, made)
-        elif made is not None and self._verdict is not None and self._verdict.tokens == outcome:
-            self._carried = made  # its verdict came while it was made: no cache could serve it
-        if request is not None:
-            request.reply(made)
+        branch = self._likeliest_branch()
+        if branch is not None and not self._requests and branch.probability >= self._cache.best:
+            self._predict(branch)
+        elif not self._predraft():
+            return False
         self.client.metrics.predraft_s += time.monotonic() - started
         return True
 
-    def _look_up(self, verdict: Verdict) -> Draft | None:
-        if self._cache is None or self.client.finished:
-            return None
-        found = self._cache.lookup(verdict.round, verdict.tokens)
-        self.client.metrics.cache_lookups += 1
-        self.client.metrics.cache_hits += found is not None
-        return found
+    def _branch_out(self, probability: float, job: DraftJob, draft: Draft) -> None:
+        """Have the outcomes of ``draft`` predicted when it is the likeliest thing to do."""
+        wanted = self._config.predictions > 0 and job.gamma > 0 and not self._idle
+        if wanted and job.prefix not in self._branches and job.prefix not in self._predicted:
+            self._branches[job.prefix] = _Branch(probability, job, draft)
 
-    def _preempted(self, outcome: tuple[int, ...]) -> bool:
-        """Whether to stop pre-drafting for ``outcome``: unless it has just come true."""
+    def _likeliest_branch(self) -> _Branch | None:
+        deepest = self.client.round + (self._config.push_depth if self._config.push_window else 1)
+        within = (b for b in self._branches.values() if b.job.round < deepest)
+        return max(within, key=lambda b: b.probability, default=None)
+
+    def _predict(self, branch: _Branch) -> None:
+        del self._branches[branch.job.prefix]
+        self._predicted.add(branch.job.prefix)
+        likely = self._drafter.likely(branch.job, branch.draft, self._config.predictions)
+        for outcome, probability in likely:
+            together = branch.probability * probability
+            if together >= self._config.min_probability:
+                self._expect(outcome, together, branch.job)
+
+    def _expect(self, outcome: Answer, probability: float, of: DraftJob | None = None) -> None:
+        """Queue what to draft if ``outcome`` comes of the draft for ``of``, or of this round's."""
+        job = self.client.predraft(outcome, of)
+        if job is not None:
+            self._cache.push(job.prefix, probability)
+            self._jobs.setdefault(job.prefix, job)
+
+    def _predraft(self) -> bool:
+        """Draft for the likeliest outcomes side by side (lines 9-14), and send them ahead."""
+        requests = self._due_requests()
+        jobs = [job for _, job in requests]
+        while len(jobs) < self._config.batch and (answer := self._cache.pop()) is not None:
+            jobs.append(self._jobs.pop(answer))
+        drafts = self._drafter.draft(jobs, cached=True, stop=self._needless)
+        for job, draft in zip(jobs, drafts, strict=True):
+            if draft is not None:
+                self._cache.store(job.prefix, draft)
+                pushed = self.client.push(job, draft, self._config.push_window)
+                if pushed is not None:
+                    self._send(pushed)
+                self._branch_out(self._cache.probability(job.prefix), job, draft)
+        for (request, _), draft in zip(requests, drafts, strict=False):
+            request.reply(draft)
+        return bool(jobs)
+
+    def _due_requests(self) -> list[tuple[PreDraftRequest, DraftJob]]:
+        """What other nodes asked for and still makes sense; the rest is refused."""
+        due = []
+        while self._requests:
+            request = self._requests.popleft()
+            job = self.client.predraft(request.outcome)
+            stale = request.round != self.client.round or time.monotonic() > request.due
+            if job is None or stale:
+                request.reply(None)
+            else:
+                due.append((request, job))
+        return due
+
+    def _needless(self, job: DraftJob) -> bool:
+        """Whether to stop drafting for ``job``: a verdict has made the answer another."""
         if not self._preempt:
             return False
-        return self._poll() or (self._verdict is not None and self._verdict.tokens != outcome)
+        if self._poll():
+            return True
+        if self._verdict is None:
+            return False
+        grown = (*self.client.generated, *self._verdict.tokens)
+        return self._verdict.finished or job.prefix[: len(grown)] != grown
 
     def _has_external(self) -> bool:
         return self._external is not None and self._external.round == self.client.round
@@ -233,8 +335,8 @@ class EdgeLoop:
             self._failure = self._late()
 
     def _catch_up(self) -> None:
-        """Handle what was early: another node's cached draft can be verified before this loop has
-        even seen the verdict that made it the next one."""
+        """Handle what was early: a draft sent ahead or by another node can be verified before this
+        loop has even handled the verdict that made it the next one."""
         early, self._early = self._early, []
         for event in early:
             self._handle(event)
@@ -246,15 +348,14 @@ class EdgeLoop:
             if event.round == self.client.round:
                 self._verdict = event
         elif isinstance(event, EarlyExit):
-            if self.client.on_early_exit(event) and self._cache is not None:
-                self._cache.push(event)
+            if self.client.on_early_exit(event) and self._exits and not event.finished:
+                self._expect(event.tokens, event.confidence)
         elif isinstance(event, PreDraftRequest):
             self._requests.append(event)
         elif isinstance(event, Draft):
             # The cache's owner may see a verdict before this loop has handled it.
             if event.round in (self.client.round, self.client.round + 1):
                 self._external = event
-                self._external_rounds.add(event.round)
         elif isinstance(event, Failure):
             self._failure = error_of(event)
         elif isinstance(event, Cancel):
@@ -263,7 +364,7 @@ class EdgeLoop:
             assert isinstance(event, Opened)
 
     def _is_early(self, round_: int) -> bool:
-        return round_ == self.client.round + 1
+        return round_ > self.client.round
 
     def _check(self) -> None:
         if self._failure is not None:

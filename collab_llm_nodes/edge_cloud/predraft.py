@@ -1,8 +1,9 @@
-"""The client's priority queue of early exits and its pre-draft cache (paper 003, Algorithm 1).
+"""The client's priority queue of likely answers and its pre-draft cache (paper 003, Algorithm 1).
 
 Lines 9-14 (pop the most confident outcome, pre-draft for it), 16-17 (look the verdict up) and 24
 (reset) of the algorithm, as a state machine: the caller does the drafting. Everything is keyed by
-the round, so an answer that comes late is recognised and dropped instead of racing with a reset.
+the answer as it would then be, so what a verdict has not made void stays, over several rounds, and
+an entry that comes late can never be taken for another.
 """
 
 from __future__ import annotations
@@ -10,20 +11,19 @@ from __future__ import annotations
 import heapq
 import random
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.edge_cloud.messages import EarlyExit
 
-Outcome = tuple[int, ...]  # the tokens by which a verdict extends the answer
+Answer = tuple[int, ...]  # all generated tokens up to some round
 
 
 @dataclass(frozen=True)
 class PreDraftConfig:
-    """Knobs of the pre-draft cache."""
+    """Knobs of the queue."""
 
     max_predrafts: int = setting(
-        6,
+        16,
         "Outcomes pre-drafted per round at most (paper 003, Table 5: early-exit threads);"
         " 0 is plain speculative decoding.",
         low=0,
@@ -39,14 +39,7 @@ class PreDraftConfig:
         check_ranges(self)
 
 
-class HasRound(Protocol):
-    """What the cache needs to know of a draft (the dataclass, or the ROS message carrying it)."""
-
-    @property
-    def round(self) -> int: ...
-
-
-D = TypeVar("D", bound=HasRound)
+D = TypeVar("D")
 
 
 class PreDraftCache(Generic[D]):
@@ -55,45 +48,66 @@ class PreDraftCache(Generic[D]):
     def __init__(self, config: PreDraftConfig) -> None:
         self._config = config
         self._shuffle = random.Random(0)  # only the order of work depends on it, never the output
-        self.round = -1
-        self._queue: list[tuple[float, int, Outcome]] = []
-        self._seen: set[Outcome] = set()
+        self._answer: Answer = ()
+        self._arrivals = 0
         self._popped = 0
-        self._cache: dict[Outcome, D] = {}
+        self._queue: list[tuple[float, int, Answer]] = []
+        self._probability: dict[Answer, float] = {}  # of all that were ever queued and may come
+        self._cache: dict[Answer, D] = {}
 
-    def begin(self, round_: int) -> None:
-        """A draft of ``round_`` is on its way: forget the previous round (line 24)."""
-        self.round = round_
-        self._queue.clear()
-        self._seen.clear()
+    def advance(self, answer: Answer) -> None:
+        """A verdict has made the answer ``answer``: forget what it has made void (line 24)."""
+        known = self._probability.get(answer, 1.0)
+        self._answer = answer
         self._popped = 0
-        self._cache.clear()
+        self._probability = {
+            a: p / known for a, p in self._probability.items() if self._may_come(a)
+        }
+        self._cache = {a: d for a, d in self._cache.items() if a == answer or self._may_come(a)}
+        kept = [(n, a) for _, n, a in sorted(self._queue) if self._may_come(a)]
+        self._queue = [(self._key(n, self._probability[a]), n, a) for n, a in kept]
+        heapq.heapify(self._queue)
 
-    def push(self, exit_: EarlyExit) -> None:
-        """Queue an early exit's outcome unless it is stale, known, or ends the answer."""
-        if exit_.round != self.round or exit_.tokens in self._seen or exit_.finished:
+    def push(self, answer: Answer, probability: float) -> None:
+        """Queue an answer that may come, unless it is void or known."""
+        if answer in self._probability or not self._may_come(answer):
             return
-        self._seen.add(exit_.tokens)
-        arrival = len(self._seen)
-        key = {
-            "priority": -exit_.confidence,
-            "fifo": float(arrival),
-            "random": self._shuffle.random(),
-        }[self._config.queue]
-        heapq.heappush(self._queue, (key, arrival, exit_.tokens))
+        self._probability[answer] = probability
+        self._arrivals += 1
+        key = self._key(self._arrivals, probability)
+        heapq.heappush(self._queue, (key, self._arrivals, answer))
 
-    def pop(self) -> Outcome | None:
-        """The next outcome to pre-draft for; None when the queue or the round's budget is empty."""
+    def pop(self) -> Answer | None:
+        """The next answer to continue; None when the queue or the round's budget is empty."""
         if not self._queue or self._popped >= self._config.max_predrafts:
             return None
         self._popped += 1
         return heapq.heappop(self._queue)[2]
 
-    def store(self, outcome: Outcome, draft: D) -> None:
-        """Keep a pre-draft made for ``outcome``; dropped when its round is over."""
-        if draft.round == self.round + 1:
-            self._cache[outcome] = draft
+    def probability(self, answer: Answer) -> float:
+        """How likely ``answer`` was thought to be; 0 if nobody thought of it."""
+        return self._probability.get(answer, 0.0)
 
-    def lookup(self, round_: int, outcome: Outcome) -> D | None:
-        """The draft to send after ``round_`` ended in ``outcome``, if made already (16-17)."""
-        return self._cache.get(outcome) if round_ == self.round else None
+    @property
+    def best(self) -> float:
+        """Probability of what ``pop`` would give; 0 when that is None."""
+        waiting = bool(self._queue) and self._popped < self._config.max_predrafts
+        return self._probability[self._queue[0][2]] if waiting else 0.0
+
+    def store(self, answer: Answer, draft: D) -> None:
+        """Keep a pre-draft made for ``answer``; dropped when it is void by now."""
+        if answer == self._answer or self._may_come(answer):
+            self._cache[answer] = draft
+
+    def lookup(self, answer: Answer) -> D | None:
+        """The draft to send when the answer is ``answer``, if made already (16-17)."""
+        return self._cache.get(answer)
+
+    def _may_come(self, answer: Answer) -> bool:
+        known = len(self._answer)
+        return len(answer) > known and answer[:known] == self._answer
+
+    def _key(self, arrival: int, probability: float) -> float:
+        if self._config.queue == "priority":
+            return -probability
+        return float(arrival) if self._config.queue == "fifo" else self._shuffle.random()

@@ -12,9 +12,9 @@ from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient
 from collab_llm_nodes.edge_cloud.drafter import Drafter, DrafterConfig
-from collab_llm_nodes.edge_cloud.loop import EdgeLoop
+from collab_llm_nodes.edge_cloud.loop import AheadConfig, EdgeLoop
 from collab_llm_nodes.edge_cloud.messages import Open, Opened, ServerMessage
-from collab_llm_nodes.edge_cloud.predraft import PreDraftCache, PreDraftConfig
+from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.runner import Generation
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
 from collab_llm_nodes.verifier.client import VerifierClient
@@ -39,13 +39,15 @@ class RemoteRunner:
         *,
         gamma: int = 4,
         predraft: PreDraftConfig | None = None,
+        ahead: AheadConfig | None = None,
         drafter: DrafterConfig | None = None,
         encode: Callable[[Prompt], EncodedPrompt] | None = None,
     ) -> None:
         self._draft = draft
         self._verifier = verifier
         self._gamma = gamma
-        self._predraft = predraft or PreDraftConfig()
+        self._predraft = predraft
+        self._ahead = ahead
         self._drafter = drafter or DrafterConfig()
         self._encode = encode or self._encode_as_loaded
 
@@ -70,7 +72,8 @@ class RemoteRunner:
             client,
             drafter,
             lambda draft: session.send(draft),
-            cache=PreDraftCache(self._predraft),
+            predraft=self._predraft,
+            ahead=self._ahead,
             on_tokens=on_tokens,
         )
 

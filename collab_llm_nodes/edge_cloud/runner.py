@@ -14,9 +14,9 @@ from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient, Source
 from collab_llm_nodes.edge_cloud.drafter import Drafter
-from collab_llm_nodes.edge_cloud.loop import EdgeLoop
+from collab_llm_nodes.edge_cloud.loop import AheadConfig, EdgeLoop
 from collab_llm_nodes.edge_cloud.messages import Draft, Open
-from collab_llm_nodes.edge_cloud.predraft import PreDraftCache, PreDraftConfig
+from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.server import EarlyExitQueue, ExitConfig
 from collab_llm_nodes.edge_cloud.target import TargetSession
 from collab_llm_nodes.metrics import GenerationMetrics
@@ -43,12 +43,14 @@ class InProcessRunner:
         *,
         gamma: int = 4,
         predraft: PreDraftConfig | None = None,
+        ahead: AheadConfig | None = None,
         exits: ExitConfig | None = None,
     ) -> None:
         self._draft = draft
         self._target = target
         self._gamma = gamma
-        self._predraft = predraft or PreDraftConfig()
+        self._predraft = predraft
+        self._ahead = ahead
         self._exits = exits or ExitConfig()
 
     def generate(
@@ -70,14 +72,16 @@ class InProcessRunner:
         exits = EarlyExitQueue(self._exits)
 
         def verify(draft: Draft) -> None:
-            verdict = target.verify(draft, exits.push)
-            assert verdict is not None
-            while (exit_ := exits.pop()) is not None:
-                loop.post(exit_)
-            exits.reset()
-            loop.post(verdict)
+            target.offer(draft)
+            while (verdict := target.verify_next(exits.push)) is not None:
+                while (exit_ := exits.pop()) is not None:
+                    loop.post(exit_)
+                exits.reset()
+                loop.post(verdict)
 
-        loop = EdgeLoop(client, drafter, verify, cache=PreDraftCache(self._predraft), preempt=False)
+        loop = EdgeLoop(
+            client, drafter, verify, predraft=self._predraft, ahead=self._ahead, preempt=False
+        )
         try:
             target.prefill()
             loop.run(deadline_s)

@@ -32,7 +32,8 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.edge_cloud import messages
 from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient
 from collab_llm_nodes.edge_cloud.drafter import Drafter, DrafterConfig
-from collab_llm_nodes.edge_cloud.loop import Cancel, EdgeLoop, PreDraftRequest
+from collab_llm_nodes.edge_cloud.loop import AheadConfig, Cancel, EdgeLoop, PreDraftRequest
+from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.errors import (
     Busy,
     Cancelled,
@@ -71,6 +72,8 @@ class DraftVlmConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    predraft: PreDraftConfig = field(default_factory=PreDraftConfig)
+    ahead: AheadConfig = field(default_factory=AheadConfig)
     deadline_s: float = setting(
         10.0, "One answer, when the request names no deadline [s].", low=0.05, high=3600.0
     )
@@ -382,7 +385,9 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
 
     @guarded
     def _on_cached_draft(self, msg: Draft) -> None:
-        if msg.cached and (answer := self._answers.get(msg.session_id)) is not None:
+        if not msg.cached or msg.ahead:
+            return  # this node's own
+        if (answer := self._answers.get(msg.session_id)) is not None:
             self._post(msg.session_id, draft_from_msg(msg, answer.request.sampling))
 
     def _post(self, session_id: str, event: Any) -> None:
@@ -429,6 +434,9 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             client,
             drafter,
             send=partial(self._send, answer),
+            predraft=self.config.predraft,
+            ahead=self.config.ahead,
+            exits=False,  # predraft_cache asks for what they suggest
             on_tokens=partial(self._on_tokens, answer, feedback),
         )
         try:

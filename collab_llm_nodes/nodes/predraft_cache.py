@@ -3,7 +3,8 @@
 Hears the early exits, asks ``draft_vlm`` for a pre-draft of the most confident one at a time
 (service ``predraft``), and when the verdict is among them publishes the draft at once, so that the
 verifier need not wait for the draft model (paper 003, steps 3 to 6). The graph works without this
-node, only slower: what it publishes is what ``draft_vlm`` would draft itself.
+node, only slower: what it publishes is what ``draft_vlm`` would draft itself. A pre-draft that
+``draft_vlm`` has sent ahead already is not published again.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from rclpy.task import Future
 from collab_llm.msg import Draft, EarlyExit, GeneratedText, Verdict
 from collab_llm.srv import PreDraft
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.edge_cloud.predraft import Outcome, PreDraftCache, PreDraftConfig
-from collab_llm_nodes.nodes.convert import exit_from_msg
+from collab_llm_nodes.edge_cloud.predraft import Answer, PreDraftCache, PreDraftConfig
 from collab_llm_nodes.nodes.ros import RESULT, STEADY, ManagedNode, guarded, run
 
 
@@ -38,12 +38,30 @@ class PreDraftCacheConfig:
         check_ranges(self)
 
 
+class _Session:
+    """The answer as the verdicts tell it, and what may come next."""
+
+    def __init__(self, config: PreDraftConfig) -> None:
+        self.cache: PreDraftCache[Draft] = PreDraftCache(config)
+        self.answer: Answer = ()
+        self.round = 0
+
+    def grow(self, msg: Verdict) -> bool:
+        """Take a verdict in; False if it is not the next one."""
+        if msg.round != self.round:
+            return False
+        self.answer += tuple(msg.tokens)
+        self.round += 1
+        self.cache.advance(self.answer)
+        return True
+
+
 class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
     """See the module docstring."""
 
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("predraft_cache", PreDraftCacheConfig, **node_arguments)
-        self._sessions: OrderedDict[str, PreDraftCache[Draft]] = OrderedDict()
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._pending: Future | None = None
         self._pending_until = STEADY.now()
         self.lookups = 0
@@ -75,32 +93,33 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
 
     @guarded
     def _on_draft(self, msg: Draft) -> None:
-        """A verification begins."""
-        cache = self._sessions.setdefault(msg.session_id, PreDraftCache(self.config.cache))
-        self._sessions.move_to_end(msg.session_id)
+        """A session begins; one whose beginning was not heard cannot be followed."""
+        if msg.start > 0 or msg.session_id in self._sessions:
+            return
+        self._sessions[msg.session_id] = _Session(self.config.cache)
         if len(self._sessions) > self.config.max_sessions:
             self._sessions.popitem(last=False)
-        if msg.round > cache.round:
-            cache.begin(msg.round)
 
     @guarded
     def _on_early_exit(self, msg: EarlyExit) -> None:
-        cache = self._sessions.get(msg.session_id)
-        if cache is not None:
-            cache.push(exit_from_msg(msg))
+        session = self._sessions.get(msg.session_id)
+        if session is not None and msg.round == session.round and not msg.finished:
+            session.cache.push((*session.answer, *msg.tokens), msg.confidence)
             self._next()
 
     @guarded
     def _on_verdict(self, msg: Verdict) -> None:
         """Send the draft that was made for this outcome, if there is one."""
-        cache = self._sessions.get(msg.session_id)
-        if cache is None or msg.status != Verdict.OK or msg.finished:
+        session = self._sessions.get(msg.session_id)
+        if session is None or msg.status != Verdict.OK or msg.finished or not session.grow(msg):
             return
+        self._sessions.move_to_end(msg.session_id)
         self.lookups += 1
-        draft = cache.lookup(msg.round, tuple(msg.tokens))
+        draft = session.cache.lookup(session.answer)
         if draft is not None:
             self.hits += 1
-            self._drafts.publish(draft)
+            if not draft.ahead:
+                self._drafts.publish(draft)
 
     @guarded
     def _on_text(self, msg: GeneratedText) -> None:
@@ -116,32 +135,32 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
             self._pending = None
         if not self._predraft.service_is_ready():
             return
-        for session_id, cache in reversed(self._sessions.items()):
-            outcome = cache.pop()
-            if outcome is not None:
-                self._ask(session_id, cache.round, outcome)
+        for session_id, session in reversed(self._sessions.items()):
+            answer = session.cache.pop()
+            if answer is not None:
+                self._ask(session_id, session, answer)
                 return
 
-    def _ask(self, session_id: str, round_: int, outcome: Outcome) -> None:
+    def _ask(self, session_id: str, session: _Session, answer: Answer) -> None:
         request = PreDraft.Request(
             session_id=session_id,
-            round=round_,
-            outcome=array("i", outcome),
+            round=session.round,
+            outcome=array("i", answer[len(session.answer) :]),
             deadline_s=self.config.deadline_s,
         )
         self._pending_until = STEADY.now() + Duration(seconds=self.config.deadline_s)
         self._pending = self._predraft.call_async(request)
-        self._pending.add_done_callback(partial(self._on_predraft, session_id, outcome))
+        self._pending.add_done_callback(partial(self._on_predraft, session, answer))
 
-    def _on_predraft(self, session_id: str, outcome: Outcome, future: Future) -> None:
+    def _on_predraft(self, session: _Session, answer: Answer, future: Future) -> None:
         if future is not self._pending:
             return  # given up before
         self._pending = None
         if not self.active:
             return
-        cache, response = self._sessions.get(session_id), future.result()
-        if cache is not None and response is not None and response.status == response.OK:
-            cache.store(outcome, response.draft)
+        response = future.result()
+        if response is not None and response.status == response.OK:
+            session.cache.store(answer, response.draft)
         self._next()
 
 

@@ -1,0 +1,84 @@
+"""What the draft model itself expects of a verdict: likely outcomes before any early exit is heard.
+
+A verdict is a number of accepted tokens and one more. Where it stops and what comes there is read
+off the distributions that the draft was drawn from: the runners-up at each position, and the best
+tokens after the last one. Guesses only: what is drafted for them is verified like any draft.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collab_llm_nodes.decoding.randomness import gumbel, sample, uniform
+from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
+
+Logits = NDArray[np.float32]
+
+
+def likely_outcomes(
+    logits: Sequence[Logits],
+    draft: Sequence[int],
+    sampling: SamplingConfig,
+    position: int,
+    eos: frozenset[int],
+    count: int,
+) -> list[tuple[tuple[int, ...], float]]:
+    """The ``count`` likeliest verdicts that do not end the answer, with their probabilities.
+
+    Args:
+        logits: [gamma + 1] rows [V] of the draft model: before each draft token and after the last.
+        draft: [gamma] drafted tokens.
+        sampling: the output law; its randomness is known to both sides and used here too.
+        position: of the first draft token in the answer.
+        eos: end tokens.
+    """
+    found: list[tuple[float, tuple[int, ...]]] = []
+    reached = 1.0  # probability that all tokens before this one are accepted
+    for i, row in enumerate(logits):
+        drafted = draft[i] if i < len(draft) else None
+        accepted, other = _belief(row, drafted, sampling, position + i)
+        top = np.argpartition(other, -min(count, len(other)))[-count:]
+        for token in top:
+            if other[token] > 0 and int(token) not in eos:
+                found.append((reached * float(other[token]), (*draft[:i], int(token))))
+        reached *= accepted
+        if drafted in eos:
+            break
+    best = heapq.nlargest(count, found)
+    return [(outcome, probability) for probability, outcome in best]
+
+
+def _belief(
+    row: Logits, drafted: int | None, sampling: SamplingConfig, position: int
+) -> tuple[float, NDArray[np.float64]]:
+    """How likely the drafted token stands, and [V] how likely each other one comes instead.
+
+    ``drafted`` is None behind the draft, where the verdict's bonus token comes.
+    """
+    if sampling.greedy or sampling.law == "coupled":
+        z = row.astype(np.float64)
+        if not sampling.greedy:
+            with np.errstate(divide="ignore"):
+                z = np.log(distribution(row, sampling)) + gumbel(sampling.seed, position, len(row))
+        own = np.exp(z - z.max())
+        own /= own.sum()
+        accepted = float(own[drafted]) if drafted is not None else 0.0
+    else:
+        own = distribution(row, sampling)
+        if drafted is None:
+            shared = sample(own, uniform(sampling.seed, position, "bonus"))
+            own = own / 2
+            own[shared] += 0.5
+            return 0.0, own
+        # It stands if p/q exceeds this number; nothing is known of p/q but that it is about 1.
+        accepted = 1.0 - uniform(sampling.seed, position, "accept")
+        rest = 1.0 - own[drafted]
+        own *= (1.0 - accepted) / rest if rest > 0 else 0.0
+    other = own
+    if drafted is not None:
+        other[drafted] = 0.0
+    return accepted, other
