@@ -25,7 +25,7 @@ def fed(engine: Engine, architecture: str, answer: list[int], seed: int = 0) -> 
     return session.feed([*prompt.ids, *answer], last=1)[0]
 
 
-def close(a: torch.Tensor, b: torch.Tensor) -> None:
+def close(a: torch.Tensor | Exception, b: torch.Tensor | Exception) -> None:
     """Logits spread by about 2; other shapes round a little differently."""
     torch.testing.assert_close(a, b, atol=5e-5, rtol=1e-4)
 
@@ -52,7 +52,8 @@ def test_a_pass_over_many_sessions_equals_single_ones(architecture: str, backend
     loaded = tiny_model(architecture, exit_layers=(1, 3))
     engine = Engine(loaded, backend=backend)
     news = [[5], [9, 300, 12], [4, 4, 4], [7] * 5, [], [8]]
-    alone, together = [], []
+    alone: list[torch.Tensor | Exception] = []
+    together: list[torch.Tensor | Exception] = []
     exits_alone: list[list[torch.Tensor]] = [[] for _ in news]
     exits_together: list[list[torch.Tensor]] = [[] for _ in news]
     for where, exits in ((alone, exits_alone), (together, exits_together)):

@@ -19,7 +19,7 @@ class Chunk:
     Attributes:
         cache: the session's, from ``Backend.new_cache``; its columns before ``start`` are read,
             ``start`` to ``start + k`` are written.
-        embedded: [k, hidden_size], k >= 1.
+        new: k >= 1, how many there are.
         positions: of the first token, when the others follow it; or all, [k] or M-RoPE [3, k].
         mask: bool [k, start + k], what each token attends to; None is causal.
         keep: the last tokens whose logits are wanted.
@@ -27,7 +27,7 @@ class Chunk:
 
     cache: Any
     start: int
-    embedded: Tensor
+    new: int
     positions: int | Tensor
     mask: Tensor | None
     keep: int
@@ -35,7 +35,7 @@ class Chunk:
     @property
     def end(self) -> int:
         """First column behind the chunk."""
-        return self.start + len(self.embedded)
+        return self.start + self.new
 
 
 class Backend(Protocol):
@@ -50,9 +50,12 @@ class Backend(Protocol):
     def new_cache(self) -> Any:
         """An empty cache for one session."""
 
-    def forward(self, chunks: Sequence[Chunk], after_layer: AfterLayer | None) -> list[Tensor]:
-        """Logits [keep, rows of the head] of each chunk.
+    def forward(
+        self, chunks: Sequence[Chunk], embedded: Tensor, after_layer: AfterLayer | None
+    ) -> list[Tensor]:
+        """Logits [keep, vocabulary] of each chunk.
 
+        ``embedded`` [rows, hidden_size] holds the new tokens of all chunks in order.
         ``after_layer`` is called behind each exit layer, with the rows of all chunks in order;
         what it raises ends the pass. The caches then hold what they held before ``start``.
         """

@@ -22,8 +22,9 @@ class EagerBackend:
 
     batches = False
 
-    def __init__(self, loaded: LoadedModel, exit_layers: Sequence[int]) -> None:
+    def __init__(self, loaded: LoadedModel, vocab_size: int, exit_layers: Sequence[int]) -> None:
         self._loaded = loaded
+        self._vocab_size = vocab_size
         self._windows = any(attention_windows(loaded.model))
         # The hook of a layer runs in the thread of the forward pass: this finds its session.
         self._pass = threading.local()
@@ -37,15 +38,17 @@ class EagerBackend:
         # mask applies it), so every rollback is possible.
         return DynamicCache()
 
-    def forward(self, chunks: Sequence[Chunk], after_layer: AfterLayer | None) -> list[Tensor]:
+    def forward(
+        self, chunks: Sequence[Chunk], embedded: Tensor, after_layer: AfterLayer | None
+    ) -> list[Tensor]:
         (chunk,) = chunks
         before = [copy.copy(layer) for layer in chunk.cache.layers]  # tensors are never written to
         self._pass.after_layer = after_layer
         try:
             output = self._loaded.model(
-                inputs_embeds=chunk.embedded[None],
-                position_ids=self._positions(chunk),
-                attention_mask=self._mask(chunk),
+                inputs_embeds=embedded[None],
+                position_ids=_positions(chunk, embedded.device),
+                attention_mask=self._mask(chunk, embedded),
                 past_key_values=chunk.cache,
                 use_cache=True,
                 logits_to_keep=chunk.keep or 1,  # 0 would mean all
@@ -55,42 +58,30 @@ class EagerBackend:
             raise
         finally:
             self._pass.after_layer = None
-        logits: Tensor = output.logits[0, : chunk.keep]
+        logits: Tensor = output.logits[0, : chunk.keep, : self._vocab_size]
         return [logits]
 
     def move(self, cache: DynamicCache, kept: Sequence[int]) -> None:
-        for layer in _filled(cache):
-            columns = torch.tensor(kept, device=layer.keys.device)
-            layer.keys = layer.keys[..., columns, :]
-            layer.values = layer.values[..., columns, :]
+        _pick(cache, torch.tensor(kept))
 
     def cut(self, cache: DynamicCache, columns: int) -> None:
-        for layer in _filled(cache):
-            layer.keys = layer.keys[..., :columns, :]
-            layer.values = layer.values[..., :columns, :]
+        _pick(cache, slice(columns))
 
     def close(self) -> None:
         """Take the hooks off the model, which others may go on using."""
         for hook in self._hooks:
             hook.remove()
 
-    def _positions(self, chunk: Chunk) -> Tensor:
-        if isinstance(chunk.positions, int):
-            first, count = chunk.positions, len(chunk.embedded)
-            return torch.arange(first, first + count, device=chunk.embedded.device)[None]
-        positions = chunk.positions.to(chunk.embedded.device)
-        return positions[..., None, :]
-
-    def _mask(self, chunk: Chunk) -> Tensor | None:
+    def _mask(self, chunk: Chunk, like: Tensor) -> Tensor | None:
+        """Additive [1, 1, k, end]; None lets transformers make the causal one."""
         if chunk.mask is None:
             return None
         if self._windows:
             raise ModelError(
                 "token trees with sliding-window attention", remedy="draft one continuation only"
             )
-        return torch.zeros_like(chunk.mask, dtype=chunk.embedded.dtype).masked_fill_(
-            ~chunk.mask, torch.finfo(chunk.embedded.dtype).min
-        )[None, None]
+        mask = like.new_zeros(chunk.mask.shape)
+        return mask.masked_fill_(~chunk.mask, torch.finfo(like.dtype).min)[None, None]
 
     def _hook(self, layer: int) -> Callable[[nn.Module, object, Tensor], None]:
         def fire(module: nn.Module, args: object, hidden: Tensor) -> None:
@@ -101,7 +92,16 @@ class EagerBackend:
         return fire
 
 
-def _filled(cache: DynamicCache) -> list[DynamicLayer]:
-    return [
-        layer for layer in cache.layers if isinstance(layer, DynamicLayer) and layer.is_initialized
-    ]
+def _positions(chunk: Chunk, device: torch.device) -> Tensor:
+    """[1, k], with M-RoPE [3, 1, k]."""
+    if isinstance(chunk.positions, int):
+        return torch.arange(chunk.positions, chunk.positions + chunk.new, device=device)[None]
+    return chunk.positions.to(device)[..., None, :]
+
+
+def _pick(cache: DynamicCache, columns: Tensor | slice) -> None:
+    for layer in cache.layers:
+        assert isinstance(layer, DynamicLayer)
+        if layer.keys is not None and layer.values is not None:
+            layer.keys = layer.keys[..., columns, :]
+            layer.values = layer.values[..., columns, :]

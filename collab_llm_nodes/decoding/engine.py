@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from collab_llm_nodes.decoding.backend import Backend, Chunk
 from collab_llm_nodes.decoding.eager import EagerBackend
-from collab_llm_nodes.decoding.exits import ExitScorer
+from collab_llm_nodes.decoding.exits import ExitScorer, PassExits
+from collab_llm_nodes.decoding.kernels import Head
 from collab_llm_nodes.decoding.static import StaticBackend
 from collab_llm_nodes.decoding.tree import TokenTree
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ProtocolError
@@ -79,16 +81,19 @@ class Engine:
         self.eos = _end_tokens(loaded, self.vocab_size)
         self.context: int = loaded.model.config.get_text_config().max_position_embeddings
         parts = decoder_parts(loaded.model)
+        head = Head(parts, self.vocab_size)
         self.num_layers = len(parts.layers)
         self.exit_layers = loaded.adapters.layers if loaded.adapters is not None else ()
         self._exits = (
-            ExitScorer(parts, loaded.adapters, self.vocab_size, candidates)
-            if loaded.adapters is not None
-            else None
+            ExitScorer(head, loaded.adapters, candidates) if loaded.adapters is not None else None
         )
         self.backend = _choose(backend, loaded)
-        make = StaticBackend if self.backend == "static" else EagerBackend
-        self._backend: Backend = make(loaded, self.exit_layers)
+        self._backend: Backend = (
+            StaticBackend(loaded, head, self.exit_layers)
+            if self.backend == "static"
+            else EagerBackend(loaded, self.vocab_size, self.exit_layers)
+        )
+        self._embedding: Tensor = loaded.model.get_input_embeddings().weight.detach()
 
     def open(self, prompt: EncodedPrompt) -> Session:
         """Start a session; nothing is computed before its first ``feed``."""
@@ -135,29 +140,33 @@ class Engine:
 
     @torch.inference_mode()
     def _pass(self, feeds: Sequence[Feed]) -> list[Tensor | Exception]:
-        chunks = [feed.session._chunk(feed) for feed in feeds]
+        embedded = self._embed([token for feed in feeds for token in feed.ids])
+        chunks, row = [], 0
+        for feed in feeds:
+            chunks.append(feed.session._chunk(feed))
+            feed.session._show_images(feed.ids, embedded[row : row + len(feed.ids)])
+            row += len(feed.ids)
         watch = _Watch(feeds, self._exits) if self._exits is not None else None
-        after_layer = watch.after_layer if watch is not None and watch.wanted else None
+        after_layer = watch.after_layer if watch is not None and watch.listening else None
         try:
-            logits = self._backend.forward(chunks, after_layer)
+            logits = self._backend.forward(chunks, embedded, after_layer)
         except _NoneLeft:
             assert watch is not None
-            return list(watch.failed.values())
-        results: list[Tensor | Exception] = []
-        for i, (feed, chunk, found) in enumerate(zip(feeds, chunks, logits, strict=True)):
-            error = watch.failed.get(i) if watch is not None else None
-            if error is None:
-                feed.session._tree.cut(chunk.end)
-                results.append(found[:, : self.vocab_size])
-            else:
+            return [watch.failed[i] for i in range(len(feeds))]
+        results: list[Tensor | Exception] = list(logits)
+        for i, (feed, chunk) in enumerate(zip(feeds, chunks, strict=True)):
+            if watch is not None and i in watch.failed:
                 self._backend.cut(chunk.cache, chunk.start)
-                results.append(error)
+                results[i] = watch.failed[i]
+            else:
+                feed.session._tree.cut(chunk.end)
         return results
 
-    @torch.inference_mode()
-    def _grow(self, chunk: Chunk) -> Tensor:
-        (logits,) = self._backend.forward([chunk], None)
-        return logits[:, : self.vocab_size]
+    def _embed(self, ids: Sequence[int]) -> Tensor:
+        """[rows, hidden]."""
+        return functional.embedding(
+            torch.tensor(ids, device=self._embedding.device), self._embedding
+        )
 
 
 class _NoneLeft(Exception):
@@ -168,30 +177,29 @@ class _Watch:
     """Calls the feeds' ``on_exit`` during a pass and keeps what they raise.
 
     Attributes:
-        wanted: at least one feed listens.
+        listening: feeds whose ``on_exit`` is still called.
         failed: exceptions by feed.
     """
 
-    def __init__(self, feeds: Sequence[Feed], exits: ExitScorer) -> None:
+    def __init__(self, feeds: Sequence[Feed], scorer: ExitScorer) -> None:
         self._feeds = feeds
-        self._listeners: dict[int, Callable[[int, Tensor], None]] = {}
-        self._rows: dict[int, slice] = {}
+        self.listening = [i for i, f in enumerate(feeds) if f.on_exit is not None and f.keep]
         self.failed: dict[int, Exception] = {}
-        start = 0
-        for i, feed in enumerate(feeds):
-            self._rows[i] = slice(start, start + len(feed.ids))
-            start += len(feed.ids)
-            if feed.on_exit is not None and feed.keep:
-                self._listeners[i] = exits.start(feed.ids, feed.keep, feed.on_exit)
-        self.wanted = bool(self._listeners)
+        if self.listening:
+            self._exits = PassExits(scorer, [f.ids for f in feeds], [f.keep for f in feeds])
 
     def after_layer(self, layer: int, hidden: Tensor) -> None:
-        for i, listener in list(self._listeners.items()):
+        if not self.listening:
+            return
+        logits = self._exits.logits(layer, hidden, self.listening)
+        for i, own in zip(tuple(self.listening), logits, strict=True):
+            on_exit = self._feeds[i].on_exit
+            assert on_exit is not None
             try:
-                listener(layer, hidden[self._rows[i]])
+                on_exit(layer, own)
             except Exception as error:  # noqa: BLE001 - ends this feed only
                 self.failed[i] = error
-                del self._listeners[i]
+                self.listening.remove(i)
         if len(self.failed) == len(self._feeds):
             raise _NoneLeft
 
@@ -285,21 +293,18 @@ class Session:
             new = parent - before
             positions.append(1 + (positions[new] if new >= 0 else self._position(parent)))
         self._tree.grow(parents, positions)
-        device = self._engine.loaded.device
+        engine = self._engine
         try:
             with torch.inference_mode():
+                mask = torch.from_numpy(self._tree.mask(before)).to(engine.loaded.device)
                 chunk = Chunk(
-                    self._cache,
-                    before,
-                    self._embed(ids, len(self._prompt.ids)),
-                    torch.tensor(positions),
-                    torch.from_numpy(self._tree.mask(before)).to(device),
-                    len(ids),
+                    self._cache, before, len(ids), torch.tensor(positions), mask, len(ids)
                 )
-            return self._engine._grow(chunk)
+                (logits,) = engine._backend.forward([chunk], engine._embed(ids), None)
         except BaseException:
             self._tree.shrink(before)
             raise
+        return logits
 
     def retain(self, column: int) -> dict[int, int]:
         """Make the path from the root to ``column`` the trunk; its descendants stay as nodes.
@@ -377,7 +382,7 @@ class Session:
         return Chunk(
             self._cache,
             start,
-            self._embed(feed.ids, start),
+            len(feed.ids),
             self._positions(start, len(feed.ids)),
             None,
             feed.keep,
@@ -403,28 +408,24 @@ class Session:
             return column + self._prompt.position_delta
         return int(own[:, column].max())
 
-    def _embed(self, ids: Sequence[int], start: int) -> Tensor:
-        """Embeddings [k, hidden] of ``ids`` from column ``start`` on, images in their places."""
-        loaded = self._engine.loaded
-        tokens = torch.tensor(ids, device=loaded.device)
-        embedded: Tensor = loaded.model.get_input_embeddings()(tokens)
-        pixels, prompt_ids = self._prompt.pixel_values, self._prompt.ids
+    def _show_images(self, ids: Sequence[int], embedded: Tensor) -> None:
+        """Put image features into their places in ``embedded`` [k, hidden], behind the trunk."""
+        pixels, prompt_ids, start = self._prompt.pixel_values, self._prompt.ids, self.length
         if pixels is None or start >= len(prompt_ids):
-            return embedded
+            return
+        model = self._engine.loaded.model
         if self._image_features is None:
             grid = self._prompt.image_grid_thw
             assert grid is not None
-            features = loaded.model.get_image_features(
+            features = model.get_image_features(
                 pixels.to(embedded.device), grid.to(embedded.device), return_dict=True
             ).pooler_output
             self._image_features = torch.cat(list(features)).to(embedded.dtype)
-        placeholder = loaded.model.config.image_token_id
+        placeholder = model.config.image_token_id
         seen = prompt_ids[:start].count(placeholder)
-        here = tokens == placeholder
-        here[len(prompt_ids) - start :] = False  # generated: a token like any other
-        embedded = embedded.clone()
-        embedded[here] = self._image_features[seen : seen + int(here.sum())]
-        return embedded
+        own = ids[: len(prompt_ids) - start]  # later ones were generated: tokens like any other
+        here = [i for i, token in enumerate(own) if token == placeholder]
+        embedded[here] = self._image_features[seen : seen + len(here)]
 
 
 def _choose(backend: str, loaded: LoadedModel) -> str:

@@ -1,62 +1,125 @@
-"""Logits at early exits: adapter, final norm, LM head; over all tokens or over candidates."""
+"""Logits at early exits: adapter, final norm, LM head; over all tokens or over candidates.
+
+An exit is a preview; nothing here can change a verdict. With a large vocabulary a full head at each
+exit would cost more than the layers between them (Qwen2-VL-7B: three times the weights read per
+pass), so exits may score candidates only:
+
+- the first exit: the vocabulary's first ``SHORTLIST`` tokens, and the fed tokens (so every drafted
+  one). A BPE vocabulary lists its tokens in the order of their merges, the most frequent pieces
+  first (FR-Spec, arXiv 2502.14856, drafts with such a part of the vocabulary). They are one slice
+  of the head: nothing is gathered;
+- each later exit: the fed tokens, and per position the best ``candidates`` of the first exit.
+
+All other logits are -inf. So a confidence is the probability among the candidates: above the full
+one by no more than the factor that the left-out tokens' mass allows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
+from collab_llm_nodes.decoding.kernels import Head, linear_of
 from collab_llm_nodes.models.adapters import ExitAdapters
-from collab_llm_nodes.models.architectures import DecoderParts
+
+SHORTLIST = 4096
 
 
 class ExitScorer:
-    """Turns hidden states of a running forward pass into exit logits.
+    """Turns hidden states of running forward passes into exit logits.
 
     Args:
-        candidates: score only the fed tokens (so every drafted one) and the ``candidates`` best of
-            the exit before; 0 scores the whole vocabulary. A full head at each exit of Qwen2-VL-7B
-            would triple the weights read per pass.
+        candidates: kept per position from exit to exit; 0 scores the whole vocabulary.
+        shortlist: tokens the first exit scores, where ``candidates`` is not 0.
     """
 
     def __init__(
-        self, parts: DecoderParts, adapters: ExitAdapters, vocab_size: int, candidates: int
+        self,
+        head: Head,
+        adapters: ExitAdapters,
+        candidates: int,
+        shortlist: int = SHORTLIST,
     ) -> None:
-        self._parts = parts
-        self._adapters = adapters
-        self._vocab_size = vocab_size
-        self._candidates = min(candidates, vocab_size)
+        self.head = head
+        self.candidates = min(candidates, head.vocab_size)
+        self.shortlist = min(shortlist, head.vocab_size)
+        self._corrections = {
+            layer: _correction(adapters.corrections[str(layer)]) for layer in adapters.layers
+        }
 
-    def start(
-        self, ids: Sequence[int], keep: int, on_exit: Callable[[int, Tensor], None]
-    ) -> Callable[[int, Tensor], None]:
-        """A function to be called in a pass: (layer, hidden [n, hidden_size]) -> None.
+    def correct(self, layer: int, hidden: Tensor) -> Tensor:
+        """[rows, hidden_size] behind ``layer`` -> what the head's matrix takes."""
+        return self.head.norm(self._corrections[layer](hidden))
 
-        ``on_exit`` gets (layer, logits [keep, vocab_size]).
+
+class PassExits:
+    """The exits of one pass over several feeds; each has candidates of its own.
+
+    Args:
+        fed: token ids of each feed, in the order of the pass's rows.
+        keeps: of each feed, the last tokens whose exit logits are wanted; 0: none.
+    """
+
+    def __init__(
+        self, scorer: ExitScorer, fed: Sequence[Sequence[int]], keeps: Sequence[int]
+    ) -> None:
+        self._scorer = scorer
+        self._fed = fed
+        self._rows: list[slice] = []
+        end = 0
+        for ids, keep in zip(fed, keeps, strict=True):
+            end += len(ids)
+            self._rows.append(slice(end - keep, end))
+        self._candidates: dict[
+            int, tuple[Tensor, Callable[[Tensor], Tensor]]
+        ] = {}  # by feed, after the first exit
+
+    def logits(self, layer: int, hidden: Tensor, feeds: Sequence[int]) -> list[Tensor]:
+        """Exit logits [keep, vocabulary] of some ``feeds``, from the rows of all.
+
+        Args:
+            hidden: [rows, hidden_size] behind ``layer``.
         """
-        running: Tensor | None = None  # ids worth scoring; None before the first exit
+        scorer, rows = self._scorer, [self._rows[feed] for feed in feeds]
+        counts = [r.stop - r.start for r in rows]
+        wanted = hidden
+        if sum(counts) < hidden.shape[0]:
+            wanted = torch.cat([hidden[r] for r in rows])
+        states = scorer.correct(layer, wanted)
+        if not scorer.candidates:
+            return list(scorer.head(states).split(counts))
+        own = states.split(counts)
+        if self._candidates:
+            return [self._later(feed, states) for feed, states in zip(feeds, own, strict=True)]
+        common = scorer.head(states, scorer.shortlist).split(counts)
+        return [
+            self._first(feed, states, scores)
+            for feed, states, scores in zip(feeds, own, common, strict=True)
+        ]
 
-        def on_hidden(layer: int, hidden: Tensor) -> None:
-            nonlocal running
-            corrected = self._adapters(layer, hidden[-keep:])
-            if running is None:
-                logits = self._parts.logits(corrected)[:, : self._vocab_size]
-            else:
-                logits = self._score(corrected, running)
-            if self._candidates:
-                best = logits.topk(self._candidates, dim=-1).indices
-                fed = torch.tensor(ids, device=best.device)
-                running = torch.cat([best.flatten(), fed]).unique()
-            on_exit(layer, logits)
-
-        return on_hidden
-
-    def _score(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        head = self._parts.head
-        bias = None if head.bias is None else head.bias[ids]
-        scores = functional.linear(self._parts.norm(hidden), head.weight[ids], bias)
-        logits = scores.new_full((len(hidden), self._vocab_size), -torch.inf)
-        logits[:, ids] = scores
+    def _first(self, feed: int, states: Tensor, common: Tensor) -> Tensor:
+        head = self._scorer.head
+        fed = torch.tensor(self._fed[feed], device=states.device)
+        logits = states.new_full((states.shape[0], head.vocab_size), -torch.inf)
+        logits[:, : common.shape[1]] = common
+        logits[:, fed] = head.some(fed)(states)
+        best = common.topk(min(self._scorer.candidates, common.shape[1]), dim=-1).indices
+        ids = torch.cat([best.flatten(), fed]).unique()
+        self._candidates[feed] = ids, head.some(ids)
         return logits
+
+    def _later(self, feed: int, states: Tensor) -> Tensor:
+        ids, scores = self._candidates[feed]
+        logits = states.new_full((states.shape[0], self._scorer.head.vocab_size), -torch.inf)
+        logits[:, ids] = scores(states)
+        return logits
+
+
+def _correction(adapter: nn.Module) -> Callable[[Tensor], Tensor]:
+    """[rows, hidden_size] -> the same plus its correction."""
+    if isinstance(adapter, nn.Linear):
+        linear = linear_of(adapter)
+        return lambda hidden: linear.add_to(hidden, hidden)
+    return lambda hidden: hidden + adapter(hidden)

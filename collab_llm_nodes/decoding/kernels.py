@@ -1,4 +1,4 @@
-"""Linear maps and norms with little overhead per call; same results as the modules they replace."""
+"""Linear maps, norms and the LM head with little overhead per call, equal to the modules."""
 
 from __future__ import annotations
 
@@ -9,76 +9,126 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Below it oneDNN's fixed cost (about 10 us) exceeds what it gains over MKL, multiply-adds.
+from collab_llm_nodes.models.architectures import DecoderParts
+
+# Multiply-adds below which oneDNN's fixed cost (about 10 us) exceeds what it gains over MKL, which
+# is two to three times slower with few rows, and on processors that are not Intel's.
 ONEDNN_WORK = 400_000
 
 
-class FusedLinear:
-    """Linear maps of one input as a single map; their outputs side by side.
+class Linear:
+    """``x @ weight + bias`` with the weight as [in, out], in one kernel call.
 
-    The fused weight is stored [in, out], the layout that is fastest with few rows in MKL and
-    oneDNN alike. The modules' own weights become views of it: no memory is spent twice, and
-    transformers' forward goes on working. Quantised modules are called one by one.
+    Args:
+        weight: [in, out]; a transposed view will do.
     """
 
-    def __init__(self, modules: Sequence[nn.Linear], *, fuse: bool = True) -> None:
-        """``fuse=False``: one module whose weight must stay as it is (it may be tied)."""
-        self._modules = tuple(modules)
-        self._weight: Tensor | None = None  # [in, out]
-        self._bias: Tensor | None = None
-        if all(_plain(m) for m in modules):
-            if fuse:
-                self._fuse()
-            else:
-                (module,) = modules
-                self._weight, self._bias = module.weight.detach().t(), module.bias
-        self._onednn = self._weight is not None and _onednn(self._weight)
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+        onednn = (
+            weight.device.type == "cpu"
+            and weight.dtype == torch.float32
+            and torch.backends.mkldnn.is_available()
+        )
+        self._onednn_rows = max(2.0, ONEDNN_WORK / max(1, weight.numel())) if onednn else math.inf
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
-        weight, bias = self._weight, self._bias
-        if weight is None:
-            outputs = [m(x) for m in self._modules]
-            return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
-        if self._onednn and len(x) > 1 and len(x) * weight.numel() >= ONEDNN_WORK:
-            # MKL is two to three times slower here on processors that are not Intel's.
-            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight.t(), bias, "none", [], "")
+        if x.shape[0] >= self._onednn_rows:
+            y: Tensor = torch.ops.mkldnn._linear_pointwise(
+                x, self._weight.t(), self._bias, "none", [], ""
+            )
             return y
-        return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+        if self._bias is None:
+            return torch.mm(x, self._weight)
+        return torch.addmm(self._bias, x, self._weight)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """``residual`` + the map of ``x``, in a new tensor."""
-        weight = self._weight
-        if weight is None or self._bias is not None or len(x) * weight.numel() >= ONEDNN_WORK:
-            return residual + self(x)
-        return torch.addmm(residual, x, weight)
-
-    def _fuse(self) -> None:
-        weight = torch.cat([m.weight.detach() for m in self._modules]).t().contiguous()
-        start = 0
-        for m in self._modules:
-            end = start + m.out_features
-            m.weight = nn.Parameter(weight[:, start:end].t(), requires_grad=False)
-            start = end
-        if any(m.bias is not None for m in self._modules):
-            biases = [
-                weight.new_zeros(m.out_features) if m.bias is None else m.bias.detach()
-                for m in self._modules
-            ]
-            self._bias = torch.cat(biases)
-        self._weight = weight
+        """``residual`` plus the map of ``x``, in a new tensor."""
+        if self._bias is None and x.shape[0] < self._onednn_rows:
+            return torch.addmm(residual, x, self._weight)
+        return self(x).add_(residual)
 
 
-def _onednn(weight: Tensor) -> bool:
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
-    )
+class ModuleLinear:
+    """As :class:`Linear`, over modules that compute for themselves: quantised ones."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = tuple(modules)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in] -> [rows, all out, side by side]."""
+        outputs = [module(x) for module in self._modules]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """``residual`` plus the map of ``x``."""
+        return residual + self(x)
 
 
-def _plain(module: nn.Module) -> bool:
-    return type(module) is nn.Linear and type(module.weight.detach()) is Tensor
+def fused(modules: Sequence[nn.Linear]) -> Linear | ModuleLinear:
+    """Linear maps of one input as a single map; their outputs side by side.
+
+    The weight is stored [in, out], the layout that is fastest with few rows in MKL and oneDNN
+    alike. The modules' own weights become views of it: no memory is spent twice, and
+    transformers' forward goes on working.
+    """
+    if not all(_plain(m) for m in modules):
+        return ModuleLinear(modules)
+    weight = torch.cat([m.weight.detach() for m in modules]).t().contiguous()
+    start = 0
+    for m in modules:
+        end = start + m.out_features
+        m.weight = nn.Parameter(weight[:, start:end].t(), requires_grad=False)
+        start = end
+    if all(m.bias is None for m in modules):
+        return Linear(weight, None)
+    biases = [
+        weight.new_zeros(m.out_features) if m.bias is None else m.bias.detach() for m in modules
+    ]
+    return Linear(weight, torch.cat(biases))
+
+
+def linear_of(module: nn.Linear) -> Linear | ModuleLinear:
+    """One map whose weight stays where it is."""
+    if not _plain(module):
+        return ModuleLinear([module])
+    return Linear(module.weight.detach().t(), module.bias)
+
+
+class Head:
+    """Final norm and LM head, without the rows that only pad the vocabulary.
+
+    Attributes:
+        norm: [rows, hidden_size] behind a layer -> what the matrix takes.
+        vocab_size: columns of the logits.
+    """
+
+    def __init__(self, parts: DecoderParts, vocab_size: int) -> None:
+        self.norm = norm_of(parts.norm)
+        self.vocab_size = vocab_size
+        self._module = parts.head
+        self._all = self._first(vocab_size)
+
+    def __call__(self, states: Tensor, first: int | None = None) -> Tensor:
+        """Logits [rows, vocab_size] of normed ``states``, or of the ``first`` tokens only."""
+        return self._all(states) if first is None else self._first(first)(states)
+
+    def some(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """The map to the logits of ``ids`` only; their weights are copied once."""
+        if not _plain(self._module):
+            return lambda states: self._all(states)[:, ids]
+        bias = self._module.bias
+        weight = self._module.weight.detach()[ids]
+        return Linear(weight.t(), None if bias is None else bias[ids])
+
+    def _first(self, count: int) -> Callable[[Tensor], Tensor]:
+        if not _plain(self._module):
+            return lambda states: self._module(states)[:, :count]
+        bias = self._module.bias
+        weight = self._module.weight.detach()[:count]
+        return Linear(weight.t(), None if bias is None else bias[:count])
 
 
 def norm_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -91,11 +141,15 @@ def norm_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
         return module.forward  # no RMSNorm, or one that computes in float32 and converts
     # x / sqrt(mean(x^2) + eps) * gain in four small steps instead of torch's eight.
     width = gain.numel()
-    scaled = gain * math.sqrt(width)
-    floor = gain.new_tensor(math.sqrt(width * epsilon))
+    scaled = gain.detach() * math.sqrt(width)
+    floor = scaled.new_tensor(math.sqrt(width * epsilon))
 
     def rms_norm(x: Tensor) -> Tensor:
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return torch.div(x, torch.hypot(size, floor)).mul_(scaled)
 
     return rms_norm
+
+
+def _plain(module: nn.Module) -> bool:
+    return type(module) is nn.Linear and type(module.weight.detach()) is Tensor

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from collab_llm_nodes.decoding.backend import AfterLayer, Chunk
-from collab_llm_nodes.decoding.kernels import FusedLinear, norm_of
+from collab_llm_nodes.decoding.kernels import Head, fused, norm_of
 from collab_llm_nodes.models.architectures import (
     LayerParts,
     attention_windows,
@@ -57,7 +58,7 @@ class _Group:
 
     def __init__(self, chunks: Sequence[Chunk], rows: int, heads: int, masks: _Masks) -> None:
         self.count = count = len(chunks)
-        self.new = new = len(chunks[0].embedded)
+        self.new = new = chunks[0].new
         self.rows = slice(rows, rows + count * new)
         self._chunks = chunks
         for chunk in chunks:
@@ -107,12 +108,12 @@ class _Masks:
         """[new * queries, end], None where nothing is hidden."""
         if chunk.mask is not None:
             return chunk.mask.repeat_interleave(self._queries, dim=0)
-        new = len(chunk.embedded)
+        new = chunk.new
         return None if new == 1 else self._causal(new, chunk.start)
 
     def several(self, chunks: Sequence[Chunk], longest: int) -> Tensor:
         """[chunks, 1, new * queries, longest] of causal chunks aligned at their ends."""
-        new = len(chunks[0].embedded)
+        new = chunks[0].new
         padding = torch.tensor([longest - chunk.end for chunk in chunks])
         hidden = torch.arange(longest) < padding[:, None]
         causal = self._causal(new, longest - new)
@@ -134,14 +135,14 @@ class _Layer:
         self.attention_norm = norm_of(parts.attention_norm)
         self.mlp_norm = norm_of(parts.mlp_norm)
         self.norm_first = parts.norm_first
-        self.qkv = FusedLinear([parts.query, parts.key, parts.value])
-        self.out = FusedLinear([parts.out])
-        self.up = FusedLinear(parts.up)
+        self.qkv = fused([parts.query, parts.key, parts.value])
+        self.out = fused([parts.out])
+        self.up = fused(parts.up)
         self.gated = len(parts.up) == 2
         self.activation: Callable[[Tensor], Tensor] = getattr(
             parts.activation, "forward", parts.activation
         )
-        self.down = FusedLinear([parts.down])
+        self.down = fused([parts.down])
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """[rows, hidden] before the layer and [rows, heads * head_dim] -> [rows, hidden]."""
@@ -167,13 +168,13 @@ class StaticBackend:
 
     batches = True
 
-    def __init__(self, loaded: LoadedModel, exit_layers: Sequence[int]) -> None:
+    def __init__(self, loaded: LoadedModel, head: Head, exit_layers: Sequence[int]) -> None:
         model = loaded.model
         decoder, config = model.get_decoder(), model.config.get_text_config()
         self._parts = parts = decoder_parts(model)
         self._exit_layers = frozenset(exit_layers)
         self._layers = [_Layer(layer_parts(layer), i + 1) for i, layer in enumerate(parts.layers)]
-        attention = parts.layers[0].self_attn
+        attention: Any = parts.layers[0].self_attn
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = getattr(config, "num_key_value_heads", None) or self._heads
         self._head_dim: int = attention.head_dim
@@ -181,11 +182,10 @@ class StaticBackend:
         queries = self._heads // self._kv_heads
         self._masks = _Masks(config.max_position_embeddings, queries, self._like[:0])
         self._rotary = getattr(decoder, "rotary_emb", None)
-        self._table: tuple[Tensor, Tensor] | None = None
+        self._rotations: tuple[Tensor, Tensor] | None = None
         self._embed_positions = getattr(decoder, "embed_positions", None)  # OPT
         self._project_in = getattr(decoder, "project_in", None)
-        self._norm = norm_of(parts.norm)
-        self._head = FusedLinear([parts.head], fuse=False)
+        self._head = head
 
     @staticmethod
     def supports(loaded: LoadedModel) -> bool:
@@ -197,9 +197,11 @@ class StaticBackend:
     def new_cache(self) -> StaticCache:
         return StaticCache(len(self._layers), 2 * self._kv_heads, self._head_dim, self._like)
 
-    def forward(self, chunks: Sequence[Chunk], after_layer: AfterLayer | None) -> list[Tensor]:
+    def forward(
+        self, chunks: Sequence[Chunk], embedded: Tensor, after_layer: AfterLayer | None
+    ) -> list[Tensor]:
         groups = self._group(chunks)
-        x, rotation = self._enter(chunks)
+        x, rotation = self._enter(chunks, embedded)
         for layer in self._layers:
             normed = layer.attention_norm(x) if layer.norm_first else x
             attended = self._attend(layer, normed, rotation, groups)
@@ -224,21 +226,21 @@ class StaticBackend:
 
     def _group(self, chunks: Sequence[Chunk]) -> list[_Group]:
         groups, rows = [], 0
-        for _, equal in groupby(chunks, lambda chunk: len(chunk.embedded)):
+        for _, equal in groupby(chunks, lambda chunk: chunk.new):
             groups.append(_Group(list(equal), rows, self._kv_heads, self._masks))
             rows = groups[-1].rows.stop
         return groups
 
-    def _enter(self, chunks: Sequence[Chunk]) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    def _enter(
+        self, chunks: Sequence[Chunk], x: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """What the first layer reads [rows, hidden], and the rotations of queries and keys."""
-        x = _joined([chunk.embedded for chunk in chunks])
         if self._rotary is not None:
-            rotations = [self._rotation(chunk) for chunk in chunks]
-            cos, sin = (_joined(part) for part in zip(*rotations, strict=True))
-            return x, (cos, sin)
+            return x, self._rotation(chunks)
         if self._project_in is not None:
             x = self._project_in(x)
-        positions = _joined([_spelled(chunk) for chunk in chunks]).to(x.device)
+        assert self._embed_positions is not None
+        positions = _positions(chunks, self._like.device)
         return x + self._embed_positions(None, position_ids=positions), None
 
     def _attend(
@@ -272,16 +274,24 @@ class StaticBackend:
             outputs.append(by_row.reshape(count * new, heads * head_dim))
         return _joined(outputs)
 
-    def _rotation(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines [k, 1, head_dim]: rotated = x * cos + swapped halves * sin."""
-        if not isinstance(chunk.positions, int):
-            return self._angles(chunk.positions)
-        first, last = chunk.positions, chunk.positions + len(chunk.embedded)
-        if self._table is None or len(self._table[0]) < last:
+    def _rotation(self, chunks: Sequence[Chunk]) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines [rows, 1, head_dim]: x rotated is x * cos + swapped x * sin."""
+        if any(isinstance(c.positions, Tensor) and c.positions.ndim == 2 for c in chunks):  # M-RoPE
+            parts = [self._angles(_positions([chunk], self._like.device)) for chunk in chunks]
+            return _joined([cos for cos, _ in parts]), _joined([sin for _, sin in parts])
+        cos, sin = self._table(max(chunk.end for chunk in chunks))
+        if len(chunks) == 1 and isinstance(chunks[0].positions, int):
+            first, last = chunks[0].positions, chunks[0].positions + chunks[0].new
+            return cos[first:last], sin[first:last]
+        positions = _positions(chunks, self._like.device)
+        return cos[positions], sin[positions]
+
+    def _table(self, columns: int) -> tuple[Tensor, Tensor]:
+        """Rotations of the positions of so many columns, which are no larger."""
+        if self._rotations is None or self._rotations[0].shape[0] < columns:
             # Another thread may do the same at the same time; either result serves both.
-            self._table = self._angles(torch.arange(-(-last // 1024) * 1024))
-        cos, sin = self._table
-        return cos[first:last], sin[first:last]
+            self._rotations = self._angles(torch.arange(-(-columns // 1024) * 1024))
+        return self._rotations
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """As ``_rotation``, for positions [k] or [3, k]."""
@@ -292,12 +302,12 @@ class StaticBackend:
         return cos.view(-1, 1, self._head_dim), sin.view(-1, 1, self._head_dim)
 
     def _logits(self, x: Tensor, chunks: Sequence[Chunk]) -> list[Tensor]:
-        """[rows, hidden] -> [keep, rows of the head] of each chunk."""
+        """[rows, hidden] -> [keep, vocabulary] of each chunk."""
         keeps = [chunk.keep for chunk in chunks]
-        if sum(keeps) < len(x):
-            ends = accumulate(len(chunk.embedded) for chunk in chunks)
+        if sum(keeps) < x.shape[0]:
+            ends = accumulate(chunk.new for chunk in chunks)
             x = _joined([x[end - keep : end] for end, keep in zip(ends, keeps, strict=True)])
-        logits = self._head(self._norm(x))
+        logits = self._head(self._head.norm(x))
         return list(logits.split(keeps)) if len(keeps) > 1 else [logits]
 
 
@@ -306,8 +316,14 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _spelled(chunk: Chunk) -> Tensor:
-    """Positions [k] of a chunk."""
-    if isinstance(chunk.positions, int):
-        return torch.arange(chunk.positions, chunk.positions + len(chunk.embedded))
-    return chunk.positions
+def _positions(chunks: Sequence[Chunk], device: torch.device) -> Tensor:
+    """Of all tokens: [rows], or of one chunk's own form."""
+    if len(chunks) == 1 and not isinstance(chunks[0].positions, int):
+        return chunks[0].positions.to(device)
+    spelled: list[int] = []
+    for chunk in chunks:
+        if isinstance(chunk.positions, int):
+            spelled += range(chunk.positions, chunk.positions + chunk.new)
+        else:
+            spelled += chunk.positions.tolist()
+    return torch.tensor(spelled, device=device)
