@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.config import from_mapping
+from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.navigation.executor import ZERO, ExecutorConfig, Pose2D
 from collab_llm_nodes.navigation.grammar import Code, Kind, ParsedAction, parse
 from collab_llm_nodes.navigation.mission import (
     Mission,
     MissionConfig,
     Phase,
+    UnverifiedConfig,
     check_instruction,
 )
 
@@ -57,16 +59,25 @@ class Drive:
     def observe(self) -> bool:
         return self.mission.on_observation(self.now, self.now)
 
-    def answer(self, text: str) -> bool:
+    def answer(self, text: str, verified: bool = True) -> bool:
         """A whole answer, as parser and generation deliver it."""
-        begins = self.mission.on_action(parse(text), self.now, self.now)
+        begins = self.mission.on_action(parse(text), self.now, self.now, verified=verified)
         self.mission.on_answer_ended(self.now)
         return begins
 
-    def step(self, text: str) -> bool:
+    def step(self, text: str, verified: bool = True) -> bool:
         self.run(0.2)
         assert self.observe()
-        return self.answer(text)
+        return self.answer(text, verified)
+
+    def fastest(self, seconds: float) -> float:
+        """Run; the greatest speed commanded meanwhile, linear or angular."""
+        top = 0.0
+        for _ in range(round(seconds / DT)):
+            self.run(DT)
+            v = self.mission.velocity
+            top = max(top, abs(v.linear), abs(v.angular))
+        return top
 
     def code(self) -> str:
         """Of the ending; "" while there is none."""
@@ -352,6 +363,54 @@ def test_any_order_of_events_moves_only_in_act(events: list[str]) -> None:
     drive.run(70.0)  # every wait has a deadline
     assert mission.ending is not None
     assert mission.velocity == ZERO
+
+
+LIMITS = UnverifiedConfig(speed_share=0.4, max_distance=0.2, max_angle=20.0)
+
+
+def test_an_unverified_step_is_slow_and_short() -> None:
+    drive = Drive(replace(CONFIG, unverified=LIMITS))
+    assert drive.step("move forward 75 cm", verified=False)
+    executor = CONFIG.executor
+    assert drive.fastest(2.2) == pytest.approx(0.4 * executor.linear_speed)
+    assert drive.pose.x == pytest.approx(0.2, abs=0.02)
+    assert drive.step("turn right 45 degree", verified=False)
+    assert drive.fastest(2.2) <= 0.4 * executor.angular_speed + 1e-9
+    assert drive.pose.yaw == pytest.approx(-math.radians(20.0), abs=0.03)
+    # The model is told what was done, not what was said.
+    assert drive.mission.history == ["move forward 20 cm", "turn right 20 degree"]
+    # The link is back.
+    assert drive.step("move forward 75 cm")
+    assert drive.fastest(2.2) == pytest.approx(executor.linear_speed)
+    assert drive.mission.history[-1] == "move forward 75 cm"
+
+
+def test_a_short_unverified_step_keeps_its_length() -> None:
+    drive = Drive(replace(CONFIG, unverified=LIMITS))
+    assert drive.step("move forward 10 cm", verified=False)
+    drive.run(4.0)
+    assert drive.mission.history == ["move forward 10 cm"]
+
+
+def test_an_unverified_stop_is_no_success() -> None:
+    drive = Drive()
+    for _ in range(CONFIG.retries + 1):
+        assert drive.code() == ""
+        assert not drive.step("stop", verified=False)
+        assert drive.mission.velocity == ZERO
+        drive.run(CONFIG.retry_pause + 0.2)
+    assert drive.code() == "UNAVAILABLE"
+    assert "not verified" in drive.message()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("speed_share", 0.0), ("speed_share", 1.5), ("max_distance", 0.0), ("max_angle", 181.0)],
+)
+def test_limits_of_unverified_steps_have_limits(field: str, value: float) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(UnverifiedConfig, {field: value})
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize("instruction", ["", " \n", "\x01\x02", "?!"])

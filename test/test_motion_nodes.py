@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -416,9 +417,12 @@ def test_parser_does_not_act_on_old_unverified_failed_or_unreadable_text(graph: 
 
 
 def test_parser_policy_may_allow_unverified_text(graph: Any) -> None:
-    reader = Reader(graph, unverified="act")
-    action = reader.read("a", "the next action is stop.", verified=False)
-    assert (action.kind, action.verified) == (NavigationAction.STOP, False)
+    reader = Reader(graph, unverified="slow", max_age=5.0)
+    order = "the next action is move forward 75 cm."
+    action = reader.read("a", order, verified=False)
+    assert (action.kind, action.verified) == (NavigationAction.FORWARD, False)
+    stale = reader.read("b", order, verified=False, age=6.0)
+    assert (stale.kind, stale.code) == (NavigationAction.NONE, NavigationAction.STALE)
 
 
 def test_the_grammar_and_the_message_use_the_same_numbers() -> None:
@@ -438,7 +442,7 @@ class Robot:
 
     ``script``: what the answers say, one after the other; the last is repeated. A callable is
     given the goal handle and returns a result itself. ``process``: a navigator that runs already.
-    ``streaming``: of the parser.
+    ``reading``: parameters of the parser.
     """
 
     def __init__(
@@ -446,7 +450,7 @@ class Robot:
         graph: Any,
         script: list[Any],
         process: subprocess.Popen[bytes] | None = None,
-        streaming: bool = False,
+        reading: Mapping[str, Any] = MappingProxyType({}),
         **parameters: Any,
     ) -> None:
         self.graph, self.script = graph, script
@@ -478,7 +482,7 @@ class Robot:
         }
         if process is None:
             self.navigator = start(graph, Navigator, **{**defaults, **parameters})
-        self.parser = start(graph, NavigationActionParser, streaming=streaming)
+        self.parser = start(graph, NavigationActionParser, **reading)
         self.client = ActionClient(self.user, Navigate, "navigate")
         self.feedback: list[Navigate.Feedback] = []
         graph.wait_for(self.client.server_is_ready, 60.0)
@@ -522,10 +526,10 @@ class Robot:
         goal.succeed()
         return Generate.Result(header=goal.request.header, text=said, session_id=session)
 
-    def say(self, goal: Any, session: str, text: str) -> None:
+    def say(self, goal: Any, session: str, text: str, verified: bool = True) -> None:
         """A whole answer of ``session`` about the frame of ``goal``."""
         message = GeneratedText(header=goal.request.header, session_id=session, text=text)
-        message.verified = message.final = True
+        message.verified, message.final = verified, True
         self.texts.publish(message)
 
     async def until(self, condition: Callable[[], Any]) -> None:
@@ -560,6 +564,18 @@ def fails(code: int) -> Callable[..., Any]:
     async def answer(robot: Robot, goal: Any) -> Generate.Result:
         goal.abort()
         return Generate.Result(header=goal.request.header, status=code, error_msg="because")
+
+    return answer
+
+
+def drafted(text: str) -> Callable[..., Any]:
+    """The draft model alone says ``text``."""
+
+    async def answer(robot: Robot, goal: Any) -> Generate.Result:
+        session = str(len(robot.prompts))
+        robot.say(goal, session, text, verified=False)
+        goal.succeed()
+        return Generate.Result(header=goal.request.header, text=text, session_id=session)
 
     return answer
 
@@ -607,15 +623,55 @@ def test_unreadable_answers_never_move_the_robot(graph: Any, text: str) -> None:
     assert robot.x == robot.yaw == 0.0
 
 
+def test_unverified_text_does_not_move_the_robot_unless_allowed(graph: Any) -> None:
+    robot = Robot(graph, [drafted("move forward 75 cm")])
+    result = robot.navigate()
+    assert result.status == Navigate.Result.UNAVAILABLE
+    assert len(robot.prompts) == 2  # asked again once
+    assert not robot.moved()
+
+
+def test_allowed_unverified_text_moves_the_robot_slowly_and_less(graph: Any) -> None:
+    robot = Robot(
+        graph,
+        [drafted("move forward 75 cm"), drafted("turn left 45 degree"), "stop"],
+        reading={"unverified": "slow"},
+        mission__unverified__speed_share=0.2,
+        mission__unverified__max_distance=0.3,
+        mission__unverified__max_angle=10.0,
+    )
+    result = robot.navigate()
+    assert (result.status, result.error_msg, result.steps) == (Navigate.Result.OK, "", 3)
+    assert robot.moved()
+    assert max(c.linear.x for c in robot.commands) <= 0.2 + 1e-9  # of 1.0 m/s
+    assert max(abs(c.angular.z) for c in robot.commands) <= 0.4 + 1e-9  # of 2.0 rad/s
+    assert math.hypot(robot.x, robot.y) == pytest.approx(0.3, abs=0.06)
+    assert robot.yaw == pytest.approx(math.radians(10.0), abs=0.06)
+    assert not robot.feedback[0].action.verified
+    assert robot.feedback[0].action.distance == pytest.approx(0.3)
+    assert robot.feedback[1].action.angle == pytest.approx(math.radians(10.0))
+
+
 @pytest.mark.parametrize(
-    ("instruction", "fields"),
-    [("", {}), (" \n", {}), ("go " * 400, {}), ("find it", {"deadline_s": -1.0})],
+    ("instruction", "fields", "names"),
+    [
+        ("", {}, "instruction"),
+        (" \n", {}, "instruction"),
+        ("go " * 400, {}, "instruction"),
+        ("find it", {"deadline_s": -1.0}, "deadline_s"),
+        ("find it", {"deadline_s": 0.5}, "deadline_s: 0.5 s (1 to 86400, or 0 for the default)"),
+        ("find it", {"deadline_s": 1e6}, "deadline_s"),
+        ("find it", {"deadline_s": math.nan}, "deadline_s"),
+        ("find it", {"max_steps": 10_001}, "max_steps"),
+    ],
 )
-def test_bad_goals_end_with_a_status(graph: Any, instruction: str, fields: dict[str, Any]) -> None:
+def test_bad_goals_end_with_a_status(
+    graph: Any, instruction: str, fields: dict[str, Any], names: str
+) -> None:
     robot = Robot(graph, ["stop"])
     result = robot.navigate(instruction, **fields)
     assert result.status == Navigate.Result.INVALID_INPUT
-    assert "instruction" in result.error_msg or "deadline_s" in result.error_msg
+    assert names in result.error_msg
     assert not robot.prompts
     assert robot.navigate().status == Navigate.Result.OK  # and the next one is served
 
@@ -831,7 +887,12 @@ def test_a_streamed_action_that_is_taken_back_stops_the_robot(graph: Any) -> Non
         goal.succeed()
         return Generate.Result(header=goal.request.header, text=text.text, session_id="s")
 
-    robot = Robot(graph, [goes_on, "stop"], streaming=True, mission__executor__linear_speed=0.2)
+    robot = Robot(
+        graph,
+        [goes_on, "stop"],
+        reading={"streaming": True},
+        mission__executor__linear_speed=0.2,
+    )
     result = robot.navigate()
     assert result.status == Navigate.Result.OK
     assert robot.moved()

@@ -118,6 +118,7 @@ class StepExecutor:
         self._start = self._last = Pose2D()
         self._deadline = self._seen = 0.0
         self._speed = 0.0
+        self._share = 1.0
         self._commanded = 0.0
         self._window: deque[tuple[float, float, float]] = deque()  # time, travelled, commanded
 
@@ -125,9 +126,15 @@ class StepExecutor:
     def remaining(self) -> float:
         return self._goal - self.travelled
 
-    def start(self, action: ParsedAction, pose: Pose2D, now: float) -> Velocity:
-        """Begin ``action`` at ``pose``; STOP and NONE are done at once."""
+    def start(
+        self, action: ParsedAction, pose: Pose2D, now: float, speed_share: float = 1.0
+    ) -> Velocity:
+        """Begin ``action`` at ``pose``; STOP and NONE are done at once.
+
+        ``speed_share`` of the top speed is not exceeded, unless the least speed is more.
+        """
         c = self.config
+        self._share = speed_share
         self._goal = abs(action.value)
         self._turning = action.kind is Kind.TURN
         self._side = math.copysign(1.0, action.value)
@@ -182,10 +189,12 @@ class StepExecutor:
 
     def _limits(self) -> tuple[float, float, float, float]:
         """Top speed, acceleration, least speed, tolerance of the current kind of motion."""
-        c = self.config
+        c, share = self.config, self._share
         if self._turning:
-            return c.angular_speed, c.angular_acceleration, c.least_angular_speed, c.angle_tolerance
-        return c.linear_speed, c.linear_acceleration, c.least_linear_speed, c.distance_tolerance
+            top = max(share * c.angular_speed, c.least_angular_speed)
+            return top, c.angular_acceleration, c.least_angular_speed, c.angle_tolerance
+        top = max(share * c.linear_speed, c.least_linear_speed)
+        return top, c.linear_acceleration, c.least_linear_speed, c.distance_tolerance
 
     def _measure(self, pose: Pose2D) -> None:
         if self._turning:  # summed, so that a turn may exceed half a circle
@@ -211,5 +220,5 @@ class StepExecutor:
             return Velocity(0.0, self._side * self._speed)
         c = self.config
         drift = math.remainder(self._start.yaw - pose.yaw, math.tau)
-        limit = 0.5 * c.angular_speed
+        limit = 0.5 * self._share * c.angular_speed
         return Velocity(self._speed, max(-limit, min(limit, c.heading_gain * drift)))

@@ -10,7 +10,7 @@ The robot moves in the phase ACT only; every other phase, and every ending, mean
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from collab_llm_nodes.config import check_ranges, setting
@@ -24,6 +24,25 @@ from collab_llm_nodes.navigation.executor import (
 )
 from collab_llm_nodes.navigation.grammar import REASONS, Code, Kind, ParsedAction
 
+DEADLINE_LIMITS_S = (1.0, 86_400.0)
+"""Least and greatest time for a mission."""
+
+
+@dataclass(frozen=True)
+class UnverifiedConfig:
+    """Limits of a step whose text the target has not verified, where the parser lets it pass."""
+
+    speed_share: float = setting(0.3, "Share of the top speeds.", low=0.05, high=1.0)
+    max_distance: float = setting(
+        0.25, "Longest step forward [m]; of a longer one that much is done.", low=0.01, high=10.0
+    )
+    max_angle: float = setting(
+        30.0, "Widest turn [degree]; of a wider one that much is done.", low=1.0, high=180.0
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
 
 @dataclass(frozen=True)
 class MissionConfig:
@@ -31,7 +50,10 @@ class MissionConfig:
 
     max_steps: int = setting(40, "Actions at most, unless the goal says.", low=1, high=10_000)
     deadline: float = setting(
-        300.0, "Robot's time for all of it, unless the goal says [s].", low=1.0, high=86_400.0
+        300.0,
+        "Robot's time for all of it, unless the goal says [s].",
+        low=DEADLINE_LIMITS_S[0],
+        high=DEADLINE_LIMITS_S[1],
     )
     max_instruction: int = setting(500, "Longest instruction [characters].", low=1, high=10_000)
     observation_timeout: float = setting(
@@ -59,6 +81,7 @@ class MissionConfig:
         5, "Steps in a row without any motion before it is given up.", low=1, high=1000
     )
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+    unverified: UnverifiedConfig = field(default_factory=UnverifiedConfig)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -113,6 +136,7 @@ class Mission:
         velocity: to command now.
         ending: set once, when the mission is over.
         steps: actions carried out, the one under way included.
+        action: the one carried out last, as it is carried out.
         history: their texts, oldest first, as the prompt tells them.
         distance, angle: path length [m] and sum of absolute turns [rad] by odometry.
         asked: capture stamp of the frame asked about last [s].
@@ -128,7 +152,7 @@ class Mission:
         self.distance = self.angle = 0.0
         self.asked = -math.inf
         self._executor = StepExecutor(config.executor)
-        self._action: ParsedAction | None = None
+        self.action: ParsedAction | None = None
         self._deadline = now + config.deadline
         self._not_before = now  # capture time from which frames count
         self._phase_since = wall
@@ -157,10 +181,13 @@ class Mission:
         self._enter(Phase.THINK, wall)
         return True
 
-    def on_action(self, action: ParsedAction, now: float, wall: float) -> bool:
+    def on_action(
+        self, action: ParsedAction, now: float, wall: float, *, verified: bool = True
+    ) -> bool:
         """What the parser read from the answer about ``asked``; True: a step begins.
 
         A second reading of the same answer, with a code other than OK, takes the action back.
+        What is not ``verified`` is done in part and slowly; it cannot end the mission well.
         """
         if self.phase is Phase.ACT and action.code is not Code.OK:
             self.velocity = self._executor.cancel()
@@ -171,6 +198,10 @@ class Mission:
         if action.code is not Code.OK:
             self.on_failure(_STATUS_OF.get(action.code, "UNREADABLE"), _refusal(action), now, wall)
             return False
+        if action.kind is Kind.STOP and not verified:
+            unsure = "stop, says the draft model alone: the target has not verified it"
+            self.on_failure("UNAVAILABLE", unsure, now, wall)
+            return False
         if action.kind is Kind.STOP:
             self.steps += 1
             self.end("OK")
@@ -178,9 +209,10 @@ class Mission:
         if self._pose is None or wall - self._pose_seen > self.config.odometry_timeout:
             self.end("NO_ODOMETRY", "no fresh odometry to measure a step with")
             return False
-        self._action = action
+        self.action = action if verified else _shortened(action, self.config.unverified)
         self.steps += 1
-        self.velocity = self._executor.start(action, self._pose, now)
+        share = 1.0 if verified else self.config.unverified.speed_share
+        self.velocity = self._executor.start(self.action, self._pose, now, share)
         self._enter(Phase.ACT, wall)
         return True
 
@@ -252,15 +284,15 @@ class Mission:
 
     def _after_step(self, now: float, wall: float) -> None:
         outcome = self._executor.outcome
-        if outcome is Outcome.RUNNING or self._action is None:
+        if outcome is Outcome.RUNNING or self.action is None:
             return
         if outcome is Outcome.STALE:
             self.end("NO_ODOMETRY", "odometry or the clock stopped during a step")
         elif outcome is Outcome.TIMEOUT:
-            self.end("TIMEOUT", f"{self._action.phrase!r} took longer than its allowance")
+            self.end("TIMEOUT", f"{self.action.phrase!r} took longer than its allowance")
         else:
             self._failures = 0
-            self.history.append(self._action.phrase)
+            self.history.append(self.action.phrase)
             moved = outcome is Outcome.DONE or self._executor.travelled > 0.02
             self._blocked = 0 if moved else self._blocked + 1
             if self._blocked >= self.config.max_blocked:
@@ -276,6 +308,13 @@ class Mission:
         self._phase_since = wall
         if phase is not Phase.ACT:
             self.velocity = ZERO
+
+
+def _shortened(action: ParsedAction, limits: UnverifiedConfig) -> ParsedAction:
+    limit = limits.max_distance
+    if action.kind is Kind.TURN:
+        limit = math.radians(limits.max_angle)
+    return replace(action, value=math.copysign(min(abs(action.value), limit), action.value))
 
 
 def _refusal(action: ParsedAction) -> str:

@@ -44,7 +44,10 @@ class ParserConfig:
         10.0, "Oldest camera frame to act on, from its capture [s].", low=0.05, high=600.0
     )
     unverified: str = setting(
-        "hold", "Text the target has not verified: hold or act.", choices=("hold", "act")
+        "refuse",
+        "Text that the target has not verified: refuse it, or let it pass, and the navigator acts"
+        " on it slowly and in part (mission.unverified).",
+        choices=("refuse", "slow"),
     )
     streaming: bool = setting(
         False,
@@ -120,7 +123,7 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
         reason = ""
         if msg.status != GeneratedText.OK:
             code, reason = Code.FAILED, f"{REASONS[Code.FAILED]}: {msg.error_msg}"
-        elif not msg.verified and self.config.unverified == "hold":
+        elif not msg.verified and self.config.unverified == "refuse":
             code = Code.UNVERIFIED
         elif age < -_AHEAD_S:
             code = Code.STALE
@@ -148,7 +151,8 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
             verified=msg.verified,
         )
         self._actions.publish(action)
-        if parsed.code is not Code.OK:
+        # Of a failed answer draft_vlm's client tells more.
+        if parsed.code not in (Code.OK, Code.FAILED):
             self.get_logger().warning(
                 f"no motion ({parsed.code.name}): {reason}; text {parsed.text[:120]!r}",
                 throttle_duration_sec=1.0,

@@ -35,12 +35,19 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import Busy, CollabError, ConfigError, Inactive, InvalidInput
 from collab_llm_nodes.navigation.executor import ZERO, Pose2D, Velocity
 from collab_llm_nodes.navigation.grammar import Code, Kind, ParsedAction
-from collab_llm_nodes.navigation.mission import Mission, MissionConfig, Phase, check_instruction
+from collab_llm_nodes.navigation.mission import (
+    DEADLINE_LIMITS_S,
+    Mission,
+    MissionConfig,
+    Phase,
+    check_instruction,
+)
 from collab_llm_nodes.navigation.prompt import DEFAULT_TEMPLATE, user_text
 from collab_llm_nodes.nodes.convert import code_of, of_a_request
 from collab_llm_nodes.nodes.ros import (
     CAMERA,
     COMMAND,
+    REQUESTS,
     RESULT,
     STEADY,
     ManagedNode,
@@ -137,7 +144,14 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self.create_timer(0.1, self._tick, clock=STEADY),  # the robot's clock may stand still
         ]
         if self._navigate is None:
-            self._generate = ActionClient(self, Generate, "generate")
+            self._generate = ActionClient(
+                self,
+                Generate,
+                "generate",
+                goal_service_qos_profile=REQUESTS,
+                result_service_qos_profile=REQUESTS,
+                cancel_service_qos_profile=REQUESTS,
+            )
             self._navigate = ActionServer(
                 self,
                 Navigate,
@@ -145,6 +159,9 @@ class Navigator(ManagedNode[NavigatorConfig]):
                 self._execute,
                 goal_callback=lambda goal: GoalResponse.ACCEPT,  # see the module docstring
                 cancel_callback=self._on_cancel,
+                goal_service_qos_profile=REQUESTS,
+                result_service_qos_profile=REQUESTS,
+                cancel_service_qos_profile=REQUESTS,
             )
 
     def activate(self) -> None:
@@ -206,8 +223,13 @@ class Navigator(ManagedNode[NavigatorConfig]):
             raise Busy("another instruction is being followed", remedy="cancel it or wait")
         config = self.config.mission
         check_instruction(request.instruction, config)
-        if not 0.0 <= request.deadline_s < math.inf:
-            raise InvalidInput("must be >= 0 and finite", field="deadline_s", remedy="0 = default")
+        least, most = DEADLINE_LIMITS_S
+        if request.deadline_s != 0.0 and not least <= request.deadline_s <= most:
+            raise InvalidInput(
+                f"{request.deadline_s:g} s",
+                field="deadline_s",
+                remedy=f"{least:g} to {most:g}, or 0 for the default",
+            )
         with of_a_request():
             config = replace(
                 config,
@@ -296,8 +318,14 @@ class Navigator(ManagedNode[NavigatorConfig]):
         value = msg.distance if kind is Kind.FORWARD else msg.angle
         span = (msg.span_begin, msg.span_end)
         action = ParsedAction(kind, value, code, span, msg.text, msg.reason)
-        if run_.mission.on_action(action, self.seconds(), wall()):
-            feedback = Navigate.Feedback(step=run_.mission.steps, action=msg, text=msg.text)
+        mission = run_.mission
+        if mission.on_action(action, self.seconds(), wall(), verified=msg.verified):
+            assert mission.action is not None, "a step begins"
+            if kind is Kind.FORWARD:  # as it is carried out: perhaps less than was read
+                msg.distance = mission.action.value
+            else:
+                msg.angle = mission.action.value
+            feedback = Navigate.Feedback(step=mission.steps, action=msg, text=msg.text)
             feedback.metrics, feedback.pose = run_.metrics, self._pose
             run_.goal.publish_feedback(feedback)
         self._follow_up(run_)
@@ -401,7 +429,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
         run_.mission.on_answer_ended(wall())
         if run_.mission.phase is Phase.THINK:
             run_.mission.on_failure(code, message, self.seconds(), wall())
-            self.get_logger().warning(f"answer failed: {code}: {message}")
+            if run_.mission.ending is None:  # else its result says so
+                self.get_logger().warning(f"answer failed, another try: {code}: {message}")
         self._follow_up(run_)
 
 
