@@ -381,7 +381,7 @@ def test_an_unverified_step_is_slow_and_short() -> None:
     assert drive.mission.history == ["move forward 20 cm", "turn right 20 degree"]
     # The link is back.
     assert drive.step("move forward 75 cm")
-    assert drive.fastest(2.2) == pytest.approx(executor.linear_speed)
+    assert drive.fastest(3.0) == pytest.approx(executor.linear_speed)
     assert drive.mission.history[-1] == "move forward 75 cm"
 
 
