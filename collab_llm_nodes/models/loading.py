@@ -15,6 +15,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -331,6 +332,7 @@ def _model(folder: Path, config: ModelConfig, device: torch.device, vision: bool
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_8bit=config.quantization == "int8",
             load_in_4bit=config.quantization == "int4",
+            bnb_4bit_quant_type="nf4",  # made for weights, which are about normal; not the default
             bnb_4bit_compute_dtype=DTYPES[config.dtype],
         )
     try:
@@ -364,13 +366,23 @@ def _model(folder: Path, config: ModelConfig, device: torch.device, vision: bool
 def _quantize_with_torchao(model: Any, kind: str) -> None:
     """Quantise the linear maps of the decoder layers; head and vision stay as they are."""
     from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+    from torchao.utils import TorchAOBaseTensor
 
     scheme = Int8WeightOnlyConfig() if kind == "int8" else Int4WeightOnlyConfig()
+    layers = decoder_parts(model).layers
     try:
-        quantize_(decoder_parts(model).layers, scheme)
+        quantize_(layers, scheme)
     except (RuntimeError, ValueError, ImportError, AssertionError, NotImplementedError) as error:
         raise ModelError(
             f"torchao cannot quantise this model to {kind}: {error}",
             field="quantization",
             remedy="use int8, or pip install bitsandbytes accelerate",
         ) from error
+    # torchao passes over what it cannot group: then the model is as large as it was.
+    weights = [m.weight for m in layers.modules() if isinstance(m, nn.Linear)]
+    if not any(isinstance(weight, TorchAOBaseTensor) for weight in weights):
+        raise ModelError(
+            f"no map of this model is wide enough for {kind} in groups of 128",
+            field="quantization",
+            remedy="use int8",
+        )
