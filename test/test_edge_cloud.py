@@ -179,6 +179,7 @@ def test_another_vocabulary_is_refused(remote: tuple[str, Engine, VerifierClient
 
 PROMPT = Prompt("go to the red box")
 PLAIN = PreDraftConfig(max_predrafts=0)
+WAITING = AheadConfig(push_window=0)
 
 
 class Bench:
@@ -188,7 +189,7 @@ class Bench:
         self,
         *,
         predraft: PreDraftConfig = PLAIN,
-        ahead: AheadConfig | None = None,
+        ahead: AheadConfig = WAITING,
         preempt: bool = True,
     ) -> None:
         self.target = FakeEngine(1)

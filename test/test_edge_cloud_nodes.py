@@ -46,6 +46,7 @@ def verifier(target: Engine) -> Iterator[ServerHandle]:
     config = VerifierConfig(
         model=ModelConfig(path=str(tiny_folder(ARCHITECTURE, 0)), exit_layers=EXITS),
         address="127.0.0.1:0",
+        emulated_compute_s=0.02,  # exits of a pass of half a millisecond are never sent
     )
     with start_server(config, target) as handle:
         yield handle
@@ -54,7 +55,7 @@ def verifier(target: Engine) -> Iterator[ServerHandle]:
 class Edge:
     """The three nodes and a client of theirs."""
 
-    def __init__(self, graph: Any, port: int) -> None:
+    def __init__(self, graph: Any, port: int, **draft_vlm: Any) -> None:
         self.graph = graph
         self.bridge = self._start(
             CloudVerifierBridge,
@@ -64,7 +65,7 @@ class Edge:
             },
         )
         folder = tiny_folder(ARCHITECTURE, 0)
-        self.vlm = self._start(DraftVlm, {"model.path": str(folder), "client.gamma": 3})
+        self.vlm = self._start(DraftVlm, {"model.path": str(folder), "client.gamma": 3, **draft_vlm})
         self.cache = self._start(PreDraftCacheNode, {})
         self.user = graph.node("user")
         self.drafts = graph.collect(self.user, Draft, "draft", RESULT)
@@ -148,6 +149,22 @@ def test_an_answer_through_the_whole_graph(edge: Edge, expected: tuple[int, ...]
     for message in (*edge.drafts, *edge.exits, *edge.verdicts, *edge.texts):
         assert message.header.stamp.sec == 77  # the camera frame's age stays measurable
         assert message.session_id == result.session_id
+
+
+@pytest.mark.ros
+def test_drafts_go_ahead_of_their_verdicts(
+    ros_graph: Any, target: Engine, expected: tuple[int, ...]
+) -> None:
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.2)
+    with start_server(slow, target) as verifier:
+        edge = Edge(ros_graph, verifier.port, **{"ahead.min_probability": 0.0})
+        result = edge.generate()
+        edge.stop()
+    assert tuple(result.tokens) == expected
+    pushed = [draft for draft in edge.drafts if draft.ahead]
+    assert len(pushed) == result.metrics.pushed > 0
+    sent = {draft.round for draft in edge.drafts if not draft.ahead}
+    assert len(sent) < result.metrics.rounds, "some rounds needed no draft of their own"
 
 
 @pytest.mark.ros

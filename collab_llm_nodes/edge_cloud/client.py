@@ -78,6 +78,11 @@ class EdgeClient:
         self._ahead = Ahead()
         self._exits: dict[tuple[int, ...], int] = {}
 
+    @property
+    def speculates(self) -> bool:
+        """There are drafts; without, the verifier decodes alone."""
+        return self._config.gamma > 0
+
     def next_draft(self) -> DraftJob:
         """What to draft for the current round."""
         return self._job(self.round, tuple(self.generated))
@@ -157,6 +162,19 @@ class EdgeClient:
             if due is not None:
                 self._fly(due)
         return tokens
+
+    def on_unverified(self, token: int, *, end: bool) -> None:
+        """The draft model goes on alone, the verifier being out of reach."""
+        self.generated.append(token)
+        self.sources.append(Source.UNVERIFIED)
+        self.finished = end or len(self.generated) >= self._config.max_tokens
+        self.metrics.tokens += 1
+        self.metrics.unverified += 1
+
+    @property
+    def verified(self) -> bool:
+        """Every token of the answer so far was verified."""
+        return Source.UNVERIFIED not in self.sources
 
     def _fly(self, draft: Draft) -> None:
         self.in_flight = draft

@@ -202,7 +202,7 @@ class EdgeLoop:
             assert draft is not None
             if client.on_sent(draft) and draft is not self._external:
                 self._send(draft)
-        if job.round and not draft.solo and job.gamma:
+        if job.round and client.speculates:
             client.metrics.cache_lookups += 1
             client.metrics.cache_hits += ready
         self._branch_out(1.0, job, draft)
