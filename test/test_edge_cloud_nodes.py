@@ -152,22 +152,6 @@ def test_an_answer_through_the_whole_graph(edge: Edge, expected: tuple[int, ...]
 
 
 @pytest.mark.ros
-def test_drafts_go_ahead_of_their_verdicts(
-    ros_graph: Any, target: Engine, expected: tuple[int, ...]
-) -> None:
-    slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.2)
-    with start_server(slow, target) as verifier:
-        edge = Edge(ros_graph, verifier.port, **{"ahead.min_probability": 0.0})
-        result = edge.generate()
-        edge.stop()
-    assert tuple(result.tokens) == expected
-    pushed = [draft for draft in edge.drafts if draft.ahead]
-    assert len(pushed) == result.metrics.pushed > 0
-    sent = {draft.round for draft in edge.drafts if not draft.ahead}
-    assert len(sent) < result.metrics.rounds, "some rounds needed no draft of their own"
-
-
-@pytest.mark.ros
 def test_sampling_and_the_service_twin(edge: Edge, target: Engine) -> None:
     request = EdgeCloudGenerate.Request(
         prompt="go to the red ball",
@@ -186,7 +170,8 @@ def test_sampling_and_the_service_twin(edge: Edge, target: Engine) -> None:
 
 
 @pytest.mark.ros
-def test_the_cache_serves_drafts(ros_graph: Any) -> None:
+@pytest.mark.parametrize("window", [0, 16], ids=["on_its_verdict", "ahead"])
+def test_the_cache_serves_drafts(ros_graph: Any, window: int) -> None:
     """With a last layer that does nothing the last exit is always right, and slow verdicts leave
     time to draft for it."""
     loaded = load(ModelConfig(path=str(tiny_folder(ARCHITECTURE, 0)), exit_layers=(3,)))
@@ -207,6 +192,10 @@ def test_the_cache_serves_drafts(ros_graph: Any) -> None:
     assert edge.cache.hits >= 1
     assert edge.cache.hits <= len(cached) == result.metrics.cache_hits
     assert result.metrics.cache_lookups == edge.cache.lookups == len(edge.verdicts) - 1
+    pushed = [draft for draft in edge.drafts if draft.ahead]
+    assert len(pushed) == result.metrics.pushed
+    asked = {draft.round for draft in edge.drafts if not draft.ahead}
+    assert (len(asked) < result.metrics.rounds) == bool(window)
 
 
 @pytest.mark.ros

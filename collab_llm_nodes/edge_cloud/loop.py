@@ -279,16 +279,19 @@ class EdgeLoop:
         while len(jobs) < self._config.batch and (answer := self._cache.pop()) is not None:
             jobs.append(self._jobs.pop(answer))
         drafts = self._drafter.draft(jobs, cached=True, stop=self._needless)
-        for job, draft in zip(jobs, drafts, strict=True):
-            if draft is not None:
-                self._cache.store(job.prefix, draft)
-                pushed = self.client.push(job, draft, self._config.push_window)
-                if pushed is not None:
-                    self._send(pushed)
-                self._branch_out(self._cache.probability(job.prefix), job, draft)
-        for (request, _), draft in zip(requests, drafts, strict=False):
+        made = [d and self._use(job, d) for job, d in zip(jobs, drafts, strict=True)]
+        for (request, _), draft in zip(requests, made, strict=False):
             request.reply(draft)
         return bool(jobs)
+
+    def _use(self, job: DraftJob, draft: Draft) -> Draft:
+        """Keep a pre-draft and send it ahead, if it may; returns it in the form it went out."""
+        self._cache.store(job.prefix, draft)
+        self._branch_out(self._cache.probability(job.prefix), job, draft)
+        pushed = self.client.push(job, draft, self._config.push_window)
+        if pushed is not None:
+            self._send(pushed)
+        return pushed or draft
 
     def _due_requests(self) -> list[tuple[PreDraftRequest, DraftJob]]:
         """What other nodes asked for and still makes sense; the rest is refused."""
