@@ -11,7 +11,7 @@ class GenerationMetrics:
 
     Attributes:
         rounds: verifications by the target (its forward passes after the prefill).
-        tokens: tokens of the answer.
+        tokens: tokens of the answer; unverified: how many of them only the draft model stands for.
         drafted / accepted: draft tokens sent to, and accepted by, the target.
         cache_lookups / cache_hits: verdicts looked up in, and found in, the pre-draft cache.
         pushed: drafts sent ahead of the verdicts they depended on.
@@ -25,6 +25,7 @@ class GenerationMetrics:
 
     rounds: int = 0
     tokens: int = 0
+    unverified: int = 0
     drafted: int = 0
     accepted: int = 0
     cache_lookups: int = 0
@@ -44,8 +45,8 @@ class GenerationMetrics:
 
     @property
     def tau(self) -> float:
-        """Tokens per round (paper 003, Table 3)."""
-        return self.tokens / self.rounds if self.rounds else 0.0
+        """Verified tokens per round (paper 003, Table 3)."""
+        return (self.tokens - self.unverified) / self.rounds if self.rounds else 0.0
 
     @property
     def hit_rate(self) -> float:

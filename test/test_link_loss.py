@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
-from fake_models import VOCABULARY, FakeEngine, as_engine, encode
+from fake_models import EOS, VOCABULARY, FakeEngine, as_engine, encode
 
 from collab_llm_nodes.bench.link import LinkProfile, LinkProxy, PacketLink, packets, report
 from collab_llm_nodes.bench.link.lane import Lane
@@ -21,10 +22,24 @@ from collab_llm_nodes.bench.link.report import Bed, Scenario, disturb, embedded_
 from collab_llm_nodes.bench.scenes import scene_prompts
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.decoding.engine import Engine
+from collab_llm_nodes.decoding.rejection import own_token
+from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
 from collab_llm_nodes.demo.processes import free_port
+from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient, Source
+from collab_llm_nodes.edge_cloud.drafter import Drafter
 from collab_llm_nodes.edge_cloud.link import LinkConfig
+from collab_llm_nodes.edge_cloud.link_loss import LinkLossConfig, Patience, finish_alone
+from collab_llm_nodes.edge_cloud.messages import Verdict
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner
-from collab_llm_nodes.errors import ConfigError, Unavailable
+from collab_llm_nodes.errors import (
+    Cancelled,
+    CollabError,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidInput,
+    Unauthenticated,
+    Unavailable,
+)
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
@@ -401,6 +416,138 @@ def test_a_link_that_stays_silent_is_a_typed_error_in_time() -> None:
     assert result["error"] in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
     assert result["over_after_s"] < 2.5
     assert result["next_answer_wrong_tokens"] == 0
+
+
+# What becomes of an answer whose verifier cannot be reached.
+
+
+def test_patience_ends_only_while_a_verdict_is_awaited() -> None:
+    patience = Patience(2.0)
+    assert not patience.over(1000.0)  # drafting the first draft may take its time
+    patience.on_sent(10.0)
+    patience.on_sent(11.0)  # another one ahead: the first is awaited still
+    assert not patience.over(12.0)
+    assert patience.over(12.1)
+    patience.on_heard(12.1, waiting=True)  # the one ahead
+    assert not patience.over(14.0)
+    assert patience.over(14.2)
+    patience.on_heard(14.2, waiting=False)
+    assert not patience.over(1000.0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "alone"),
+    [
+        ("hold", Unavailable("gone"), False),
+        ("draft_only", Unavailable("gone"), True),
+        ("draft_only", DeadlineExceeded("silent"), True),
+        ("draft_only", Unauthenticated("who are you?"), False),
+        ("draft_only", InvalidInput("no picture"), False),
+        ("draft_only", Cancelled("never mind"), False),
+    ],
+)
+def test_only_a_lost_link_lets_the_draft_model_finish(
+    policy: str, error: CollabError, alone: bool
+) -> None:
+    assert LinkLossConfig(policy=policy).finishes_alone(error) is alone
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("policy", "hope"), ("after_s", 0.0), ("max_unverified", 0)]
+)
+def test_a_policy_out_of_range_names_its_field(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(LinkLossConfig, {field: value})
+    assert caught.value.field == field
+
+
+LAWS = [
+    SamplingConfig(),
+    SamplingConfig(temperature=0.8, seed=3),
+    SamplingConfig(temperature=0.8, seed=3, law="coupled"),
+]
+
+
+class Alone:
+    """An answer of which the verifier has confirmed ``confirmed``, finished by the draft model."""
+
+    def __init__(
+        self,
+        sampling: SamplingConfig,
+        confirmed: tuple[int, ...] = (),
+        max_tokens: int = 100,
+        max_unverified: int = 100,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.model = FakeEngine(1, noise=0.5)
+        self.prompt = encode(Prompt("where to?"))
+        drafter = Drafter(as_engine(self.model), self.prompt, sampling)
+        self.client = EdgeClient(ClientConfig(max_tokens=max_tokens))
+        if confirmed:  # by a verdict, after a draft that had nothing of it
+            (draft,) = drafter.draft([self.client.next_draft()])
+            assert draft is not None
+            assert self.client.on_sent(draft)
+            self.client.on_verdict(Verdict(0, confirmed, len(confirmed) - 1, False))
+            drafter.advance(confirmed)
+        self.said: list[int] = []
+        try:
+            finish_alone(
+                self.client,
+                drafter.alone,
+                self.model.eos,
+                max_unverified,
+                check=check,
+                on_tokens=self.said.extend,
+            )
+        finally:
+            drafter.close()
+
+
+@pytest.mark.parametrize("sampling", LAWS)
+@pytest.mark.parametrize("confirmed", [(), (5, 7, 11)])
+def test_the_rest_is_what_the_draft_model_alone_says_after_the_confirmed_part(
+    sampling: SamplingConfig, confirmed: tuple[int, ...]
+) -> None:
+    alone = Alone(sampling, confirmed)
+    expected = list(confirmed)
+    while expected[-1:] != [EOS] and len(expected) < 100:
+        law = distribution(alone.model.logits((*alone.prompt.ids, *expected)), sampling)
+        expected.append(own_token(law, sampling, len(expected)))
+    client = alone.client
+    assert client.generated == expected
+    assert alone.said == expected[len(confirmed) :]
+    assert client.sources[len(confirmed) :] == [Source.UNVERIFIED] * len(alone.said)
+    assert Source.UNVERIFIED not in client.sources[: len(confirmed)]
+    assert not client.verified
+    assert client.finished
+    assert client.metrics.unverified == len(alone.said)
+    assert client.metrics.tau == len(confirmed)  # what was not verified does not count
+    assert alone.model.alive == 0
+
+
+def test_an_unverified_rest_keeps_the_request_s_length() -> None:
+    whole = Alone(LAWS[1]).said
+    alone = Alone(LAWS[1], max_tokens=len(whole) - 1)
+    assert alone.said == whole[:-1]
+    assert alone.client.finished
+
+
+def test_an_unverified_rest_without_an_end_is_no_answer() -> None:
+    whole = Alone(LAWS[1]).said
+    assert 2 < len(whole) < 100
+    assert whole[-1] == EOS
+    with pytest.raises(Unavailable) as caught:
+        Alone(LAWS[1], max_unverified=len(whole) - 1)
+    assert caught.value.field == "link_loss.max_unverified"
+    assert Alone(LAWS[1], max_unverified=len(whole)).said == whole
+
+
+def test_an_unverified_rest_ends_with_its_time() -> None:
+    def too_late() -> None:
+        raise DeadlineExceeded("too late")
+
+    with pytest.raises(DeadlineExceeded):
+        Alone(SamplingConfig(), check=too_late)
 
 
 @needs_packets

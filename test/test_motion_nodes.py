@@ -441,8 +441,8 @@ class Robot:
     """A navigator with parser, a base that obeys, a camera, and a scripted ``generate``.
 
     ``script``: what the answers say, one after the other; the last is repeated. A callable is
-    given the goal handle and returns a result itself. ``process``: a navigator that runs already.
-    ``reading``: parameters of the parser.
+    given the goal handle and returns a result itself. Without any, real nodes answer.
+    ``process``: a navigator that runs already. ``reading``: parameters of the parser.
     """
 
     def __init__(
@@ -462,14 +462,16 @@ class Robot:
         self.observations = self.user.create_publisher(Observation, "observation", RESULT)
         self.texts = self.user.create_publisher(GeneratedText, "generated_text", RESULT)
         self.x = self.y = self.yaw = 0.0
+        self.picture = jpeg()
         self.camera_on = self.odometry_on = self.obeys = True
         self.generations_cancelled = 0
         self.user.create_subscription(Twist, "cmd_vel", self._obey, COMMAND)
         self.user.create_timer(0.02, self._measure)
         self.user.create_timer(0.05, self._look)
-        self.generate = ActionServer(
-            self.user, Generate, "generate", self._answer, cancel_callback=self._on_cancel
-        )
+        if script:
+            self.generate = ActionServer(
+                self.user, Generate, "generate", self._answer, cancel_callback=self._on_cancel
+            )
         defaults = {
             "mission__observation_timeout": 5.0,
             "mission__answer_timeout": 5.0,
@@ -511,7 +513,7 @@ class Robot:
         message = Observation(width=16, height=8)
         message.header.stamp = self.user.get_clock().now().to_msg()
         message.image = CompressedImage(header=message.header, format="jpeg")
-        message.image.data = array("B", jpeg())
+        message.image.data = array("B", self.picture)
         if self.camera_on:
             self.observations.publish(message)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.engine import Engine
-from collab_llm_nodes.decoding.rejection import propose
+from collab_llm_nodes.decoding.rejection import own_token, propose
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution, distribution
 from collab_llm_nodes.edge_cloud.client import DraftJob
 from collab_llm_nodes.edge_cloud.messages import Draft
@@ -113,6 +113,12 @@ class Drafter:
         return likely_outcomes(
             rows, draft.tokens, self._sampling, len(job.prefix), self._eos, count
         )
+
+    def alone(self, answer: tuple[int, ...]) -> int:
+        """The token with which the draft model, asked by itself, continues ``answer``."""
+        (end,) = self._read([answer])
+        law = distribution(_logits(end), self._sampling)
+        return own_token(law, self._sampling, len(answer))
 
     def advance(self, answer: tuple[int, ...]) -> None:
         """The answer is confirmed as far as ``answer``: forget what continues another."""

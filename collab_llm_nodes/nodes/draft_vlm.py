@@ -32,6 +32,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.edge_cloud import messages
 from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient
 from collab_llm_nodes.edge_cloud.drafter import Drafter, DrafterConfig
+from collab_llm_nodes.edge_cloud.link_loss import LinkLossConfig, Patience, finish_alone
 from collab_llm_nodes.edge_cloud.loop import AheadConfig, Cancel, EdgeLoop, PreDraftRequest
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.errors import (
@@ -63,6 +64,8 @@ from collab_llm_nodes.nodes.ros import REQUESTS, RESULT, STEADY, ManagedNode, gu
 PROTOCOLS = ("edge_cloud",)
 MAX_DEADLINE_S = 86400.0
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_WATCH_S = 0.05
+"""How often the silence of the verifier is looked at."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class DraftVlmConfig:
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     predraft: PreDraftConfig = field(default_factory=PreDraftConfig)
     ahead: AheadConfig = field(default_factory=AheadConfig)
+    link_loss: LinkLossConfig = field(default_factory=LinkLossConfig)
     deadline_s: float = setting(
         10.0, "One answer, when the request names no deadline [s].", low=0.05, high=3600.0
     )
@@ -104,8 +108,9 @@ class _Request:
 class _Answer:
     """One answer under way: what the callbacks need to reach it, and what became of it."""
 
-    def __init__(self, request: _Request) -> None:
+    def __init__(self, request: _Request, patience_s: float) -> None:
         self.request = request
+        self.patience = Patience(patience_s)
         self.session_id = uuid.uuid4().hex
         self.loop: EdgeLoop | None = None
         self.cancelled = False
@@ -113,6 +118,11 @@ class _Answer:
         self.text = ""
         self.abandon: Callable[[CollabError], None] = lambda error: None
         self._claimed = Lock()
+
+    @property
+    def verified(self) -> bool:
+        """The target stands for every token."""
+        return self.error is None and (self.loop is None or self.loop.client.verified)
 
     def claim(self) -> bool:
         """True for the first who asks: the model's thread, or who gives up before its turn."""
@@ -148,8 +158,8 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="draft-model")
         self._drafts = self.create_publisher(Draft, "draft", RESULT)
         self._texts = self.create_publisher(GeneratedText, "generated_text", RESULT)
-        self._open_client = self.create_client(OpenSession, "open_session")
-        self._close_client = self.create_client(CloseSession, "close_session")
+        self._open_client = self.create_client(OpenSession, "open_session", qos_profile=REQUESTS)
+        self._close_client = self.create_client(CloseSession, "close_session", qos_profile=REQUESTS)
         self._heard = [
             self.create_subscription(Verdict, "verdict", self._on_verdict, RESULT),
             self.create_subscription(EarlyExit, "early_exit", self._on_early_exit, RESULT),
@@ -159,7 +169,9 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         # one it would block the very responses it waits for.
         self._group = ReentrantCallbackGroup()
         self._offered = [
-            self.create_service(kind, name, callback, callback_group=self._group)
+            self.create_service(
+                kind, name, callback, qos_profile=REQUESTS, callback_group=self._group
+            )
             for kind, name, callback in (
                 (EdgeCloudGenerate, "edge_cloud_generate", self._serve),
                 (PreDraft, "predraft", self._serve_predraft),
@@ -301,7 +313,8 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
                 asked_at,
                 due,
                 list(request.images),
-            )
+            ),
+            self.config.link_loss.after_s,
         )
 
     async def _submit(
@@ -320,16 +333,25 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             "other answers were in progress", field="deadline_s", remedy="raise deadline_s"
         )
         wait_s = max(0.001, answer.request.due - time.monotonic())
-        timer = self.create_timer(wait_s, partial(abandon, late), clock=STEADY)
+        timers = [self.create_timer(wait_s, partial(abandon, late), clock=STEADY)]
+        if self.config.link_loss.policy == "draft_only":
+            timers.append(self.create_timer(_WATCH_S, partial(self._watch, answer), clock=STEADY))
         self._waiting.append(answer)
         done = partial(self.post, over.set_result, None)
         self._worker.submit(self._decode, answer, feedback, done)
         try:
             await over
         finally:
-            self.destroy_timer(timer)
+            for timer in timers:
+                self.destroy_timer(timer)
             self._waiting.remove(answer)
             self._answers.pop(answer.session_id, None)
+
+    def _watch(self, answer: _Answer) -> None:
+        """The verifier is silent for too long: the loop need not wait for the link's deadline."""
+        if answer.loop is not None and answer.patience.over(time.monotonic()):
+            limit = self.config.link_loss.after_s
+            answer.loop.post(messages.Failure(Unavailable.code, f"no verdict within {limit:g} s"))
 
     def _fill(self, result: Any, answer: _Answer) -> None:
         """What the action's result and the service's response have in common."""
@@ -343,7 +365,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         client = answer.loop.client
         result.session_id, result.text = answer.session_id, answer.text
         result.tokens, result.sources = client.generated, [int(s) for s in client.sources]
-        result.verified = answer.error is None
+        result.verified = answer.verified
         result.metrics = metrics_to_msg(client.metrics)
 
     async def _serve_predraft(
@@ -381,6 +403,8 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
 
     @guarded
     def _on_early_exit(self, msg: EarlyExit) -> None:
+        if (answer := self._answers.get(msg.session_id)) is not None:
+            answer.patience.on_heard(time.monotonic(), waiting=True)
         self._post(msg.session_id, exit_from_msg(msg))
 
     @guarded
@@ -388,6 +412,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         if not msg.cached or msg.ahead:
             return  # this node's own
         if (answer := self._answers.get(msg.session_id)) is not None:
+            answer.patience.on_sent(time.monotonic())
             self._post(msg.session_id, draft_from_msg(msg, answer.request.sampling))
 
     def _post(self, session_id: str, event: Any) -> None:
@@ -445,8 +470,41 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             if answer.cancelled:
                 raise Cancelled("the caller gave the answer up")
             answer.loop.run(request.due - time.monotonic(), asked_at=request.asked_at)
+        except CollabError as error:
+            if not self.config.link_loss.finishes_alone(error):
+                raise
+            self._finish_alone(answer, drafter, feedback, error)
         finally:
             drafter.close()
+
+    def _finish_alone(
+        self,
+        answer: _Answer,
+        drafter: Drafter,
+        feedback: Callable[[GeneratedText, int], None],
+        error: CollabError,
+    ) -> None:
+        """The verifier is out of reach: the draft model goes on, in what time is left."""
+        assert answer.loop is not None
+        assert self._engine is not None
+
+        def check() -> None:
+            if answer.cancelled:
+                raise Cancelled("the caller gave the answer up")
+            if time.monotonic() >= answer.request.due:
+                raise error
+
+        check()
+        self.get_logger().warning(f"the draft model finishes the answer alone: {error}")
+        self._close_client.call_async(CloseSession.Request(session_id=answer.session_id))
+        finish_alone(
+            answer.loop.client,
+            drafter.alone,
+            self._engine.eos,
+            self.config.link_loss.max_unverified,
+            check=check,
+            on_tokens=partial(self._on_tokens, answer, feedback),
+        )
 
     def _open(self, answer: _Answer) -> None:
         """Open the session at the bridge."""
@@ -485,6 +543,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             raise messages.error_of(messages.Failure(code, told))
 
     def _send(self, answer: _Answer, draft: messages.Draft) -> None:
+        answer.patience.on_sent(time.monotonic())
         self._drafts.publish(draft_to_msg(draft, answer.request.header, answer.session_id))
 
     def _on_tokens(
@@ -493,6 +552,9 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         feedback: Callable[[GeneratedText, int], None],
         tokens: tuple[int, ...],
     ) -> None:
+        assert answer.loop is not None
+        awaited = answer.loop.client.in_flight is not None
+        answer.patience.on_heard(time.monotonic(), waiting=awaited)
         msg = self._publish_text(answer, final=False)
         feedback(msg, len(tokens))
 
@@ -513,7 +575,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             tokens=generated,
             sources=[int(s) for s in client.sources] if client else [],
             final=final,
-            verified=answer.error is None,
+            verified=answer.verified,
         )
         if answer.error is not None:
             msg.status, msg.error_msg = status_of(answer.error.code), str(answer.error)
