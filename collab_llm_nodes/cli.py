@@ -219,6 +219,35 @@ def bench_link(
     raise typer.Exit(0 if bad == 0 else 1)
 
 
+@bench_app.command("engine")
+def bench_engine(
+    answers: Annotated[int, typer.Option(help="Answers per comparison.", min=1)] = 20,
+    repeats: Annotated[int, typer.Option(help="Timings per variant of a pass.", min=1)] = 100,
+    threads: Annotated[list[int] | None, typer.Option(help="Numbers of threads; repeat.")] = None,
+    paper_layers: Annotated[
+        int, typer.Option(help="Layers of the model with 152k tokens (3 GB); 0: without.", min=0)
+    ] = 6,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write the plot here.", callback=_writable)
+    ] = None,
+) -> None:
+    """The engine against transformers: decoding, speculation, early exits, pre-drafts, batches."""
+    from collab_llm_nodes.bench.engine import run_engine
+
+    results = run_engine(
+        answers=answers,
+        repeats=repeats,
+        threads=threads or (1, 2),
+        seed=seed,
+        paper_layers=paper_layers,
+        plot=plot,
+        console=console,
+    )
+    write_json(json_file, results)
+
+
 def fail(error: CollabError) -> NoReturn:
     """Print a typed error and end with status 1."""
     Console(stderr=True).print(f"[bold red]{error.code}[/]: {escape(str(error))}", highlight=False)

@@ -76,18 +76,36 @@ def fused(modules: Sequence[nn.Linear]) -> Linear | ModuleLinear:
     """
     if not all(_plain(m) for m in modules):
         return ModuleLinear(modules)
-    weight = torch.cat([m.weight.detach() for m in modules]).t().contiguous()
-    start = 0
-    for m in modules:
-        end = start + m.out_features
-        m.weight = nn.Parameter(weight[:, start:end].t(), requires_grad=False)
-        start = end
+    weight = _shared(modules)
+    if weight is None:
+        weight = torch.cat([m.weight.detach() for m in modules]).t().contiguous()
+        start = 0
+        for m in modules:
+            end = start + m.out_features
+            m.weight = nn.Parameter(weight[:, start:end].t(), requires_grad=False)
+            start = end
     if all(m.bias is None for m in modules):
         return Linear(weight, None)
     biases = [
         weight.new_zeros(m.out_features) if m.bias is None else m.bias.detach() for m in modules
     ]
     return Linear(weight, torch.cat(biases))
+
+
+def _shared(modules: Sequence[nn.Linear]) -> Tensor | None:
+    """The fused weight that another engine on the same model has left."""
+    first = modules[0].weight.detach()
+    width, start = sum(m.out_features for m in modules), first.storage_offset()
+    for m in modules:
+        weight = m.weight.detach()
+        if (
+            weight.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+            or weight.storage_offset() != start
+            or weight.stride() != (1, width)
+        ):
+            return None
+        start += m.out_features
+    return first.as_strided((first.shape[1], width), (width, 1), first.storage_offset())
 
 
 def linear_of(module: nn.Linear) -> Linear | ModuleLinear:
