@@ -28,7 +28,7 @@ from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
 from collab_llm_nodes.nodes.draft_vlm import DraftVlm
 from collab_llm_nodes.nodes.predraft_cache import PreDraftCacheNode
-from collab_llm_nodes.nodes.ros import RESULT, STATE
+from collab_llm_nodes.nodes.ros import REQUESTS, RESULT, STATE
 from collab_llm_nodes.verifier.service import ServerHandle, VerifierConfig, start_server
 
 ARCHITECTURE = "qwen2_vl"
@@ -417,3 +417,14 @@ def test_every_goal_of_a_burst_is_answered(edge: Edge) -> None:
     """More than a service's default queue holds; all but a few end as BUSY."""
     sent = [edge.action.send_goal_async(edge.goal(deadline_s=5.0)) for _ in range(40)]
     edge.graph.wait_for(lambda: all(future.done() for future in sent), timeout=20.0)
+
+
+@pytest.mark.ros
+def test_every_request_of_a_burst_is_answered(edge: Edge) -> None:
+    client = edge.user.create_client(EdgeCloudGenerate, "edge_cloud_generate", qos_profile=REQUESTS)
+    edge.graph.wait_for(client.service_is_ready)
+    request = EdgeCloudGenerate.Request(prompt="go", max_tokens=4, deadline_s=5.0)
+    asked = [client.call_async(request) for _ in range(60)]
+    edge.graph.wait_for(lambda: all(future.done() for future in asked), timeout=20.0)
+    statuses = {future.result().status for future in asked}
+    assert EdgeCloudGenerate.Response.BUSY in statuses

@@ -877,6 +877,18 @@ def test_one_instruction_at_a_time(graph: Any) -> None:
     assert robot.navigate().status == Navigate.Result.OK
 
 
+def test_every_goal_of_a_burst_is_answered(graph: Any) -> None:
+    """More than a service's default queue holds; all but one end as BUSY."""
+    robot = Robot(graph, [hangs])
+    goals = [Navigate.Goal(instruction="find the red ball") for _ in range(60)]
+    sent = [robot.client.send_goal_async(goal) for goal in goals]
+    graph.wait_for(lambda: all(future.done() for future in sent), timeout=20.0)
+    ended = [future.result().get_result_async() for future in sent]
+    graph.wait_for(lambda: sum(future.done() for future in ended) == 59, timeout=20.0)
+    statuses = {future.result().result.status for future in ended if future.done()}
+    assert statuses == {Navigate.Result.BUSY}
+
+
 def test_a_streamed_action_that_is_taken_back_stops_the_robot(graph: Any) -> None:
     async def goes_on(robot: Robot, goal: Any) -> Generate.Result:
         order = "the next action is move forward 75 cm."

@@ -28,7 +28,15 @@ from collab_llm_nodes.nodes.convert import (
     status_of,
     verdict_to_msg,
 )
-from collab_llm_nodes.nodes.ros import RESULT, STATE, STEADY, ManagedNode, guarded, run
+from collab_llm_nodes.nodes.ros import (
+    REQUESTS,
+    RESULT,
+    STATE,
+    STEADY,
+    ManagedNode,
+    guarded,
+    run,
+)
 from collab_llm_nodes.verifier.client import (
     ClientLinkConfig,
     LinkStatus,
@@ -77,8 +85,8 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         )
         self._draft_subscription = self.create_subscription(Draft, "draft", self._on_draft, RESULT)
         self._offered = [
-            self.create_service(OpenSession, "open_session", self._open),
-            self.create_service(CloseSession, "close_session", self._close),
+            self.create_service(OpenSession, "open_session", self._open, qos_profile=REQUESTS),
+            self.create_service(CloseSession, "close_session", self._close, qos_profile=REQUESTS),
         ]
         self._periodic = [
             self.create_timer(1.0, self._publish_link, clock=STEADY),

@@ -23,7 +23,7 @@ from collab_llm.msg import Draft, EarlyExit, GeneratedText, Verdict
 from collab_llm.srv import PreDraft
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.edge_cloud.predraft import Answer, PreDraftCache, PreDraftConfig
-from collab_llm_nodes.nodes.ros import RESULT, STEADY, ManagedNode, guarded, run
+from collab_llm_nodes.nodes.ros import REQUESTS, RESULT, STEADY, ManagedNode, guarded, run
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
 
     def configure(self) -> None:
         self._drafts = self.create_publisher(Draft, "draft", RESULT)
-        self._predraft = self.create_client(PreDraft, "predraft")
+        self._predraft = self.create_client(PreDraft, "predraft", qos_profile=REQUESTS)
         self._subscriptions_made = [
             self.create_subscription(Draft, "draft", self._on_draft, RESULT),
             self.create_subscription(EarlyExit, "early_exit", self._on_early_exit, RESULT),

@@ -29,7 +29,16 @@ from std_srvs.srv import Trigger
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.nodes.ros import COMMAND, STATE, STEADY, ManagedNode, guarded, run, wall
+from collab_llm_nodes.nodes.ros import (
+    COMMAND,
+    REQUESTS,
+    STATE,
+    STEADY,
+    ManagedNode,
+    guarded,
+    run,
+    wall,
+)
 from collab_llm_nodes.sim.renderer import Renderer, to_jpeg
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Pose, Room, make_room
@@ -91,7 +100,7 @@ class SimGo2(ManagedNode[SimConfig]):
         self._room_info = self.create_publisher(String, "ground_truth/room", STATE)
         kind = TwistStamped if self.config.stamped else Twist
         self._subscription = self.create_subscription(kind, "cmd_vel", self._on_command, COMMAND)
-        self._service = self.create_service(Trigger, "reset", self._on_reset)
+        self._service = self.create_service(Trigger, "reset", self._on_reset, qos_profile=REQUESTS)
         self._pacer = self.create_timer(self._pace(), self._on_pacer, clock=STEADY)
         self._enter(make_room(self.config.seed))
 
