@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import VISION, tiny_model, tiny_prompt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import VISION, tiny_folder, tiny_model, tiny_prompt
 
 from collab_llm_nodes.decoding.engine import Engine, Feed, Session
 from collab_llm_nodes.errors import Cancelled, CollabError, ConfigError, InvalidInput, ProtocolError
 from collab_llm_nodes.models.architectures import ARCHITECTURES
+from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, encode
 
 BACKENDS = ("static", "eager")
@@ -38,6 +41,34 @@ def test_backends_agree(architecture: str) -> None:
         session, prompt = opened(Engine(loaded, backend=backend), architecture)
         found.append(session.feed([*prompt.ids, 7, 8, 9]))
     torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_half_precision_stays_as_close_as_transformers_does(architecture: str, dtype: str) -> None:
+    """Both backends round; neither may be further from float32 than the other by much."""
+    loaded = load(ModelConfig(str(tiny_folder(architecture)), dtype=dtype, exit_layers=(2,)))
+    exact = Engine(tiny_model(architecture))
+    errors = []
+    for backend in BACKENDS:
+        engine = Engine(loaded, backend=backend)
+        sessions = [opened(engine, architecture, i) for i in range(2)]
+        for session, prompt in sessions:
+            session.feed(prompt.ids, last=0)
+        heard: list[torch.Tensor] = []
+        feeds = [Feed(s, [7, 8], lambda layer, x, h=heard: h.append(x)) for s, _ in sessions]
+        results = engine.run(feeds)
+        assert [x.dtype for x in heard] == [loaded.model.dtype] * 2
+        results += [s.grow([9, 9], [s.length - 1, s.length - 2])[:1] for s, _ in sessions]
+        expected = [fed(exact, architecture, new, i) for new in ([7, 8], [7, 8, 9]) for i in (0, 1)]
+        errors.append(
+            max(
+                float((found[-1].float() - own).abs().max())
+                for found, own in zip(results, expected, strict=True)
+                if isinstance(found, torch.Tensor)
+            )
+        )
+    assert errors[0] < 1.5 * errors[1] + 0.01
 
 
 def test_unknown_backends_are_refused() -> None:
@@ -171,6 +202,48 @@ def test_nodes_are_what_their_paths_alone_would_be(architecture: str, backend: s
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_any_growth_of_a_tree_equals_fresh_sessions(backend: str, data: st.DataObject) -> None:
+    """Model-based: a plain dictionary of paths says what each column stands for."""
+    engine = Engine(tiny_model("qwen2_vl"), backend=backend)
+    session, prompt = opened(engine, "qwen2_vl")
+    session.feed(prompt.ids, last=0)
+    root = len(prompt.ids) - 1
+    paths: dict[int, list[int]] = {root: []}  # tokens behind the prompt, by column
+    tokens = st.integers(0, engine.vocab_size - 1)
+    for _ in range(data.draw(st.integers(1, 4), label="steps")):
+        action = data.draw(st.sampled_from(["grow", "grow", "retain", "feed", "roll back"]))
+        trunk = max((p for c, p in paths.items() if c < session.length), key=len)
+        if action == "grow":
+            first, ids, parents = session.columns, [], []
+            for i in range(data.draw(st.integers(1, 4), label="nodes")):
+                parents.append(data.draw(st.sampled_from(sorted(paths)), label="parent"))
+                ids.append(data.draw(tokens, label="token"))
+                paths[first + i] = [*paths[parents[-1]], ids[-1]]
+            logits = session.grow(ids, parents)
+            for i, row in enumerate(logits):
+                close(row, fed(engine, "qwen2_vl", paths[first + i]))
+        elif action == "retain":
+            column = data.draw(st.sampled_from(sorted(paths)), label="column")
+            kept, path = session.retain(column), paths[column]
+            assert session.length == len(prompt.ids) + len(path)
+            paths = {kept[c]: p for c, p in paths.items() if c in kept}
+            assert all(p == path[: len(p)] or p[: len(path)] == path for p in paths.values())
+            assert sorted(kept.values()) == list(range(session.columns))
+        elif action == "feed":
+            ids = data.draw(st.lists(tokens, min_size=1, max_size=3), label="ids")
+            close(session.feed(ids)[-1], fed(engine, "qwen2_vl", [*trunk, *ids]))
+            line = [*trunk, *ids]
+            paths = {root + i: line[:i] for i in range(len(line) + 1)}
+        else:
+            n = data.draw(st.integers(0, len(trunk)), label="kept tokens")
+            session.length = len(prompt.ids) + n
+            paths = {root + i: trunk[:i] for i in range(n + 1)}
+        assert session.columns == root + len(paths)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_feed_drops_nodes(backend: str) -> None:
     engine = Engine(tiny_model("llama"), backend=backend)
     session, prompt = opened(engine, "llama")
@@ -231,3 +304,50 @@ def test_caches_grow_with_need_and_are_freed() -> None:
     session.feed([7] * 200, last=0)
     assert session._cache.data.shape[1] == 128 * -(-session.length // 128)
     close(session.feed([8])[0], fed(engine, "llama", [7] * 200 + [8]))
+
+
+def test_caches_of_many_sessions_stay_small() -> None:
+    """64 sessions of the embedded target, each at its full context."""
+    engine = Engine(load(ModelConfig(path="nav-target")))
+    cache = engine._backend.new_cache()
+    cache.reserve(engine.context)
+    assert 64 * cache.data.nbytes < 256 * 2**20
+
+
+# ---------------------------------------------------------------- exits
+
+
+def test_candidates_beyond_the_shortlist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First exit: shortlist and fed tokens; later: fed tokens and the best of the first exit."""
+    loaded = tiny_model("qwen2_vl", exit_layers=(1, 2, 3))
+    full, sparse = Engine(loaded), Engine(loaded, candidates=3)
+    assert sparse._exits is not None
+    monkeypatch.setattr(sparse._exits, "shortlist", 40)
+    seen: list[list[torch.Tensor]] = [[], [], []]
+    new = [[300, 301], [310, 311, 312]]
+    for engine, heard in ((full, seen[0]), (sparse, seen[1])):
+        sessions = [opened(engine, "qwen2_vl", i) for i in range(2)]
+        for session, prompt in sessions:
+            session.feed(prompt.ids, last=0)
+        engine.run(
+            [
+                Feed(session, ids, lambda layer, x, h=heard: h.append(x))
+                for (session, _), ids in zip(sessions, new, strict=True)
+            ]
+        )
+    for number, (exact, found) in enumerate(zip(seen[0], seen[1], strict=True)):
+        own = new[number % 2]
+        scored = torch.isfinite(found)
+        assert scored[:, own].all()
+        close(found[scored], exact[scored])
+        allowed = {*range(40), *own}
+        if number >= 2:
+            best = seen[0][number % 2][:, :40].topk(3).indices.flatten().tolist()
+            allowed = {*best, *own}
+        assert {int(i) for i in scored[0].nonzero()} == allowed
+    # A session's exits do not depend on who shares its pass.
+    session, prompt = opened(sparse, "qwen2_vl", 1)
+    session.feed(prompt.ids, last=0)
+    session.feed(new[1], lambda layer, x: seen[2].append(x))
+    for alone, together in zip(seen[2], seen[1][1::2], strict=True):
+        assert torch.isfinite(alone).equal(torch.isfinite(together))
