@@ -250,7 +250,7 @@ def test_a_cached_draft_and_its_verdict_may_come_together() -> None:
             return
         job = bench.client.next_draft()
         helper = Drafter(as_engine(FakeEngine(1, noise=0.5)), encode(PROMPT), GREEDY)
-        (cached,) = helper.draft([job], cached=True)
+        cached = helper.draft(job, cached=True)
         assert cached is not None
         verdict = bench.session.verify(cached, lambda e: None)
         assert verdict is not None
@@ -285,7 +285,7 @@ def test_the_next_round_may_be_over_before_this_one_is_handled() -> None:
         verdict = held.pop()
         job = DraftJob(1, verdict.tokens, 4)
         helper = Drafter(as_engine(FakeEngine(1, noise=0.5)), encode(PROMPT), GREEDY)
-        (cached,) = helper.draft([job], cached=True)
+        cached = helper.draft(job, cached=True)
         assert cached is not None
         after = bench.session.verify(cached, lambda e: None)
         assert after is not None

@@ -124,7 +124,7 @@ class Simulation:
 
     def run(self) -> tuple[int, ...]:
         self._perform(self.link.start(self.now))
-        self._send_draft(*self.drafter.draft([self.client.next_draft()]))
+        self._send_draft(self.drafter.draft(self.client.next_draft()))
         for _ in range(20_000):
             if not self._events:
                 break
@@ -271,14 +271,14 @@ class Simulation:
                 return
             found = self.cache.lookup(answer)
             self.hits += found is not None
-            (draft,) = [found] if found else self.drafter.draft([self.client.next_draft()])
+            draft = found or self.drafter.draft(self.client.next_draft())
             self._at(self.now + self.weather.delay(), lambda: self._send_draft(draft))
 
     def _predraft(self) -> None:
         answer = self.cache.pop()
         if answer is None:
             return
-        (made,) = self.drafter.draft([self.jobs[answer]], cached=True)
+        made = self.drafter.draft(self.jobs[answer], cached=True)
         assert made is not None
         self.cache.store(answer, made)
         if self.weather.draws.random() < 0.7:

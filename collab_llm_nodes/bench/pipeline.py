@@ -132,10 +132,10 @@ def _draft_s(draft: Engine, prompts: Sequence[Prompt], gamma: int) -> float:
     times = []
     for prompt in prompts:
         drafter = Drafter(draft, encode(prompt, draft.loaded), SamplingConfig())
-        (first,) = drafter.draft([DraftJob(0, (), gamma)])
+        first = drafter.draft(DraftJob(0, (), gamma))
         assert first is not None
         started = time.perf_counter()
-        drafter.draft([DraftJob(1, first.tokens, gamma)])
+        drafter.draft(DraftJob(1, first.tokens, gamma))
         times.append(time.perf_counter() - started)
         drafter.close()
     return statistics.median(times)

@@ -50,13 +50,19 @@ class _Node:
 
 
 @dataclass
-class _Line:
-    """One draft in the making."""
+class Line:
+    """One draft in the making; ``draft`` when it is complete."""
 
     job: DraftJob
+    cached: bool = False
     tokens: list[int] = field(default_factory=list)
     probs: list[SparseDistribution] = field(default_factory=list)
-    dropped: bool = False
+    draft: Draft | None = None
+
+    @property
+    def answer(self) -> tuple[int, ...]:
+        """The answer with what is drafted so far."""
+        return (*self.job.prefix, *self.tokens)
 
 
 class Drafter:
@@ -77,37 +83,50 @@ class Drafter:
         self._trunk: tuple[int, ...] = ()  # ids that all continuations share
         self._root = _Node(-1)  # its last one
 
-    def draft(
-        self,
-        jobs: Sequence[DraftJob],
-        *,
-        cached: bool = False,
-        stop: Callable[[DraftJob], bool] = lambda job: False,
-    ) -> list[Draft | None]:
-        """Draft up to ``gamma`` tokens for each job, side by side; a draft ends at an end token.
+    def begin(self, job: DraftJob, *, cached: bool = False) -> Line:
+        """A draft of up to ``gamma`` tokens for ``job``; :meth:`step` makes it."""
+        line = Line(job, cached)
+        if not job.gamma:
+            self._finish(line)
+        return line
 
-        ``stop`` is asked about each job before each forward pass; None for those it stopped.
+    def step(self, lines: Sequence[Line], read: Sequence[tuple[int, ...]] = ()) -> None:
+        """One forward pass: every (unfinished) line gets its next token.
+
+        A line may rest for some passes: what was read for it is kept.
+
+        Args:
+            read: answers to be read in the same pass, for :meth:`likely`.
         """
-        lines = [_Line(job) for job in jobs]
-        active = [line for line in lines if line.job.gamma]
-        while active:
-            for line in active:
-                line.dropped = stop(line.job)
-            active = [line for line in active if not line.dropped]
-            ends = self._read([(*line.job.prefix, *line.tokens) for line in active])
-            for line, end in zip(active, ends, strict=True):
-                self._extend(line, end)
-            active = [
-                line
-                for line in active
-                if len(line.tokens) < line.job.gamma and line.tokens[-1] not in self._eos
-            ]
-        return [None if line.dropped else self._finish(line, cached) for line in lines]
+        ends = self._read([*(line.answer for line in lines), *read])
+        for line, end in zip(lines, ends, strict=False):
+            law = distribution(_logits(end), self._sampling)
+            position = len(line.job.prefix) + len(line.tokens)
+            token, q = propose(law, self._sampling, position, self._config.max_support)
+            line.tokens.append(token)
+            if q is not None:
+                line.probs.append(q)
+            if len(line.tokens) == line.job.gamma or token in self._eos:
+                self._finish(line)
+
+    def draft(
+        self, job: DraftJob, *, cached: bool = False, stop: Callable[[], bool] = lambda: False
+    ) -> Draft | None:
+        """Make one draft; ``stop`` is asked before each forward pass, None when it said so."""
+        line = self.begin(job, cached=cached)
+        while line.draft is None:
+            if stop():
+                return None
+            self.step([line])
+        return line.draft
 
     def likely(
         self, job: DraftJob, draft: Draft, count: int
     ) -> list[tuple[tuple[int, ...], float]]:
-        """The ``count`` likeliest verdicts on ``draft``, made for ``job``, with probabilities."""
+        """The ``count`` likeliest verdicts on ``draft``, made for ``job``, with probabilities.
+
+        Reads the draft to its end, unless :meth:`step` has done so.
+        """
         ends = [(*job.prefix, *draft.tokens[:i]) for i in range(len(draft.tokens) + 1)]
         rows = [_logits(node) for node in self._read(ends)]
         return likely_outcomes(
@@ -143,18 +162,12 @@ class Drafter:
         """Free the KV cache."""
         self._kv.close()
 
-    def _extend(self, line: _Line, end: _Node) -> None:
-        position = len(line.job.prefix) + len(line.tokens)
-        law = distribution(_logits(end), self._sampling)
-        token, q = propose(law, self._sampling, position, self._config.max_support)
-        line.tokens.append(token)
-        if q is not None:
-            line.probs.append(q)
-
-    def _finish(self, line: _Line, cached: bool) -> Draft:
+    def _finish(self, line: Line) -> None:
+        """A draft is complete at ``gamma`` tokens or at an end token."""
         job = line.job
         probs = tuple(line.probs) if self._sampling.sends_probabilities else None
-        return Draft(job.round, len(job.prefix), tuple(line.tokens), probs, cached, solo=job.solo)
+        tokens = tuple(line.tokens)
+        line.draft = Draft(job.round, len(job.prefix), tokens, probs, line.cached, solo=job.solo)
 
     def _read(self, answers: Sequence[tuple[int, ...]]) -> list[_Node]:
         """The nodes at the ends of ``answers``, after one pass over what was not read before."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.edge_cloud.client import DraftJob, EdgeClient
-from collab_llm_nodes.edge_cloud.drafter import Drafter
+from collab_llm_nodes.edge_cloud.drafter import Drafter, Line
 from collab_llm_nodes.edge_cloud.messages import (
     Draft,
     EarlyExit,
@@ -82,6 +82,15 @@ class Cancel:
 Event = ServerMessage | Draft | PreDraftRequest | Cancel
 
 
+@dataclass
+class _Task:
+    """A pre-draft in the making."""
+
+    probability: float  # that it is needed
+    line: Line
+    request: PreDraftRequest | None = None  # of another node
+
+
 @dataclass(frozen=True)
 class _Branch:
     """A draft that is under verification or out ahead, and how likely its round comes like that."""
@@ -134,6 +143,7 @@ class EdgeLoop:
         self._verdict: Verdict | None = None
         self._external: Draft | None = None  # a draft that another node has sent already
         self._jobs: dict[Answer, DraftJob] = {}  # behind the answers in the cache's queue
+        self._tasks: list[_Task] = []
         self._branches: dict[Answer, _Branch] = {}  # whose outcomes are still to be predicted
         self._predicted: set[Answer] = set()
         self._failure: CollabError | None = None
@@ -192,9 +202,7 @@ class EdgeLoop:
             ready = draft is not None
             if draft is None:
                 started = time.monotonic()
-                (draft,) = self._drafter.draft(
-                    [job], stop=lambda _: self._poll() or self._has_external()
-                )
+                draft = self._drafter.draft(job, stop=lambda: self._poll() or self._has_external())
                 self._check()
                 client.metrics.draft_s += time.monotonic() - started
             if self._has_external():
@@ -216,7 +224,10 @@ class EdgeLoop:
             for a, branch in self._branches.items()
             if a[: len(answer)] == answer
         }
+        for task in self._tasks:
+            task.probability = min(1.0, task.probability / known)
         self._jobs = {a: job for a, job in self._jobs.items() if a[: len(answer)] == answer}
+        self._drop_needless(answer)
         self._cache.advance(answer)
         self._drafter.advance(answer)
 
@@ -235,15 +246,65 @@ class EdgeLoop:
                 self._wait()
 
     def _work_ahead(self) -> bool:
-        """Predict the outcomes of one draft, or make one batch of pre-drafts; False if idle."""
+        """One forward pass of what is likeliest to be needed (lines 9-14); False if idle.
+
+        All continuations in the making advance side by side; what is new and likelier takes the
+        place of others, which lose nothing by resting.
+        """
         started = time.monotonic()
         branch = self._likeliest_branch()
-        if branch is not None and not self._requests and branch.probability >= self._cache.best:
-            self._predict(branch)
-        elif not self._predraft():
+        tasks = self._choose_tasks(self._config.batch - (branch is not None))
+        if branch is None and not tasks:
             return False
+        read = [] if branch is None else [(*branch.job.prefix, *branch.draft.tokens)]
+        self._drafter.step([task.line for task in tasks], read)
+        if branch is not None:
+            self._predict(branch)
+        for task in tasks:
+            if task.line.draft is not None:
+                self._finish(task, task.line.draft)
         self.client.metrics.predraft_s += time.monotonic() - started
         return True
+
+    def _choose_tasks(self, room: int) -> list[_Task]:
+        """The ``room`` most urgent pre-drafts, begun or new."""
+        self._admit_requests()
+        while len(self._tasks) < room or self._cache.best > self._tasks[room - 1].probability:
+            answer = self._cache.pop()
+            if answer is None:
+                break
+            line = self._drafter.begin(self._jobs.pop(answer), cached=True)
+            self._tasks.append(_Task(self._cache.probability(answer), line))
+            if self._cache.ordered:
+                self._tasks.sort(key=lambda task: -task.probability)
+        # A line without room for tokens is complete from the start.
+        for task in [t for t in self._tasks if t.line.draft is not None]:
+            assert task.line.draft is not None
+            self._finish(task, task.line.draft)
+        return self._tasks[:room]
+
+    def _finish(self, task: _Task, draft: Draft) -> None:
+        """Keep a pre-draft and send it ahead, if it may."""
+        self._tasks.remove(task)
+        job = task.line.job
+        self._cache.store(job.prefix, draft)
+        self._branch_out(task.probability, job, draft)
+        pushed = self.client.push(job, draft, self._config.push_window)
+        if pushed is not None:
+            self._send(pushed)
+        if task.request is not None:
+            task.request.reply(pushed or draft)
+
+    def _drop_needless(self, answer: Answer | None) -> None:
+        """Forget pre-drafts that do not continue ``answer``; all of them when that is None."""
+        kept = []
+        for task in self._tasks:
+            prefix = task.line.job.prefix
+            if answer is not None and prefix[: len(answer)] == answer:
+                kept.append(task)
+            elif task.request is not None:
+                task.request.reply(None)
+        self._tasks = kept
 
     def _branch_out(self, probability: float, job: DraftJob, draft: Draft) -> None:
         """Have the outcomes of ``draft`` predicted when it is the likeliest thing to do."""
@@ -252,9 +313,13 @@ class EdgeLoop:
             self._branches[job.prefix] = _Branch(probability, job, draft)
 
     def _likeliest_branch(self) -> _Branch | None:
+        """The draft whose outcomes are to be predicted next, if any is likelier than what waits."""
         deepest = self.client.round + (self._config.push_depth if self._config.push_window else 1)
         within = (b for b in self._branches.values() if b.job.round < deepest)
-        return max(within, key=lambda b: b.probability, default=None)
+        best = max(within, key=lambda b: b.probability, default=None)
+        if best is None or best.probability < max(self._config.min_probability, self._cache.best):
+            return None
+        return best
 
     def _predict(self, branch: _Branch) -> None:
         del self._branches[branch.job.prefix]
@@ -272,30 +337,8 @@ class EdgeLoop:
             self._cache.push(job.prefix, probability)
             self._jobs.setdefault(job.prefix, job)
 
-    def _predraft(self) -> bool:
-        """Draft for the likeliest outcomes side by side (lines 9-14), and send them ahead."""
-        requests = self._due_requests()
-        jobs = [job for _, job in requests]
-        while len(jobs) < self._config.batch and (answer := self._cache.pop()) is not None:
-            jobs.append(self._jobs.pop(answer))
-        drafts = self._drafter.draft(jobs, cached=True, stop=self._needless)
-        made = [d and self._use(job, d) for job, d in zip(jobs, drafts, strict=True)]
-        for (request, _), draft in zip(requests, made, strict=False):
-            request.reply(draft)
-        return bool(jobs)
-
-    def _use(self, job: DraftJob, draft: Draft) -> Draft:
-        """Keep a pre-draft and send it ahead, if it may; returns it in the form it went out."""
-        self._cache.store(job.prefix, draft)
-        self._branch_out(self._cache.probability(job.prefix), job, draft)
-        pushed = self.client.push(job, draft, self._config.push_window)
-        if pushed is not None:
-            self._send(pushed)
-        return pushed or draft
-
-    def _due_requests(self) -> list[tuple[PreDraftRequest, DraftJob]]:
-        """What other nodes asked for and still makes sense; the rest is refused."""
-        due = []
+    def _admit_requests(self) -> None:
+        """What other nodes ask for comes first; what makes no sense any more is refused."""
         while self._requests:
             request = self._requests.popleft()
             job = self.client.predraft(request.outcome)
@@ -303,19 +346,8 @@ class EdgeLoop:
             if job is None or stale:
                 request.reply(None)
             else:
-                due.append((request, job))
-        return due
-
-    def _needless(self, job: DraftJob) -> bool:
-        """Whether to stop drafting for ``job``: a verdict has made the answer another."""
-        if not self._preempt:
-            return False
-        if self._poll():
-            return True
-        if self._verdict is None:
-            return False
-        grown = (*self.client.generated, *self._verdict.tokens)
-        return self._verdict.finished or job.prefix[: len(grown)] != grown
+                line = self._drafter.begin(job, cached=True)
+                self._tasks.insert(0, _Task(1.0, line, request))
 
     def _has_external(self) -> bool:
         return self._external is not None and self._external.round == self.client.round
@@ -374,6 +406,7 @@ class EdgeLoop:
             raise self._failure
 
     def _refuse_requests(self) -> None:
+        self._drop_needless(None)
         for event in (*self._requests, *self._early):
             if isinstance(event, PreDraftRequest):
                 event.reply(None)

@@ -8,7 +8,9 @@ tokens after the last one. Guesses only: what is drafted for them is verified li
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,11 @@ from collab_llm_nodes.decoding.randomness import gumbel, sample, uniform
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
 
 Logits = NDArray[np.float32]
+
+# What is believed of the target p where only the draft model's q is known. Guesses of a typical
+# pair: they order the work and can only cost time.
+_SPREAD = 0.5  # standard deviation of log(p/q) at a drafted token
+_ALIKE = 0.8  # probability that p and q make the same token of one random number
 
 
 def likely_outcomes(
@@ -71,11 +78,12 @@ def _belief(
         own = distribution(row, sampling)
         if drafted is None:
             shared = sample(own, uniform(sampling.seed, position, "bonus"))
-            own = own / 2
-            own[shared] += 0.5
+            own *= 1.0 - _ALIKE
+            own[shared] += _ALIKE
             return 0.0, own
-        # It stands if p/q exceeds this number; nothing is known of p/q but that it is about 1.
-        accepted = 1.0 - uniform(sampling.seed, position, "accept")
+        # It stands if p/q exceeds a number that both sides know.
+        threshold = max(uniform(sampling.seed, position, "accept"), 1e-300)
+        accepted = NormalDist().cdf(-math.log(threshold) / _SPREAD)
         rest = 1.0 - own[drafted]
         own *= (1.0 - accepted) / rest if rest > 0 else 0.0
     other = own

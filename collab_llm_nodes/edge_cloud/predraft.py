@@ -94,6 +94,11 @@ class PreDraftCache(Generic[D]):
         waiting = bool(self._queue) and self._popped < self._config.max_predrafts
         return self._probability[self._queue[0][2]] if waiting else 0.0
 
+    @property
+    def ordered(self) -> bool:
+        """What is likelier comes first."""
+        return self._config.queue == "priority"
+
     def store(self, answer: Answer, draft: D) -> None:
         """Keep a pre-draft made for ``answer``; dropped when it is void by now."""
         if answer == self._answer or self._may_come(answer):
@@ -108,6 +113,6 @@ class PreDraftCache(Generic[D]):
         return len(answer) > known and answer[:known] == self._answer
 
     def _key(self, arrival: int, probability: float) -> float:
-        if self._config.queue == "priority":
+        if self.ordered:
             return -probability
         return float(arrival) if self._config.queue == "fifo" else self._shuffle.random()
