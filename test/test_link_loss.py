@@ -484,7 +484,7 @@ class Alone:
         drafter = Drafter(as_engine(self.model), self.prompt, sampling)
         self.client = EdgeClient(ClientConfig(max_tokens=max_tokens))
         if confirmed:  # by a verdict, after a draft that had nothing of it
-            (draft,) = drafter.draft([self.client.next_draft()])
+            draft = drafter.draft(self.client.next_draft())
             assert draft is not None
             assert self.client.on_sent(draft)
             self.client.on_verdict(Verdict(0, confirmed, len(confirmed) - 1, False))

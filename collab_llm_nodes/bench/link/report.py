@@ -83,10 +83,12 @@ class Counts:
         if self.recoveries:
             excess = [1e3 * r["excess_s"] for r in self.recoveries]
             bounds = [1e3 * (2 * rtt_s + r["backoff_s"]) for r in self.recoveries]
+            instant = [1e3 * r["excess_s"] for r in self.recoveries if not r["outage_s"]]
             row["recovery_ms"] = {
                 "count": len(excess),
                 "p50": statistics.median(excess),
                 "max": max(excess),
+                "p50_without_outage": statistics.median(instant) if instant else None,
                 "p50_to_verdict": statistics.median(1e3 * r["raw_s"] for r in self.recoveries),
                 "bound_p50": statistics.median(bounds),
                 "bound_max": max(bounds),
@@ -272,6 +274,7 @@ class Saboteur:
                         "raw_s": raw,
                         "excess_s": raw - self._standing_s,
                         "backoff_s": backoff_s(outage),
+                        "outage_s": outage,
                     }
                 )
             if self._left and not self._busy and self._seen < self._length:
@@ -282,19 +285,22 @@ class Saboteur:
     def _work(self) -> None:
         while (due := self._due.get()) is not None:
             time.sleep(max(0.0, due - time.monotonic()))
+            if self._complete():
+                return  # too late: the next answer gets this cut
             outages = self._scenario.outages_s
             outage = outages[self._counts.cuts % len(outages)]
             self._counts.cuts += 1
             if outage:
                 self._link.refuse()
             self._link.cut()
-            with self._lock:
-                complete = self._seen >= self._length
             time.sleep(outage)
+            self._link.heal()
             with self._lock:
-                self._link.heal()
                 self._busy = False
-                self._healed = None if complete else (time.monotonic(), outage)
+                self._healed = None if self._complete() else (time.monotonic(), outage)
+
+    def _complete(self) -> bool:
+        return self._seen >= self._length
 
 
 def backoff_s(outage_s: float) -> float:
