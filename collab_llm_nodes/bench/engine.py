@@ -32,10 +32,13 @@ from transformers import (
 )
 
 from collab_llm_nodes.bench.scenes import scene_prompts
-from collab_llm_nodes.decoding.engine import Engine, Feed, Session
+from collab_llm_nodes.decoding.engine import Engine, Feed, OnExit, Session
 from collab_llm_nodes.decoding.exits import SHORTLIST
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.edge_cloud.messages import Draft, Open
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.runner import InProcessRunner
+from collab_llm_nodes.edge_cloud.server import VerifierSession
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
@@ -293,7 +296,7 @@ def _sessions(models: _Models, repeats: int, prompts: Sequence[Prompt]) -> dict[
     sessions = [_filled(engine, encode(p, loaded)) for p in several]
     lengths = [session.length for session in sessions]
 
-    def verify(count: int, on_exit: Callable[[int, Tensor], None] | None) -> Callable[[], None]:
+    def verify(count: int, on_exit: OnExit | None) -> Callable[[], None]:
         def run() -> None:
             for session, length in zip(sessions, lengths, strict=True):
                 session.length = length
@@ -322,14 +325,14 @@ def _paper_sized(models: _Models, repeats: int, layers: int) -> dict[str, Any]:
     hidden, prompt = loaded.model.config.hidden_size, EncodedPrompt(tuple(range(5, 69)))
     adapters = ExitAdapters(hidden, PAPER_EXITS, width=64).eval().requires_grad_(False)
     exits = with_adapters(loaded, adapters)
-    engines = {
-        "no_exits": Engine(loaded),
-        "full_heads": Engine(exits),
-        "candidates": Engine(exits, candidates=CANDIDATES),
+    few = Engine(exits, candidates=CANDIDATES)
+    timed = {
+        "no_exits": _verification(Engine(loaded), prompt),
+        "full_heads": _verification(Engine(exits), prompt),
+        "candidates": _verification(few, prompt),
+        "candidates_and_previews": _verification(few, prompt, _preview(few)),
     }
-    found = medians(
-        {name: _verification(e, prompt) for name, e in engines.items()}, max(5, repeats // 5)
-    )
+    found = medians(timed, max(5, repeats // 5))
     head = loaded.model.config.vocab_size * hidden
     body = sum(p.numel() for p in loaded.model.model.layers.parameters())
     small = sum(p.numel() for p in adapters.parameters())
@@ -341,7 +344,7 @@ def _paper_sized(models: _Models, repeats: int, layers: int) -> dict[str, Any]:
         "exits": len(PAPER_EXITS),
         "candidates": CANDIDATES,
         **{f"{name}_ms": 1e3 * s for name, s in found.items()},
-        "overhead": {n: found[n] / found["no_exits"] - 1 for n in ("full_heads", "candidates")},
+        "overhead": {n: found[n] / found["no_exits"] - 1 for n in found if n != "no_exits"},
         "predicted_overhead": {
             "full_heads": (len(PAPER_EXITS) * head + small) / (body + head),
             "candidates": (shortlist + small) / (body + head),
@@ -349,15 +352,29 @@ def _paper_sized(models: _Models, repeats: int, layers: int) -> dict[str, Any]:
     }
 
 
-def _verification(engine: Engine, prompt: EncodedPrompt) -> Callable[[], None]:
+def _verification(
+    engine: Engine, prompt: EncodedPrompt, on_exit: OnExit = lambda layer, logits: None
+) -> Callable[[], None]:
     session = _filled(engine, prompt)
     length = session.length
 
     def verify() -> None:
         session.length = length
-        session.feed([9] * (GAMMA + 1), on_exit=lambda layer, logits: None)
+        session.feed([9] * (GAMMA + 1), on_exit=on_exit)
 
     return verify
+
+
+def _preview(engine: Engine) -> OnExit:
+    """What a verifier does at each exit: the outcome and its confidence."""
+    opened = Open("", (), SamplingConfig(), MAX_TOKENS, vocabulary="")
+    state = VerifierSession(opened, eos=engine.eos, vocab_size=engine.vocab_size)
+    state.begin(Draft(0, 0, (9,) * GAMMA, None))
+
+    def preview(layer: int, logits: Tensor) -> None:
+        state.preview(layer, logits)
+
+    return preview
 
 
 def _filled(engine: Engine, prompt: EncodedPrompt) -> Session:
