@@ -248,6 +248,35 @@ def bench_engine(
     write_json(json_file, results)
 
 
+@bench_app.command("verifier")
+def bench_verifier(
+    clients: Annotated[str, typer.Option(help="Numbers of robots, separated by commas.")] = (
+        "1,4,16,64"
+    ),
+    seconds: Annotated[float, typer.Option(help="Length of each measurement.", min=1.0)] = 10.0,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write the plot here.", callback=_writable)
+    ] = None,
+) -> None:
+    """One verifier with the embedded target, many robots that replay recorded drafts.
+
+    Exits with 0 only if every verdict is the one that a session alone gets.
+    """
+    from collab_llm_nodes.bench.verifier import run_verifier
+
+    try:
+        counts = [int(count) for count in clients.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise typer.BadParameter("numbers >= 1, such as 1,4,16,64", param_hint="--clients")
+    results = run_verifier(clients=counts, seconds=seconds, seed=seed, plot=plot, console=console)
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["output_mismatches"] == 0 else 1)
+
+
 def fail(error: CollabError) -> NoReturn:
     """Print a typed error and end with status 1."""
     Console(stderr=True).print(f"[bold red]{error.code}[/]: {escape(str(error))}", highlight=False)

@@ -193,6 +193,9 @@ class FakeSession:
             raise
         return torch.stack([self._logits(end) for end in ends])
 
+    def look(self) -> None:
+        pass
+
     def close(self) -> None:
         if self._open:
             self._open = False

@@ -408,20 +408,30 @@ class Session:
             return column + self._prompt.position_delta
         return int(own[:, column].max())
 
+    @torch.inference_mode()
+    def look(self) -> None:
+        """Read the prompt's images now; else the first ``feed`` that comes to them does.
+
+        For a thread of its own beside the passes of other sessions.
+        """
+        pixels, grid = self._prompt.pixel_values, self._prompt.image_grid_thw
+        if pixels is None or self._image_features is not None:
+            return
+        assert grid is not None
+        like = self._engine._embedding
+        features = self._engine.loaded.model.get_image_features(
+            pixels.to(like.device), grid.to(like.device), return_dict=True
+        ).pooler_output
+        self._image_features = torch.cat(list(features)).to(like.dtype)
+
     def _show_images(self, ids: Sequence[int], embedded: Tensor) -> None:
         """Put image features into their places in ``embedded`` [k, hidden], behind the trunk."""
         pixels, prompt_ids, start = self._prompt.pixel_values, self._prompt.ids, self.length
         if pixels is None or start >= len(prompt_ids):
             return
-        model = self._engine.loaded.model
-        if self._image_features is None:
-            grid = self._prompt.image_grid_thw
-            assert grid is not None
-            features = model.get_image_features(
-                pixels.to(embedded.device), grid.to(embedded.device), return_dict=True
-            ).pooler_output
-            self._image_features = torch.cat(list(features)).to(embedded.dtype)
-        placeholder = model.config.image_token_id
+        self.look()
+        assert self._image_features is not None
+        placeholder = self._engine.loaded.model.config.image_token_id
         seen = prompt_ids[:start].count(placeholder)
         own = ids[: len(prompt_ids) - start]  # later ones were generated: tokens like any other
         here = [i for i, token in enumerate(own) if token == placeholder]

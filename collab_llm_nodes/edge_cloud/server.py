@@ -25,7 +25,7 @@ from collab_llm_nodes.errors import InvalidInput, ProtocolError
 
 @dataclass(frozen=True)
 class ExitConfig:
-    """How early exits are ranked."""
+    """Which early exits are sent, and in which order."""
 
     confidence: str = setting(
         "joint",
@@ -38,6 +38,13 @@ class ExitConfig:
         "priority",
         "Order in which exits are sent (paper 003, Table 7, server side).",
         choices=("priority", "fifo"),
+    )
+    min_lead_s: float = setting(
+        0.004,
+        "The verifier takes no exits that would precede the verdict by less than this, judged by"
+        " its last passes: no draft token is made in so short a time [s].",
+        low=0.0,
+        high=60.0,
     )
 
     def __post_init__(self) -> None:

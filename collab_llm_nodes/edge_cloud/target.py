@@ -7,6 +7,7 @@ verifier: ``verifier/compute.py``).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -75,17 +76,26 @@ class TargetSession:
         """As ``VerifierSession.offer``."""
         return self._state.offer(draft)
 
-    def begin(self, emit: Emit) -> Feed | None:
-        """Start verifying the draft that is due; ``emit`` is called during the pass."""
+    def look(self) -> None:
+        """Read the prompt's images, if :meth:`read_on` is not to; in any thread, before it."""
+        self._kv.look()
+
+    def begin(self, emit: Emit, exits_until: float = math.inf) -> Feed | None:
+        """Start verifying the draft that is due; ``emit`` is called during the pass.
+
+        Args:
+            exits_until: only exits of layers up to this one are wanted.
+        """
         tokens = self._state.begin()
         if tokens is None:
             return None
         pending = self._state.generated[-1] if self._state.generated else self._prompt_ids[-1]
-        return Feed(
-            self._kv,
-            (pending, *tokens),
-            on_exit=lambda layer, logits: emit(self._state.preview(layer, logits)),
-        )
+
+        def on_exit(layer: int, logits: Tensor) -> None:
+            if layer <= exits_until:
+                emit(self._state.preview(layer, logits))
+
+        return Feed(self._kv, (pending, *tokens), on_exit if exits_until >= 1 else None)
 
     def conclude(self, logits: Tensor, compute_s: float, queue_s: float = 0.0) -> Verdict:
         """The verdict, from what the pass returned for :meth:`begin`."""

@@ -8,6 +8,7 @@ are taken in while a pass runs, and whatever becomes of a client, its KV cache i
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -19,11 +20,10 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from collab_llm_nodes.decoding.engine import Engine, Feed
-from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Open, Opened, Verdict
+from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Opened, Verdict
 from collab_llm_nodes.edge_cloud.server import ExitConfig
 from collab_llm_nodes.edge_cloud.target import TargetSession
-from collab_llm_nodes.errors import Cancelled, CollabError, InvalidInput, Replay, Unavailable
-from collab_llm_nodes.models.prompt import EncodedPrompt
+from collab_llm_nodes.errors import Cancelled, CollabError, Replay, Unavailable
 from collab_llm_nodes.verifier.scheduler import (
     BatchConfig,
     Evicted,
@@ -86,13 +86,14 @@ class Compute:
         self._slots: Slots[Client] = Slots(max_sessions, batch)
         self._telemetry.caches.set_function(lambda: len(self._slots))
         self._telemetry.waiting.set_function(lambda: self._slots.waiting)
+        self._expected_s = math.inf  # of a pass, smoothed
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="verifier-compute", daemon=True)
         self._thread.start()
 
-    def open(self, client: Client, prompt: EncodedPrompt, opened: Open) -> None:
+    def open(self, client: Client, target: TargetSession) -> None:
         """Start a session; ``Opened`` is posted when its prompt is read."""
-        self._inbox.put(partial(self._guarded, client, partial(self._open, client, prompt, opened)))
+        self._inbox.put(partial(self._guarded, client, partial(self._open, client, target)))
 
     def draft(self, client: Client, draft: Draft) -> None:
         """Have ``draft`` verified when its round comes; after ``open`` only."""
@@ -147,15 +148,8 @@ class Compute:
         except Exception as error:  # noqa: BLE001  whatever it is: the thread serves others too
             self._fail(client, error)
 
-    def _open(self, client: Client, prompt: EncodedPrompt, opened: Open) -> None:
-        room = self._engine.context - len(prompt.ids)
-        if opened.max_tokens > room:
-            raise InvalidInput(
-                f"a prompt of {len(prompt.ids)} tokens leaves room for {room}",
-                field="max_tokens",
-                remedy="lower max_tokens or shorten the prompt",
-            )
-        self._sessions[client] = _Session(TargetSession(self._engine, prompt, opened, self._exits))
+    def _open(self, client: Client, target: TargetSession) -> None:
+        self._sessions[client] = _Session(target)
         self._slots.request(client, time.monotonic())
         self._advance_slots()
 
@@ -203,14 +197,19 @@ class Compute:
         """One forward pass over everybody whose turn it is."""
         batch = self._ready.take()
         run = _Pass(self._emulated_s, self._engine.num_layers)
+        spare = 1.0 - self._exits.min_lead_s / max(self._expected_s, 1e-6)
         for client, due_since in batch.drafts:
-            feed = self._sessions[client].target.begin(run.emitter(client))
+            target = self._sessions[client].target
+            feed = target.begin(run.emitter(client), spare * self._engine.num_layers)
             assert feed is not None, "in line without a draft"
             run.add(client, feed, run.started - due_since)
         for client, count in batch.prompts:
             run.add(client, self._sessions[client].target.read_on(count))
         results = run.through(self._engine)
         compute_s = time.monotonic() - run.started
+        if batch.drafts:
+            old = self._expected_s
+            self._expected_s = compute_s if math.isinf(old) else 0.75 * old + 0.25 * compute_s
         self._telemetry.count_pass(len(batch.drafts), sum(n for _, n in batch.prompts), compute_s)
         for part, result in zip(run.parts, results, strict=True):
             self._guarded(part.client, partial(self._after, part, result, compute_s))

@@ -33,6 +33,7 @@ from collab_llm_nodes.edge_cloud.messages import (
     failure_of,
 )
 from collab_llm_nodes.edge_cloud.server import EarlyExitQueue
+from collab_llm_nodes.edge_cloud.target import TargetSession
 from collab_llm_nodes.errors import (
     Busy,
     CollabError,
@@ -97,7 +98,7 @@ class Verifier:
         c = self.config
         self._post_office = _PostOffice(asyncio.get_running_loop())
         # Reading pictures takes as long as some passes: not in the compute thread, not in the loop.
-        self._encoders = ThreadPoolExecutor(1, "verifier-encode")
+        self._reader = ThreadPoolExecutor(1, "verifier-reader")
         self._compute = Compute(
             self._engine,
             batch=c.batch,
@@ -111,7 +112,7 @@ class Verifier:
 
     async def stop(self) -> None:
         """Stop computing and free everything."""
-        self._encoders.shutdown(wait=False, cancel_futures=True)
+        self._reader.shutdown(wait=False, cancel_futures=True)
         loop = asyncio.get_running_loop()
         if not await loop.run_in_executor(None, self._compute.stop, _FREE_S):
             log.warning("the model is still busy")
@@ -209,10 +210,23 @@ class Verifier:
     async def _open(self, seat: _Seat, opened: Open) -> None:
         self._admit(opened)
         seat.opened = True
-        prompt = Prompt(opened.text, opened.images)
         loop = asyncio.get_running_loop()
-        encoded = await loop.run_in_executor(self._encoders, self._encode, prompt)
-        self._compute.open(seat, encoded, opened)
+        target = await loop.run_in_executor(self._reader, self._read_prompt, opened)
+        self._compute.open(seat, target)
+
+    def _read_prompt(self, opened: Open) -> TargetSession:
+        """In the reader's thread: prompt to ids, pictures to features."""
+        prompt = self._encode(Prompt(opened.text, opened.images))
+        room = self._engine.context - len(prompt.ids)
+        if opened.max_tokens > room:
+            raise InvalidInput(
+                f"a prompt of {len(prompt.ids)} tokens leaves room for {room}",
+                field="max_tokens",
+                remedy="lower max_tokens or shorten the prompt",
+            )
+        target = TargetSession(self._engine, prompt, opened, self.config.exits)
+        target.look()
+        return target
 
     async def _take_drafts(self, seat: _Seat, stream: Stream) -> None:
         while isinstance(message := await self._read(seat, stream), Open | Draft):

@@ -1,0 +1,361 @@
+"""``collab-llm bench verifier``: one verifier, many robots.
+
+The verifier is a process of its own with the embedded target. The robots are coroutines in this
+process, each with a connection of its own; they replay drafts that the embedded pair really
+proposed, recorded beforehand, so that no draft model competes for the cores. There is no think
+time (the next draft leaves when the verdict is in), so the figures are the verifier's capacity.
+
+Three loads. ``clients``: verification alone; all robots open their sessions, then the clock runs
+while they decode their answers to the end, and so on, wave after wave. ``answers``: whole answers,
+each a new session whose picture and prompt must be read first, which batching hardly makes cheaper.
+``emulated_robots``: whole answers at the pace of robots that draft and of links that take time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from rich.console import Console
+from rich.table import Table
+
+from collab_llm_nodes.bench.scenes import scene_prompts
+from collab_llm_nodes.decoding.engine import Engine
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.demo.processes import free_port, verifier_process, wait_for_verifier
+from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient
+from collab_llm_nodes.edge_cloud.drafter import Drafter
+from collab_llm_nodes.edge_cloud.messages import Open
+from collab_llm_nodes.edge_cloud.target import TargetSession
+from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.verifier import codec
+from collab_llm_nodes.verifier import verifier_pb2 as pb
+from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
+
+GAMMA = 4
+MAX_TOKENS = 48
+PROMPTS = 32
+T_P_S, T_C_S = 0.012, 0.02
+"""Emulated robot: drafting one token, the link one way [s]."""
+WARM_UP_S = 1.0
+ANSWER_DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One answer of the pair: what the robot sends, what it must get.
+
+    Attributes:
+        opened: encoded Open.
+        drafts: [rounds] encoded drafts and the number of tokens in each.
+        verdicts: [rounds] tokens of each verdict.
+    """
+
+    opened: bytes
+    drafts: tuple[tuple[bytes, int], ...]
+    verdicts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the robots do.
+
+    Attributes:
+        waves: all together open, then decode; only the latter counts. Else each at its own time.
+        draft_token_s, link_s: what a robot and its link take (emulated) [s].
+    """
+
+    waves: bool = False
+    draft_token_s: float = 0.0
+    link_s: float = 0.0
+
+
+LOADS = {
+    "clients": Load(waves=True),
+    "answers": Load(),
+    "emulated_robots": Load(draft_token_s=T_P_S, link_s=T_C_S),
+}
+
+
+@dataclass
+class Tally:
+    """What the robots of one load saw."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    answers: int = 0
+    mismatches: int = 0
+    rounds_s: list[float] = field(default_factory=list)
+    first_s: list[float] = field(default_factory=list)
+    queue_s: list[float] = field(default_factory=list)
+    compute_s: list[float] = field(default_factory=list)
+
+
+def run_verifier(
+    *,
+    clients: Sequence[int],
+    seconds: float,
+    seed: int,
+    plot: Path | None,
+    console: Console,
+) -> dict[str, Any]:
+    """Load the verifier with each number of robots for ``seconds``.
+
+    Returns:
+        ``clients.<n>``, ``answers.<n>`` and ``emulated_robots.<n>`` (see the module) with
+        ``tokens_per_s``, ``p50_ms``, ``p99_ms`` (from a draft's sending to its verdict, rounds
+        after the first), ``first_p50_ms``, ``first_p99_ms`` (the first round: opening, picture and
+        prompt included), ``queue_ms``, ``compute_ms`` (medians, as the verifier says),
+        ``answers``, ``rounds``, ``speedup`` over one robot; and ``output_mismatches``: verdicts
+        that differ from those of a session alone.
+    """
+    with console.status("recording what the pair proposes ..."):
+        recordings = record(scene_prompts(PROMPTS, seed))
+    tokens = sum(len(v) for r in recordings for v in r.verdicts)
+    rounds = sum(len(r.verdicts) for r in recordings)
+    results: dict[str, Any] = {
+        "gamma": GAMMA,
+        "tau": tokens / rounds,
+        "rounds_per_answer": rounds / len(recordings),
+        "seconds": seconds,
+        "emulated": {"T_p_ms": 1e3 * T_P_S, "T_c_ms": 1e3 * T_C_S},
+        "output_mismatches": 0,
+    }
+    for name, kind in LOADS.items():
+        results[name] = {}
+        for count in clients:
+            with console.status(f"{name}: {count} ..."):
+                tally = _measure(recordings, count, seconds, kind)
+            results["output_mismatches"] += tally.mismatches
+            results[name][str(count)] = _row(tally)
+        one = results[name].get("1")
+        for row in results[name].values():
+            row["speedup"] = row["tokens_per_s"] / one["tokens_per_s"] if one else None
+    _print(results, console)
+    if plot is not None:
+        _plot(results, plot)
+    return results
+
+
+def record(prompts: Sequence[Prompt]) -> list[Recording]:
+    """Decode each prompt with the embedded pair, one session at a time, and keep the messages."""
+    draft, target = (Engine(load(ModelConfig(path=f"nav-{name}"))) for name in ("draft", "target"))
+    return [_record(draft, target, prompt) for prompt in prompts]
+
+
+def _record(draft: Engine, target: Engine, prompt: Prompt) -> Recording:
+    sampling = SamplingConfig()
+    opened = Open(prompt.text, prompt.images, sampling, MAX_TOKENS, draft.vocabulary)
+    session = TargetSession(target, encode(prompt, target.loaded), opened)
+    session.prefill()
+    drafter = Drafter(draft, encode(prompt, draft.loaded), sampling)
+    client = EdgeClient(ClientConfig(GAMMA, MAX_TOKENS))
+    drafts, verdicts = [], []
+    while not client.finished:
+        proposed = drafter.draft(client.next_draft())
+        assert proposed is not None
+        client.on_sent(proposed)
+        verdict = session.verify(proposed, lambda exit_: None)
+        assert verdict is not None
+        client.on_verdict(verdict)
+        drafts.append((codec.encode(proposed), len(proposed.tokens)))
+        verdicts.append(verdict.tokens)
+    session.close()
+    drafter.close()
+    return Recording(codec.encode(opened), tuple(drafts), tuple(verdicts))
+
+
+def _measure(recordings: Sequence[Recording], count: int, seconds: float, load: Load) -> Tally:
+    """``count`` robots against a fresh verifier."""
+    address = f"127.0.0.1:{free_port()}"
+    with verifier_process(address) as process:
+        with VerifierClient(ClientLinkConfig(address=address)) as client:
+            wait_for_verifier(client, process)
+        tally = asyncio.run(_drive(address, recordings, count, seconds, load))
+        process.check()
+    return tally
+
+
+async def _drive(
+    address: str, recordings: Sequence[Recording], count: int, seconds: float, load: Load
+) -> Tally:
+    options = [("grpc.use_local_subchannel_pool", 1)]  # a connection for each robot
+    channels = [grpc.aio.insecure_channel(address, options) for _ in range(count)]
+    robots = [_Robot(channel, load) for channel in channels]
+    warm_up, tally = Tally(), Tally()
+    try:
+        for seen, duration in ((warm_up, WARM_UP_S), (tally, seconds)):
+            await (_waves if load.waves else _stream)(robots, recordings, seen, duration)
+    finally:
+        for channel in channels:
+            await channel.close()
+    return tally
+
+
+async def _waves(
+    robots: Sequence[_Robot], recordings: Sequence[Recording], tally: Tally, seconds: float
+) -> None:
+    """Open all sessions, then decode all answers, again and again; only decoding is timed."""
+    wave = 0
+    while tally.seconds < seconds:
+        mine = [recordings[(wave + i) % len(recordings)] for i in range(len(robots))]
+        await asyncio.gather(*(r.open(m, tally) for r, m in zip(robots, mine, strict=True)))
+        begun = time.perf_counter()
+        await asyncio.gather(*(r.decode(tally) for r in robots))
+        tally.seconds += time.perf_counter() - begun
+        wave += 1
+
+
+async def _stream(
+    robots: Sequence[_Robot], recordings: Sequence[Recording], tally: Tally, seconds: float
+) -> None:
+    """Every robot has answer after answer."""
+    begun = time.perf_counter()
+
+    async def work(robot: _Robot, number: int) -> None:
+        while time.perf_counter() < begun + seconds:
+            await robot.open(recordings[number % len(recordings)], tally)
+            await robot.decode(tally)
+            number += 7  # coprime to the number of recordings: everybody asks everything
+
+    await asyncio.gather(*(work(robot, number) for number, robot in enumerate(robots)))
+    tally.seconds = time.perf_counter() - begun
+
+
+class _Robot:
+    """Replays recordings, one at a time."""
+
+    def __init__(self, channel: grpc.aio.Channel, load: Load) -> None:
+        self._session = channel.stream_stream(codec.SESSION)
+        self._load = load
+
+    async def open(self, recording: Recording, tally: Tally) -> None:
+        """Open a session and have the first draft verified."""
+        self._recording = recording
+        self._call = self._session(timeout=ANSWER_DEADLINE_S)
+        await self._call.write(recording.opened)
+        tokens, took_s = await self._round(0, tally)
+        tally.first_s.append(took_s)
+        if not self._load.waves:
+            tally.tokens += tokens
+
+    async def decode(self, tally: Tally) -> None:
+        """All other rounds."""
+        for number in range(1, len(self._recording.drafts)):
+            tokens, took_s = await self._round(number, tally)
+            tally.tokens += tokens
+            tally.rounds_s.append(took_s)
+        tally.answers += 1
+        await self._call.done_writing()
+
+    async def _round(self, number: int, tally: Tally) -> tuple[int, float]:
+        """One draft and its verdict: tokens, seconds."""
+        draft, size = self._recording.drafts[number]
+        if self._load.draft_token_s:
+            await asyncio.sleep(size * self._load.draft_token_s)
+        sent = time.perf_counter()
+        if self._load.link_s:
+            await asyncio.sleep(self._load.link_s)
+        await self._call.write(draft)
+        kind = ""
+        while kind != "verdict":
+            message = pb.ServerMessage.FromString(await self._call.read())
+            kind = message.WhichOneof("message")
+            if kind == "failure":
+                raise CollabError(message.failure.message, remedy=message.failure.remedy)
+        if self._load.link_s:
+            await asyncio.sleep(self._load.link_s)
+        took_s = time.perf_counter() - sent
+        verdict = message.verdict
+        tally.mismatches += tuple(verdict.tokens) != self._recording.verdicts[number]
+        tally.queue_s.append(verdict.queue_s)
+        tally.compute_s.append(verdict.compute_s)
+        return len(verdict.tokens), took_s
+
+
+def _row(tally: Tally) -> dict[str, Any]:
+    rounds, first = _percentiles(tally.rounds_s), _percentiles(tally.first_s)
+    return {
+        "tokens_per_s": tally.tokens / tally.seconds,
+        "p50_ms": rounds[49],
+        "p99_ms": rounds[98],
+        "first_p50_ms": first[49],
+        "first_p99_ms": first[98],
+        "queue_ms": 1e3 * statistics.median(tally.queue_s),
+        "compute_ms": 1e3 * statistics.median(tally.compute_s),
+        "answers": tally.answers,
+        "rounds": len(tally.rounds_s),
+    }
+
+
+def _percentiles(times_s: Sequence[float]) -> list[float]:
+    """The 1st to the 99th, in milliseconds."""
+    return [1e3 * t for t in statistics.quantiles(times_s, n=100, method="inclusive")]
+
+
+def _print(results: dict[str, Any], console: Console) -> None:
+    titles = {
+        "clients": "verification, no think time",
+        "answers": "whole answers, no think time",
+        "emulated_robots": f"whole answers, robots and links emulated (T_p {1e3 * T_P_S:g} ms per"
+        f" token, T_c {1e3 * T_C_S:g} ms)",
+    }
+    for name, title in titles.items():
+        table = Table(title=f"embedded target, {title}")
+        columns = ("clients", "tokens/s", "x one", "p50 ms", "p99 ms", "p99/p50")
+        for column in (*columns, "first p50", "first p99", "queue", "compute"):
+            table.add_column(column, justify="right")
+        for count, row in results[name].items():
+            table.add_row(
+                count,
+                f"{row['tokens_per_s']:.0f}",
+                f"{row['speedup']:.2f}" if row["speedup"] else "-",
+                f"{row['p50_ms']:.1f}",
+                f"{row['p99_ms']:.1f}",
+                f"{row['p99_ms'] / row['p50_ms']:.1f}",
+                f"{row['first_p50_ms']:.1f}",
+                f"{row['first_p99_ms']:.1f}",
+                f"{row['queue_ms']:.1f}",
+                f"{row['compute_ms']:.1f}",
+            )
+        console.print(table)
+    console.print(f"{results['output_mismatches']} verdicts differ from the recorded ones")
+
+
+def _plot(results: dict[str, Any], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5))
+    for name, label in (
+        ("clients", "verification"),
+        ("answers", "whole answers"),
+        ("emulated_robots", "robots and links emulated"),
+    ):
+        counts = [int(count) for count in results[name]]
+        rows = results[name].values()
+        left.plot(counts, [row["tokens_per_s"] for row in rows], "o-", label=label)
+        right.plot(counts, [row["p50_ms"] for row in rows], "o-", label=f"{label}, median")
+        right.plot(
+            counts, [row["p99_ms"] for row in rows], "x--", label=f"{label}, 99th percentile"
+        )
+    for axis, what in ((left, "tokens per second, all robots"), (right, "draft to verdict [ms]")):
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xlabel("robots")
+        axis.set_ylabel(what)
+        axis.legend(fontsize=7)
+    figure.tight_layout()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)
