@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -105,8 +105,8 @@ class Bed:
 
     Attributes:
         link: where connections are cut.
-        packets: the link's packet level; None where this user may not emulate it, and then delay
-            and jitter are the proxy's and nothing is lost or reordered.
+        packets: the link's packet level; None where this user may not emulate it, and then all
+            is the proxy's, which cannot lose or reorder packets.
     """
 
     client: VerifierClient
@@ -120,7 +120,7 @@ class Bed:
         if self.packets is not None:
             self.packets.change(profile)
         else:
-            self.link.change(replace(profile, loss=0.0, reorder=0.0))
+            self.link.change(profile)
 
 
 @contextlib.contextmanager
@@ -150,7 +150,8 @@ def run_link(*, answers: int, cuts: int, seed: int, console: Console) -> dict[st
 
     Returns:
         ``runs.<scenario>`` with answers, tokens, wrong_tokens, failed, hangs, cuts, ms_per_token
-        and ``recovery_ms``; ``silence.<kind>`` with what a connection that says nothing costs.
+        and ``recovery_ms``; scenarios that need packets are left out where there can be none.
+        ``silence.<kind>`` with what a connection that says nothing costs.
     """
     prompts = scene_prompts(answers, seed)
     draft = Engine(load(ModelConfig(path="nav-draft")))
@@ -165,7 +166,7 @@ def run_link(*, answers: int, cuts: int, seed: int, console: Console) -> dict[st
     results: dict[str, Any] = {
         "answers": answers,
         "rtt_ms": 2e3 * DELAY_S,
-        "emulation": "a TCP proxy, without loss: " + reason
+        "emulation": "a TCP proxy, no packets: " + reason
         if (reason := why_not())
         else "packets between two network namespaces",
         "runs": {},
@@ -173,6 +174,8 @@ def run_link(*, answers: int, cuts: int, seed: int, console: Console) -> dict[st
     with embedded_bed(draft) as bed:
         truth = [bed.runner.generate(p, LAW, MAX_TOKENS).tokens for p in prompts]
         for scenario in scenarios:
+            if bed.packets is None and (scenario.profile.loss or scenario.profile.reorder):
+                continue
             bed.change(scenario.profile)
             with console.status(f"{scenario.name} ..."):
                 counts = disturb(bed, prompts, truth, scenario, seed)
