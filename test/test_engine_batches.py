@@ -115,6 +115,18 @@ def test_a_pass_over_many_sessions_equals_single_ones(architecture: str, backend
             close(a, b)
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_prompts_of_one_length_share_a_pass(architecture: str) -> None:
+    engine = Engine(tiny_model(architecture))
+    pairs = [opened(engine, architecture, seed) for seed in (0, 2)]
+    assert len({len(prompt.ids) for _, prompt in pairs}) == 1
+    results = engine.run([Feed(session, prompt.ids, last=1) for session, prompt in pairs])
+    for (session, _), seed, found in zip(pairs, (0, 2), results, strict=True):
+        assert isinstance(found, torch.Tensor)
+        close(found[0], fed(engine, architecture, [], seed))
+        close(session.feed([7] * 20)[-1], fed(engine, architecture, [7] * 20, seed))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_failing_feed_disturbs_no_other(backend: str) -> None:
     loaded = tiny_model("qwen2_vl", exit_layers=(1, 2))
@@ -325,16 +337,21 @@ def test_candidates_beyond_the_shortlist(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sparse._exits, "shortlist", 40)
     seen: list[list[torch.Tensor]] = [[], [], []]
     new = [[300, 301], [310, 311, 312]]
+    verdicts = []
     for engine, heard in ((full, seen[0]), (sparse, seen[1])):
         sessions = [opened(engine, "qwen2_vl", i) for i in range(2)]
         for session, prompt in sessions:
             session.feed(prompt.ids, last=0)
-        engine.run(
+        verdicts += engine.run(
             [
                 Feed(session, ids, lambda layer, x, h=heard: h.append(x))
                 for (session, _), ids in zip(sessions, new, strict=True)
             ]
         )
+    for exact, found in zip(verdicts[:2], verdicts[2:], strict=True):
+        assert isinstance(exact, torch.Tensor)
+        assert isinstance(found, torch.Tensor)
+        assert exact.equal(found), "an exit is a preview"
     for number, (exact, found) in enumerate(zip(seen[0], seen[1], strict=True)):
         own = new[number % 2]
         scored = torch.isfinite(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,10 +32,6 @@ from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.adapters import ExitAdapters, check_exit_layers
 from collab_llm_nodes.models.architectures import ARCHITECTURES, architecture_of, decoder_parts
 from collab_llm_nodes.models.vocabulary import vocabulary_size
-
-# Imported by transformers where it is installed, torchao warns of each GPU library that is not.
-for noisy in ("torchao", "torch.utils._pytree"):
-    logging.getLogger(noisy).setLevel(logging.ERROR)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5}
