@@ -14,9 +14,10 @@ from tiny_models import tiny_model, tiny_prompt
 from collab_llm_nodes.decoding import reference
 from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.edge_cloud.client import ClientConfig, DraftJob, EdgeClient, Source
 from collab_llm_nodes.edge_cloud.drafter import Drafter
-from collab_llm_nodes.edge_cloud.loop import AheadConfig, Cancel, EdgeLoop, PreDraftRequest
+from collab_llm_nodes.edge_cloud.loop import Cancel, EdgeLoop, PreDraftRequest
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Failure, Open, Verdict
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner

@@ -23,9 +23,9 @@ from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.lossless import transformers_generate
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.demo.processes import free_port, verifier_process, wait_for_verifier
+from collab_llm_nodes.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.edge_cloud.client import DraftJob
 from collab_llm_nodes.edge_cloud.drafter import Drafter
-from collab_llm_nodes.edge_cloud.loop import AheadConfig
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.metrics import GenerationMetrics

@@ -7,8 +7,42 @@ agree on the draft of every round without a message about it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.edge_cloud.messages import Draft
+
+
+@dataclass(frozen=True)
+class AheadConfig:
+    """How the time of a verification is used, beside what early exits suggest."""
+
+    batch: int = setting(
+        8, "Outcomes that are continued side by side in one forward loop.", low=1, high=64
+    )
+    predictions: int = setting(
+        8,
+        "Outcomes per draft that the draft model itself predicts; 0 leaves it to the early exits,"
+        " as in the paper.",
+        low=0,
+        high=64,
+    )
+    min_probability: float = setting(
+        0.01, "Predicted outcomes less probable than this are not worth it.", low=0.0, high=1.0
+    )
+    push_window: int = setting(
+        16,
+        "Drafts sent ahead of the verdicts they depend on, at most so many at a time; 0: each"
+        " waits for its verdict.",
+        low=0,
+        high=64,
+    )
+    push_depth: int = setting(
+        2, "Rounds that they may be ahead of the one under verification.", low=1, high=8
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 class Ahead:

@@ -7,6 +7,7 @@ token for all of them, and nothing is computed twice.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -66,7 +67,11 @@ class Line:
 
 
 class Drafter:
-    """Draws drafts after any prefixes of one answer."""
+    """Draws drafts after any prefixes of one answer.
+
+    Attributes:
+        on_pass: told the seconds of each forward pass, and whether it read several continuations.
+    """
 
     def __init__(
         self,
@@ -80,6 +85,7 @@ class Drafter:
         self._prompt_ids = tuple(prompt.ids)
         self._sampling = sampling
         self._config = config or DrafterConfig()
+        self.on_pass: Callable[[float, bool], None] = lambda seconds, batched: None
         self._trunk: tuple[int, ...] = ()  # ids that all continuations share
         self._root = _Node(-1)  # its last one
 
@@ -191,7 +197,9 @@ class Drafter:
                 node = child
             ends.append(node)
         if new:
+            started = time.perf_counter()
             rows = self._kv.grow(ids, parents).float().cpu().numpy()
+            self.on_pass(time.perf_counter() - started, len(new) > 1)
             for node, row in zip(new, rows, strict=True):
                 node.logits = row
         return ends

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.edge_cloud.client import DraftJob, EdgeClient
 from collab_llm_nodes.edge_cloud.drafter import Drafter, Line
 from collab_llm_nodes.edge_cloud.messages import (
@@ -28,40 +28,9 @@ from collab_llm_nodes.edge_cloud.messages import (
     Verdict,
     error_of,
 )
+from collab_llm_nodes.edge_cloud.planner import Profile
 from collab_llm_nodes.edge_cloud.predraft import Answer, PreDraftCache, PreDraftConfig
 from collab_llm_nodes.errors import Cancelled, CollabError, DeadlineExceeded
-
-
-@dataclass(frozen=True)
-class AheadConfig:
-    """How the time of a verification is used, beside what early exits suggest."""
-
-    batch: int = setting(
-        8, "Outcomes that are continued side by side in one forward loop.", low=1, high=64
-    )
-    predictions: int = setting(
-        8,
-        "Outcomes per draft that the draft model itself predicts; 0 leaves it to the early exits,"
-        " as in the paper.",
-        low=0,
-        high=64,
-    )
-    min_probability: float = setting(
-        0.01, "Predicted outcomes less probable than this are not worth it.", low=0.0, high=1.0
-    )
-    push_window: int = setting(
-        16,
-        "Drafts sent ahead of the verdicts they depend on, at most so many at a time; 0: each"
-        " waits for its verdict.",
-        low=0,
-        high=64,
-    )
-    push_depth: int = setting(
-        2, "Rounds that they may be ahead of the one under verification.", low=1, high=8
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 @dataclass(frozen=True)
@@ -110,6 +79,7 @@ class EdgeLoop:
         ahead: what goes into that queue beside early exits, and what is sent ahead.
         exits: whether early exits are pre-drafted for here; False when another node queues them
             and posts ``PreDraftRequest`` and cached ``Draft`` events.
+        profile: learns how long everything takes and how often guesses are right.
         preempt: a verdict stops needless work (real time). False completes the round's pre-drafts
             first, as if the draft model were fast enough (deterministic, for runs without a clock).
         on_tokens: called with each verdict's new tokens.
@@ -123,6 +93,7 @@ class EdgeLoop:
         *,
         predraft: PreDraftConfig | None = None,
         ahead: AheadConfig | None = None,
+        profile: Profile | None = None,
         exits: bool = True,
         preempt: bool = True,
         on_tokens: Callable[[tuple[int, ...]], None] = lambda tokens: None,
@@ -134,18 +105,25 @@ class EdgeLoop:
         self._config = ahead or AheadConfig()
         self._idle = predraft.max_predrafts == 0
         self._cache: PreDraftCache[Draft] = PreDraftCache(predraft)
+        self._profile = profile or Profile()
+        drafter.on_pass = self._profile.on_pass
         self._exits = exits
         self._preempt = preempt
         self._on_tokens = on_tokens
-        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
         self._requests: deque[PreDraftRequest] = deque()
-        self._early: list[Verdict | EarlyExit | PreDraftRequest] = []  # of the next round
+        self._early: list[tuple[float, Event]] = []  # of later rounds
         self._verdict: Verdict | None = None
+        self._verdict_at = 0.0  # when it came; all times are time.monotonic
         self._external: Draft | None = None  # a draft that another node has sent already
         self._jobs: dict[Answer, DraftJob] = {}  # behind the answers in the cache's queue
         self._tasks: list[_Task] = []
         self._branches: dict[Answer, _Branch] = {}  # whose outcomes are still to be predicted
         self._predicted: set[Answer] = set()
+        self._foreseen: set[Answer] = set()  # what the draft model expects
+        self._taken_off = 0.0  # when this round's draft was under way
+        self._asked = False  # its draft was sent by this loop when its round had come
+        self._suggested: dict[Answer, float] = {}  # outcomes of this round's exits, and when
         self._failure: CollabError | None = None
         self._ended = False
         self._deadline = math.inf
@@ -155,7 +133,7 @@ class EdgeLoop:
 
         Every ``PreDraftRequest`` is answered exactly once, also when the loop has ended.
         """
-        self._inbox.put(event)
+        self._inbox.put((time.monotonic(), event))
         if self._ended:
             self._refuse_inbox()
 
@@ -177,10 +155,9 @@ class EdgeLoop:
         try:
             while not self.client.finished:
                 self._take_off()
-                sent = time.monotonic()
                 self._catch_up()
                 verdict = self._await_verdict()
-                metrics.wait_s += time.monotonic() - sent
+                self._learn(verdict)
                 tokens = self.client.on_verdict(verdict)
                 if metrics.rounds == 1:
                     metrics.time_to_first_token_s = time.monotonic() - started
@@ -197,6 +174,7 @@ class EdgeLoop:
         client = self.client
         job = client.next_draft()
         draft, ready = client.in_flight, True
+        self._asked = draft is None
         if draft is None:
             draft = self._cache.lookup(job.prefix)
             ready = draft is not None
@@ -206,19 +184,41 @@ class EdgeLoop:
                 self._check()
                 client.metrics.draft_s += time.monotonic() - started
             if self._has_external():
-                draft, ready = self._external, True
+                draft, ready, self._asked = self._external, True, False
             assert draft is not None
             if client.on_sent(draft) and draft is not self._external:
                 self._send(draft)
+        self._taken_off = time.monotonic()
+        self._suggested.clear()
         if job.round and client.speculates:
             client.metrics.cache_lookups += 1
             client.metrics.cache_hits += ready
         self._branch_out(1.0, job, draft)
 
+    def _learn(self, verdict: Verdict) -> None:
+        """Tell the profile what this round has shown."""
+        draft = self.client.in_flight
+        assert draft is not None
+        waited = self._verdict_at - self._taken_off
+        self.client.metrics.wait_s += waited
+        self._profile.on_verdict(draft, verdict)
+        if self._asked and self.client.round:  # the first verdict also waits for the prefill
+            self._profile.on_round_trip(waited, verdict)
+        if draft.tokens and not verdict.finished and not self._idle:
+            answer = (*self.client.generated, *verdict.tokens)
+            heard = self._suggested.get(answer)
+            trip = self._profile.rtt.value if self._asked else 0.0
+            self._profile.on_outcome(
+                predicted=answer in self._foreseen,
+                exit_s=None if heard is None else heard - self._taken_off - trip,
+            )
+
     def _advance(self) -> None:
         """The answer has grown: forget what has become void."""
         answer = tuple(self.client.generated)
         known = self._cache.probability(answer) or 1.0
+        self._foreseen = {a for a in self._foreseen if a[: len(answer)] == answer}
+        self._predicted = {a for a in self._predicted if a[: len(answer)] == answer}
         self._branches = {
             a: replace(branch, probability=min(1.0, branch.probability / known))
             for a, branch in self._branches.items()
@@ -329,6 +329,7 @@ class EdgeLoop:
             together = branch.probability * probability
             if together >= self._config.min_probability:
                 self._expect(outcome, together, branch.job)
+                self._foreseen.add((*branch.job.prefix, *outcome))
 
     def _expect(self, outcome: Answer, probability: float, of: DraftJob | None = None) -> None:
         """Queue what to draft if ``outcome`` comes of the draft for ``of``, or of this round's."""
@@ -356,7 +357,7 @@ class EdgeLoop:
         """Handle what the inbox holds; True when the loop must end."""
         while True:
             try:
-                self._handle(self._inbox.get_nowait())
+                self._handle(*self._inbox.get_nowait())
             except queue.Empty:
                 if time.monotonic() >= self._deadline and self._failure is None:
                     self._failure = self._late()
@@ -365,7 +366,7 @@ class EdgeLoop:
     def _wait(self) -> None:
         """Block until something happens or the deadline passes."""
         try:
-            self._handle(self._inbox.get(timeout=max(0.0, self._deadline - time.monotonic())))
+            self._handle(*self._inbox.get(timeout=max(0.0, self._deadline - time.monotonic())))
         except queue.Empty:
             self._failure = self._late()
 
@@ -373,18 +374,20 @@ class EdgeLoop:
         """Handle what was early: a draft sent ahead or by another node can be verified before this
         loop has even handled the verdict that made it the next one."""
         early, self._early = self._early, []
-        for event in early:
-            self._handle(event)
+        for at, event in early:
+            self._handle(at, event)
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, at: float, event: Event) -> None:
         if isinstance(event, Verdict | EarlyExit | PreDraftRequest) and self._is_early(event.round):
-            self._early.append(event)
+            self._early.append((at, event))
         elif isinstance(event, Verdict):
             if event.round == self.client.round:
-                self._verdict = event
+                self._verdict, self._verdict_at = event, at
         elif isinstance(event, EarlyExit):
-            if self.client.on_early_exit(event) and self._exits and not event.finished:
-                self._expect(event.tokens, event.confidence)
+            if self.client.on_early_exit(event) and not event.finished:
+                self._suggested.setdefault((*self.client.generated, *event.tokens), at)
+                if self._exits:
+                    self._expect(event.tokens, event.confidence)
         elif isinstance(event, PreDraftRequest):
             self._requests.append(event)
         elif isinstance(event, Draft):
@@ -407,7 +410,7 @@ class EdgeLoop:
 
     def _refuse_requests(self) -> None:
         self._drop_needless(None)
-        for event in (*self._requests, *self._early):
+        for event in (*self._requests, *(event for _, event in self._early)):
             if isinstance(event, PreDraftRequest):
                 event.reply(None)
         self._refuse_inbox()
@@ -416,7 +419,7 @@ class EdgeLoop:
         """Also called by threads that post too late: takes from the queue and touches no more."""
         while True:
             try:
-                event = self._inbox.get_nowait()
+                _, event = self._inbox.get_nowait()
             except queue.Empty:
                 return
             if isinstance(event, PreDraftRequest):

@@ -10,10 +10,12 @@ from collections.abc import Callable
 
 from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient
 from collab_llm_nodes.edge_cloud.drafter import Drafter, DrafterConfig
-from collab_llm_nodes.edge_cloud.loop import AheadConfig, EdgeLoop
+from collab_llm_nodes.edge_cloud.loop import EdgeLoop
 from collab_llm_nodes.edge_cloud.messages import Open, Opened, ServerMessage
+from collab_llm_nodes.edge_cloud.planner import Planner, PlannerConfig, settings_of
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.runner import Generation
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
@@ -28,7 +30,9 @@ class RemoteRunner:
     Args:
         draft: the draft model.
         verifier: the link; stays the caller's to close.
-        gamma: draft tokens per round.
+        gamma: draft tokens per round; 0 lets the verifier decode alone.
+        predraft, ahead: what is done while the verifier works.
+        planner: chooses anew for each answer, if enabled.
         encode: prompts to the draft model's ids; by default as ``draft.loaded`` does it.
     """
 
@@ -40,14 +44,15 @@ class RemoteRunner:
         gamma: int = 4,
         predraft: PreDraftConfig | None = None,
         ahead: AheadConfig | None = None,
+        planner: PlannerConfig | None = None,
         drafter: DrafterConfig | None = None,
         encode: Callable[[Prompt], EncodedPrompt] | None = None,
     ) -> None:
         self._draft = draft
         self._verifier = verifier
-        self._gamma = gamma
-        self._predraft = predraft
-        self._ahead = ahead
+        self.planner = Planner(planner or PlannerConfig(), gamma)
+        self._predraft = predraft or PreDraftConfig()
+        self._ahead = ahead or AheadConfig()
         self._drafter = drafter or DrafterConfig()
         self._encode = encode or self._encode_as_loaded
 
@@ -67,13 +72,16 @@ class RemoteRunner:
         sampling = sampling or SamplingConfig()
         encoded = self._encode(prompt)
         drafter = Drafter(self._draft, encoded, sampling, self._drafter)
-        client = EdgeClient(ClientConfig(self._gamma, max_tokens))
+        mode = self.planner.choose()
+        predraft, ahead = settings_of(mode, self._predraft, self._ahead)
+        client = EdgeClient(ClientConfig(mode.gamma, max_tokens))
         loop = EdgeLoop(
             client,
             drafter,
             lambda draft: session.send(draft),
-            predraft=self._predraft,
-            ahead=self._ahead,
+            predraft=predraft,
+            ahead=ahead,
+            profile=self.planner.profile,
             on_tokens=on_tokens,
         )
 

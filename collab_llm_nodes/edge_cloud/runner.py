@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient, Source
 from collab_llm_nodes.edge_cloud.drafter import Drafter
-from collab_llm_nodes.edge_cloud.loop import AheadConfig, EdgeLoop
+from collab_llm_nodes.edge_cloud.loop import EdgeLoop
 from collab_llm_nodes.edge_cloud.messages import Draft, Open
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.server import EarlyExitQueue, ExitConfig

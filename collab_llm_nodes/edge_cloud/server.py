@@ -81,6 +81,8 @@ class EarlyExitQueue:
 
 MAX_AHEAD = 64
 """Drafts of one session that the verifier keeps for rounds to come."""
+MAX_AHEAD_ENTRIES = 1 << 18
+"""Probabilities in them, 8 bytes each."""
 
 
 class VerifierSession:
@@ -129,9 +131,11 @@ class VerifierSession:
             return False
         if draft.round == self.round:
             self._next = draft
-        elif len(self._ahead) >= MAX_AHEAD:
+        elif len(self._ahead) >= MAX_AHEAD or _entries(draft, *self._ahead) > MAX_AHEAD_ENTRIES:
             raise ProtocolError(
-                f"more than {MAX_AHEAD} drafts ahead", field="after", remedy="push fewer"
+                f"more than {MAX_AHEAD} drafts or {MAX_AHEAD_ENTRIES} probabilities ahead",
+                field="after",
+                remedy="push fewer",
             )
         else:
             self._ahead.add(draft)
@@ -243,3 +247,8 @@ class VerifierSession:
                     field="probs",
                     remedy="send the distribution that the token was drawn from",
                 )
+
+
+def _entries(*drafts: Draft) -> int:
+    """Probabilities in ``drafts``."""
+    return sum(len(q.ids) for draft in drafts for q in draft.probs or ())

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event, Lock
 from typing import Any
@@ -30,10 +30,12 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.edge_cloud import messages
+from collab_llm_nodes.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient
 from collab_llm_nodes.edge_cloud.drafter import Drafter, DrafterConfig
 from collab_llm_nodes.edge_cloud.link_loss import LinkLossConfig, Patience, finish_alone
-from collab_llm_nodes.edge_cloud.loop import AheadConfig, Cancel, EdgeLoop, PreDraftRequest
+from collab_llm_nodes.edge_cloud.loop import Cancel, EdgeLoop, PreDraftRequest
+from collab_llm_nodes.edge_cloud.planner import Planner, PlannerConfig, settings_of
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.errors import (
     Busy,
@@ -77,6 +79,7 @@ class DraftVlmConfig:
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     predraft: PreDraftConfig = field(default_factory=PreDraftConfig)
     ahead: AheadConfig = field(default_factory=AheadConfig)
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
     link_loss: LinkLossConfig = field(default_factory=LinkLossConfig)
     deadline_s: float = setting(
         10.0, "One answer, when the request names no deadline [s].", low=0.05, high=3600.0
@@ -155,6 +158,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         loaded = load(self.config.model)
         self._engine = Engine(loaded)
         self._vocabulary = vocabulary_hash(loaded.tokenizer)
+        self._planner = Planner(self.config.planner, self.config.client.gamma)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="draft-model")
         self._drafts = self.create_publisher(Draft, "draft", RESULT)
         self._texts = self.create_publisher(GeneratedText, "generated_text", RESULT)
@@ -453,14 +457,17 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         if answer.cancelled or engine is None:
             raise Cancelled("the caller gave the answer up")
         encoded = encode(request.prompt, engine.loaded)  # refuses what cannot be used
-        client = EdgeClient(request.client)
+        mode = self._planner.choose()
+        predraft, ahead = settings_of(mode, self.config.predraft, self.config.ahead)
+        client = EdgeClient(replace(request.client, gamma=mode.gamma))
         drafter = Drafter(engine, encoded, request.sampling, self.config.drafter)
         answer.loop = EdgeLoop(
             client,
             drafter,
             send=partial(self._send, answer),
-            predraft=self.config.predraft,
-            ahead=self.config.ahead,
+            predraft=predraft,
+            ahead=ahead,
+            profile=self._planner.profile,
             exits=False,  # predraft_cache asks for what they suggest
             on_tokens=partial(self._on_tokens, answer, feedback),
         )

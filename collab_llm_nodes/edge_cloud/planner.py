@@ -1,0 +1,199 @@
+"""Which way of decoding is fastest here and now: predicted from what has been measured.
+
+Letters are those of paper 003, Table 3. Seconds per token, in the steady state:
+
+    cloud alone, streaming   T_q(1)
+    speculation (SD)         (2 T_c + gamma T_p + T_q) / tau
+    push-ahead               (max(T_q, C) + e L + m (2 T_c + gamma T_p + B/2)) / tau
+
+SD is the paper's Table 4. With push-ahead a verification follows the other without a pause, unless
+the draft model is slower: C = (gamma + f) B is the time from one draft to the next on the likeliest
+path, B the time of a pass over a batch of continuations, f the share of drafts that are accepted
+whole (their bonus token is known one pass later). A share e of the verdicts is expected only thanks
+to an early exit, whose draft comes L late; a share m is unexpected and costs what SD costs, and on
+average half a pass that was under way.
+
+Speculation loses to the cloud alone if, roughly, 2 T_c + gamma T_p > (tau - 1) T_q: with a fast
+server behind a slow link. Then the planner says so and lets the verifier stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.edge_cloud.ahead import AheadConfig
+from collab_llm_nodes.edge_cloud.messages import Draft, Verdict
+from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
+
+_GAMMAS = (1, 2, 3, 4, 5, 6, 8)
+
+
+@dataclass
+class Mean:
+    """A mean that forgets: ``weight`` observations count, older ones fade."""
+
+    value: float = 0.0
+    count: int = 0
+    weight: int = 64
+
+    def add(self, sample: float) -> None:
+        self.count += 1
+        self.value += (sample - self.value) / min(self.count, self.weight)
+
+
+@dataclass
+class Profile:
+    """What the decoding loop has measured on this robot, over this link, with this verifier [s].
+
+    Attributes:
+        t_p, t_p_batch: a pass of the draft model over one token, and over several continuations.
+        t_q1, t_q: a pass of the target over one token, and over a draft.
+        rtt: from draft to verdict, less what the verifier took (2 T_c).
+        accepted: by position in the draft: whether its token was accepted, all before it being so.
+        whole: whether a draft was accepted whole.
+        unexpected: verdicts that neither the draft model nor an early exit had suggested.
+        by_exit: verdicts that only an early exit had suggested.
+        exit_s: from the start of a verification to the exit that is right.
+    """
+
+    t_p: Mean = field(default_factory=Mean)
+    t_p_batch: Mean = field(default_factory=Mean)
+    t_q1: Mean = field(default_factory=Mean)
+    t_q: Mean = field(default_factory=Mean)
+    rtt: Mean = field(default_factory=Mean)
+    accepted: list[Mean] = field(default_factory=lambda: [Mean(weight=256) for _ in range(64)])
+    whole: Mean = field(default_factory=lambda: Mean(weight=256))
+    unexpected: Mean = field(default_factory=lambda: Mean(weight=256))
+    by_exit: Mean = field(default_factory=lambda: Mean(weight=256))
+    exit_s: Mean = field(default_factory=Mean)
+
+    def on_pass(self, seconds: float, batched: bool) -> None:
+        """The draft model has read one token, or (``batched``) several continuations."""
+        (self.t_p_batch if batched else self.t_p).add(seconds)
+
+    def on_verdict(self, draft: Draft, verdict: Verdict) -> None:
+        """A round is over."""
+        (self.t_q if draft.tokens else self.t_q1).add(verdict.compute_s)
+        for i in range(min(verdict.accepted + 1, len(draft.tokens))):
+            self.accepted[i].add(float(i < verdict.accepted))
+        if draft.tokens:
+            self.whole.add(float(verdict.accepted == len(draft.tokens)))
+
+    def on_round_trip(self, waited_s: float, verdict: Verdict) -> None:
+        """The verdict on a draft that was sent when the verifier had nothing of ours to do."""
+        self.rtt.add(max(0.0, waited_s - verdict.compute_s - verdict.queue_s))
+
+    def on_outcome(self, *, predicted: bool, exit_s: float | None) -> None:
+        """What had been thought of before the verdict came; ``exit_s``: None without an exit."""
+        by_exit = exit_s is not None and not predicted
+        self.by_exit.add(float(by_exit))
+        self.unexpected.add(float(exit_s is None and not predicted))
+        if by_exit and exit_s is not None:
+            self.exit_s.add(min(max(exit_s, 0.0), self.t_q.value))
+
+    def tau(self, gamma: int) -> float:
+        """Tokens per round with drafts of ``gamma``; positions never tried are like all others."""
+        judged = sum(mean.count for mean in self.accepted)
+        overall = sum(mean.value * mean.count for mean in self.accepted) / judged if judged else 0.0
+        tau = reached = 1.0
+        for mean in self.accepted[:gamma]:
+            reached *= mean.value if mean.count >= 8 else overall
+            tau += reached
+        return tau
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way of decoding: ``gamma`` = 0 leaves it to the verifier; ``ahead``: with push-ahead."""
+
+    gamma: int
+    ahead: bool = False
+
+    @property
+    def name(self) -> str:
+        """``ar``, ``sd(4)`` or ``push_ahead(4)``."""
+        if not self.gamma:
+            return "ar"
+        return f"{'push_ahead' if self.ahead else 'sd'}({self.gamma})"
+
+
+@dataclass(frozen=True)
+class PlannerConfig:
+    """Knobs of the planner."""
+
+    enabled: bool = setting(False, "Choose how to decode by measurement; else as configured.")
+    max_gamma: int = setting(8, "Longest draft to choose.", low=1, high=8)
+    min_gain: float = setting(
+        0.03, "Speculate only if it promises to save this share of the time.", low=0.0, high=0.9
+    )
+    explore_every: int = setting(
+        32,
+        "One of so many answers speculates although the verifier alone seems faster: the link and"
+        " the text may have changed.",
+        low=2,
+        high=100000,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+class Planner:
+    """Chooses a mode for each answer.
+
+    Args:
+        gamma: length of drafts while too little is known, and if the planner is not enabled.
+    """
+
+    def __init__(self, config: PlannerConfig, gamma: int) -> None:
+        self._config = config
+        self._first = Mode(gamma, ahead=True)
+        self._answers = 0
+        self.profile = Profile()
+
+    def choose(self) -> Mode:
+        """The mode of the next answer: each kind is tried once, then the fastest is taken."""
+        if not self._config.enabled:
+            return self._first
+        self._answers += 1
+        if not self.profile.t_q1.count:
+            return Mode(0)
+        if not (self.profile.t_q.count and self.profile.rtt.count):
+            return self._first
+        gammas = [g for g in _GAMMAS if g <= self._config.max_gamma]
+        speculative = [Mode(g, ahead) for g in gammas for ahead in (False, True)]
+        best = min(speculative, key=self.seconds_per_token)
+        alone = Mode(0)
+        gain = 1.0 - self.seconds_per_token(best) / self.seconds_per_token(alone)
+        if gain >= self._config.min_gain or self._answers % self._config.explore_every == 0:
+            return best
+        return alone
+
+    def seconds_per_token(self, mode: Mode) -> float:
+        """Predicted time per token; see the module's docstring."""
+        return predict(self.profile, mode)
+
+
+def settings_of(
+    mode: Mode, predraft: PreDraftConfig, ahead: AheadConfig
+) -> tuple[PreDraftConfig, AheadConfig]:
+    """What the decoding loop is to do in ``mode``: as configured with push-ahead, else nothing."""
+    if mode.ahead:
+        return predraft, ahead
+    return replace(predraft, max_predrafts=0), replace(ahead, push_window=0)
+
+
+def predict(p: Profile, mode: Mode) -> float:
+    """Seconds per token of ``mode`` after what ``p`` has measured."""
+    gamma = mode.gamma
+    if not gamma:
+        return p.t_q1.value
+    drafting, pass_s = gamma * p.t_p.value, p.t_p_batch.value or p.t_p.value
+    if not mode.ahead:
+        return (p.rtt.value + drafting + p.t_q.value) / p.tau(gamma)
+    cycle = (gamma + p.whole.value) * pass_s
+    late = max(0.0, p.exit_s.value + p.rtt.value + gamma * pass_s - p.t_q.value)
+    unexpected = p.rtt.value + drafting + pass_s / 2
+    round_s = max(p.t_q.value, cycle) + p.by_exit.value * late + p.unexpected.value * unexpected
+    return round_s / p.tau(gamma)
