@@ -55,7 +55,7 @@ def check_ranges(config: Any) -> None:
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             continue
         if not math.isfinite(value):
-            raise ConfigError(f"{value} is not finite", field=field.name)
+            raise ConfigError(f"{value} is not finite", field=field.name, remedy="give a number")
         low, high = facts.get("low"), facts.get("high")
         if (low is not None and value < low) or (high is not None and value > high):
             limits = f"{'-inf' if low is None else low} to {'inf' if high is None else high}"

@@ -82,6 +82,9 @@ def distribution(
     return p
 
 
+_TO_WIRE = "make distributions by to_wire"
+
+
 @dataclass(frozen=True, eq=False)
 class SparseDistribution:
     """A draft distribution as it crosses the wire: the law is ``probs / sum(probs)`` in float64.
@@ -104,11 +107,15 @@ class SparseDistribution:
         ids = np.asarray(self.ids, dtype=np.int32)
         probs = np.asarray(self.probs, dtype=np.float32)
         if ids.ndim != 1 or ids.shape != probs.shape or not ids.size:
-            raise InvalidInput("ids and probs must be 1-D, not empty, equally long", field="probs")
+            raise InvalidInput(
+                "ids and probs must be 1-D, not empty, equally long", field="probs", remedy=_TO_WIRE
+            )
         if ids[0] < 0 or (np.diff(ids) <= 0).any():
-            raise InvalidInput("ids must be >= 0 and strictly increasing", field="probs.ids")
+            raise InvalidInput(
+                "ids must be >= 0 and strictly increasing", field="probs.ids", remedy=_TO_WIRE
+            )
         if not (np.isfinite(probs).all() and (probs > 0).all()):
-            raise InvalidInput("must be finite and positive", field="probs.probs")
+            raise InvalidInput("must be finite and positive", field="probs.probs", remedy=_TO_WIRE)
         object.__setattr__(self, "ids", ids)
         object.__setattr__(self, "probs", probs)
 

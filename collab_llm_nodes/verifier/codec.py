@@ -37,6 +37,9 @@ DESCRIBE = f"/{SERVICE}/Describe"
 
 MAX_DRAFT = 64
 MAX_SUPPORT = 4096
+MAX_ANSWER = 1 << 16
+"""Tokens; no ``Limits.max_tokens`` is larger."""
+MAX_IMAGES = 64
 
 _UPDATE = "edge and verifier differ in version; update both"
 
@@ -160,6 +163,9 @@ def _write_open(m: Open) -> pb.ClientMessage:
 
 
 def _read_open(m: pb.Open) -> Open:
+    # Checked before Python objects are made of them: 16 MB of bytes could become 500.
+    _at_most(len(m.images), MAX_IMAGES, "images")
+    _at_most(len(m.replay), MAX_ANSWER, "replay")
     s = m.sampling
     try:
         sampling = SamplingConfig(s.temperature, s.top_k, s.top_p, s.seed, s.law)
@@ -188,12 +194,8 @@ def _write_draft(m: Draft) -> pb.ClientMessage:
 
 
 def _read_draft(m: pb.Draft) -> Draft:
-    if len(m.tokens) > MAX_DRAFT:
-        raise InvalidInput(
-            f"{len(m.tokens)} draft tokens, {MAX_DRAFT} at most",
-            field="tokens",
-            remedy="lower gamma",
-        )
+    _at_most(len(m.tokens), MAX_DRAFT, "tokens")
+    _at_most(len(m.after), MAX_ANSWER, "after")
     probs = _read_distributions(m.probs) if m.HasField("probs") else None
     if m.after and not m.ahead:
         raise InvalidInput("only a draft sent ahead has it", field="after", remedy=_UPDATE)
@@ -264,6 +266,11 @@ def _write_verdict(m: Verdict) -> pb.ServerMessage:
             queue_s=m.queue_s,
         )
     )
+
+
+def _at_most(count: int, limit: int, field: str) -> None:
+    if count > limit:
+        raise InvalidInput(f"{count} are too many", field=field, remedy=f"{limit} at most")
 
 
 def _check_outcome(tokens: Sequence[int], accepted: int, figure: float) -> None:

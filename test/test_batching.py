@@ -1,0 +1,634 @@
+"""Many sessions on one model: the scheduler's laws, batched passes, KV caches lent in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import queue
+import threading
+import time
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from fake_models import PROMPT_IDS, VOCABULARY, FakeEngine, as_engine, encode
+from grpc_health.v1 import health_pb2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from collab_llm_nodes.decoding.engine import Feed
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.edge_cloud.messages import (
+    ClientMessage,
+    Close,
+    Draft,
+    EarlyExit,
+    Failure,
+    Open,
+    Opened,
+    ServerMessage,
+    Verdict,
+)
+from collab_llm_nodes.edge_cloud.remote import RemoteRunner
+from collab_llm_nodes.edge_cloud.server import ExitConfig
+from collab_llm_nodes.errors import CollabError, ConfigError
+from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.verifier import codec
+from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.verifier.conversation import MAX_UNANSWERED, Verifier
+from collab_llm_nodes.verifier.info import Limits
+from collab_llm_nodes.verifier.logs import set_up_logging
+from collab_llm_nodes.verifier.scheduler import (
+    BatchConfig,
+    Evicted,
+    Granted,
+    ReadyQueue,
+    Refused,
+    Slots,
+)
+from collab_llm_nodes.verifier.service import ServerHandle, VerifierConfig, start_server
+
+WAIT_S = 30.0
+GREEDY = SamplingConfig()
+OPEN = Open("go to the red box", (), GREEDY, 24, VOCABULARY)
+TAKE_ALL_EXITS = ExitConfig(min_lead_s=0.0)
+
+# --- The line before the model ------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_passes_are_first_come_first_served_and_nobody_starves(data: st.DataObject) -> None:
+    config = BatchConfig(
+        max_batch=data.draw(st.integers(1, 4)), prefill_tokens=data.draw(st.integers(1, 8))
+    )
+    line: ReadyQueue[int] = ReadyQueue(config)
+    drafts: deque[int] = deque()
+    prompts: deque[list[int]] = deque()  # [key, unread]
+    for now in range(data.draw(st.integers(1, 30))):
+        for _ in range(data.draw(st.integers(0, 3))):
+            key = 1000 * now + len(drafts) + len(prompts)
+            if data.draw(st.booleans()):
+                line.add_draft(key, now)
+                drafts.append(key)
+            else:
+                unread = data.draw(st.integers(1, 20))
+                line.add_prompt(key, unread, now)
+                prompts.append([key, unread])
+        if drafts and data.draw(st.integers(0, 9)) == 0:
+            gone = data.draw(st.sampled_from(sorted(drafts)))
+            line.discard(gone)
+            drafts.remove(gone)
+        assert len(line) == len(drafts) + len(prompts)
+        assert (line.starts_at(coming=0) is None) == (not drafts and not prompts)
+        batch = line.take()
+        assert [key for key, _ in batch.drafts] == list(drafts)[: config.max_batch]
+        for _ in batch.drafts:
+            drafts.popleft()
+        read = dict(batch.prompts)
+        assert sum(read.values()) == min(config.prefill_tokens, sum(n for _, n in prompts))
+        for key, count in batch.prompts:  # the oldest first, each to its end before the next
+            assert prompts[0][0] == key
+            prompts[0][1] -= count
+            if not prompts[0][1]:
+                prompts.popleft()
+
+
+def test_a_pass_waits_for_others_only_while_there_are_any_and_room_for_them() -> None:
+    line: ReadyQueue[str] = ReadyQueue(BatchConfig(max_batch=2, max_wait_s=0.5))
+    assert line.starts_at(coming=3) is None
+    line.add_draft("a", 10.0)
+    assert line.starts_at(coming=0) == 10.0
+    assert line.starts_at(coming=3) == 10.5
+    line.add_draft("a", 11.0)  # it has its place already
+    assert line.starts_at(coming=3) == 10.5
+    line.add_draft("b", 10.2)
+    assert line.starts_at(coming=3) == 10.0
+    line.discard("a")
+    assert line.starts_at(coming=3) == 10.7
+    assert line.take().drafts == (("b", 10.2),)
+
+
+# --- KV caches ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_caches_are_lent_in_order_and_never_taken_from_who_works(data: st.DataObject) -> None:
+    config = BatchConfig(evict_idle_s=3.0, slot_wait_s=5.0)
+    count = data.draw(st.integers(1, 3))
+    slots: Slots[int] = Slots(count, config)
+    line: dict[int, float] = {}
+    busy: set[int] = set()
+    idle: dict[int, float] = {}
+    now, fresh = 0.0, 0
+    for _ in range(data.draw(st.integers(1, 40))):
+        action = data.draw(st.sampled_from(["request", "work", "rest", "leave", "wait"]))
+        if action == "request":
+            fresh += 1
+            slots.request(fresh, now)
+            line[fresh] = now
+        elif action == "work" and idle:
+            key = data.draw(st.sampled_from(sorted(idle)))
+            slots.work(key)
+            del idle[key]
+            busy.add(key)
+        elif action == "rest" and busy:
+            key = data.draw(st.sampled_from(sorted(busy)))
+            slots.rest(key, now)
+            busy.remove(key)
+            idle[key] = now
+        elif action == "leave" and (everybody := sorted({*line, *busy, *idle})):
+            key = data.draw(st.sampled_from(everybody))
+            slots.leave(key)
+            line.pop(key, None)
+            busy.discard(key)
+            idle.pop(key, None)
+        elif action == "wait":
+            now += data.draw(st.floats(0.1, 4.0))
+        due = slots.due
+        changes = slots.advance(now)
+        if due is None:
+            assert not line
+        for change in changes:
+            if isinstance(change, Evicted):
+                assert change.key == next(iter(idle)), "not the longest idle"
+                assert now - idle.pop(change.key) >= config.evict_idle_s
+            elif isinstance(change, Granted):
+                assert change.key == next(iter(line)), "not the first in line"
+                del line[change.key]
+                busy.add(change.key)
+            else:
+                assert isinstance(change, Refused)
+                assert now - line.pop(change.key) >= config.slot_wait_s
+        assert len(slots) == len(busy) + len(idle) <= count
+        assert (slots.waiting, slots.idle) == (len(line), len(idle))
+        if line:  # whoever waits, waits for a reason
+            assert len(slots) == count
+            assert all(now - since < config.evict_idle_s for since in idle.values())
+            assert slots.due is not None
+            assert slots.due > now
+
+
+# --- The verifier -------------------------------------------------------------------------------
+
+
+class Passes(FakeEngine):
+    """Writes down who took part in each pass; can be held up at the start of one."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(1, **options)
+        self.sizes: list[tuple[int, ...]] = []  # tokens of each feed
+        self.entered = threading.Semaphore(0)
+        self.hold = threading.Event()
+        self.hold.set()
+
+    def run(self, feeds: Sequence[Feed]) -> list[Tensor | Exception]:
+        self.sizes.append(tuple(len(feed.ids) for feed in feeds))
+        self.entered.release()
+        assert self.hold.wait(WAIT_S)
+        return super().run(feeds)
+
+
+class Robot:
+    """A client without a link of its own: what it sends is what goes out."""
+
+    def __init__(self, port: int) -> None:
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.replies = self.channel.stream_stream(codec.SESSION)(
+            iter(self._outbox.get, None), timeout=WAIT_S
+        )
+
+    def send(self, *messages: ClientMessage) -> None:
+        for message in messages:
+            self._outbox.put(codec.encode(message))
+
+    def next(self) -> ServerMessage:
+        return codec.decode_server(next(self.replies))
+
+    def skip_to(self, kind: type) -> Any:
+        while not isinstance(message := self.next(), kind):
+            pass
+        return message
+
+    def close(self) -> None:
+        self._outbox.put(None)
+        self.channel.close()
+
+
+Serve = Callable[..., ServerHandle]
+Join = Callable[[ServerHandle], Robot]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    running: list[ServerHandle] = []
+
+    def start(engine: FakeEngine, **options: Any) -> ServerHandle:
+        options = {"address": "127.0.0.1:0", "exits": TAKE_ALL_EXITS, **options}
+        running.append(start_server(VerifierConfig(**options), as_engine(engine), encode))
+        return running[-1]
+
+    yield start
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture
+def join() -> Iterator[Join]:
+    robots: list[Robot] = []
+
+    def make(server: ServerHandle) -> Robot:
+        robots.append(Robot(server.port))
+        return robots[-1]
+
+    yield make
+    for robot in robots:
+        robot.close()
+
+
+def test_drafts_that_come_during_a_pass_share_the_next(serve: Serve, join: Join) -> None:
+    engine = Passes()
+    server = serve(engine, batch=BatchConfig(max_wait_s=0.0))
+    robots = [join(server) for _ in range(5)]
+    for robot in robots:
+        robot.send(OPEN)
+        robot.skip_to(Opened)
+    engine.sizes.clear()
+    engine.hold.clear()
+    while engine.entered.acquire(blocking=False):
+        pass
+    robots[0].send(Draft(0, 0, (5,)))
+    assert engine.entered.acquire(timeout=WAIT_S)
+    for robot in robots[1:]:
+        robot.send(Draft(0, 0, (5, 6)))
+    inbox = server._server.verifier._compute._inbox
+    deadline = time.monotonic() + WAIT_S
+    while inbox.qsize() < 4:  # all four are at the compute thread's door
+        assert time.monotonic() < deadline
+    engine.hold.set()
+    verdicts = [robot.skip_to(Verdict) for robot in robots]
+    assert engine.sizes == [(2,), (3, 3, 3, 3)]
+    assert all(v.queue_s > 0 for v in verdicts[1:])
+    expected = engine.answer(encode(Prompt(OPEN.text)), GREEDY, 24)
+    for verdict in verdicts:
+        assert verdict.tokens == expected[: len(verdict.tokens)]
+
+
+def test_a_pass_takes_no_more_than_max_batch(serve: Serve) -> None:
+    engine = Passes()
+    server = serve(engine, batch=BatchConfig(max_batch=2), limits=Limits(max_sessions=6))
+    assert_answers_right(engine, server, robots=6)
+    prompt = len(PROMPT_IDS) + 4 - 1  # longer than any draft with its pending token
+    assert max(sum(n < prompt for n in sizes) for sizes in engine.sizes) == 2
+
+
+def test_a_long_prompt_is_read_in_parts_and_verdicts_go_on(serve: Serve, join: Join) -> None:
+    engine = Passes()
+    server = serve(engine, batch=BatchConfig(prefill_tokens=2))
+    quick, slow = join(server), join(server)
+    quick.send(OPEN)
+    quick.skip_to(Opened)
+    engine.hold.clear()
+    while engine.entered.acquire(blocking=False):
+        pass
+    quick.send(Draft(0, 0, ()))
+    assert engine.entered.acquire(timeout=WAIT_S)
+    engine.sizes.clear()
+    replay = engine.answer(encode(Prompt(OPEN.text)), GREEDY, 24)[:5]
+    slow.send(replace(OPEN, replay=replay, round=3))
+    inbox = server._server.verifier._compute._inbox
+    deadline = time.monotonic() + WAIT_S
+    while not inbox.qsize():
+        assert time.monotonic() < deadline
+    quick.send(Draft(1, 1, ()))
+    while inbox.qsize() < 2:
+        assert time.monotonic() < deadline
+    engine.hold.set()
+    quick.skip_to(Verdict)
+    assert quick.skip_to(Verdict).round == 1
+    slow.skip_to(Opened)
+    unread = len(PROMPT_IDS) + 4 + len(replay) - 1
+    assert engine.sizes == [(1, 2)] + [(2,)] * (unread // 2 - 1) + [(1,)] * (unread % 2)
+
+
+def assert_answers_right(engine: FakeEngine, server: ServerHandle, robots: int) -> int:
+    """``robots`` answers at once over real links; returns how often a stream was made again."""
+    prompts = [Prompt(f"room {i}") for i in range(robots)]
+    draft = as_engine(FakeEngine(1, noise=0.5))
+    with VerifierClient(ClientLinkConfig(address=f"127.0.0.1:{server.port}")) as client:
+        runner = RemoteRunner(draft, client, encode=encode)
+        with ThreadPoolExecutor(robots) as pool:
+            answers = list(
+                pool.map(lambda p: runner.generate(p, GREEDY, 24, WAIT_S).tokens, prompts)
+            )
+        assert answers == [engine.answer(encode(p), GREEDY, 24) for p in prompts]
+        return client.status.reconnects
+
+
+def test_more_robots_than_caches_lose_no_token(serve: Serve) -> None:
+    """Whoever is evicted replays; everybody gets the answer it would have got alone."""
+    engine = FakeEngine(1)
+    limits, batch = Limits(max_sessions=2), BatchConfig(evict_idle_s=0.0)
+    server = serve(engine, limits=limits, batch=batch)
+    assert_answers_right(engine, server, robots=6)
+
+
+def test_an_idle_cache_goes_to_a_newcomer_and_its_owner_is_asked_to_replay(
+    serve: Serve, join: Join
+) -> None:
+    engine = FakeEngine(1)
+    limits, batch = Limits(max_sessions=1), BatchConfig(evict_idle_s=0.0)
+    server = serve(engine, limits=limits, batch=batch)
+    first, second = join(server), join(server)
+    first.send(OPEN, Draft(0, 0, ()))
+    confirmed = first.skip_to(Verdict).tokens
+    second.send(OPEN)
+    second.skip_to(Opened)
+    engine.freed.get(timeout=WAIT_S)
+    first.send(Draft(1, 1, ()))
+    assert first.skip_to(Failure).code == "REPLAY"
+    again = join(server)
+    again.send(replace(OPEN, replay=confirmed, round=1), Draft(1, 1, ()))
+    expected = engine.answer(encode(Prompt(OPEN.text)), GREEDY, 24)
+    assert confirmed + again.skip_to(Verdict).tokens == expected[:2]
+
+
+def test_a_newcomer_waits_connected_until_a_cache_is_free(serve: Serve, join: Join) -> None:
+    patience = BatchConfig(evict_idle_s=60.0, slot_wait_s=60.0)
+    server = serve(FakeEngine(1), limits=Limits(max_sessions=1), batch=patience)
+    holder, waiting = join(server), join(server)
+    holder.send(OPEN)
+    holder.skip_to(Opened)
+    waiting.send(OPEN, Draft(0, 0, ()))
+    holder.send(Close())
+    assert waiting.skip_to(Verdict).round == 0
+
+
+def test_streams_beyond_the_limit_are_told_so(serve: Serve, join: Join) -> None:
+    server = serve(FakeEngine(1), limits=Limits(max_sessions=1, max_streams=1))
+    holder = join(server)
+    holder.send(OPEN)
+    holder.skip_to(Opened)
+    failure = join(server).skip_to(Failure)
+    assert (failure.code, failure.field) == ("UNAVAILABLE", "session")
+
+
+def test_connections_beyond_the_limit_are_refused(serve: Serve, join: Join) -> None:
+    server = serve(FakeEngine(1), limits=Limits(max_connections=1))
+    holder = join(server)
+    holder.send(OPEN)
+    holder.skip_to(Opened)
+    with grpc.insecure_channel(
+        f"127.0.0.1:{server.port}", [("grpc.use_local_subchannel_pool", 1)]
+    ) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary(codec.DESCRIBE)(b"", timeout=WAIT_S)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_solo_rounds_stream_without_drafts(serve: Serve, join: Join) -> None:
+    engine = FakeEngine(1)
+    robot = join(serve(engine))
+    robot.send(OPEN, Draft(0, 0, (), solo=23))
+    tokens: tuple[int, ...] = ()
+    verdict = None
+    while verdict is None or not verdict.finished:
+        verdict = robot.skip_to(Verdict)
+        tokens += verdict.tokens
+        assert len(verdict.tokens) == 1
+    assert tokens == engine.answer(encode(Prompt(OPEN.text)), GREEDY, 24)
+
+
+def test_a_draft_pushed_ahead_is_verified_without_another_message(serve: Serve, join: Join) -> None:
+    engine = FakeEngine(1)
+    expected = engine.answer(encode(Prompt(OPEN.text)), GREEDY, 24)
+    robot = join(serve(engine))
+    robot.send(OPEN, Draft(0, 0, expected[:2]))
+    robot.send(Draft(1, 3, expected[3:5], after=expected[:3]))
+    robot.send(Draft(1, 3, (), after=(*expected[:2], (expected[2] + 1) % 20)))  # void
+    first, second = robot.skip_to(Verdict), robot.skip_to(Verdict)
+    assert (first.tokens, second.tokens) == (expected[:3], expected[3:6])
+
+
+def test_a_flood_between_two_verdicts_is_refused_and_others_go_on(serve: Serve, join: Join) -> None:
+    engine = Passes()
+    server = serve(engine)
+    calm, flood = join(server), join(server)
+    calm.send(OPEN)
+    calm.skip_to(Opened)
+    flood.send(OPEN, Draft(0, 0, ()))
+    flood.skip_to(Verdict)
+    flood.send(*[Draft(0, 0, ())] * (MAX_UNANSWERED + 1))  # stale, all of them
+    assert flood.skip_to(Failure).code == "BUSY"
+    calm.send(Draft(0, 0, ()))
+    assert calm.skip_to(Verdict).round == 0
+
+
+def test_a_pass_takes_at_least_the_emulated_time_however_many_share_it(
+    serve: Serve, join: Join
+) -> None:
+    server = serve(FakeEngine(1), emulated_compute_s=0.2)
+    robots = [join(server) for _ in range(4)]
+    for robot in robots:
+        robot.send(OPEN)
+        robot.skip_to(Opened)
+    started = time.monotonic()
+    for robot in robots:
+        robot.send(Draft(0, 0, (5, 6)))
+    arrived = [time.monotonic() - started for robot in robots if robot.skip_to(EarlyExit)]
+    verdicts = [robot.skip_to(Verdict) for robot in robots]
+    took = time.monotonic() - started
+    assert all(0.2 <= v.compute_s < 0.4 for v in verdicts)
+    assert 0.05 <= min(arrived) < 0.2  # layer 1 of 4
+    assert took < 0.8, "one pass for each"
+
+
+def test_exits_that_precede_the_verdict_by_too_little_are_not_taken(
+    serve: Serve, join: Join
+) -> None:
+    def first_two(min_lead_s: float) -> set[int]:
+        server = serve(
+            FakeEngine(1), emulated_compute_s=0.08, exits=ExitConfig(min_lead_s=min_lead_s)
+        )
+        robot = join(server)
+        robot.send(OPEN, Draft(0, 0, (5, 6)))  # its pass tells how long passes take
+        verdict = robot.skip_to(Verdict)
+        layers = set()
+        for round_ in range(1, 4):
+            robot.send(Draft(round_, round_ + len(verdict.tokens) - 1, ()))
+            while not isinstance(message := robot.next(), Verdict):
+                assert isinstance(message, EarlyExit)
+                layers.add(message.layer)
+        return layers
+
+    assert first_two(10.0) == set()
+    assert 1 in first_two(0.0)
+    assert first_two(0.05) <= {1}  # of 4 layers, 80 ms: 60 ms ahead; layer 2 only 40
+
+
+# --- Without gRPC -------------------------------------------------------------------------------
+
+
+class Wire:
+    """A stream made of two lists."""
+
+    def __init__(self, *messages: ClientMessage) -> None:
+        self._incoming = deque(codec.encode(m) for m in messages)
+        self.sent: list[ServerMessage] = []
+
+    async def read(self) -> bytes | None:
+        if self._incoming:
+            return self._incoming.popleft()
+        return await asyncio.get_running_loop().create_future()  # the client waits
+
+    async def write(self, data: bytes) -> None:
+        self.sent.append(codec.decode_server(data))
+
+
+def test_another_front_end_can_carry_the_conversation() -> None:
+    engine = FakeEngine(1)
+
+    async def talk() -> list[ServerMessage]:
+        verifier = Verifier(VerifierConfig(), as_engine(engine), encode)
+        verifier.start()
+        wire = Wire(OPEN, Draft(0, 0, (), solo=23))
+        await asyncio.wait_for(verifier.converse(wire), WAIT_S)
+        await verifier.stop()
+        return wire.sent
+
+    sent = asyncio.run(talk())
+    tokens = [t for m in sent if isinstance(m, Verdict) for t in m.tokens]
+    assert tuple(tokens) == engine.answer(encode(Prompt(OPEN.text)), GREEDY, 24)
+    assert engine.alive == 0
+
+
+# --- What operators see -------------------------------------------------------------------------
+
+
+def health(port: int, service: str = "") -> int:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        answer = check(health_pb2.HealthCheckRequest(service=service), timeout=WAIT_S)
+        return int(answer.status)
+
+
+def test_health_needs_no_token_and_knows_the_service(serve: Serve) -> None:
+    server = serve(FakeEngine(1), token="s3cret")
+    assert health(server.port) == health_pb2.HealthCheckResponse.SERVING
+    assert health(server.port, codec.SERVICE) == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.RpcError) as caught:
+        health(server.port, "another")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_metrics_tell_what_was_done(serve: Serve, join: Join) -> None:
+    server = serve(FakeEngine(1), metrics_address="127.0.0.1:0")
+    robot = join(server)
+    robot.send(OPEN, Draft(0, 0, ()), Draft(0, 0, ()))
+    robot.skip_to(Verdict)
+    robot.send(Draft(1, 1, (99,)))
+    robot.skip_to(Failure)
+    with pytest.raises(StopIteration):
+        robot.next()
+    url = f"http://127.0.0.1:{server.metrics_port}/metrics"
+    text = urllib.request.urlopen(url, timeout=WAIT_S).read().decode()
+    figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    name = "collab_llm_verifier"
+    assert float(figures[f"{name}_tokens_total"]) == 1
+    assert float(figures[f'{name}_failures_total{{code="INVALID_INPUT"}}']) == 1
+    assert float(figures[f"{name}_batch_count"]) == 1
+    assert float(figures[f"{name}_queue_seconds_count"]) == 1
+    assert float(figures[f"{name}_prompt_tokens_total"]) == len(PROMPT_IDS) + 4 - 1
+    with pytest.raises(ConfigError, match="metrics_address"):
+        serve(FakeEngine(1), metrics_address=f"127.0.0.1:{server.metrics_port}")
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield root
+    root.handlers[:], root.level = handlers, level
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_a_log_line_for_each_session_without_its_whole_name(
+    serve: Serve,
+    join: Join,
+    root_logger: logging.Logger,
+    capsys: pytest.CaptureFixture[str],
+    log_format: str,
+) -> None:
+    set_up_logging(log_format)
+    server = serve(FakeEngine(1), token="s3cret")
+    robot = Robot(server.port)
+    robot.send(OPEN)
+    with pytest.raises(grpc.RpcError):
+        robot.next()
+    robot.close()
+    server = serve(FakeEngine(1))
+    robot = join(server)
+    robot.send(OPEN, Draft(0, 0, (), solo=23))
+    name = robot.skip_to(Opened).session_id
+    while not robot.skip_to(Verdict).finished:
+        pass
+    with pytest.raises(StopIteration):
+        robot.next()
+    server.stop()
+    lines = capsys.readouterr().err.splitlines()
+    (ended,) = (line for line in lines if "session ended" in line)
+    assert name[:8] in ended
+    assert not any(name in line or "s3cret" in line for line in lines)
+    if log_format == "json":
+        for line in lines:
+            json.loads(line)
+        assert json.loads(ended)["failures"] == 0
+    else:
+        assert f"session={name[:8]}" in ended
+
+
+def test_session_names_are_the_servers_own_and_128_bits(serve: Serve, join: Join) -> None:
+    server = serve(FakeEngine(1))
+    names = set()
+    for _ in range(5):
+        robot = join(server)
+        robot.send(OPEN)
+        names.add(robot.skip_to(Opened).session_id)
+    assert len(names) == 5
+    assert all(len(bytes.fromhex(name)) == 16 for name in names)
+
+
+def test_a_failing_pass_fails_its_sessions_and_no_more(serve: Serve, join: Join) -> None:
+    class NoMemory(FakeEngine):
+        broken = False
+
+        def run(self, feeds: Sequence[Feed]) -> list[Tensor | Exception]:
+            if self.broken:
+                self.broken = False
+                raise MemoryError
+            return super().run(feeds)
+
+    engine = NoMemory(1)
+    server = serve(engine)
+    unlucky, other = join(server), join(server)
+    for robot in (unlucky, other):
+        robot.send(OPEN)
+        robot.skip_to(Opened)
+    engine.broken = True
+    unlucky.send(Draft(0, 0, ()))
+    assert unlucky.skip_to(Failure).code == CollabError.code
+    other.send(Draft(0, 0, ()))
+    assert other.skip_to(Verdict).round == 0
