@@ -216,7 +216,7 @@ OPENS = st.builds(
     COUNTS,
     TEXT,
     st.lists(IDS, max_size=5).map(tuple),
-    COUNTS,
+    st.integers(0, codec.MAX_ANSWER),
 )
 DRAFTS = st.builds(
     Draft,

@@ -102,12 +102,6 @@ class VerifierSession:
         self._next: Draft | None = None  # for this round
         self._ahead = Ahead()
         self._check_ids(opened.replay, "replay")
-        if opened.round > len(opened.replay):
-            raise ProtocolError(
-                f"{opened.round} rounds yield more than {len(opened.replay)} tokens",
-                field="round",
-                remedy="replay the answer with the rounds that it took",
-            )
         if len(opened.replay) >= opened.max_tokens:
             raise InvalidInput(
                 "replay is as long as the answer may be", field="replay", remedy="raise max_tokens"

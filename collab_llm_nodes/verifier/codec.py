@@ -166,6 +166,7 @@ def _read_open(m: pb.Open) -> Open:
     # Checked before Python objects are made of them: 16 MB of bytes could become 500.
     _at_most(len(m.images), MAX_IMAGES, "images")
     _at_most(len(m.replay), MAX_ANSWER, "replay")
+    _at_most(m.round, MAX_ANSWER, "round")  # each yields a token at least
     s = m.sampling
     try:
         sampling = SamplingConfig(s.temperature, s.top_k, s.top_p, s.seed, s.law)
@@ -270,7 +271,7 @@ def _write_verdict(m: Verdict) -> pb.ServerMessage:
 
 def _at_most(count: int, limit: int, field: str) -> None:
     if count > limit:
-        raise InvalidInput(f"{count} are too many", field=field, remedy=f"{limit} at most")
+        raise InvalidInput(f"{count} are too many", field=field, remedy=f"at most {limit}")
 
 
 def _check_outcome(tokens: Sequence[int], accepted: int, figure: float) -> None:
