@@ -965,8 +965,9 @@ def test_tls(
     failure = refusal(stranger, OPEN)
     assert failure.code == "UNAVAILABLE"
     assert "handshake" in failure.message.lower() or "certificate" in failure.message.lower()
-    in_clear = connect(port, verdict_deadline_s=0.5)
-    assert refusal(in_clear, OPEN).code == "UNAVAILABLE"
+    in_clear = refusal(connect(port, verdict_deadline_s=0.5), OPEN)
+    assert in_clear.code == "UNAVAILABLE"
+    assert "it may ask for TLS" in in_clear.message
 
 
 def test_mutual_tls(
@@ -980,8 +981,12 @@ def test_mutual_tls(
     opened_session(connect(port, **known, tls_cert=robot_cert, tls_key=robot_key))
     other_cert, other_key = theirs.issue("other")
     for extra in ({}, {"tls_cert": other_cert, "tls_key": other_key}):
+        started = time.monotonic()
         client = connect(port, verdict_deadline_s=0.5, **known, **extra)
-        assert refusal(client, OPEN).code == "UNAVAILABLE"
+        failure = refusal(client, OPEN)
+        assert time.monotonic() - started < WAIT_S / 2
+        assert failure.code == "UNAVAILABLE"
+        assert "another client certificate" in failure.message
 
 
 # --- Configuration ------------------------------------------------------------------------------

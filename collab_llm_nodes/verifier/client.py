@@ -155,7 +155,7 @@ class SessionHandle:
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._opened = False  # Opened came on the present stream: no prefill in the next wait
-        self._sent_at: float | None = None
+        self._timed: tuple[int, float] | None = None  # a draft's round and when it was sent
         self.bytes_up = 0
         self.bytes_down = 0
 
@@ -230,8 +230,8 @@ class SessionHandle:
         except InvalidInput as error:
             self._perform(self._link.on_message(failure_of(error), self._now()))
             return
-        if isinstance(action.message, Draft):
-            self._sent_at = self._now() if self._opened else None
+        if isinstance(action.message, Draft) and action.message.after is None:
+            self._timed = (action.message.round, self._now()) if self._opened else None
         self._client.bytes_up += len(data)
         self.bytes_up += len(data)
         self._outbox.put_nowait(data)
@@ -246,7 +246,7 @@ class SessionHandle:
     def _deliver(self, message: ServerMessage) -> None:
         try:
             self._on_message(message)
-        except Exception:
+        except Exception:  # the caller's fault, whatever it is; the link's other sessions go on
             log.exception("a receiver of verifier messages failed")
 
     async def _run_stream(self, outbox: asyncio.Queue[bytes | None], deadline_s: float) -> None:
@@ -292,9 +292,12 @@ class SessionHandle:
         message = codec.decode_server(data)
         if isinstance(message, Opened):
             self._opened = True
-        elif isinstance(message, Verdict) and self._sent_at is not None:
-            self._client._measure(self._now() - self._sent_at - message.compute_s)
-            self._sent_at = None
+        elif isinstance(message, Verdict) and self._timed is not None:
+            round_, sent_at = self._timed
+            if message.round == round_:
+                there_s = message.queue_s + message.compute_s
+                self._client._measure(self._now() - sent_at - there_s)
+                self._timed = None
         self._perform(self._link.on_message(message, self._now()))
 
     def _lost(self, reason: str) -> None:
@@ -483,7 +486,7 @@ class VerifierClient:
         self._status = changed
         try:
             self._on_state(self.status)
-        except Exception:
+        except Exception:  # as above
             log.exception("a receiver of link states failed")
 
     async def _describe_until(self, deadline: float) -> ServerInfo:
@@ -523,8 +526,23 @@ def failure_of_status(status: grpc.StatusCode, details: str) -> Failure:
     if status is code.DEADLINE_EXCEEDED:
         return Failure(DeadlineExceeded.code, details, "verifier", "check the link and the load")
     return Failure(
-        Unavailable.code, details, "address", "check that the verifier runs, its address and TLS"
+        Unavailable.code,
+        details + _why_not_connected(details),
+        "address",
+        "check that the verifier runs, its address and TLS",
     )
+
+
+def _why_not_connected(details: str) -> str:
+    """What gRPC's words hide: it does not say that the other side refused the credentials."""
+    if details.startswith("failed to connect") and details.endswith("Socket closed"):
+        return (
+            ": the verifier closes connections at once; it may ask for TLS or for another client"
+            " certificate, or have too many connections"
+        )
+    if "handshake failed" in details.lower():
+        return ": check tls, tls_ca and tls_server_name, and that the verifier has TLS"
+    return ""
 
 
 def _credentials(config: ClientLinkConfig) -> grpc.ChannelCredentials | None:

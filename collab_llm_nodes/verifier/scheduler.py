@@ -15,13 +15,12 @@ Keys are whatever the caller knows its sessions by; times are seconds on the cal
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from collab_llm_nodes.config import check_ranges, setting
 
-K = TypeVar("K", bound=Hashable)
+K = TypeVar("K")  # hashable
 
 
 @dataclass(frozen=True)
