@@ -292,11 +292,11 @@ class Session:
         for parent in parents:
             new = parent - before
             positions.append(1 + (positions[new] if new >= 0 else self._position(parent)))
-        self._tree.grow(parents, positions)
+        seen = self._tree.grow(parents, positions)
         engine = self._engine
         try:
             with torch.inference_mode():
-                mask = torch.from_numpy(self._tree.mask(before)).to(engine.loaded.device)
+                mask = torch.from_numpy(seen).to(engine.loaded.device)
                 chunk = Chunk(
                     self._cache, before, len(ids), torch.tensor(positions), mask, len(ids)
                 )

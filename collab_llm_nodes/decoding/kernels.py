@@ -72,7 +72,7 @@ def fused(modules: Sequence[nn.Linear]) -> Linear | ModuleLinear:
 
     The weight is stored [in, out], the layout that is fastest with few rows in MKL and oneDNN
     alike. The modules' own weights become views of it: no memory is spent twice, and
-    transformers' forward goes on working.
+    transformers' forward goes on working. (``save_pretrained`` does not: it wants whole tensors.)
     """
     if not all(_plain(m) for m in modules):
         return ModuleLinear(modules)

@@ -159,7 +159,8 @@ class _Masks:
     def one(self, chunk: Chunk) -> Tensor | None:
         """[new * queries, end], None where nothing is hidden."""
         if chunk.mask is not None:
-            return chunk.mask.repeat_interleave(self._queries, dim=0)
+            mask = self._table.new_zeros(chunk.mask.shape).masked_fill_(~chunk.mask, -torch.inf)
+            return mask.repeat_interleave(self._queries, dim=0)
         new = chunk.new
         return None if new == 1 else self._causal(new, chunk.start)
 

@@ -53,16 +53,21 @@ class TokenTree:
                     remedy="a node follows a column of the trunk or an earlier node",
                 )
 
-    def grow(self, parents: Sequence[int], positions: Sequence[int]) -> None:
-        """Append one node per (checked) parent; ``positions`` are kept for their children."""
-        for parent, position in zip(parents, positions, strict=True):
-            column = self.columns
-            seen = np.zeros(column + 1, dtype=np.bool_)
-            seen[: parent + 1] = self.seen(parent)
-            seen[column] = True
-            self._parents.append(parent)
-            self._seen.append(seen)
-            self._positions.append(position)
+    def grow(self, parents: Sequence[int], positions: Sequence[int]) -> Mask:
+        """Append one node per (checked) parent; ``positions`` are kept for their children.
+
+        Returns:
+            [n, columns]: what each new node attends to.
+        """
+        first = self.columns
+        mask = np.zeros((len(parents), first + len(parents)), dtype=np.bool_)
+        for i, (row, parent) in enumerate(zip(mask, parents, strict=True)):
+            row[: parent + 1] = parent < self.length or self._seen[parent - self.length]
+            row[first + i] = True
+            self._seen.append(row[: first + i + 1])
+        self._parents += parents
+        self._positions += positions
+        return mask
 
     def shrink(self, columns: int) -> None:
         """Take back the nodes from column ``columns`` on."""
@@ -78,13 +83,6 @@ class TokenTree:
     def position(self, node: int) -> int:
         """What ``grow`` was told about a node."""
         return self._positions[node - self.length]
-
-    def mask(self, first: int) -> Mask:
-        """[columns - first, columns]: what each node from column ``first`` on attends to."""
-        mask = np.zeros((self.columns - first, self.columns), dtype=np.bool_)
-        for row, seen in zip(mask, self._seen[first - self.length :], strict=True):
-            row[: len(seen)] = seen
-        return mask
 
     def path(self, column: int) -> list[int]:
         """Columns from the root to ``column``.
