@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VISION, tiny_folder, tiny_model, tiny_prompt
 
-from collab_llm_nodes.decoding.engine import Engine, Feed, Session
+from collab_llm_nodes.decoding.engine import Engine, Feed, OnExit, Session
 from collab_llm_nodes.errors import Cancelled, CollabError, ConfigError, InvalidInput, ProtocolError
 from collab_llm_nodes.models.architectures import ARCHITECTURES
 from collab_llm_nodes.models.loading import ModelConfig, load
@@ -26,6 +26,15 @@ def fed(engine: Engine, architecture: str, answer: list[int], seed: int = 0) -> 
     """Logits after the last of ``answer``, computed alone."""
     session, prompt = opened(engine, architecture, seed)
     return session.feed([*prompt.ids, *answer], last=1)[0]
+
+
+def into(heard: list[torch.Tensor]) -> OnExit:
+    """Collects exit logits."""
+
+    def on_exit(layer: int, logits: torch.Tensor) -> None:
+        heard.append(logits)
+
+    return on_exit
 
 
 def close(a: torch.Tensor | Exception, b: torch.Tensor | Exception) -> None:
@@ -56,7 +65,7 @@ def test_half_precision_stays_as_close_as_transformers_does(architecture: str, d
         for session, prompt in sessions:
             session.feed(prompt.ids, last=0)
         heard: list[torch.Tensor] = []
-        feeds = [Feed(s, [7, 8], lambda layer, x, h=heard: h.append(x)) for s, _ in sessions]
+        feeds = [Feed(s, [7, 8], into(heard)) for s, _ in sessions]
         results = engine.run(feeds)
         assert [x.dtype for x in heard] == [loaded.model.dtype] * 2
         results += [s.grow([9, 9], [s.length - 1, s.length - 2])[:1] for s, _ in sessions]
@@ -96,7 +105,7 @@ def test_a_pass_over_many_sessions_equals_single_ones(architecture: str, backend
                 ids = [*prompt.ids, *new]  # a prefill among the others
             else:
                 session.feed([*prompt.ids, *range(40, 40 + 3 * i)], last=0)
-            listen = (lambda layer, x, e=exits[i]: e.append(x)) if i % 2 else None
+            listen = into(exits[i]) if i % 2 else None
             feeds.append(Feed(session, ids, listen, min(2, len(ids))))
         before = [feed.session.length for feed in feeds]
         if where is together:
@@ -344,7 +353,7 @@ def test_candidates_beyond_the_shortlist(monkeypatch: pytest.MonkeyPatch) -> Non
             session.feed(prompt.ids, last=0)
         verdicts += engine.run(
             [
-                Feed(session, ids, lambda layer, x, h=heard: h.append(x))
+                Feed(session, ids, into(heard))
                 for (session, _), ids in zip(sessions, new, strict=True)
             ]
         )
@@ -365,6 +374,6 @@ def test_candidates_beyond_the_shortlist(monkeypatch: pytest.MonkeyPatch) -> Non
     # A session's exits do not depend on who shares its pass.
     session, prompt = opened(sparse, "qwen2_vl", 1)
     session.feed(prompt.ids, last=0)
-    session.feed(new[1], lambda layer, x: seen[2].append(x))
+    session.feed(new[1], into(seen[2]))
     for alone, together in zip(seen[2], seen[1][1::2], strict=True):
         assert torch.isfinite(alone).equal(torch.isfinite(together))
