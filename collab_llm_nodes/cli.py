@@ -114,6 +114,12 @@ def verifier(
     emulated_compute_s: Annotated[
         float, typer.Option(help="Seconds a pass takes at least: an emulated larger model.")
     ] = 0.0,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Several replicas, by Ray Serve (docs/cloud.md).")
+    ] = False,
+    replicas: Annotated[
+        int | None, typer.Option(help="Replicas, with --ray.", min=1, max=1024)
+    ] = None,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", help="Write address, port and model here.", callback=_writable),
@@ -121,12 +127,21 @@ def verifier(
 ) -> None:
     """Serve the target model (cloud side). Ends cleanly on SIGTERM."""
     from collab_llm_nodes.verifier.logs import set_up_logging
-    from collab_llm_nodes.verifier.service import load_config, serve
+    from collab_llm_nodes.verifier.settings import load_config
+
+    if ray:
+        from collab_llm_nodes.verifier.ray_serve import serve
+    else:
+        from collab_llm_nodes.verifier.service import serve
 
     settings = load_config(config, model=model, address=address)
     set_up_logging(settings.log_format)
     if emulated_compute_s:
         settings = replace(settings, emulated_compute_s=emulated_compute_s)
+    if replicas is not None:
+        if not ray:
+            raise typer.BadParameter("only with --ray", param_hint="--replicas")
+        settings = replace(settings, ray=replace(settings.ray, replicas=replicas))
 
     def tell(port: int) -> None:
         host = settings.address.rpartition(":")[0]
@@ -275,6 +290,27 @@ def bench_verifier(
     results = run_verifier(clients=counts, seconds=seconds, seed=seed, plot=plot, console=console)
     write_json(json_file, results)
     raise typer.Exit(0 if results["output_mismatches"] == 0 else 1)
+
+
+@bench_app.command("edge-cloud")
+def bench_edge_cloud(
+    answers: Annotated[int, typer.Option(help="Answers per point and mode.", min=1)] = 6,
+    seed: SeedOption = 5,
+    ablations: Annotated[
+        bool, typer.Option(help="Also gamma, workers and queues (paper 003, Figure 4, Table 7).")
+    ] = True,
+    json_file: JsonOption = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write the plot here.", callback=_writable)
+    ] = None,
+) -> None:
+    """Every way of decoding at four operating points, emulated; predicted beside measured."""
+    from collab_llm_nodes.bench.edge_cloud import run_edge_cloud
+
+    results = run_edge_cloud(
+        answers=answers, seed=seed, ablations=ablations, plot=plot, console=console
+    )
+    write_json(json_file, results)
 
 
 def fail(error: CollabError) -> NoReturn:

@@ -63,11 +63,16 @@ def run_process(name: str, command: Sequence[str]) -> Iterator[Process]:
 
 
 def verifier_process(
-    address: str, *, compute_s: float = 0.0
+    address: str, *, compute_s: float = 0.0, config: Path | None = None
 ) -> contextlib.AbstractContextManager[Process]:
-    """The verifier with the embedded target; a pass takes at least ``compute_s`` (emulation)."""
+    """The verifier with the embedded target; a pass takes at least ``compute_s`` (emulation).
+
+    Args:
+        config: another configuration than the shipped one.
+    """
     command = [sys.executable, "-m", "collab_llm_nodes.cli", "verifier"]
-    command += ["--config", str(config_file("verifier_embedded.yaml")), "--address", address]
+    command += ["--config", str(config or config_file("verifier_embedded.yaml"))]
+    command += ["--address", address]
     if compute_s:
         command += ["--emulated-compute-s", str(compute_s)]
     return run_process("verifier", command)

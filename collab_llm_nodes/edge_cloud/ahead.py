@@ -38,7 +38,7 @@ class AheadConfig:
         high=64,
     )
     push_depth: int = setting(
-        2, "Rounds that they may be ahead of the one under verification.", low=1, high=8
+        3, "Rounds that they may be ahead of the one under verification.", low=1, high=8
     )
 
     def __post_init__(self) -> None:

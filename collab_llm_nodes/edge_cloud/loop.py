@@ -252,13 +252,13 @@ class EdgeLoop:
         place of others, which lose nothing by resting.
         """
         started = time.monotonic()
-        branch = self._likeliest_branch()
-        tasks = self._choose_tasks(self._config.batch - (branch is not None))
-        if branch is None and not tasks:
+        branches = self._choose_branches()
+        tasks = self._choose_tasks(max(1, self._config.batch - len(branches)))
+        if not branches and not tasks:
             return False
-        read = [] if branch is None else [(*branch.job.prefix, *branch.draft.tokens)]
+        read = [(*branch.job.prefix, *branch.draft.tokens) for branch in branches]
         self._drafter.step([task.line for task in tasks], read)
-        if branch is not None:
+        for branch in branches:
             self._predict(branch)
         for task in tasks:
             if task.line.draft is not None:
@@ -312,14 +312,17 @@ class EdgeLoop:
         if wanted and job.prefix not in self._branches and job.prefix not in self._predicted:
             self._branches[job.prefix] = _Branch(probability, job, draft)
 
-    def _likeliest_branch(self) -> _Branch | None:
-        """The draft whose outcomes are to be predicted next, if any is likelier than what waits."""
+    def _choose_branches(self) -> list[_Branch]:
+        """The drafts whose outcomes are to be predicted next: likelier than all that waits."""
         deepest = self.client.round + (self._config.push_depth if self._config.push_window else 1)
-        within = (b for b in self._branches.values() if b.job.round < deepest)
-        best = max(within, key=lambda b: b.probability, default=None)
-        if best is None or best.probability < max(self._config.min_probability, self._cache.best):
-            return None
-        return best
+        least = max(self._config.min_probability, self._cache.best)
+        found = [
+            branch
+            for branch in self._branches.values()
+            if branch.job.round < deepest and branch.probability >= least
+        ]
+        found.sort(key=lambda branch: -branch.probability)
+        return found[: (self._config.batch + 1) // 2]
 
     def _predict(self, branch: _Branch) -> None:
         del self._branches[branch.job.prefix]

@@ -4,14 +4,16 @@ Letters are those of paper 003, Table 3. Seconds per token, in the steady state:
 
     cloud alone, streaming   T_q(1)
     speculation (SD)         (2 T_c + gamma T_p + T_q) / tau
-    push-ahead               (max(T_q, C) + e L + m (2 T_c + gamma T_p + B/2)) / tau
+    push-ahead               (R + e L + m (2 T_c + gamma T_p + B/2)) / tau
+                             R = max(T_q, C, (2 T_c + C + B/2) / depth)
 
 SD is the paper's Table 4. With push-ahead a verification follows the other without a pause, unless
 the draft model is slower: C = (gamma + f) B is the time from one draft to the next on the likeliest
 path, B the time of a pass over a batch of continuations, f the share of drafts that are accepted
-whole (their bonus token is known one pass later). A share e of the verdicts is expected only thanks
-to an early exit, whose draft comes L late; a share m is unexpected and costs what SD costs, and on
-average half a pass that was under way.
+whole (their bonus token is known one pass later); or unless the link is so slow that drafts would
+have to be further ahead than the configured depth. A share e of the verdicts is expected only
+thanks to an early exit, whose draft comes L late; a share m is unexpected and costs what SD costs,
+and on average half a pass that was under way.
 
 Speculation loses to the cloud alone if, roughly, 2 T_c + gamma T_p > (tau - 1) T_q: with a fast
 server behind a slow link. Then the planner says so and lets the verifier stream.
@@ -144,10 +146,12 @@ class Planner:
 
     Args:
         gamma: length of drafts while too little is known, and if the planner is not enabled.
+        depth: rounds that drafts may be ahead (``AheadConfig.push_depth``).
     """
 
-    def __init__(self, config: PlannerConfig, gamma: int) -> None:
+    def __init__(self, config: PlannerConfig, gamma: int, depth: int) -> None:
         self._config = config
+        self._depth = depth
         self._first = Mode(gamma, ahead=True)
         self._answers = 0
         self.profile = Profile()
@@ -172,7 +176,11 @@ class Planner:
 
     def seconds_per_token(self, mode: Mode) -> float:
         """Predicted time per token; see the module's docstring."""
-        return predict(self.profile, mode)
+        return self.round_seconds(mode) / self.profile.tau(mode.gamma)
+
+    def round_seconds(self, mode: Mode) -> float:
+        """Predicted time per round."""
+        return round_seconds(self.profile, mode, self._depth)
 
 
 def settings_of(
@@ -184,16 +192,15 @@ def settings_of(
     return replace(predraft, max_predrafts=0), replace(ahead, push_window=0)
 
 
-def predict(p: Profile, mode: Mode) -> float:
-    """Seconds per token of ``mode`` after what ``p`` has measured."""
-    gamma = mode.gamma
-    if not gamma:
+def round_seconds(p: Profile, mode: Mode, depth: int) -> float:
+    """Predicted time of a round in ``mode`` after what ``p`` has measured."""
+    if not mode.gamma:
         return p.t_q1.value
-    drafting, pass_s = gamma * p.t_p.value, p.t_p_batch.value or p.t_p.value
+    drafting, pass_s = mode.gamma * p.t_p.value, p.t_p_batch.value or p.t_p.value
     if not mode.ahead:
-        return (p.rtt.value + drafting + p.t_q.value) / p.tau(gamma)
-    cycle = (gamma + p.whole.value) * pass_s
-    late = max(0.0, p.exit_s.value + p.rtt.value + gamma * pass_s - p.t_q.value)
+        return p.rtt.value + drafting + p.t_q.value
+    cycle = (mode.gamma + p.whole.value) * pass_s
+    late = max(0.0, p.exit_s.value + p.rtt.value + mode.gamma * pass_s - p.t_q.value)
     unexpected = p.rtt.value + drafting + pass_s / 2
-    round_s = max(p.t_q.value, cycle) + p.by_exit.value * late + p.unexpected.value * unexpected
-    return round_s / p.tau(gamma)
+    deep = (p.rtt.value + cycle + pass_s / 2) / depth
+    return max(p.t_q.value, cycle, deep) + p.by_exit.value * late + p.unexpected.value * unexpected

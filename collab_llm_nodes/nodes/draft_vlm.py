@@ -158,7 +158,8 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         loaded = load(self.config.model)
         self._engine = Engine(loaded)
         self._vocabulary = vocabulary_hash(loaded.tokenizer)
-        self._planner = Planner(self.config.planner, self.config.client.gamma)
+        gamma, depth = self.config.client.gamma, self.config.ahead.push_depth
+        self._planner = Planner(self.config.planner, gamma, depth)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="draft-model")
         self._drafts = self.create_publisher(Draft, "draft", RESULT)
         self._texts = self.create_publisher(GeneratedText, "generated_text", RESULT)

@@ -1,0 +1,365 @@
+"""``collab-llm bench edge-cloud``: what each way of decoding takes at four operating points.
+
+EMULATED, and labelled so: passes of both models are padded to the times of a point, and the link is
+a proxy that delays. Real are the acceptance of drafts, the early exits, the outcomes and their
+prediction, the protocol over gRPC between two processes, and its overhead.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from collab_llm_nodes.assets import config_file
+from collab_llm_nodes.bench.cost import PROVIDERS, api_cost
+from collab_llm_nodes.bench.emulation import PacedEngine, blur
+from collab_llm_nodes.bench.link import LinkProfile, LinkProxy
+from collab_llm_nodes.bench.scenes import scene_prompts
+from collab_llm_nodes.decoding.engine import Engine
+from collab_llm_nodes.demo.processes import free_port, verifier_process, wait_for_verifier
+from collab_llm_nodes.edge_cloud.ahead import AheadConfig
+from collab_llm_nodes.edge_cloud.planner import Mode, PlannerConfig
+from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.edge_cloud.remote import RemoteRunner
+from collab_llm_nodes.metrics import GenerationMetrics
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
+
+GAMMA = 4
+MAX_TOKENS = 64
+DEADLINE_S = 300.0
+BLUR = 1.1
+"""Noise on the draft model's head that lowers tau of the embedded pair to about 2.9."""
+ABLATION_SCALE = 0.1
+"""Ablations run with all times of their point divided by ten."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """An operating point [s]: a pass of the draft model, of the target, the link one way."""
+
+    t_p: float
+    t_q: float
+    t_c: float
+
+    def scaled(self, factor: float) -> Point:
+        """All times multiplied."""
+        return Point(factor * self.t_p, factor * self.t_q, factor * self.t_c)
+
+
+POINTS = {
+    "go2": Point(0.288 / 4, 0.620, 0.120),  # paper 003, Table 8
+    "jetson": Point(0.334 / 4, 0.497, 0.095),  # Table 5, Vicuna-68M / 7B
+    "fast_server": Point(0.012, 0.025, 0.020),
+    "lan": Point(0.012, 0.025, 0.002),
+}
+PAIRS = {"points": BLUR, "embedded_pair": 0.0}
+"""Results by acceptance process: tuned to tau = 2.9 (``points``), and the embedded pair's own."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a mode decodes."""
+
+    gamma: int = GAMMA
+    predraft: PreDraftConfig = field(default_factory=lambda: PreDraftConfig(max_predrafts=0))
+    ahead: AheadConfig = field(default_factory=lambda: AheadConfig(push_window=0))
+    planned: bool = False
+
+
+def fsd(gamma: int = GAMMA, workers: int = 6, queue: str = "priority") -> Setup:
+    """Early exits and cache as in the paper: ``workers`` exits are pre-drafted for at a time."""
+    return Setup(
+        gamma,
+        PreDraftConfig(max_predrafts=workers, queue=queue),
+        AheadConfig(batch=workers, predictions=0, push_window=0),
+    )
+
+
+_AHEAD = {
+    "predraft": PreDraftConfig(max_predrafts=48),
+    "ahead": AheadConfig(batch=16, predictions=16, push_window=48),
+}
+MODES = {
+    "ar": Setup(gamma=0),
+    "sd": Setup(),
+    "fsd": fsd(),
+    "push_ahead": Setup(GAMMA, **_AHEAD),  # type: ignore[arg-type]
+    "planner": Setup(GAMMA, **_AHEAD, planned=True),  # type: ignore[arg-type]
+}
+
+
+def run_edge_cloud(
+    *, answers: int, seed: int, ablations: bool, plot: Path | None, console: Console
+) -> dict[str, Any]:
+    """Decode ``answers`` answers per point, pair and mode.
+
+    Returns:
+        ``points.<point>.<mode>`` (tau about 2.9) and ``embedded_pair.<point>.<mode>`` with
+        ``ms_per_token, predicted_ms_per_token, tau, hit_rate, miss_rate, mean_exit_layer, rounds,
+        pushed, bytes``; ``speedups``; ``api_cost`` (paper 003, Table 1); ``ablations``.
+    """
+    prompts = scene_prompts(answers, seed)
+    drafts = {pair: _draft(noise) for pair, noise in PAIRS.items()}
+    results: dict[str, Any] = {
+        "emulated": "model passes padded, link delayed; see points_ms",
+        "points_ms": {
+            name: {"T_p": 1e3 * p.t_p, "T_q": 1e3 * p.t_q, "T_c": 1e3 * p.t_c}
+            for name, p in POINTS.items()
+        },
+        "answers": answers,
+        "gamma": GAMMA,
+        **{pair: {} for pair in PAIRS},
+    }
+
+    def measure(pair: str, name: str) -> None:
+        rows = _measure(POINTS[name], drafts[pair], prompts, MODES, console, f"{pair} {name}")
+        results[pair][name] = rows
+
+    # The slow points mostly sleep, so they share the machine; the fast ones have it alone.
+    slow = [(pair, name) for pair in PAIRS for name in ("go2", "jetson")]
+    threads = [threading.Thread(target=measure, args=args, daemon=True) for args in slow]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for pair in PAIRS:
+        for name in ("fast_server", "lan"):
+            measure(pair, name)
+    results["speedups"] = {
+        pair: {name: _speedups(rows) for name, rows in results[pair].items()} for pair in PAIRS
+    }
+    tau = results["points"]["go2"]["sd"]["tau"]
+    results["api_cost"] = {
+        "tau_of_the_paper": {p.pair: api_cost(p, GAMMA, 2.5) for p in PROVIDERS},
+        "tau_measured": {p.pair: api_cost(p, GAMMA, tau) for p in PROVIDERS},
+    }
+    if ablations:
+        results["ablations"] = _ablations(drafts["points"], prompts, console)
+    _print(results, console)
+    if plot is not None:
+        _plot(results, plot)
+    return results
+
+
+def _draft(noise: float) -> Engine:
+    loaded = load(ModelConfig(path="nav-draft"))
+    if noise:
+        blur(loaded, noise)
+    return Engine(loaded)
+
+
+@contextmanager
+def _link(point: Point, exit_queue: str = "priority") -> Iterator[VerifierClient]:
+    """A verifier as slow as the point's, behind its link."""
+    address = f"127.0.0.1:{free_port()}"
+    settings = yaml.safe_load(config_file("verifier_embedded.yaml").read_text(encoding="utf-8"))
+    settings["exits"] = {"queue": exit_queue}
+    with (
+        tempfile.TemporaryDirectory(prefix="collab_llm_") as folder,
+        verifier_process(
+            address, compute_s=point.t_q, config=_write(Path(folder) / "verifier.yaml", settings)
+        ) as process,
+        LinkProxy(address, LinkProfile(delay_s=point.t_c)) as link,
+        VerifierClient(ClientLinkConfig(address=link.address)) as client,
+    ):
+        wait_for_verifier(client, process)
+        yield client
+
+
+def _write(file: Path, settings: Any) -> Path:
+    file.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return file
+
+
+def _measure(
+    point: Point,
+    draft: Engine,
+    prompts: Sequence[Prompt],
+    modes: Mapping[str, Setup],
+    console: Console,
+    title: str,
+    exit_queue: str = "priority",
+) -> dict[str, dict[str, float]]:
+    rows = {}
+    with _link(point, exit_queue) as client:
+        for name, setup in modes.items():
+            rows[name] = _row(setup, _runner(point, draft, client, setup), prompts)
+            console.print(f"{title}: {name} {rows[name]['ms_per_token']:.1f} ms per token")
+    return rows
+
+
+def _runner(point: Point, draft: Engine, client: VerifierClient, setup: Setup) -> RemoteRunner:
+    return RemoteRunner(
+        PacedEngine(draft, point.t_p).as_engine(),
+        client,
+        gamma=setup.gamma,
+        predraft=setup.predraft,
+        ahead=setup.ahead,
+        planner=PlannerConfig(enabled=setup.planned),
+    )
+
+
+def _row(setup: Setup, runner: RemoteRunner, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Rates are of the rounds after the first, which also opens the session."""
+    for prompt in prompts[:2]:  # warm up; the planner tries what it knows too little of
+        runner.generate(prompt, max_tokens=MAX_TOKENS, deadline_s=DEADLINE_S)
+    total = GenerationMetrics()
+    later_s, later_tokens, predicted_s = 0.0, 0, 0.0
+    modes: set[str] = set()
+    for prompt in prompts:
+        rounds: list[tuple[int, ...]] = []
+        answer = runner.generate(
+            prompt, max_tokens=MAX_TOKENS, deadline_s=DEADLINE_S, on_tokens=rounds.append
+        )
+        modes.add(runner.mode.name)
+        predicted_s += (answer.metrics.rounds - 1) * _predicted(setup, runner, answer.metrics)
+        total.add(answer.metrics)
+        later_s += answer.metrics.total_s - answer.metrics.time_to_first_token_s
+        later_tokens += answer.metrics.tokens - len(rounds[0])
+    return {
+        "ms_per_token": 1e3 * later_s / later_tokens,
+        "predicted_ms_per_token": 1e3 * predicted_s / later_tokens,
+        "modes": sorted(modes),
+        "tau": total.tau,
+        "hit_rate": total.hit_rate,
+        "miss_rate": 1.0 - total.hit_rate,
+        "mean_exit_layer": total.mean_exit_layer,
+        "rounds": total.rounds,
+        "pushed": total.pushed,
+        "bytes": total.bytes_up + total.bytes_down,
+    }
+
+
+def _predicted(setup: Setup, runner: RemoteRunner, metrics: GenerationMetrics) -> float:
+    """Seconds per round, from the times and shares that these runs have measured.
+
+    SD and FSD: paper 003, Table 4, where r is the share of the drafting that was still to do when a
+    verdict came (a pre-draft may be half made).
+    """
+    if setup.ahead.push_window:
+        return runner.planner.round_seconds(runner.mode)
+    profile = runner.planner.profile
+    plain = runner.planner.round_seconds(Mode(setup.gamma))
+    return plain - setup.gamma * profile.t_p.value + metrics.draft_s / metrics.rounds
+
+
+def _speedups(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    ms = {mode: row["ms_per_token"] for mode, row in rows.items()}
+    best = min(ms[mode] for mode in ("ar", "sd", "fsd", "push_ahead"))
+    return {
+        "ar_to_sd": ms["ar"] / ms["sd"],
+        "sd_to_fsd": ms["sd"] / ms["fsd"],
+        "sd_to_push_ahead": ms["sd"] / ms["push_ahead"],
+        "ar_to_push_ahead": ms["ar"] / ms["push_ahead"],
+        "planner_over_best_fixed": ms["planner"] / best,
+        "planner_over_ar": ms["planner"] / ms["ar"],
+    }
+
+
+def _ablations(draft: Engine, prompts: Sequence[Prompt], console: Console) -> dict[str, Any]:
+    """Figure 4 and Table 7 of paper 003 at the Jetson point, all times divided by ten."""
+    point = POINTS["jetson"].scaled(ABLATION_SCALE)
+    gammas, workers = (1, 2, 3, 4, 5, 6, 8, 10), (1, 2, 3, 4, 6, 10)
+    modes = {"ar": Setup(gamma=0)}
+    modes |= {f"sd {g}": Setup(gamma=g) for g in gammas}
+    modes |= {f"fsd {g}": fsd(gamma=g) for g in gammas}
+    modes |= {f"workers {w}": fsd(workers=w) for w in workers}
+    rows = _measure(point, draft, prompts, modes, console, "ablation")
+
+    def ms(name: str) -> float:
+        return rows[name]["ms_per_token"]
+
+    queues = {}
+    for server in ("priority", "fifo"):
+        modes = {
+            f"{queue} {w}": queue_setup(queue, w)
+            for queue in ("priority", "random", "fifo")
+            for w in (3, 5, 10)
+        }
+        measured = _measure(point, draft, prompts, modes, console, f"queues, {server}", server)
+        queues[server] = {name: 100 * row["miss_rate"] for name, row in measured.items()}
+    return {
+        "time_scale": ABLATION_SCALE,
+        "figure_4b": {
+            g: {
+                "ar_to_sd": ms("ar") / ms(f"sd {g}"),
+                "sd_to_fsd": ms(f"sd {g}") / ms(f"fsd {g}"),
+                "tau": rows[f"sd {g}"]["tau"],
+            }
+            for g in gammas
+        },
+        "figure_4a": {
+            w: {
+                "sd_to_fsd": ms(f"sd {GAMMA}") / ms(f"workers {w}"),
+                "miss_rate": rows[f"workers {w}"]["miss_rate"],
+            }
+            for w in workers
+        },
+        "table_7_miss_percent": queues,
+    }
+
+
+def queue_setup(queue: str, workers: int) -> Setup:
+    """Table 7: outcomes suggested by exits and by the draft model wait in one queue."""
+    return Setup(
+        GAMMA,
+        PreDraftConfig(max_predrafts=workers, queue=queue),
+        AheadConfig(batch=workers, predictions=16, min_probability=0.0, push_window=0),
+    )
+
+
+def _print(results: Mapping[str, Any], console: Console) -> None:
+    for pair in PAIRS:
+        table = Table(title=f"{pair}: milliseconds per token (emulated points)")
+        for column in ("point", "mode", "measured", "predicted", "tau", "hits", "exit", "bytes"):
+            table.add_column(column, justify="left" if column in ("point", "mode") else "right")
+        for point, modes in results[pair].items():
+            for mode, row in modes.items():
+                table.add_row(
+                    point,
+                    mode if mode != "planner" else f"planner: {', '.join(row['modes'])}",
+                    f"{row['ms_per_token']:.1f}",
+                    f"{row['predicted_ms_per_token']:.1f}",
+                    f"{row['tau']:.2f}",
+                    f"{row['hit_rate']:.0%}",
+                    f"{row['mean_exit_layer']:.1f}",
+                    str(row["bytes"]),
+                )
+        console.print(table)
+
+
+def _plot(results: Mapping[str, Any], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, grid = plt.subplots(len(PAIRS), len(POINTS), figsize=(13, 6))
+    titles = {"points": "tau about 2.9", "embedded_pair": "embedded pair"}
+    for axes, pair in zip(grid, PAIRS, strict=True):
+        for axis, (point, modes) in zip(axes, results[pair].items(), strict=True):
+            places = range(len(modes))
+            for shift, key, label in (
+                (-0.2, "ms_per_token", "measured"),
+                (0.2, "predicted_ms_per_token", "predicted"),
+            ):
+                heights = [row[key] for row in modes.values()]
+                axis.bar([x + shift for x in places], heights, 0.4, label=label)
+            axis.set_xticks(list(places), [m.replace("_", "\n") for m in modes], fontsize=8)
+            axis.set_title(f"{point}, {titles[pair]}", fontsize=9)
+        axes[0].set_ylabel("ms per token (emulated)")
+    grid[0][0].legend()
+    figure.tight_layout()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)
