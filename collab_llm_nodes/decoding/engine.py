@@ -56,9 +56,9 @@ class Engine:
     """One loaded model and its early exits.
 
     Args:
-        candidates: score each exit but the first only over the fed tokens and this many best of
-            the exit before (other logits are -inf); 0 scores the whole vocabulary. For large
-            vocabularies, where the head costs more than the layers between two exits.
+        candidates: score exits only over candidates (see ``exits``), of which so many per position
+            are kept from exit to exit; other logits are -inf. 0 scores the whole vocabulary. For
+            large vocabularies, where the head costs more than the layers between two exits.
         backend: "static" (the hand-written loop), "eager" (the transformers forward), or "auto":
             static where it supports the model.
 
@@ -186,7 +186,12 @@ class _Watch:
         self.listening = [i for i, f in enumerate(feeds) if f.on_exit is not None and f.keep]
         self.failed: dict[int, Exception] = {}
         if self.listening:
-            self._exits = PassExits(scorer, [f.ids for f in feeds], [f.keep for f in feeds])
+            self._exits = PassExits(
+                scorer,
+                [f.ids for f in feeds],
+                [f.keep for f in feeds],
+                [f.session._prompt.ids for f in feeds],
+            )
 
     def after_layer(self, layer: int, hidden: Tensor) -> None:
         if not self.listening:

@@ -4,14 +4,14 @@ An exit is a preview; nothing here can change a verdict. With a large vocabulary
 exit would cost more than the layers between them (Qwen2-VL-7B: three times the weights read per
 pass), so exits may score candidates only:
 
-- the first exit: the vocabulary's first ``SHORTLIST`` tokens, and the fed tokens (so every drafted
-  one). A BPE vocabulary lists its tokens in the order of their merges, the most frequent pieces
-  first (FR-Spec, arXiv 2502.14856, drafts with such a part of the vocabulary). They are one slice
-  of the head: nothing is gathered;
+- the first exit: the vocabulary's first ``SHORTLIST`` tokens, the fed tokens (so every drafted
+  one), and those of the prompt, which answers repeat. A BPE vocabulary lists its tokens in the
+  order of their merges, the most frequent pieces first (FR-Spec, arXiv 2502.14856, drafts with
+  such a part of the vocabulary). They are one slice of the head: nothing is gathered;
 - each later exit: the fed tokens, and per position the best ``candidates`` of the first exit.
 
-All other logits are -inf. So a confidence is the probability among the candidates: above the full
-one by no more than the factor that the left-out tokens' mass allows.
+All other logits are -inf, so a confidence is the probability among the candidates. A token that is
+none cannot be previewed; the verdict brings it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from collab_llm_nodes.decoding.kernels import Head, linear_of
 from collab_llm_nodes.models.adapters import ExitAdapters
 
-SHORTLIST = 4096
+SHORTLIST = 8192
 
 
 class ExitScorer:
@@ -60,13 +60,19 @@ class PassExits:
     Args:
         fed: token ids of each feed, in the order of the pass's rows.
         keeps: of each feed, the last tokens whose exit logits are wanted; 0: none.
+        prompts: token ids of each feed's prompt.
     """
 
     def __init__(
-        self, scorer: ExitScorer, fed: Sequence[Sequence[int]], keeps: Sequence[int]
+        self,
+        scorer: ExitScorer,
+        fed: Sequence[Sequence[int]],
+        keeps: Sequence[int],
+        prompts: Sequence[Sequence[int]],
     ) -> None:
         self._scorer = scorer
         self._fed = fed
+        self._prompts = prompts
         self._rows: list[slice] = []
         end = 0
         for ids, keep in zip(fed, keeps, strict=True):
@@ -100,21 +106,26 @@ class PassExits:
         ]
 
     def _first(self, feed: int, states: Tensor, common: Tensor) -> Tensor:
-        head = self._scorer.head
-        fed = torch.tensor(self._fed[feed], device=states.device)
-        logits = states.new_full((states.shape[0], head.vocab_size), -torch.inf)
-        logits[:, : common.shape[1]] = common
-        logits[:, fed] = head.some(fed)(states)
-        best = common.topk(min(self._scorer.candidates, common.shape[1]), dim=-1).indices
-        ids = torch.cat([best.flatten(), fed]).unique()
-        self._candidates[feed] = ids, head.some(ids)
-        return logits
+        head, shortlist = self._scorer.head, common.shape[1]
+        fed = {i for i in self._fed[feed] if i >= shortlist}
+        rare = sorted(fed.union(i for i in self._prompts[feed] if i >= shortlist))
+        others = torch.tensor(rare, dtype=torch.long, device=states.device)
+        scores = torch.cat([common, head.some(others)(states)], dim=1)
+        ids = torch.cat([torch.arange(shortlist, device=states.device), others])
+        best = ids[scores.topk(min(self._scorer.candidates, len(ids)), dim=-1).indices]
+        own = torch.tensor(self._fed[feed], device=states.device)
+        kept = torch.cat([best.flatten(), own]).unique()
+        self._candidates[feed] = kept, head.some(kept)
+        return self._spread(scores, ids)
 
     def _later(self, feed: int, states: Tensor) -> Tensor:
-        ids, scores = self._candidates[feed]
-        logits = states.new_full((states.shape[0], self._scorer.head.vocab_size), -torch.inf)
-        logits[:, ids] = scores(states)
-        return logits
+        ids, logits_of = self._candidates[feed]
+        return self._spread(logits_of(states), ids)
+
+    def _spread(self, scores: Tensor, ids: Tensor) -> Tensor:
+        """[rows, ids] -> [rows, vocabulary]."""
+        size = self._scorer.head.vocab_size
+        return scores.new_full((scores.shape[0], size), -torch.inf).index_copy_(1, ids, scores)
 
 
 def _correction(adapter: nn.Module) -> Callable[[Tensor], Tensor]:
