@@ -11,9 +11,9 @@ from setuptools import setup
 ROOT = Path(__file__).parent
 
 
-def requirements() -> list[str]:
+def requirements(name: str) -> list[str]:
     """What pip must bring, from the one list of it."""
-    lines = (ROOT / "requirements" / "runtime.txt").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return [wanted for line in lines if (wanted := line.partition("#")[0].strip())]
 
 
@@ -29,4 +29,8 @@ def shared() -> list[tuple[str, list[str]]]:
     ]
 
 
-setup(install_requires=requirements(), data_files=shared())
+setup(
+    install_requires=requirements("runtime"),
+    extras_require={"ray": requirements("ray")},
+    data_files=shared(),
+)

@@ -26,13 +26,13 @@ DISTRIBUTION = {
 }
 # Parts of transformers' own dependencies that it hands to its users.
 THROUGH_TRANSFORMERS = {"huggingface_hub", "tokenizers"}
-OPTIONAL = {"bitsandbytes", "torchao", "torchvision", "unitree_api", "unitree_go"}
+OPTIONAL = {"bitsandbytes", "ray", "torchao", "torchvision", "unitree_api", "unitree_go"}
 
 
 def requirements(name: str) -> set[str]:
     """The distribution names in ``requirements/<name>.txt``, in lower case."""
     lines = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
-    return {re.split(r"[^\w-]", line)[0].lower() for line in lines if line and line[0] != "#"}
+    return {re.split(r"[^\w-]", line)[0].lower() for line in lines if line and line[0] not in "#-"}
 
 
 def imported_modules() -> dict[str, str]:
@@ -53,7 +53,7 @@ def imported_modules() -> dict[str, str]:
 
 def test_every_requirement_has_its_reason() -> None:
     text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8").lower()
-    for name in ("runtime", "dev", "build", "last", "ros-jazzy"):
+    for name in ("runtime", "dev", "ray", "build", "last", "ros-jazzy"):
         for package in requirements(name):
             assert f"`{package}`" in text, f"docs/dependencies.md does not say why {package}"
 

@@ -17,8 +17,8 @@ def set_up_logging(log_format: str) -> None:
 
 
 def _facts(record: logging.LogRecord) -> dict[str, Any]:
-    """What the line was given in ``extra``."""
-    return {k: v for k, v in vars(record).items() if k not in _KNOWN}
+    """What the line was given in ``extra``; Ray adds marks of its own, with underscores."""
+    return {k: v for k, v in vars(record).items() if k not in _KNOWN and k[0] != "_"}
 
 
 class _Text(logging.Formatter):

@@ -209,8 +209,8 @@ def start_server(
         engine: the target; loaded as ``config`` says when None.
         encode: prompts to token ids; by default as ``engine.loaded`` does it.
     """
-    engine = engine or _load(config)
-    return ServerHandle(config, engine, encode or _encoder(engine, config.limits))
+    engine = engine or load_engine(config)
+    return ServerHandle(config, engine, encode or prompt_encoder(engine, config.limits))
 
 
 def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda port: None) -> None:
@@ -225,8 +225,8 @@ def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda p
         ModelError: the model cannot be loaded.
         ConfigError: the address is in use, or a file cannot be read.
     """
-    engine = _load(config)
-    server = VerifierServer(config, engine, _encoder(engine, config.limits))
+    engine = load_engine(config)
+    server = VerifierServer(config, engine, prompt_encoder(engine, config.limits))
     asyncio.run(run_until_signal(server, config.drain_s, on_listening))
 
 
@@ -248,11 +248,11 @@ async def run_until_signal(
     await server.stop(drain_s)
 
 
-def _load(config: VerifierConfig) -> Engine:
+def load_engine(config: VerifierConfig) -> Engine:
     return Engine(load(config.model), candidates=config.exit_candidates)
 
 
-def _encoder(engine: Engine, limits: Limits) -> Encode:
+def prompt_encoder(engine: Engine, limits: Limits) -> Encode:
     allowed = PromptLimits(max_characters=limits.max_prompt_chars, max_images=limits.max_images)
     return lambda prompt: encode(prompt, engine.loaded, allowed)
 

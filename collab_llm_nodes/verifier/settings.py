@@ -15,6 +15,23 @@ from collab_llm_nodes.verifier.scheduler import BatchConfig
 
 
 @dataclass(frozen=True)
+class RayConfig:
+    """What only ``collab-llm verifier --ray`` reads."""
+
+    replicas: int = setting(2, "Copies of the target.", low=1, high=1024)
+    cpus_per_replica: float = setting(
+        1.0, "CPU cores that Ray sets aside for each.", low=0.0, high=1024.0
+    )
+    gpus_per_replica: float = setting(
+        0.0, "GPUs that Ray sets aside for each, or a part of one.", low=0.0, high=64.0
+    )
+    http_port: int = setting(8000, "Ray Serve's own HTTP port: GET /-/healthz.", low=1, high=65535)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
 class VerifierConfig:
     """Everything ``collab-llm verifier`` needs. File names are PEM files."""
 
@@ -46,11 +63,14 @@ class VerifierConfig:
         high=60.0,
     )
     metrics_address: str = setting(
-        "", "Serve Prometheus metrics here, host:port, to whoever asks; empty: do not."
+        "",
+        "Serve Prometheus metrics here, host:port, to whoever asks; empty: do not. With Ray,"
+        " replica n at port + n, from 0.",
     )
     log_format: str = setting(
         "text", "text, or json: one object per line.", choices=("text", "json")
     )
+    ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
         check_ranges(self)
