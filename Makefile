@@ -58,7 +58,7 @@ eval: build ## Measure the embedded pair in fresh rooms
 	@$(CLI) eval nav $(ARGS)
 
 bench: build ## Benchmarks: predicted beside measured, JSON and plots
-	@$(CLI) bench pipeline --json out/bench.json --plot out/bench.png $(ARGS)
+	@$(CLI) bench edge-cloud --json out/bench.json --plot out/bench.png $(ARGS)
 
 clean: ## Remove what was built; keeps .venv
 	rm -rf build install log out .mypy_cache .ruff_cache .pytest_cache .hypothesis .venv/.done/build

@@ -200,21 +200,6 @@ def check_lossless(
     raise typer.Exit(0 if results["mismatches"] == 0 else 1)
 
 
-@bench_app.command("pipeline")
-def bench_pipeline(
-    answers: Annotated[int, typer.Option(help="Answers per mode.", min=1)] = 40,
-    seed: SeedOption = 0,
-    json_file: JsonOption = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Write the plot here.", callback=_writable)
-    ] = None,
-) -> None:
-    """The embedded pair over real gRPC: cloud alone, speculation, early exits with the cache."""
-    from collab_llm_nodes.bench.pipeline import run_pipeline
-
-    write_json(json_file, run_pipeline(answers=answers, seed=seed, plot=plot, console=console))
-
-
 @bench_app.command("link")
 def bench_link(
     answers: Annotated[int, typer.Option(help="Answers per run.", min=1)] = 20,

@@ -15,7 +15,7 @@ COMMANDS = [
     ["verifier"],
     ["train", "nav"],
     ["eval", "nav"],
-    ["bench", "pipeline"],
+    ["bench", "edge-cloud"],
     ["check", "lossless"],
 ]
 

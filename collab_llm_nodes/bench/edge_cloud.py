@@ -2,13 +2,15 @@
 
 EMULATED, and labelled so: passes of both models are padded to the times of a point, and the link is
 a proxy that delays. Real are the acceptance of drafts, the early exits, the outcomes and their
-prediction, the protocol over gRPC between two processes, and its overhead.
+prediction, the protocol over gRPC between two processes, and its overhead. ``as_is`` is the
+embedded pair with nothing emulated, beside ``transformers`` generate in one process.
 """
 
 from __future__ import annotations
 
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +27,8 @@ from collab_llm_nodes.bench.emulation import PacedEngine, blur
 from collab_llm_nodes.bench.link import LinkProfile, LinkProxy
 from collab_llm_nodes.bench.scenes import scene_prompts
 from collab_llm_nodes.decoding.engine import Engine
+from collab_llm_nodes.decoding.lossless import transformers_generate
+from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.demo.processes import free_port, verifier_process, wait_for_verifier
 from collab_llm_nodes.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.edge_cloud.planner import Mode, PlannerConfig
@@ -32,7 +36,7 @@ from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.loading import ModelConfig, load
-from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
 
 GAMMA = 4
@@ -107,7 +111,8 @@ def run_edge_cloud(
     Returns:
         ``points.<point>.<mode>`` (tau about 2.9) and ``embedded_pair.<point>.<mode>`` with
         ``ms_per_token, predicted_ms_per_token, tau, hit_rate, miss_rate, mean_exit_layer, rounds,
-        pushed, bytes``; ``speedups``; ``api_cost`` (paper 003, Table 1); ``ablations``.
+        pushed, bytes``; ``as_is.<mode>`` and ``transformers_ms_per_token``; ``speedups``;
+        ``api_cost`` (paper 003, Table 1); ``ablations`` (Figure 4 and Table 7).
     """
     prompts = scene_prompts(answers, seed)
     drafts = {pair: _draft(noise) for pair, noise in PAIRS.items()}
@@ -136,6 +141,10 @@ def run_edge_cloud(
     for pair in PAIRS:
         for name in ("fast_server", "lan"):
             measure(pair, name)
+    results["as_is"] = _measure(
+        Point(0.0, 0.0, 0.0), drafts["embedded_pair"], prompts, MODES, console, "as it is"
+    )
+    results["transformers_ms_per_token"] = _transformers(prompts)
     results["speedups"] = {
         pair: {name: _speedups(rows) for name, rows in results[pair].items()} for pair in PAIRS
     }
@@ -254,6 +263,19 @@ def _predicted(setup: Setup, runner: RemoteRunner, metrics: GenerationMetrics) -
     return plain - setup.gamma * profile.t_p.value + metrics.draft_s / metrics.rounds
 
 
+def _transformers(prompts: Sequence[Prompt]) -> float:
+    """Milliseconds per token of transformers' generate with the target in this process."""
+    target = Engine(load(ModelConfig(path="nav-target")))
+    tokens, started = 0, time.perf_counter()
+    for prompt in prompts:
+        encoded = encode(prompt, target.loaded)
+        made, _ = transformers_generate(
+            target.loaded, encoded, SamplingConfig(), MAX_TOKENS, target.eos
+        )
+        tokens += len(made)
+    return 1e3 * (time.perf_counter() - started) / tokens
+
+
 def _speedups(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     ms = {mode: row["ms_per_token"] for mode, row in rows.items()}
     best = min(ms[mode] for mode in ("ar", "sd", "fsd", "push_ahead"))
@@ -320,11 +342,13 @@ def queue_setup(queue: str, workers: int) -> Setup:
 
 
 def _print(results: Mapping[str, Any], console: Console) -> None:
-    for pair in PAIRS:
-        table = Table(title=f"{pair}: milliseconds per token (emulated points)")
+    for pair in (*PAIRS, "as_is"):
+        emulated = "emulated points" if pair in PAIRS else "embedded pair on this machine"
+        table = Table(title=f"{pair}: milliseconds per token ({emulated})")
         for column in ("point", "mode", "measured", "predicted", "tau", "hits", "exit", "bytes"):
             table.add_column(column, justify="left" if column in ("point", "mode") else "right")
-        for point, modes in results[pair].items():
+        rows = results[pair] if pair in PAIRS else {pair: results[pair]}
+        for point, modes in rows.items():
             for mode, row in modes.items():
                 table.add_row(
                     point,

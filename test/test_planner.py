@@ -1,0 +1,253 @@
+"""Predictions: of outcomes by the draft model, of time by the planner; and what an API charges."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from fake_models import EOS, VOCAB, FakeEngine, as_engine, encode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collab_llm_nodes.bench.cost import PROVIDERS, api_cost
+from collab_llm_nodes.bench.emulation import PacedEngine, batch_factor
+from collab_llm_nodes.decoding.rejection import propose, verify_chain
+from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution, to_wire
+from collab_llm_nodes.edge_cloud.ahead import AheadConfig
+from collab_llm_nodes.edge_cloud.client import DraftJob
+from collab_llm_nodes.edge_cloud.drafter import Drafter
+from collab_llm_nodes.edge_cloud.messages import Draft, Verdict
+from collab_llm_nodes.edge_cloud.planner import (
+    Mode,
+    Planner,
+    PlannerConfig,
+    Profile,
+    round_seconds,
+    settings_of,
+)
+from collab_llm_nodes.edge_cloud.prediction import likely_outcomes
+from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.models.prompt import Prompt
+
+GREEDY = SamplingConfig()
+COUPLED = SamplingConfig(1.0, seed=5, law="coupled")
+REJECTION = SamplingConfig(1.0, seed=5)
+PROMPT = Prompt("go to the red box")
+NO_END: frozenset[int] = frozenset()
+
+
+# --- Outcomes -----------------------------------------------------------------------------------
+
+
+def test_outcomes_are_the_runners_up_and_the_best_bonus_tokens_by_probability() -> None:
+    rows = [np.log(np.array(p, np.float32)) for p in ([0.7, 0.2, 0.1], [0.05, 0.9, 0.05])]
+    found = likely_outcomes(rows, (0,), GREEDY, 0, NO_END, 3)
+    assert [outcome for outcome, _ in found] == [(0, 1), (1,), (2,)]
+    assert [p for _, p in found] == pytest.approx([0.63, 0.2, 0.1])
+
+
+def test_outcomes_that_end_the_answer_are_not_predicted() -> None:
+    rows = [np.log(np.array([0.5, 0.3, 0.2], np.float32))] * 2
+    found = likely_outcomes(rows, (1,), GREEDY, 0, frozenset({0}), 9)
+    assert {outcome for outcome, _ in found} == {(2,), (1, 1), (1, 2)}
+    ended = likely_outcomes(rows, (0,), GREEDY, 0, frozenset({0}), 9)
+    assert {outcome for outcome, _ in ended} == {(1,), (2,)}, "nothing follows an end token"
+
+
+@pytest.mark.parametrize(
+    "law", [GREEDY, COUPLED, REJECTION], ids=["greedy", "coupled", "rejection"]
+)
+def test_a_target_that_is_the_draft_model_does_what_was_expected_most(law: SamplingConfig) -> None:
+    """Shared randomness is used: where p = q the verdict is known but for what cannot be."""
+    rng = np.random.default_rng(1)
+    right = 0
+    for position in range(100):
+        logits = rng.normal(size=(3, VOCAB)).astype(np.float32) * 2
+        p = distribution(logits, law)
+        drafter = [to_wire(row, VOCAB) for row in p]
+        q = drafter[:2] if law.sends_probabilities else None
+        laws = [d.dense(VOCAB) for d in drafter] if law.sends_probabilities else list(p)
+        draft = []
+        for i in range(2):
+            token, _ = propose(laws[i], law, position + i, VOCAB)
+            draft.append(token)
+        outcome = verify_chain(p, draft, q, law, position, NO_END)
+        verdict = (*draft[: outcome.accepted], outcome.next_token)
+        found = likely_outcomes(list(logits), draft, law, position, NO_END, 16)
+        right += verdict in [o for o, _ in found]
+    assert right >= 95
+
+
+# --- The draft model's tree ---------------------------------------------------------------------
+
+
+def fresh(law: SamplingConfig) -> Drafter:
+    return Drafter(as_engine(FakeEngine(1, noise=0.5)), encode(PROMPT), law)
+
+
+PREFIXES = st.lists(st.lists(st.integers(1, 3), max_size=4).map(tuple), min_size=1, max_size=5)
+
+
+@pytest.mark.parametrize("law", [GREEDY, REJECTION], ids=["greedy", "rejection"])
+@settings(max_examples=40, deadline=None)
+@given(PREFIXES, st.lists(st.integers(1, 3), max_size=4).map(tuple))
+def test_drafts_side_by_side_and_after_any_history_are_those_of_a_fresh_drafter(
+    law: SamplingConfig, prefixes: list[tuple[int, ...]], confirmed: tuple[int, ...]
+) -> None:
+    drafter = fresh(law)
+    for answer in (confirmed[:1], confirmed):
+        jobs = [DraftJob(1, (*answer, *prefix), 3) for prefix in prefixes]
+        lines = [drafter.begin(job) for job in jobs]
+        for _ in range(3):  # one pass per token for all of them
+            drafter.step([line for line in lines if line.draft is None], read=[answer])
+        assert [line.draft for line in lines] == [fresh(law).draft(job) for job in jobs]
+        drafter.advance(answer)
+    job = DraftJob(2, (2, 2), 3)  # not a continuation of what is confirmed
+    assert drafter.draft(job) == fresh(law).draft(job)
+
+
+def test_likely_outcomes_do_not_depend_on_what_was_read_before() -> None:
+    drafter, job = fresh(GREEDY), DraftJob(0, (), 4)
+    draft = drafter.draft(job)
+    assert draft is not None
+    first = drafter.likely(job, draft, 5)
+    assert first == fresh(GREEDY).likely(job, draft, 5)
+    assert sum(p for _, p in first) <= 1.0
+    assert all(outcome[-1] != EOS for outcome, _ in first)
+
+
+# --- Time ---------------------------------------------------------------------------------------
+
+
+def profile(
+    t_p: float, t_q: float, t_c: float, alpha: float, *, pass_s: float | None = None
+) -> Profile:
+    """What a robot would have measured at an operating point."""
+    p = Profile()
+    for _ in range(100):
+        p.on_pass(t_p, batched=False)
+        p.on_pass(pass_s or t_p, batched=True)
+        p.on_verdict(Draft(0, 0, ()), Verdict(0, (1,), 0, False, t_q))
+    rng = np.random.default_rng(0)
+    for _ in range(1000):
+        accepted = min(8, int(rng.geometric(1.0 - alpha)) - 1)
+        draft = Draft(0, 0, (1,) * 8)
+        p.on_verdict(draft, Verdict(0, (1,) * (accepted + 1), accepted, False, t_q))
+        p.on_outcome(predicted=True, exit_s=None)
+    p.rtt.add(2 * t_c)
+    return p
+
+
+GO2 = {"t_p": 0.072, "t_q": 0.620, "t_c": 0.120}
+
+
+def test_speculation_costs_what_table_4_says() -> None:
+    p = profile(**GO2, alpha=0.6)
+    assert round_seconds(p, Mode(4), 3) == pytest.approx(0.240 + 0.288 + 0.620)
+    assert round_seconds(p, Mode(0), 3) == pytest.approx(0.620)
+
+
+def test_push_ahead_reaches_the_targets_own_pace_and_no_more() -> None:
+    p = profile(**GO2, alpha=0.6)
+    assert round_seconds(p, Mode(4, ahead=True), 3) == pytest.approx(0.620)
+    slow_draft = profile(0.2, 0.620, 0.120, 0.0)
+    assert round_seconds(slow_draft, Mode(4, ahead=True), 3) == pytest.approx(4 * 0.2)
+    far = profile(0.01, 0.1, 1.0, 0.0)
+    assert round_seconds(far, Mode(4, ahead=True), 2) == pytest.approx((2.0 + 0.04 + 0.005) / 2)
+
+
+def test_unexpected_verdicts_cost_what_speculation_costs() -> None:
+    p = profile(**GO2, alpha=0.6)
+    hit = round_seconds(p, Mode(4, ahead=True), 3)
+    for _ in range(10000):
+        p.on_outcome(predicted=False, exit_s=None)
+    missed = round_seconds(p, Mode(4, ahead=True), 3)
+    assert missed - hit == pytest.approx(0.240 + 0.288 + 0.036, rel=0.01)
+
+
+def test_an_early_exit_costs_what_it_comes_late() -> None:
+    p = profile(**GO2, alpha=0.6)
+    for _ in range(10000):
+        p.on_outcome(predicted=False, exit_s=0.3)
+    late = 0.3 + 0.240 + 0.288 - 0.620
+    assert round_seconds(p, Mode(4, ahead=True), 3) == pytest.approx(0.620 + late, rel=0.01)
+
+
+def test_tau_is_the_sum_of_the_chances_to_get_that_far() -> None:
+    p = profile(**GO2, alpha=0.5)
+    assert p.tau(0) == 1.0
+    assert p.tau(4) == pytest.approx(sum(0.5**i for i in range(5)), rel=0.15)
+
+
+def test_the_planner_tries_each_kind_once_and_then_takes_the_fastest() -> None:
+    planner = Planner(PlannerConfig(enabled=True), gamma=4, depth=3)
+    assert planner.choose() == Mode(0)
+    planner.profile.on_verdict(Draft(0, 0, ()), Verdict(0, (1,), 0, False, 0.62))
+    assert planner.choose() == Mode(4, ahead=True)
+    planner.profile = profile(**GO2, alpha=0.6)
+    chosen = planner.choose()
+    every = [Mode(g, a) for g in range(1, 9) for a in (False, True)] + [Mode(0)]
+    best = min(planner.seconds_per_token(mode) for mode in every)
+    assert planner.seconds_per_token(chosen) <= 1.02 * best
+    assert chosen.ahead
+
+
+def test_with_a_fast_server_behind_a_slow_link_the_verifier_decodes_alone() -> None:
+    """Paper 003's own formula: speculation wins only if 2 T_c + gamma T_p < (tau - 1) T_q."""
+    planner = Planner(PlannerConfig(enabled=True, explore_every=5), gamma=4, depth=1)
+    planner.profile = profile(0.05, 0.025, 0.1, 0.3)
+    modes = [planner.choose() for _ in range(10)]
+    assert modes.count(Mode(0)) == 8
+    assert modes[4].gamma == modes[9].gamma > 0, "now and then it looks again"
+
+
+def test_a_gain_too_small_is_not_worth_the_radio() -> None:
+    for min_gain, alone in ((0.0, False), (0.9, True)):
+        planner = Planner(PlannerConfig(enabled=True, min_gain=min_gain), gamma=4, depth=3)
+        planner.profile = profile(**GO2, alpha=0.6)
+        assert (planner.choose() == Mode(0)) == alone
+
+
+def test_drafts_are_no_longer_than_allowed() -> None:
+    planner = Planner(PlannerConfig(enabled=True, max_gamma=2), gamma=4, depth=3)
+    planner.profile = profile(**GO2, alpha=0.95)
+    assert planner.choose().gamma == 2
+    with pytest.raises(ConfigError, match="max_gamma"):
+        PlannerConfig(max_gamma=9)
+
+
+def test_a_planner_that_is_not_enabled_leaves_the_settings_alone() -> None:
+    mode = Planner(PlannerConfig(), gamma=3, depth=2).choose()
+    predraft, ahead = PreDraftConfig(max_predrafts=7), AheadConfig(batch=5)
+    assert mode.gamma == 3
+    assert settings_of(mode, predraft, ahead) == (predraft, ahead)
+    plain = settings_of(Mode(3), predraft, ahead)
+    assert (plain[0].max_predrafts, plain[1].push_window) == (0, 0)
+
+
+# --- Cost and emulation -------------------------------------------------------------------------
+
+
+def test_the_cost_model_gives_the_papers_table() -> None:
+    """Paper 003, Table 1: gamma = 4, tau = 2.5, rounded to dollars."""
+    want = [(540, 360, 270), (540, 312, 270), (454, 286, 217), (420, 390, 210)]
+    got = [tuple(round(c) for c in api_cost(p, 4, 2.5).values()) for p in PROVIDERS]
+    assert got == want
+
+
+def test_a_pass_over_more_tokens_takes_longer_as_in_table_9() -> None:
+    factors = [batch_factor(n) for n in (1, 2, 4, 8, 16, 32)]
+    assert factors == sorted(factors)
+    assert factors[0] == 1.0
+    assert batch_factor(8) == pytest.approx(8.97 / 7.76)
+
+
+def test_a_paced_engine_takes_its_time_and_changes_nothing() -> None:
+    engine = FakeEngine(1, noise=0.5)
+    paced = Drafter(PacedEngine(as_engine(engine), 0.01).as_engine(), encode(PROMPT), GREEDY)
+    job = DraftJob(0, (), 3)
+    started = time.perf_counter()
+    assert paced.draft(job) == fresh(GREEDY).draft(job)
+    assert time.perf_counter() - started >= 0.02, "its first token comes of the prompt's pass"
