@@ -148,7 +148,7 @@ class FakeSession:
             path.append(self._nodes[path[-1] - len(self._ids)][0])
         moved = {old: len(trunk) - 1 - i for i, old in enumerate(path)}
         moved |= {old: old for old in range(path[-1])}
-        kept = []
+        kept: list[tuple[int, int]] = []
         for old, (parent, token) in enumerate(self._nodes, len(self._ids)):
             if parent in moved and moved[parent] >= len(trunk) - 1 and old not in moved:
                 moved[old] = len(trunk) + len(kept)
