@@ -312,7 +312,7 @@ def _installed(package: str) -> bool:
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def no_progress_bar() -> Iterator[None]:
     """A bar per model spoils logs and tables; downloads (``snapshot_download``) keep theirs."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
@@ -336,7 +336,7 @@ def _model(folder: Path, config: ModelConfig, device: torch.device, vision: bool
             bnb_4bit_compute_dtype=DTYPES[config.dtype],
         )
     try:
-        with _no_progress_bar():
+        with no_progress_bar():
             model, report = auto.from_pretrained(
                 folder, local_files_only=True, output_loading_info=True, **options
             )

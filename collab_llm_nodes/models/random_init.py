@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.models.loading import no_progress_bar
 from collab_llm_nodes.training.tokenizer import train_tokenizer
 
 # Large enough that a random model has opinions: logits spread by about 2.
@@ -61,7 +62,8 @@ def write_random_model(
     """
     tokenizer = random_tokenizer()
     model = _random_model(architecture, tokenizer, seed, hidden_size, layers, padding)
-    model.save_pretrained(folder)
+    with no_progress_bar():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     if architecture in ("qwen2_vl", "qwen2_5_vl"):
         size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
