@@ -534,6 +534,25 @@ def test_health_needs_no_token_and_knows_the_service(serve: Serve) -> None:
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+def test_a_verifier_that_drains_says_so_and_lets_answers_finish(serve: Serve, join: Join) -> None:
+    server = serve(FakeEngine(1))
+    robot = join(server)
+    robot.send(OPEN)
+    robot.skip_to(Opened)
+    stopping = threading.Thread(target=server.stop, args=(WAIT_S,))
+    stopping.start()
+    deadline = time.monotonic() + WAIT_S
+    while health(server.port) != health_pb2.HealthCheckResponse.NOT_SERVING:
+        assert time.monotonic() < deadline
+    late = join(server)
+    assert late.skip_to(Failure).code == "UNAVAILABLE"
+    robot.send(Draft(0, 0, (), solo=23))
+    while not robot.skip_to(Verdict).finished:
+        pass
+    stopping.join(WAIT_S)
+    assert not stopping.is_alive()
+
+
 def test_metrics_tell_what_was_done(serve: Serve, join: Join) -> None:
     server = serve(FakeEngine(1), metrics_address="127.0.0.1:0")
     robot = join(server)

@@ -39,6 +39,7 @@ from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.verifier import codec
 from collab_llm_nodes.verifier import verifier_pb2 as pb
+from collab_llm_nodes.verifier.background import background_loop
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
 
 GAMMA = 4
@@ -180,7 +181,8 @@ def _measure(recordings: Sequence[Recording], count: int, seconds: float, load: 
     with verifier_process(address) as process:
         with VerifierClient(ClientLinkConfig(address=address)) as client:
             wait_for_verifier(client, process)
-        tally = asyncio.run(_drive(address, recordings, count, seconds, load))
+        driving = _drive(address, recordings, count, seconds, load)
+        tally = asyncio.run_coroutine_threadsafe(driving, background_loop()).result()
         process.check()
     return tally
 

@@ -40,9 +40,9 @@ class ExitConfig:
         choices=("priority", "fifo"),
     )
     min_lead_s: float = setting(
-        0.004,
+        0.01,
         "The verifier takes no exits that would precede the verdict by less than this, judged by"
-        " its last passes: no draft token is made in so short a time [s].",
+        " its last passes: a robot makes no draft token in so short a time [s].",
         low=0.0,
         high=60.0,
     )

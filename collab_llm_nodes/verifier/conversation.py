@@ -45,6 +45,7 @@ from collab_llm_nodes.errors import (
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.models.vocabulary import check_same
 from collab_llm_nodes.verifier import codec
+from collab_llm_nodes.verifier.background import within
 from collab_llm_nodes.verifier.client import read_token
 from collab_llm_nodes.verifier.compute import Compute, Outgoing
 from collab_llm_nodes.verifier.info import ServerInfo
@@ -92,6 +93,9 @@ class Verifier:
         self._encode = encode
         self._token = read_token(config.token, config.token_file).encode()
         self._seats: set[_Seat] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._draining = False
 
     def start(self) -> None:
         """Start computing; call it in the loop in which clients are spoken to."""
@@ -109,6 +113,12 @@ class Verifier:
         )
         if c.emulated_compute_s:
             log.warning("EMULATION: a forward pass takes at least %g s", c.emulated_compute_s)
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new sessions from now on, and wait ``grace_s`` at most for the open ones."""
+        self._draining = True
+        with contextlib.suppress(asyncio.TimeoutError):
+            await within(self._empty.wait(), grace_s)
 
     async def stop(self) -> None:
         """Stop computing and free everything."""
@@ -157,6 +167,7 @@ class Verifier:
         """
         seat = _Seat(self._post_office, self.config, asyncio.current_task())
         self._seats.add(seat)
+        self._empty.clear()
         self.telemetry.streams.inc()
         listening = asyncio.ensure_future(self._listen(seat, stream))
         try:
@@ -177,12 +188,18 @@ class Verifier:
             seat.close()
             self._compute.leave(seat)
             self._seats.discard(seat)
+            if not self._seats:
+                self._empty.set()
             self.telemetry.streams.dec()
             log.info("session ended", extra=seat.summary())
 
     async def _listen(self, seat: _Seat, stream: Stream) -> None:
         """Read what the client sends until it has nothing more to say."""
         try:
+            if self._draining:
+                raise Unavailable(
+                    "the verifier is shutting down", field="session", remedy="try again, or another"
+                )
             if len(self._seats) > self.config.limits.max_streams:
                 raise Unavailable(
                     f"all {self.config.limits.max_streams} streams are taken",

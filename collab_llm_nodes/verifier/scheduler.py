@@ -29,7 +29,7 @@ class BatchConfig:
 
     max_batch: int = setting(32, "Drafts verified in one forward pass at most.", low=1, high=4096)
     max_wait_s: float = setting(
-        0.001,
+        0.002,
         "A free model waits at most this long for more drafts to join a pass, and only while an"
         " open session could still send one [s].",
         low=0.0,

@@ -6,6 +6,7 @@ What is said on a stream is ``conversation.py``'s business; here is what carries
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Callable, Coroutine
@@ -117,7 +118,8 @@ class VerifierServer:
     async def stop(self, grace_s: float) -> None:
         """Refuse new sessions at once, give open ones ``grace_s`` to finish, then end them."""
         self._healthy = False
-        await self._server.stop(grace_s)
+        await self.verifier.drain(grace_s)  # health is answered meanwhile
+        await self._server.stop(0.0)
         await self.verifier.stop()
         self.verifier.telemetry.stop()
 
@@ -227,6 +229,8 @@ def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda p
     """
     engine = load_engine(config)
     server = VerifierServer(config, engine, prompt_encoder(engine, config.limits))
+    gc.collect()
+    gc.freeze()  # a full collection would look at the whole model, for as long as some passes take
     asyncio.run(run_until_signal(server, config.drain_s, on_listening))
 
 
