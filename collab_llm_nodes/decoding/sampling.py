@@ -163,15 +163,16 @@ def to_wire(p: NDArray[np.float64], max_support: int) -> SparseDistribution:
 
 def _keep_nucleus(p: NDArray[np.float64], top_p: float) -> None:
     """Top-p in place: drop each token whose betters already have mass ``top_p``."""
-    for count in (1024, len(p)):  # sorting 150,000 tokens is seldom needed
-        order = _most_probable(p, count)
-        mass_above = np.cumsum(p[order]) - p[order]
-        if mass_above[-1] >= top_p or len(order) == len(p):
+    support = np.flatnonzero(p)  # few tokens at an exit that scores candidates only
+    mass = p[support]
+    for count in (1024, 16384, len(mass)):  # sorting 150,000 tokens is seldom needed
+        order = _most_probable(mass, count)
+        mass_above = np.cumsum(mass[order]) - mass[order]
+        if mass_above[-1] >= top_p or len(order) == len(mass):
             break
     kept = order[mass_above < top_p]
-    nucleus = p[kept] / p[kept].sum()
     p[:] = 0.0
-    p[kept] = nucleus
+    p[support[kept]] = mass[kept] / mass[kept].sum()
 
 
 def _most_probable(p: NDArray[np.float64], count: int) -> NDArray[np.intp]:
