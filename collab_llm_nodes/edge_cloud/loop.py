@@ -14,11 +14,11 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from collab_llm_nodes.edge_cloud.ahead import AheadConfig
-from collab_llm_nodes.edge_cloud.client import DraftJob, EdgeClient
-from collab_llm_nodes.edge_cloud.drafter import Drafter, Line
+from collab_llm_nodes.edge_cloud.client import EdgeClient
+from collab_llm_nodes.edge_cloud.drafter import Drafter
 from collab_llm_nodes.edge_cloud.messages import (
     Draft,
     EarlyExit,
@@ -28,8 +28,9 @@ from collab_llm_nodes.edge_cloud.messages import (
     Verdict,
     error_of,
 )
+from collab_llm_nodes.edge_cloud.outlook import Outlook
 from collab_llm_nodes.edge_cloud.planner import Profile
-from collab_llm_nodes.edge_cloud.predraft import Answer, PreDraftCache, PreDraftConfig
+from collab_llm_nodes.edge_cloud.predraft import Answer, PreDraftConfig
 from collab_llm_nodes.errors import Cancelled, CollabError, DeadlineExceeded
 
 
@@ -49,24 +50,6 @@ class Cancel:
 
 
 Event = ServerMessage | Draft | PreDraftRequest | Cancel
-
-
-@dataclass
-class _Task:
-    """A pre-draft in the making."""
-
-    probability: float  # that it is needed
-    line: Line
-    request: PreDraftRequest | None = None  # of another node
-
-
-@dataclass(frozen=True)
-class _Branch:
-    """A draft that is under verification or out ahead, and how likely its round comes like that."""
-
-    probability: float
-    job: DraftJob
-    draft: Draft
 
 
 class EdgeLoop:
@@ -101,10 +84,9 @@ class EdgeLoop:
         self.client = client
         self._drafter = drafter
         self._send = send
-        predraft = predraft or PreDraftConfig()
-        self._config = ahead or AheadConfig()
-        self._idle = predraft.max_predrafts == 0
-        self._cache: PreDraftCache[Draft] = PreDraftCache(predraft)
+        self._outlook = Outlook(
+            client, drafter, send, predraft or PreDraftConfig(), ahead or AheadConfig()
+        )
         self._profile = profile or Profile()
         drafter.on_pass = self._profile.on_pass
         self._exits = exits
@@ -116,11 +98,6 @@ class EdgeLoop:
         self._verdict: Verdict | None = None
         self._verdict_at = 0.0  # when it came; all times are time.monotonic
         self._external: Draft | None = None  # a draft that another node has sent already
-        self._jobs: dict[Answer, DraftJob] = {}  # behind the answers in the cache's queue
-        self._tasks: list[_Task] = []
-        self._branches: dict[Answer, _Branch] = {}  # whose outcomes are still to be predicted
-        self._predicted: set[Answer] = set()
-        self._foreseen: set[Answer] = set()  # what the draft model expects
         self._taken_off = 0.0  # when this round's draft was under way
         self._asked = False  # its draft was sent by this loop when its round had come
         self._suggested: dict[Answer, float] = {}  # outcomes of this round's exits, and when
@@ -163,7 +140,7 @@ class EdgeLoop:
                     metrics.time_to_first_token_s = time.monotonic() - started
                 metrics.total_s = time.monotonic() - started
                 self._on_tokens(tokens)
-                self._advance()
+                self._outlook.advance(tuple(self.client.generated))
         finally:
             self._ended = True
             self._refuse_requests()
@@ -176,7 +153,7 @@ class EdgeLoop:
         draft, ready = client.in_flight, True
         self._asked = draft is None
         if draft is None:
-            draft = self._cache.lookup(job.prefix)
+            draft = self._outlook.draft_for(job.prefix)
             ready = draft is not None
             if draft is None:
                 started = time.monotonic()
@@ -193,7 +170,7 @@ class EdgeLoop:
         if job.round and client.speculates:
             client.metrics.cache_lookups += 1
             client.metrics.cache_hits += ready
-        self._branch_out(1.0, job, draft)
+        self._outlook.take_off(job, draft)
 
     def _learn(self, verdict: Verdict) -> None:
         """Tell the profile what this round has shown."""
@@ -204,32 +181,14 @@ class EdgeLoop:
         self._profile.on_verdict(draft, verdict)
         if self._asked and self.client.round:  # the first verdict also waits for the prefill
             self._profile.on_round_trip(waited, verdict)
-        if draft.tokens and not verdict.finished and not self._idle:
+        if draft.tokens and not verdict.finished and self._outlook.enabled:
             answer = (*self.client.generated, *verdict.tokens)
             heard = self._suggested.get(answer)
             trip = self._profile.rtt.value if self._asked else 0.0
             self._profile.on_outcome(
-                predicted=answer in self._foreseen,
+                predicted=self._outlook.foresaw(answer),
                 exit_s=None if heard is None else heard - self._taken_off - trip,
             )
-
-    def _advance(self) -> None:
-        """The answer has grown: forget what has become void."""
-        answer = tuple(self.client.generated)
-        known = self._cache.probability(answer) or 1.0
-        self._foreseen = {a for a in self._foreseen if a[: len(answer)] == answer}
-        self._predicted = {a for a in self._predicted if a[: len(answer)] == answer}
-        self._branches = {
-            a: replace(branch, probability=min(1.0, branch.probability / known))
-            for a, branch in self._branches.items()
-            if a[: len(answer)] == answer
-        }
-        for task in self._tasks:
-            task.probability = min(1.0, task.probability / known)
-        self._jobs = {a: job for a, job in self._jobs.items() if a[: len(answer)] == answer}
-        self._drop_needless(answer)
-        self._cache.advance(answer)
-        self._drafter.advance(answer)
 
     def _await_verdict(self) -> Verdict:
         """Work ahead until the verdict on the draft in flight is in.
@@ -246,112 +205,18 @@ class EdgeLoop:
                 self._wait()
 
     def _work_ahead(self) -> bool:
-        """One forward pass of what is likeliest to be needed (lines 9-14); False if idle.
-
-        All continuations in the making advance side by side; what is new and likelier takes the
-        place of others, which lose nothing by resting.
-        """
-        started = time.monotonic()
-        branches = self._choose_branches()
-        tasks = self._choose_tasks(max(1, self._config.batch - len(branches)))
-        if not branches and not tasks:
-            return False
-        read = [(*branch.job.prefix, *branch.draft.tokens) for branch in branches]
-        self._drafter.step([task.line for task in tasks], read)
-        for branch in branches:
-            self._predict(branch)
-        for task in tasks:
-            if task.line.draft is not None:
-                self._finish(task, task.line.draft)
-        self.client.metrics.predraft_s += time.monotonic() - started
-        return True
-
-    def _choose_tasks(self, room: int) -> list[_Task]:
-        """The ``room`` most urgent pre-drafts, begun or new."""
-        self._admit_requests()
-        while len(self._tasks) < room or self._cache.best > self._tasks[room - 1].probability:
-            answer = self._cache.pop()
-            if answer is None:
-                break
-            line = self._drafter.begin(self._jobs.pop(answer), cached=True)
-            self._tasks.append(_Task(self._cache.probability(answer), line))
-            if self._cache.ordered:
-                self._tasks.sort(key=lambda task: -task.probability)
-        # A line without room for tokens is complete from the start.
-        for task in [t for t in self._tasks if t.line.draft is not None]:
-            assert task.line.draft is not None
-            self._finish(task, task.line.draft)
-        return self._tasks[:room]
-
-    def _finish(self, task: _Task, draft: Draft) -> None:
-        """Keep a pre-draft and send it ahead, if it may."""
-        self._tasks.remove(task)
-        job = task.line.job
-        self._cache.store(job.prefix, draft)
-        self._branch_out(task.probability, job, draft)
-        pushed = self.client.push(job, draft, self._config.push_window)
-        if pushed is not None:
-            self._send(pushed)
-        if task.request is not None:
-            task.request.reply(pushed or draft)
-
-    def _drop_needless(self, answer: Answer | None) -> None:
-        """Forget pre-drafts that do not continue ``answer``; all of them when that is None."""
-        kept = []
-        for task in self._tasks:
-            prefix = task.line.job.prefix
-            if answer is not None and prefix[: len(answer)] == answer:
-                kept.append(task)
-            elif task.request is not None:
-                task.request.reply(None)
-        self._tasks = kept
-
-    def _branch_out(self, probability: float, job: DraftJob, draft: Draft) -> None:
-        """Have the outcomes of ``draft`` predicted when it is the likeliest thing to do."""
-        wanted = self._config.predictions > 0 and job.gamma > 0 and not self._idle
-        if wanted and job.prefix not in self._branches and job.prefix not in self._predicted:
-            self._branches[job.prefix] = _Branch(probability, job, draft)
-
-    def _choose_branches(self) -> list[_Branch]:
-        """The drafts whose outcomes are to be predicted next: likelier than all that waits."""
-        deepest = self.client.round + (self._config.push_depth if self._config.push_window else 1)
-        least = max(self._config.min_probability, self._cache.best)
-        found = [
-            branch
-            for branch in self._branches.values()
-            if branch.job.round < deepest and branch.probability >= least
-        ]
-        found.sort(key=lambda branch: -branch.probability)
-        return found[: (self._config.batch + 1) // 2]
-
-    def _predict(self, branch: _Branch) -> None:
-        del self._branches[branch.job.prefix]
-        self._predicted.add(branch.job.prefix)
-        likely = self._drafter.likely(branch.job, branch.draft, self._config.predictions)
-        for outcome, probability in likely:
-            together = branch.probability * probability
-            if together >= self._config.min_probability:
-                self._expect(outcome, together, branch.job)
-                self._foreseen.add((*branch.job.prefix, *outcome))
-
-    def _expect(self, outcome: Answer, probability: float, of: DraftJob | None = None) -> None:
-        """Queue what to draft if ``outcome`` comes of the draft for ``of``, or of this round's."""
-        job = self.client.predraft(outcome, of)
-        if job is not None:
-            self._cache.push(job.prefix, probability)
-            self._jobs.setdefault(job.prefix, job)
-
-    def _admit_requests(self) -> None:
-        """What other nodes ask for comes first; what makes no sense any more is refused."""
+        """One forward pass for what may come; False if idle."""
         while self._requests:
             request = self._requests.popleft()
-            job = self.client.predraft(request.outcome)
             stale = request.round != self.client.round or time.monotonic() > request.due
-            if job is None or stale:
+            if stale:
                 request.reply(None)
             else:
-                line = self._drafter.begin(job, cached=True)
-                self._tasks.insert(0, _Task(1.0, line, request))
+                self._outlook.demand(request.outcome, request.reply)
+        started = time.monotonic()
+        worked = self._outlook.step()
+        self.client.metrics.predraft_s += time.monotonic() - started
+        return worked
 
     def _has_external(self) -> bool:
         return self._external is not None and self._external.round == self.client.round
@@ -390,7 +255,7 @@ class EdgeLoop:
             if self.client.on_early_exit(event) and not event.finished:
                 self._suggested.setdefault((*self.client.generated, *event.tokens), at)
                 if self._exits:
-                    self._expect(event.tokens, event.confidence)
+                    self._outlook.expect(event.tokens, event.confidence)
         elif isinstance(event, PreDraftRequest):
             self._requests.append(event)
         elif isinstance(event, Draft):
@@ -412,7 +277,7 @@ class EdgeLoop:
             raise self._failure
 
     def _refuse_requests(self) -> None:
-        self._drop_needless(None)
+        self._outlook.close()
         for event in (*self._requests, *(event for _, event in self._early)):
             if isinstance(event, PreDraftRequest):
                 event.reply(None)
