@@ -24,7 +24,13 @@ from collab_llm_nodes.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.edge_cloud.runner import InProcessRunner
 from collab_llm_nodes.edge_cloud.server import ExitConfig
 from collab_llm_nodes.edge_cloud.target import TargetSession
-from collab_llm_nodes.errors import Cancelled, DeadlineExceeded, InvalidInput, VocabularyMismatch
+from collab_llm_nodes.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidInput,
+    Unavailable,
+    VocabularyMismatch,
+)
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.prompt import encode as encode_for_model
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
@@ -371,3 +377,19 @@ def test_silence_ends_the_loop_at_its_deadline() -> None:
     )
     with pytest.raises(DeadlineExceeded, match="deadline"):
         mute.run(0.05)
+
+
+def test_a_verdict_that_came_before_a_failure_counts() -> None:
+    bench = Bench()
+
+    def send(draft: Draft) -> None:
+        bench.session.offer(draft)
+        verdict = bench.session.verify_next(lambda e: None)
+        assert verdict is not None
+        bench.loop.post(verdict)
+        bench.loop.post(Failure("UNAVAILABLE", "gone"))
+
+    bench.loop._send = send
+    with pytest.raises(Unavailable):
+        bench.loop.run(5.0)
+    assert tuple(bench.client.generated) == bench.expected[: len(bench.client.generated)] != ()

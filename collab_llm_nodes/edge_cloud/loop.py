@@ -197,12 +197,13 @@ class EdgeLoop:
         """
         while True:
             self._poll()
-            self._check()
-            if self._verdict is not None and (self._preempt or not self._work_ahead()):
+            if self._verdict is None:
+                self._check()  # a verdict that came before a failure counts
+                if not self._work_ahead():
+                    self._wait()
+            elif self._preempt or not self._work_ahead():
                 verdict, self._verdict = self._verdict, None
                 return verdict
-            if self._verdict is None and not self._work_ahead():
-                self._wait()
 
     def _work_ahead(self) -> bool:
         """One forward pass for what may come; False if idle."""
