@@ -47,8 +47,9 @@ class VerifierConfig:
     exits: ExitConfig = field(default_factory=ExitConfig)
     exit_candidates: int = setting(
         0,
-        "Score later exits only over this many best tokens and the draft's; 0: all (worth it for"
-        " large vocabularies).",
+        "Score exits over candidates only, worth it for large vocabularies: the first over the most"
+        " frequent tokens, the prompt's and the draft's, later ones over this many best of those; 0:"
+        " over all tokens.",
         low=0,
         high=4096,
     )
