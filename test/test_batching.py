@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from collab_llm_nodes.bench.verifier import LOADS, Recording, Tally, drive_robots
 from collab_llm_nodes.decoding.engine import Feed
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.edge_cloud.messages import (
@@ -41,6 +42,7 @@ from collab_llm_nodes.edge_cloud.server import ExitConfig
 from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.verifier import codec
+from collab_llm_nodes.verifier.background import background_loop
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.verifier.conversation import MAX_UNANSWERED, Verifier
 from collab_llm_nodes.verifier.info import Limits
@@ -651,3 +653,35 @@ def test_a_failing_pass_fails_its_sessions_and_no_more(serve: Serve, join: Join)
     assert unlucky.skip_to(Failure).code == CollabError.code
     other.send(Draft(0, 0, ()))
     assert other.skip_to(Verdict).round == 0
+
+
+# --- The benchmark ------------------------------------------------------------------------------
+
+
+def recording(engine: FakeEngine, text: str) -> Recording:
+    """One token per round, no drafts."""
+    opened = replace(OPEN, text=text, max_tokens=6)
+    tokens = engine.answer(encode(Prompt(text)), GREEDY, opened.max_tokens)
+    drafts = tuple((codec.encode(Draft(i, i, ())), 0) for i in range(len(tokens)))
+    return Recording(codec.encode(opened), drafts, tuple((t,) for t in tokens))
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_the_benchmark_counts_tokens_and_notices_a_wrong_one(serve: Serve, load: str) -> None:
+    engine = FakeEngine(1)
+    server = serve(engine)
+    right = [recording(engine, f"room {i}") for i in range(4)]
+
+    def drive(recordings: Sequence[Recording]) -> Tally:
+        job = drive_robots(
+            f"127.0.0.1:{server.port}", recordings, 3, 0.05, LOADS[load], warm_up_s=0.0
+        )
+        return asyncio.run_coroutine_threadsafe(job, background_loop()).result(WAIT_S)
+
+    tally = drive(right)
+    timed = tally.rounds_s if LOADS[load].waves else tally.rounds_s + tally.first_s
+    assert tally.tokens == len(timed) > 0
+    assert (tally.mismatches, tally.seconds >= 0.05) == (0, True)
+    first = right[0]
+    wrong = replace(first, verdicts=((first.verdicts[0][0] + 1,), *first.verdicts[1:]))
+    assert drive([wrong]).mismatches > 0

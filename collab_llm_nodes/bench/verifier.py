@@ -181,21 +181,28 @@ def _measure(recordings: Sequence[Recording], count: int, seconds: float, load: 
     with verifier_process(address) as process:
         with VerifierClient(ClientLinkConfig(address=address)) as client:
             wait_for_verifier(client, process)
-        driving = _drive(address, recordings, count, seconds, load)
+        driving = drive_robots(address, recordings, count, seconds, load)
         tally = asyncio.run_coroutine_threadsafe(driving, background_loop()).result()
         process.check()
     return tally
 
 
-async def _drive(
-    address: str, recordings: Sequence[Recording], count: int, seconds: float, load: Load
+async def drive_robots(
+    address: str,
+    recordings: Sequence[Recording],
+    count: int,
+    seconds: float,
+    load: Load,
+    *,
+    warm_up_s: float = WARM_UP_S,
 ) -> Tally:
+    """``count`` robots for ``seconds`` after the warm-up; run it in ``background_loop``."""
     options = [("grpc.use_local_subchannel_pool", 1)]  # a connection for each robot
     channels = [grpc.aio.insecure_channel(address, options) for _ in range(count)]
     robots = [_Robot(channel, load) for channel in channels]
     warm_up, tally = Tally(), Tally()
     try:
-        for seen, duration in ((warm_up, WARM_UP_S), (tally, seconds)):
+        for seen, duration in ((warm_up, warm_up_s), (tally, seconds)):
             await (_waves if load.waves else _stream)(robots, recordings, seen, duration)
     finally:
         for channel in channels:
@@ -312,9 +319,9 @@ def _print(results: dict[str, Any], console: Console) -> None:
         f" token, T_c {1e3 * T_C_S:g} ms)",
     }
     for name, title in titles.items():
-        table = Table(title=f"embedded target, {title}")
-        columns = ("clients", "tokens/s", "x one", "p50 ms", "p99 ms", "p99/p50")
-        for column in (*columns, "first p50", "first p99", "queue", "compute"):
+        table = Table(title=f"{title} [ms]")
+        columns = ("robots", "tok/s", "x one", "p50", "p99", "p99/p50")
+        for column in (*columns, "1st p50", "1st p99", "queue", "pass"):
             table.add_column(column, justify="right")
         for count, row in results[name].items():
             table.add_row(
