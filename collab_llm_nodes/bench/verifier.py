@@ -354,11 +354,10 @@ def _plot(results: dict[str, Any], file: Path) -> None:
     ):
         counts = [int(count) for count in results[name]]
         rows = results[name].values()
-        left.plot(counts, [row["tokens_per_s"] for row in rows], "o-", label=label)
-        right.plot(counts, [row["p50_ms"] for row in rows], "o-", label=f"{label}, median")
-        right.plot(
-            counts, [row["p99_ms"] for row in rows], "x--", label=f"{label}, 99th percentile"
-        )
+        (line,) = left.plot(counts, [row["tokens_per_s"] for row in rows], "o-", label=label)
+        own = {"color": line.get_color()}
+        right.plot(counts, [row["p50_ms"] for row in rows], "o-", label=f"{label}, median", **own)
+        right.plot(counts, [row["p99_ms"] for row in rows], "x--", label="99 %", **own)
     for axis, what in ((left, "tokens per second, all robots"), (right, "draft to verdict [ms]")):
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
