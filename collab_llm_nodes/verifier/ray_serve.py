@@ -41,7 +41,7 @@ _APPLICATION = "collab_llm_verifier"
 _OBJECT_STORE_BYTES = 80 << 20  # about the least that Ray takes; nothing here is put into it
 _NOTICE_S = 2.0  # for HAProxy to see that a replica ends, before the replica refuses connections
 _REACHABLE_S = 60.0  # from replicas that are ready to an address that answers
-_END_S = 30.0  # for Ray's processes to end, beyond the time that sessions are given
+_END_S = 20.0  # for Ray's processes to end, beyond the time that sessions are given
 
 
 def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda port: None) -> None:
@@ -59,11 +59,16 @@ def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda p
     """
     port = _check(config)
     ray, ray_serve = _import_ray(config)
+    _start_ray(ray, config)
     try:
-        _start_ray(ray, config)
+        _check_cluster(ray, config)
+    except ConfigError:
+        ray.shutdown()
+        raise
+    try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _interrupt)
-        _deploy(ray, ray_serve, config, port)
+        _deploy(ray_serve, config, port)
         on_listening(port)
         threading.Event().wait()
     except KeyboardInterrupt:
@@ -156,9 +161,19 @@ def _start_ray(ray: ModuleType, config: VerifierConfig) -> None:
         ray.init(address, runtime_env={"env_vars": environment})
 
 
-def _deploy(ray: ModuleType, ray_serve: ModuleType, config: VerifierConfig, port: int) -> None:
-    wanted = config.ray
-    there = ray.cluster_resources()
+def _check_cluster(ray: ModuleType, config: VerifierConfig) -> None:
+    """Refuse before anything of the cluster's is touched."""
+    try:
+        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    except ValueError:
+        pass  # there is none
+    else:
+        raise ConfigError(
+            "Ray Serve already runs on this cluster, with an ingress of its own",
+            field="ray",
+            remedy="use a cluster of its own, or `serve shutdown` the other",
+        )
+    wanted, there = config.ray, ray.cluster_resources()
     for what, each in (("CPU", wanted.cpus_per_replica), ("GPU", wanted.gpus_per_replica)):
         if each * wanted.replicas > there.get(what, 0.0):
             raise ConfigError(
@@ -167,22 +182,11 @@ def _deploy(ray: ModuleType, ray_serve: ModuleType, config: VerifierConfig, port
                 field=f"ray.{what.lower()}s_per_replica",
                 remedy="use fewer replicas, or give each less",
             )
-    if ray_serve.status().proxies:
-        raise ConfigError(
-            "Ray Serve already runs on this cluster, with an ingress of its own",
-            field="ray",
-            remedy="use a cluster of its own, or `serve shutdown` the other",
-        )
+
+
+def _deploy(ray_serve: ModuleType, config: VerifierConfig, port: int) -> None:
+    wanted = config.ray
     quiet = {"enable_access_log": False, "log_level": "WARNING"}
-    ray_serve.start(
-        http_options={"port": wanted.http_port},
-        grpc_options={
-            "port": port,
-            "grpc_servicer_functions": [f"{__name__}.{add_services.__name__}"],
-            "enable_reflection": False,
-        },
-        logging_config=quiet,
-    )
     deployment = ray_serve.deployment(Replica).options(
         name="target",
         num_replicas=wanted.replicas,
@@ -200,13 +204,26 @@ def _deploy(ray: ModuleType, ray_serve: ModuleType, config: VerifierConfig, port
         logging_config=quiet,
     )
     try:
+        ray_serve.start(
+            proxy_location="HeadOnly",
+            http_options={"port": wanted.http_port},
+            grpc_options={
+                "port": port,
+                "grpc_servicer_functions": [f"{__name__}.{add_services.__name__}"],
+                "enable_reflection": False,
+            },
+            logging_config=quiet,
+        )
         ray_serve.run(deployment.bind(config), name=_APPLICATION)
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             check = channel.unary_unary(f"/{health.SERVICE_NAME}/Check")
             check(b"", timeout=_REACHABLE_S, wait_for_ready=True)
     except (RuntimeError, grpc.RpcError) as error:
+        reason = str(error).strip().splitlines()[-1]
         raise Unavailable(
-            f"the replicas do not start: {error}", field="ray", remedy="see Ray's messages above"
+            f"Ray Serve does not start: {reason}",
+            field="ray",
+            remedy="see Ray's messages above, for ports that are taken docs/cloud.md",
         ) from error
     if not (config.token or config.token_file):
         log.warning("listening on port %d without a token: anyone may connect", port)
