@@ -241,7 +241,9 @@ class Simulation:
             self._perform(self.link.on_draft(draft, self.now))
 
     def _think_ahead(self, draft: Draft) -> None:
-        for outcome, probability in self.drafter.likely(self.client.next_draft(), draft, 4):
+        for outcome, probability in self.drafter.predict(
+            self.client.next_draft(), draft, 4
+        ).outcomes:
             self._expect(outcome, probability)
 
     def _expect(self, outcome: tuple[int, ...], probability: float) -> None:

@@ -26,7 +26,7 @@ from collab_llm_nodes.edge_cloud.planner import (
     round_seconds,
     settings_of,
 )
-from collab_llm_nodes.edge_cloud.prediction import likely_outcomes
+from collab_llm_nodes.edge_cloud.prediction import predict
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.prompt import Prompt
@@ -43,16 +43,16 @@ NO_END: frozenset[int] = frozenset()
 
 def test_outcomes_are_the_runners_up_and_the_best_bonus_tokens_by_probability() -> None:
     rows = [np.log(np.array(p, np.float32)) for p in ([0.7, 0.2, 0.1], [0.05, 0.9, 0.05])]
-    found = likely_outcomes(rows, (0,), GREEDY, 0, NO_END, 3)
+    found = predict(rows, (0,), GREEDY, 0, NO_END, 3).outcomes
     assert [outcome for outcome, _ in found] == [(0, 1), (1,), (2,)]
     assert [p for _, p in found] == pytest.approx([0.63, 0.2, 0.1])
 
 
 def test_outcomes_that_end_the_answer_are_not_predicted() -> None:
     rows = [np.log(np.array([0.5, 0.3, 0.2], np.float32))] * 2
-    found = likely_outcomes(rows, (1,), GREEDY, 0, frozenset({0}), 9)
+    found = predict(rows, (1,), GREEDY, 0, frozenset({0}), 9).outcomes
     assert {outcome for outcome, _ in found} == {(2,), (1, 1), (1, 2)}
-    ended = likely_outcomes(rows, (0,), GREEDY, 0, frozenset({0}), 9)
+    ended = predict(rows, (0,), GREEDY, 0, frozenset({0}), 9).outcomes
     assert {outcome for outcome, _ in ended} == {(1,), (2,)}, "nothing follows an end token"
 
 
@@ -75,7 +75,7 @@ def test_a_target_that_is_the_draft_model_does_what_was_expected_most(law: Sampl
             draft.append(token)
         outcome = verify_chain(p, draft, q, law, position, NO_END)
         verdict = (*draft[: outcome.accepted], outcome.next_token)
-        found = likely_outcomes(list(logits), draft, law, position, NO_END, 16)
+        found = predict(list(logits), draft, law, position, NO_END, 16).outcomes
         right += verdict in [o for o, _ in found]
     assert right >= 95
 
@@ -112,10 +112,23 @@ def test_likely_outcomes_do_not_depend_on_what_was_read_before() -> None:
     drafter, job = fresh(GREEDY), DraftJob(0, (), 4)
     draft = drafter.draft(job)
     assert draft is not None
-    first = drafter.likely(job, draft, 5)
-    assert first == fresh(GREEDY).likely(job, draft, 5)
-    assert sum(p for _, p in first) <= 1.0
-    assert all(outcome[-1] != EOS for outcome, _ in first)
+    first = drafter.predict(job, draft, 5)
+    assert first == fresh(GREEDY).predict(job, draft, 5)
+    assert sum(p for _, p in first.outcomes) <= 1.0
+    assert all(outcome[-1] != EOS for outcome, _ in first.outcomes)
+
+
+def test_a_draft_model_that_is_too_sure_is_believed_less() -> None:
+    """Beliefs of 0.9 where 0.7 is right: the temperature rises until they are about right."""
+    p, rng = Profile(), np.random.default_rng(0)
+    row = np.log(np.array([0.9, 0.1], np.float32))
+    beliefs = []
+    for _ in range(2000):
+        (belief,) = predict([row, row], (0,), GREEDY, 0, NO_END, 1, p.temperature).accepted
+        p.on_belief(belief, bool(rng.random() < 0.7))
+        beliefs.append(belief)
+    assert 1.5 < p.temperature <= 4.0
+    assert np.mean(beliefs[1000:]) == pytest.approx(0.7, abs=0.03)
 
 
 # --- Time ---------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
 GAMMA = 4
 MAX_TOKENS = 64
 DEADLINE_S = 300.0
-BLUR = 1.1
+BLUR = 1.15
 """Noise on the draft model's head that lowers tau of the embedded pair to about 2.9."""
 ABLATION_SCALE = 0.1
 """Ablations run with all times of their point divided by ten."""

@@ -20,7 +20,7 @@ from collab_llm_nodes.decoding.rejection import own_token, propose
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution, distribution
 from collab_llm_nodes.edge_cloud.client import DraftJob
 from collab_llm_nodes.edge_cloud.messages import Draft
-from collab_llm_nodes.edge_cloud.prediction import likely_outcomes
+from collab_llm_nodes.edge_cloud.prediction import Prediction, predict
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 
@@ -102,7 +102,7 @@ class Drafter:
         A line may rest for some passes: what was read for it is kept.
 
         Args:
-            read: answers to be read in the same pass, for :meth:`likely`.
+            read: answers to be read in the same pass, for :meth:`predict`.
         """
         ends = self._read([*(line.answer for line in lines), *read])
         for line, end in zip(lines, ends, strict=False):
@@ -126,18 +126,17 @@ class Drafter:
             self.step([line])
         return line.draft
 
-    def likely(
-        self, job: DraftJob, draft: Draft, count: int
-    ) -> list[tuple[tuple[int, ...], float]]:
-        """The ``count`` likeliest verdicts on ``draft``, made for ``job``, with probabilities.
+    def predict(
+        self, job: DraftJob, draft: Draft, count: int, temperature: float = 1.0
+    ) -> Prediction:
+        """The ``count`` likeliest verdicts on ``draft``, made for ``job``.
 
         Reads the draft to its end, unless :meth:`step` has done so.
         """
         ends = [(*job.prefix, *draft.tokens[:i]) for i in range(len(draft.tokens) + 1)]
         rows = [_logits(node) for node in self._read(ends)]
-        return likely_outcomes(
-            rows, draft.tokens, self._sampling, len(job.prefix), self._eos, count
-        )
+        position = len(job.prefix)
+        return predict(rows, draft.tokens, self._sampling, position, self._eos, count, temperature)
 
     def alone(self, answer: tuple[int, ...]) -> int:
         """The token with which the draft model, asked by itself, continues ``answer``."""

@@ -84,10 +84,15 @@ class EdgeLoop:
         self.client = client
         self._drafter = drafter
         self._send = send
-        self._outlook = Outlook(
-            client, drafter, send, predraft or PreDraftConfig(), ahead or AheadConfig()
-        )
         self._profile = profile or Profile()
+        self._outlook = Outlook(
+            client,
+            drafter,
+            send,
+            predraft or PreDraftConfig(),
+            ahead or AheadConfig(),
+            self._profile,
+        )
         drafter.on_pass = self._profile.on_pass
         self._exits = exits
         self._preempt = preempt
@@ -181,14 +186,11 @@ class EdgeLoop:
         self._profile.on_verdict(draft, verdict)
         if self._asked and self.client.round:  # the first verdict also waits for the prefill
             self._profile.on_round_trip(waited, verdict)
-        if draft.tokens and not verdict.finished and self._outlook.enabled:
-            answer = (*self.client.generated, *verdict.tokens)
-            heard = self._suggested.get(answer)
+        if draft.tokens:
+            heard = self._suggested.get((*self.client.generated, *verdict.tokens))
             trip = self._profile.rtt.value if self._asked else 0.0
-            self._profile.on_outcome(
-                predicted=self._outlook.foresaw(answer),
-                exit_s=None if heard is None else heard - self._taken_off - trip,
-            )
+            exit_s = None if heard is None else heard - self._taken_off - trip
+            self._outlook.learn(verdict, exit_s)
 
     def _await_verdict(self) -> Verdict:
         """Work ahead until the verdict on the draft in flight is in.

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from collab_llm_nodes.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.edge_cloud.client import DraftJob, EdgeClient
 from collab_llm_nodes.edge_cloud.drafter import Drafter, Line
-from collab_llm_nodes.edge_cloud.messages import Draft
+from collab_llm_nodes.edge_cloud.messages import Draft, Verdict
+from collab_llm_nodes.edge_cloud.planner import Profile
 from collab_llm_nodes.edge_cloud.predraft import Answer, PreDraftCache, PreDraftConfig
 
 Reply = Callable[[Draft | None], None]
@@ -46,6 +47,7 @@ class Outlook:
         send: passes a draft on to the verifier.
         predraft: queue and budget.
         ahead: what goes into the queue beside early exits, and what is sent ahead.
+        profile: learns how often guesses are right.
     """
 
     def __init__(
@@ -55,11 +57,13 @@ class Outlook:
         send: Callable[[Draft], None],
         predraft: PreDraftConfig,
         ahead: AheadConfig,
+        profile: Profile,
     ) -> None:
         self._client = client
         self._drafter = drafter
         self._send = send
         self._config = ahead
+        self._profile = profile
         self.enabled = predraft.max_predrafts > 0
         self._cache: PreDraftCache[Draft] = PreDraftCache(predraft)
         self._jobs: dict[Answer, DraftJob] = {}  # behind the answers in the cache's queue
@@ -67,14 +71,21 @@ class Outlook:
         self._branches: dict[Answer, _Branch] = {}  # whose outcomes are still to be predicted
         self._explored: set[Answer] = set()  # answers whose drafts are or were among them
         self._foreseen: set[Answer] = set()  # predicted
+        self._beliefs: dict[Answer, list[float]] = {}  # that each token of a draft stands
 
     def draft_for(self, answer: Answer) -> Draft | None:
         """The pre-draft that continues ``answer``, if it is complete."""
         return self._cache.lookup(answer)
 
-    def foresaw(self, answer: Answer) -> bool:
-        """Whether the draft model itself expected ``answer``."""
-        return answer in self._foreseen
+    def learn(self, verdict: Verdict, exit_s: float | None) -> None:
+        """This round has ended in ``verdict``; ``exit_s``: as ``Profile.on_outcome`` has it."""
+        answer = tuple(self._client.generated)
+        believed = self._beliefs.get(answer, [])
+        for i, belief in enumerate(believed[: verdict.accepted + 1]):
+            self._profile.on_belief(belief, i < verdict.accepted)
+        if self.enabled and not verdict.finished:
+            foreseen = (*answer, *verdict.tokens) in self._foreseen
+            self._profile.on_outcome(predicted=foreseen, exit_s=exit_s)
 
     def take_off(self, job: DraftJob, draft: Draft) -> None:
         """This round's draft is under way."""
@@ -130,6 +141,7 @@ class Outlook:
             if may_come(prefix)
         }
         self._jobs = {prefix: job for prefix, job in self._jobs.items() if may_come(prefix)}
+        self._beliefs = {a: beliefs for a, beliefs in self._beliefs.items() if may_come(a)}
         self._explored = {prefix for prefix in self._explored if may_come(prefix)}
         self._foreseen = {prefix for prefix in self._foreseen if may_come(prefix)}
         tasks, self._tasks = self._tasks, []
@@ -185,8 +197,11 @@ class Outlook:
 
     def _predict(self, branch: _Branch) -> None:
         del self._branches[branch.job.prefix]
-        likely = self._drafter.likely(branch.job, branch.draft, self._config.predictions)
-        for outcome, probability in likely:
+        prediction = self._drafter.predict(
+            branch.job, branch.draft, self._config.predictions, self._profile.temperature
+        )
+        self._beliefs[branch.job.prefix] = prediction.accepted
+        for outcome, probability in prediction.outcomes:
             together = branch.probability * probability
             if together >= self._config.min_probability:
                 job = self.expect(outcome, together, branch.job)

@@ -21,6 +21,7 @@ server behind a slow link. Then the planner says so and lets the verifier stream
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from collab_llm_nodes.config import check_ranges, setting
@@ -28,6 +29,7 @@ from collab_llm_nodes.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.edge_cloud.messages import Draft, Verdict
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 
+_LEARNING_RATE = 0.05
 _GAMMAS = (1, 2, 3, 4, 5, 6, 8)
 
 
@@ -57,6 +59,7 @@ class Profile:
         unexpected: verdicts that neither the draft model nor an early exit had suggested.
         by_exit: verdicts that only an early exit had suggested.
         exit_s: from the start of a verification to the exit that is right.
+        temperature: at which the draft model is as sure of its tokens as they are accepted.
     """
 
     t_p: Mean = field(default_factory=Mean)
@@ -69,6 +72,7 @@ class Profile:
     unexpected: Mean = field(default_factory=lambda: Mean(weight=256))
     by_exit: Mean = field(default_factory=lambda: Mean(weight=256))
     exit_s: Mean = field(default_factory=Mean)
+    temperature: float = 1.0
 
     def on_pass(self, seconds: float, batched: bool) -> None:
         """The draft model has read one token, or (``batched``) several continuations."""
@@ -93,6 +97,11 @@ class Profile:
         self.unexpected.add(float(exit_s is None and not predicted))
         if by_exit and exit_s is not None:
             self.exit_s.add(min(max(exit_s, 0.0), self.t_q.value))
+
+    def on_belief(self, belief: float, accepted: bool) -> None:
+        """A token that was believed to stand with probability ``belief`` did or did not."""
+        step = math.exp(_LEARNING_RATE * (belief - accepted))
+        self.temperature = min(max(self.temperature * step, 0.5), 4.0)
 
     def tau(self, gamma: int) -> float:
         """Tokens per round with drafts of ``gamma``; positions never tried are like all others."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -26,15 +27,29 @@ _SPREAD = 0.5  # standard deviation of log(p/q) at a drafted token
 _ALIKE = 0.8  # probability that p and q make the same token of one random number
 
 
-def likely_outcomes(
+@dataclass(frozen=True)
+class Prediction:
+    """What is expected of the verdict on one draft.
+
+    Attributes:
+        outcomes: verdicts that do not end the answer, the likeliest first, with probabilities.
+        accepted: [gamma] probability that each token stands, those before it standing.
+    """
+
+    outcomes: list[tuple[tuple[int, ...], float]]
+    accepted: list[float]
+
+
+def predict(
     logits: Sequence[Logits],
     draft: Sequence[int],
     sampling: SamplingConfig,
     position: int,
     eos: frozenset[int],
     count: int,
-) -> list[tuple[tuple[int, ...], float]]:
-    """The ``count`` likeliest verdicts that do not end the answer, with their probabilities.
+    temperature: float = 1.0,
+) -> Prediction:
+    """The ``count`` likeliest verdicts on ``draft``.
 
     Args:
         logits: [gamma + 1] rows [V] of the draft model: before each draft token and after the last.
@@ -42,25 +57,34 @@ def likely_outcomes(
         sampling: the output law; its randomness is known to both sides and used here too.
         position: of the first draft token in the answer.
         eos: end tokens.
+        temperature: of the belief that the target's choice is distributed as the draft model's
+            softmax; above 1 for a draft model that is surer than it should be (greedy, coupled).
     """
     found: list[tuple[float, tuple[int, ...]]] = []
+    beliefs = []
     reached = 1.0  # probability that all tokens before this one are accepted
     for i, row in enumerate(logits):
         drafted = draft[i] if i < len(draft) else None
-        accepted, other = _belief(row, drafted, sampling, position + i)
+        accepted, other = _belief(row, drafted, sampling, position + i, temperature)
         top = np.argpartition(other, -min(count, len(other)))[-count:]
         for token in top:
             if other[token] > 0 and int(token) not in eos:
                 found.append((reached * float(other[token]), (*draft[:i], int(token))))
         reached *= accepted
+        if drafted is not None:
+            beliefs.append(accepted)
         if drafted in eos:
             break
     best = heapq.nlargest(count, found)
-    return [(outcome, probability) for probability, outcome in best]
+    return Prediction([(outcome, probability) for probability, outcome in best], beliefs)
 
 
 def _belief(
-    row: Logits, drafted: int | None, sampling: SamplingConfig, position: int
+    row: Logits,
+    drafted: int | None,
+    sampling: SamplingConfig,
+    position: int,
+    temperature: float,
 ) -> tuple[float, NDArray[np.float64]]:
     """How likely the drafted token stands, and [V] how likely each other one comes instead.
 
@@ -71,7 +95,7 @@ def _belief(
         if not sampling.greedy:
             with np.errstate(divide="ignore"):
                 z = np.log(distribution(row, sampling)) + gumbel(sampling.seed, position, len(row))
-        own = np.exp(z - z.max())
+        own = np.exp((z - z.max()) / temperature)
         own /= own.sum()
         accepted = float(own[drafted]) if drafted is not None else 0.0
     else:
