@@ -18,6 +18,7 @@ from collab_llm_nodes.decoding.engine import Engine, Session
 from collab_llm_nodes.decoding.lossless import transformers_generate
 from collab_llm_nodes.decoding.rejection import propose, verify_chain
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
+from collab_llm_nodes.decoding.static import StaticBackend
 from collab_llm_nodes.errors import Cancelled, InvalidInput, ProtocolError
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
@@ -263,6 +264,36 @@ def test_threads_share_an_engine_without_crosstalk() -> None:
         assert len(results[i]) == len(alone)
         for a, b in zip(results[i], alone, strict=True):
             torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_threads_that_need_fewer_positions_leave_the_longer_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = Engine(tiny_model("llama"))._backend
+    assert isinstance(backend, StaticBackend)
+    plain, entered, release = backend._angles, threading.Event(), threading.Event()
+
+    def angles(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if len(positions) == 1024:  # the short table is held up in the making
+            entered.set()
+            assert release.wait(60)
+        return plain(positions)
+
+    monkeypatch.setattr(backend, "_angles", angles)
+    lengths: dict[int, int] = {}
+    short, long = (
+        threading.Thread(target=lambda n=n: lengths.update({n: len(backend._table(n)[0])}))  # type: ignore[misc]
+        for n in (10, 2000)
+    )
+    short.start()
+    assert entered.wait(60)
+    long.start()
+    long.join(0.2)  # it either waits for the other or has overtaken it
+    release.set()
+    short.join(60)
+    long.join(60)
+    assert lengths[2000] >= 2000
+    assert len(backend._table(10)[0]) >= 2000, "a shorter table took its place"
 
 
 def test_a_closed_session_frees_its_cache() -> None:

@@ -11,6 +11,7 @@ also needs a compiler on the robot); the transformers forward 1.0 ms. TorchScrip
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
@@ -235,6 +236,7 @@ class StaticBackend:
         self._masks = _Masks(config.max_position_embeddings, self._heads.shared, self._like[:0])
         self._rotary = getattr(decoder, "rotary_emb", None)
         self._rotations: tuple[Tensor, Tensor] | None = None
+        self._growing = threading.Lock()
         self._embed_positions = getattr(decoder, "embed_positions", None)  # OPT
         self._project_in = getattr(decoder, "project_in", None)
         self._head = head
@@ -328,10 +330,14 @@ class StaticBackend:
 
     def _table(self, columns: int) -> tuple[Tensor, Tensor]:
         """Rotations of the positions of so many columns, which are no larger."""
-        if self._rotations is None or self._rotations[0].shape[0] < columns:
-            # Another thread may do the same at the same time; either result serves both.
-            self._rotations = self._angles(torch.arange(-(-columns // 1024) * 1024))
-        return self._rotations
+        table = self._rotations
+        if table is None or table[0].shape[0] < columns:
+            with self._growing:  # else a thread that needs fewer could put back a shorter one
+                table = self._rotations
+                if table is None or table[0].shape[0] < columns:
+                    table = self._angles(torch.arange(-(-columns // 1024) * 1024))
+                    self._rotations = table
+        return table
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """As ``_rotation``, for positions [k] or [3, k]."""
