@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import pytest
+import torch
 from fake_models import FakeEngine, as_engine, encode
 from tiny_models import tiny_model, tiny_prompt
 
@@ -113,6 +115,27 @@ def test_cached_drafts_are_used_and_change_nothing_under_the_rejection_law() -> 
 
 
 # --- Over gRPC ----------------------------------------------------------------------------------
+
+
+def test_an_exit_that_is_not_finite_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    class Overflow(FakeEngine):
+        """As an adapter whose sums exceed fp16."""
+
+        def logits(self, context: Sequence[int], layer: int | None = None) -> torch.Tensor:
+            sound = super().logits(context, layer)
+            return sound * float("nan") if layer == 2 else sound
+
+    prompt, seen = encode(Prompt("x")), list[EarlyExit]()
+    session = TargetSession(as_engine(Overflow()), prompt, Open("x", (), GREEDY, 20, ""))
+    session.prefill()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            answer = session._state.generated
+            verdict = session.verify(Draft(session._state.round, len(answer), (1, 2)), seen.append)
+            assert verdict is not None
+    assert tuple(session._state.generated) == FakeEngine().answer(prompt, GREEDY, 20)[: len(answer)]
+    assert {exit_.layer for exit_ in seen} == {1, 3}
+    assert len(caplog.records) == 1, "one line, however many exits"
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)

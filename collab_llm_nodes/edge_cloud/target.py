@@ -7,6 +7,7 @@ verifier: ``verifier/compute.py``).
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -17,7 +18,10 @@ from torch import Tensor
 from collab_llm_nodes.decoding.engine import Engine, Feed
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
 from collab_llm_nodes.edge_cloud.server import ExitConfig, VerifierSession
+from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.prompt import EncodedPrompt
+
+log = logging.getLogger(__name__)
 
 Emit = Callable[[EarlyExit], None]
 
@@ -36,6 +40,7 @@ class TargetSession:
             exits=exits,
         )
         self._kv = engine.open(prompt)
+        self._dropped = False  # an early exit that could not be read
 
     @property
     def prompt_tokens(self) -> int:
@@ -92,8 +97,14 @@ class TargetSession:
         pending = self._state.generated[-1] if self._state.generated else self._prompt_ids[-1]
 
         def on_exit(layer: int, logits: Tensor) -> None:
-            if layer <= exits_until:
-                emit(self._state.preview(layer, logits))
+            if layer > exits_until:
+                return
+            try:
+                preview = self._state.preview(layer, logits)
+            except ModelError as error:  # such as an adapter beyond fp16: the verdict may be sound
+                self._drop_exit(layer, error)
+            else:
+                emit(preview)
 
         return Feed(self._kv, (pending, *tokens), on_exit if exits_until >= 1 else None)
 
@@ -103,6 +114,12 @@ class TargetSession:
         # Keep all confirmed tokens but the newest, which the next pass feeds.
         self._kv.length = len(self._prompt_ids) + len(self._state.generated) - 1
         return verdict
+
+    def _drop_exit(self, layer: int, error: ModelError) -> None:
+        """An exit that says nothing is not sent; the log has one line for a session."""
+        if not self._dropped:
+            log.warning("early exits are dropped: layer %d: %s", layer, error)
+        self._dropped = True
 
     def verify(self, draft: Draft, emit: Emit) -> Verdict | None:
         """Verify ``draft`` in a pass of its own; None for a stale one.
