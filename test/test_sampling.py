@@ -13,6 +13,7 @@ from collab_llm_nodes.decoding.sampling import (
     SamplingConfig,
     SparseDistribution,
     distribution,
+    most_likely,
     to_wire,
 )
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
@@ -21,6 +22,15 @@ from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 def test_greedy_is_one_hot_argmax() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 3.0, -torch.inf]])
     assert distribution(logits, SamplingConfig()).tolist() == [[0, 1, 0], [1, 0, 0]]
+    assert most_likely(logits) == [1, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_most_likely_is_the_argmax_of_the_distribution(dtype: torch.dtype) -> None:
+    """Coarse logits: nearly every row has a tie."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randint(-3, 4, (200, 130), generator=generator).to(dtype)
+    assert most_likely(logits) == distribution(logits, SamplingConfig()).argmax(-1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -70,6 +80,8 @@ def test_half_precision_logits_are_read_exactly() -> None:
 def test_logits_that_are_not_finite_are_an_error(bad: float) -> None:
     with pytest.raises(ModelError, match="not finite"):
         distribution(torch.tensor([0.0, bad]), SamplingConfig())
+    with pytest.raises(ModelError, match="not finite"):
+        most_likely(torch.tensor([[0.0, 1.0], [0.0, bad]]))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ leave the output distributed exactly as the target alone (Leviathan et al. 2023,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -91,7 +91,8 @@ def verify_chain(
     if draws is None:
         draws = KeyedDraws(config.seed)
     if q is None:
-        return _verify_own(p, draft, config, position, eos, draws)
+        own = (_own_token(p_i, config, position + i, draws) for i, p_i in enumerate(p))
+        return verify_own(own, draft, eos)
     for i, token in enumerate(draft):
         p_i, q_i = p[i], q[i].dense(p.shape[1])
         if not draws.accept(p_i[token] / q_i[token], position + i):
@@ -105,22 +106,19 @@ def verify_chain(
     return Outcome(gamma, draws.pick(p[gamma], position + gamma, "bonus"))
 
 
-def _verify_own(
-    p: Probabilities,
-    draft: Sequence[int],
-    config: SamplingConfig,
-    position: int,
-    eos: frozenset[int],
-    draws: Draws,
-) -> Outcome:
-    """Greedy and coupled: the target's own token at each place; the draft only saves time."""
-    for i, p_i in enumerate(p):
-        own = _own_token(p_i, config, position + i, draws)
+def verify_own(tokens: Iterable[int], draft: Sequence[int], eos: frozenset[int]) -> Outcome:
+    """Judge ``draft`` by the target's own tokens: all there is to the greedy and the coupled law.
+
+    Args:
+        tokens: [gamma + 1], what the target alone emits after the prefix and after each draft
+            token; read only as far as the draft stands.
+    """
+    for i, own in enumerate(tokens):
         if i == len(draft) or draft[i] != own:
             return Outcome(i, own)
         if own in eos:
             return Outcome(i + 1, -1)
-    raise AssertionError("unreachable: p has one row more than the draft has tokens")
+    raise InvalidInput(f"{len(draft)} draft tokens need one more of the target's", field="draft")
 
 
 def own_token(p: Probabilities, config: SamplingConfig, position: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +65,7 @@ def distribution(
     """
     z = _float64(logits)
     top = z.max(axis=-1, keepdims=True)
-    if not np.isfinite(top).all():  # max propagates NaN
-        raise ModelError("the logits are not finite", remedy="use float32 or bfloat16")
+    _check_finite(bool(np.isfinite(top).all()))  # max propagates NaN
     if config.greedy:
         one_hot = np.zeros_like(z)
         np.put_along_axis(one_hot, z.argmax(axis=-1)[..., None], 1.0, axis=-1)
@@ -80,6 +80,25 @@ def distribution(
         for row in np.ndindex(p.shape[:-1]):
             _keep_nucleus(p[row], config.top_p)
     return p
+
+
+def most_likely(logits: Tensor) -> list[int]:
+    """The tokens [rows] that greedy sampling takes from ``logits`` [rows, V], the first in a tie.
+
+    As the argmax of :func:`distribution`, without a float64 copy of the logits.
+
+    Raises:
+        ModelError: as :func:`distribution`.
+    """
+    top, tokens = logits.max(dim=-1)  # propagates NaN
+    _check_finite(all(map(math.isfinite, top.tolist())))
+    chosen: list[int] = tokens.tolist()
+    return chosen
+
+
+def _check_finite(finite: bool) -> None:
+    if not finite:
+        raise ModelError("the logits are not finite", remedy="use float32 or bfloat16")
 
 
 _TO_WIRE = "make distributions by to_wire"

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.decoding.rejection import verify_chain
-from collab_llm_nodes.decoding.sampling import distribution
+from collab_llm_nodes.decoding.rejection import verify_chain, verify_own
+from collab_llm_nodes.decoding.sampling import distribution, most_likely
 from collab_llm_nodes.edge_cloud.ahead import Ahead, may_come
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
 from collab_llm_nodes.errors import InvalidInput, ProtocolError
@@ -180,14 +180,17 @@ class VerifierSession:
         draft, sampling = self._draft, self._open.sampling
         if draft is None:
             raise ProtocolError("no draft is under verification", field="round")
-        outcome = verify_chain(
-            distribution(logits, sampling),
-            draft.tokens,
-            draft.probs,
-            sampling,
-            len(self.generated),
-            self._eos,
-        )
+        if sampling.greedy:
+            outcome = verify_own(most_likely(logits), draft.tokens, self._eos)
+        else:
+            outcome = verify_chain(
+                distribution(logits, sampling),
+                draft.tokens,
+                draft.probs,
+                sampling,
+                len(self.generated),
+                self._eos,
+            )
         extra = () if outcome.next_token < 0 else (outcome.next_token,)
         tokens = draft.tokens[: outcome.accepted] + extra
         full = len(self.generated) + len(tokens) >= self._open.max_tokens
