@@ -88,7 +88,6 @@ class Compute:
         self._telemetry.waiting.set_function(lambda: self._slots.waiting)
         self._expected_s = math.inf  # of a pass, smoothed
         self._stopping = False
-        self._out=[]
         self._thread = threading.Thread(target=self._run, name="verifier-compute", daemon=True)
         self._thread.start()
 
@@ -118,25 +117,11 @@ class Compute:
     # Everything below runs in the compute thread.
 
     def _run(self) -> None:
-        import os
-        th=time.thread_time; pc=time.perf_counter
-        L=[]; last=(pc(),th())
         while not self._stopping:
             self._take_in()
             starts_at = self._ready.starts_at(coming=self._slots.idle)
             if starts_at is not None and starts_at <= time.monotonic():
-                a=(pc(),th()); n=len(self._ready._drafts); np_=len(self._ready._prompts)
-                self._mid=None
                 self._pass()
-                b=(pc(),th()); m=self._mid
-                if not np_: L.append((n,a[0]-last[0],a[1]-last[1],m[0]-a[0],m[1]-a[1],b[0]-m[0],b[1]-m[1]))
-                last=b
-        import statistics
-        with open("/tmp/team3/fast/instr.log","a") as f:
-            for k in (1,2,4,8,15,16,32):
-                x=[l for l in L if l[0]==k]
-                if len(x)>5: f.write(f"batch {k} n {len(x)} gap wall/cpu run wall/cpu after wall/cpu us: "+str([round(1e6*statistics.median(l[i] for l in x)) for i in range(1,7)])+"\n")
-            f.write("hist "+str({k:sum(l[0]==k for l in L) for k in sorted({l[0] for l in L})})+"\n")
         for client in tuple(self._sessions):
             self._end(client)
 
@@ -222,15 +207,12 @@ class Compute:
             run.add(client, self._sessions[client].target.read_on(count))
         results = run.through(self._engine)
         compute_s = time.monotonic() - run.started
-        self._mid=(time.perf_counter(),time.thread_time())
         if batch.drafts:
             old = self._expected_s
             self._expected_s = compute_s if math.isinf(old) else 0.75 * old + 0.25 * compute_s
         self._telemetry.count_pass(len(batch.drafts), sum(n for _, n in batch.prompts), compute_s)
         for part, result in zip(run.parts, results, strict=True):
             self._guarded(part.client, partial(self._after, part, result, compute_s))
-        for c,m in self._out: c.post(m)
-        self._out.clear()
 
     def _after(self, part: _Part, result: Tensor | Exception, compute_s: float) -> None:
         """What a pass means to one of its sessions."""
@@ -244,7 +226,7 @@ class Compute:
             return
         verdict = session.target.conclude(result, compute_s, part.queue_s)
         self._telemetry.count_verdict(verdict)
-        self._out.append((client,verdict))
+        client.post(verdict)
         if verdict.finished:
             self._end(client)
         else:
