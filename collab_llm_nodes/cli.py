@@ -296,6 +296,7 @@ def bench_edge_cloud(
         answers=answers, seed=seed, ablations=ablations, plot=plot, console=console
     )
     write_json(json_file, results)
+    raise typer.Exit(0 if results["output_mismatches"] == 0 else 1)
 
 
 def fail(error: CollabError) -> NoReturn:

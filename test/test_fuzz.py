@@ -23,6 +23,7 @@ import torch
 from fake_models import VOCAB, VOCABULARY, FakeEngine, as_engine, encode
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.edge_cloud.ahead import MAX_AHEAD, MAX_AHEAD_ENTRIES
 from collab_llm_nodes.edge_cloud.messages import (
     ClientMessage,
     Draft,
@@ -34,8 +35,6 @@ from collab_llm_nodes.edge_cloud.messages import (
     Verdict,
 )
 from collab_llm_nodes.edge_cloud.server import (
-    MAX_AHEAD,
-    MAX_AHEAD_ENTRIES,
     ExitConfig,
     VerifierSession,
 )

@@ -9,15 +9,19 @@ import pytest
 from fake_models import EOS, VOCAB, FakeEngine, as_engine, encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import tiny_model, tiny_prompt
+from torch import Tensor
 
 from collab_llm_nodes.bench.cost import PROVIDERS, api_cost
 from collab_llm_nodes.bench.emulation import PacedEngine, batch_factor
+from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.rejection import propose, verify_chain
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution, to_wire
-from collab_llm_nodes.edge_cloud.ahead import AheadConfig
-from collab_llm_nodes.edge_cloud.client import DraftJob
+from collab_llm_nodes.edge_cloud.ahead import MAX_AHEAD_ENTRIES, AheadConfig
+from collab_llm_nodes.edge_cloud.client import ClientConfig, DraftJob, EdgeClient
 from collab_llm_nodes.edge_cloud.drafter import Drafter
 from collab_llm_nodes.edge_cloud.messages import Draft, Verdict
+from collab_llm_nodes.edge_cloud.outlook import Outlook
 from collab_llm_nodes.edge_cloud.planner import (
     Mode,
     Planner,
@@ -28,8 +32,10 @@ from collab_llm_nodes.edge_cloud.planner import (
 )
 from collab_llm_nodes.edge_cloud.prediction import predict
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.edge_cloud.runner import InProcessRunner
+from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.models.prompt import encode as encode_for_model
 
 GREEDY = SamplingConfig()
 COUPLED = SamplingConfig(1.0, seed=5, law="coupled")
@@ -131,6 +137,89 @@ def test_a_draft_model_that_is_too_sure_is_believed_less() -> None:
     assert np.mean(beliefs[1000:]) == pytest.approx(0.7, abs=0.03)
 
 
+class Bench:
+    """An outlook behind a draft that is under verification."""
+
+    def __init__(self, **ahead: int) -> None:
+        self.sent: list[Draft] = []
+        self.engine = FakeEngine(1, noise=0.5)
+        self.client = EdgeClient(ClientConfig(4, 40))
+        self.drafter = Drafter(as_engine(self.engine), encode(PROMPT), GREEDY)
+        config = AheadConfig(min_probability=0.0, **ahead)
+        self.outlook = Outlook(
+            self.client, self.drafter, self.sent.append, PreDraftConfig(), config, Profile()
+        )
+        job = self.client.next_draft()
+        draft = self.drafter.draft(job)
+        assert draft is not None
+        self.draft = draft
+        self.client.on_sent(draft)
+        self.outlook.take_off(job, draft)
+
+    def work(self) -> None:
+        while self.outlook.step():
+            pass
+
+
+def test_what_is_demanded_is_made_first_and_never_sent_twice() -> None:
+    bench = Bench(push_window=8)
+    replies: list[Draft | None] = []
+    bench.outlook.demand((7,), replies.append)
+    for _ in range(5):
+        bench.outlook.step()
+    assert len(replies) == 1
+    bench.work()
+    bench.outlook.demand((7,), replies.append)
+    assert replies[0] == replies[1]
+    assert replies[1] is not None
+    assert replies[1].after == (7,)
+    prefixes = [(d.start, d.after) for d in bench.sent]
+    assert len(prefixes) == len(set(prefixes)) == 8
+    bench.outlook.demand((), replies.append)
+    assert replies[2] is None, "nothing comes of nothing"
+
+
+def test_a_guess_that_cannot_be_continued_costs_only_itself() -> None:
+    bench = Bench()
+
+    def refuse(ids: object, parents: object) -> Tensor:
+        raise InvalidInput("no room", field="ids")
+
+    replies: list[Draft | None] = []
+    bench.outlook.demand((7,), replies.append)
+    kv = bench.drafter._kv
+    grow, kv.grow = kv.grow, refuse  # type: ignore[method-assign]
+    assert bench.outlook.step()
+    kv.grow = grow  # type: ignore[method-assign]
+    assert replies == [None]
+    bench.outlook.advance((7,))
+    job = DraftJob(1, (7,), 4)
+    assert bench.drafter.draft(job) == fresh(GREEDY).draft(job), "the tree is as it was"
+
+
+def test_a_draft_model_out_of_room_for_guesses_still_drafts() -> None:
+    """Pre-drafts look further than the answer; the context ends a few tokens behind it."""
+    target, draft = (Engine(tiny_model("llama", seed=0)) for _ in range(2))
+    prompt = tiny_prompt("llama")
+    plain = InProcessRunner(draft, target, predraft=PreDraftConfig(max_predrafts=0))
+    right = plain.generate(prompt, max_tokens=12).tokens
+    draft.context = len(encode_for_model(prompt, draft.loaded).ids) + len(right) + 1
+    assert InProcessRunner(draft, target).generate(prompt, max_tokens=12).tokens == right
+
+
+def test_pushes_stay_within_what_the_verifier_keeps() -> None:
+    client = EdgeClient(ClientConfig(8, 200))
+    client.on_sent(Draft(0, 0, (1,)))
+    wide = to_wire(np.full(5000, 1 / 5000), 4096)
+    pushed = 0
+    for token in range(40):
+        job = client.predraft((2, token))
+        assert job is not None
+        draft = Draft(job.round, len(job.prefix), (1,) * 8, (wide,) * 8)
+        pushed += client.push(job, draft, window=64) is not None
+    assert pushed == MAX_AHEAD_ENTRIES // (8 * 4096)
+
+
 # --- Time ---------------------------------------------------------------------------------------
 
 
@@ -209,11 +298,52 @@ def test_the_planner_tries_each_kind_once_and_then_takes_the_fastest() -> None:
 
 def test_with_a_fast_server_behind_a_slow_link_the_verifier_decodes_alone() -> None:
     """Paper 003's own formula: speculation wins only if 2 T_c + gamma T_p < (tau - 1) T_q."""
-    planner = Planner(PlannerConfig(enabled=True, explore_every=5), gamma=4, depth=1)
+    planner = Planner(PlannerConfig(enabled=True), gamma=4, depth=1)
     planner.profile = profile(0.05, 0.025, 0.1, 0.3)
-    modes = [planner.choose() for _ in range(10)]
-    assert modes.count(Mode(0)) == 8
-    assert modes[4].gamma == modes[9].gamma > 0, "now and then it looks again"
+    assert {planner.choose() for _ in range(15)} == {Mode(0)}
+
+
+@pytest.mark.parametrize("point", [(0.05, 0.025, 0.1, 0.3), (*GO2.values(), 0.6)])
+def test_what_seems_slower_is_tried_now_and_then_for_a_bounded_share_of_the_time(
+    point: tuple[float, float, float, float],
+) -> None:
+    planner = Planner(PlannerConfig(enabled=True, explore_share=0.01), gamma=4, depth=1)
+    planner.profile = profile(*point)
+    modes = [planner.choose() for _ in range(2000)]
+    usual = max(set(modes), key=modes.count)
+    seconds = [planner.seconds_per_token(mode) for mode in modes]
+    assert set(modes) - {usual}, "never looked again"
+    assert sum(seconds) <= 1.011 * len(modes) * planner.seconds_per_token(usual)
+    never = Planner(PlannerConfig(enabled=True, explore_share=0.0), gamma=4, depth=1)
+    never.profile = planner.profile
+    assert len({never.choose() for _ in range(500)}) == 1
+
+
+def test_a_busy_verifier_is_not_asked_token_by_token() -> None:
+    """The cloud alone would wait for its turn for every token."""
+    for queue_s, alone in ((0.0, True), (0.3, False)):
+        planner = Planner(PlannerConfig(enabled=True), gamma=4, depth=1)
+        p = planner.profile = profile(0.05, 0.025, 0.06, 0.6)
+        for _ in range(200):
+            p.on_verdict(Draft(0, 0, ()), Verdict(0, (1,), 0, False, 0.025, queue_s))
+            p.on_verdict(Draft(0, 0, (1,) * 4), Verdict(0, (1,) * 3, 2, False, 0.025, queue_s))
+        assert (planner.choose() == Mode(0)) == alone
+
+
+def test_longer_drafts_take_longer_to_verify() -> None:
+    p = Profile()
+    p.on_verdict(Draft(0, 0, ()), Verdict(0, (1,), 0, False, 0.1))
+    p.on_verdict(Draft(0, 0, (1,) * 4), Verdict(0, (1,), 0, False, 0.3))
+    assert p.verify_s(4) == pytest.approx(0.3)
+    assert p.verify_s(8) == pytest.approx(0.5)
+
+
+def test_a_round_trip_is_known_even_if_no_round_ever_waits_for_one() -> None:
+    p = Profile()
+    p.on_round_trip(0.9, Verdict(0, (1,), 0, False, 0.1))
+    assert p.rtt.value == pytest.approx(0.8), "with the prefill in it"
+    p.on_round_trip(0.3, Verdict(3, (1,), 0, False, 0.1))
+    assert p.rtt.value == pytest.approx(0.2)
 
 
 def test_a_gain_too_small_is_not_worth_the_radio() -> None:
@@ -228,7 +358,7 @@ def test_drafts_are_no_longer_than_allowed() -> None:
     planner.profile = profile(**GO2, alpha=0.95)
     assert planner.choose().gamma == 2
     with pytest.raises(ConfigError, match="max_gamma"):
-        PlannerConfig(max_gamma=9)
+        PlannerConfig(max_gamma=17)
 
 
 def test_a_planner_that_is_not_enabled_leaves_the_settings_alone() -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,16 @@ from collab_llm_nodes.decoding.lossless import transformers_generate
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.demo.processes import free_port, verifier_process, wait_for_verifier
 from collab_llm_nodes.edge_cloud.ahead import AheadConfig
-from collab_llm_nodes.edge_cloud.planner import Mode, PlannerConfig
+from collab_llm_nodes.edge_cloud.planner import (
+    Mean,
+    Mode,
+    Planner,
+    PlannerConfig,
+    round_seconds,
+)
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner
+from collab_llm_nodes.edge_cloud.runner import Generation
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
@@ -42,6 +49,10 @@ from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
 GAMMA = 4
 MAX_TOKENS = 64
 DEADLINE_S = 300.0
+TRIALS = 2
+"""Answers before the measured ones: the planner tries both ways, everybody else warms up."""
+MORE = 4
+"""So many times more answers at the fast points, and in the ablations."""
 BLUR = 1.15
 """Noise on the draft model's head that lowers tau of the embedded pair to about 2.9."""
 ABLATION_SCALE = 0.1
@@ -90,16 +101,12 @@ def fsd(gamma: int = GAMMA, workers: int = 6, queue: str = "priority") -> Setup:
     )
 
 
-_AHEAD = {
-    "predraft": PreDraftConfig(max_predrafts=48),
-    "ahead": AheadConfig(batch=16, predictions=16, push_window=48),
-}
 MODES = {
     "ar": Setup(gamma=0),
     "sd": Setup(),
     "fsd": fsd(),
-    "push_ahead": Setup(GAMMA, **_AHEAD),  # type: ignore[arg-type]
-    "planner": Setup(GAMMA, **_AHEAD, planned=True),  # type: ignore[arg-type]
+    "push_ahead": Setup(GAMMA, PreDraftConfig(), AheadConfig()),
+    "planner": Setup(GAMMA, PreDraftConfig(), AheadConfig(), planned=True),
 }
 
 
@@ -111,10 +118,12 @@ def run_edge_cloud(
     Returns:
         ``points.<point>.<mode>`` (tau about 2.9) and ``embedded_pair.<point>.<mode>`` with
         ``ms_per_token, predicted_ms_per_token, tau, hit_rate, miss_rate, mean_exit_layer, rounds,
-        pushed, bytes``; ``as_is.<mode>`` and ``transformers_ms_per_token``; ``speedups``;
-        ``api_cost`` (paper 003, Table 1); ``ablations`` (Figure 4 and Table 7).
+        pushed, bytes, output_mismatches``; ``as_is.<mode>`` and ``transformers_ms_per_token``;
+        ``speedups``; ``api_cost`` (paper 003, Table 1); ``ablations`` (Figure 4 and Table 7).
     """
-    prompts = scene_prompts(answers, seed)
+    prompts = scene_prompts(MORE * answers, seed)
+    target = Engine(load(ModelConfig(path="nav-target")))
+    right = [_alone(target, prompt) for prompt in prompts]
     drafts = {pair: _draft(noise) for pair, noise in PAIRS.items()}
     results: dict[str, Any] = {
         "emulated": "model passes padded, link delayed; see points_ms",
@@ -127,12 +136,14 @@ def run_edge_cloud(
         **{pair: {} for pair in PAIRS},
     }
 
-    def measure(pair: str, name: str) -> None:
-        rows = _measure(POINTS[name], drafts[pair], prompts, MODES, console, f"{pair} {name}")
+    def measure(pair: str, name: str, n: int) -> None:
+        rows = _measure(
+            POINTS[name], drafts[pair], prompts[:n], right[:n], MODES, console, f"{pair} {name}"
+        )
         results[pair][name] = rows
 
     # The slow points mostly sleep, so they share the machine; the fast ones have it alone.
-    slow = [(pair, name) for pair in PAIRS for name in ("go2", "jetson")]
+    slow = [(pair, name, answers) for pair in PAIRS for name in ("go2", "jetson")]
     threads = [threading.Thread(target=measure, args=args, daemon=True) for args in slow]
     for thread in threads:
         thread.start()
@@ -140,11 +151,19 @@ def run_edge_cloud(
         thread.join()
     for pair in PAIRS:
         for name in ("fast_server", "lan"):
-            measure(pair, name)
+            measure(pair, name, MORE * answers)
     results["as_is"] = _measure(
-        Point(0.0, 0.0, 0.0), drafts["embedded_pair"], prompts, MODES, console, "as it is"
+        Point(0.0, 0.0, 0.0), drafts["embedded_pair"], prompts, right, MODES, console, "as it is"
     )
-    results["transformers_ms_per_token"] = _transformers(prompts)
+    started = time.perf_counter()
+    tokens = sum(len(_alone(target, prompt)) for prompt in prompts)
+    results["transformers_ms_per_token"] = 1e3 * (time.perf_counter() - started) / tokens
+    results["output_mismatches"] = sum(
+        row["output_mismatches"]
+        for pair in PAIRS
+        for rows in (*results[pair].values(), results["as_is"])
+        for row in rows.values()
+    )
     results["speedups"] = {
         pair: {name: _speedups(rows) for name, rows in results[pair].items()} for pair in PAIRS
     }
@@ -154,7 +173,7 @@ def run_edge_cloud(
         "tau_measured": {p.pair: api_cost(p, GAMMA, tau) for p in PROVIDERS},
     }
     if ablations:
-        results["ablations"] = _ablations(drafts["points"], prompts, console)
+        results["ablations"] = _ablations(drafts["points"], prompts, right, console)
     _print(results, console)
     if plot is not None:
         _plot(results, plot)
@@ -195,6 +214,7 @@ def _measure(
     point: Point,
     draft: Engine,
     prompts: Sequence[Prompt],
+    answers: Sequence[tuple[int, ...]],
     modes: Mapping[str, Setup],
     console: Console,
     title: str,
@@ -203,7 +223,8 @@ def _measure(
     rows = {}
     with _link(point, exit_queue) as client:
         for name, setup in modes.items():
-            rows[name] = _row(setup, _runner(point, draft, client, setup), prompts)
+            runner = _runner(point, draft, client, setup)
+            rows[name] = _row(setup, point, runner, prompts, answers)
             console.print(f"{title}: {name} {rows[name]['ms_per_token']:.1f} ms per token")
     return rows
 
@@ -219,27 +240,37 @@ def _runner(point: Point, draft: Engine, client: VerifierClient, setup: Setup) -
     )
 
 
-def _row(setup: Setup, runner: RemoteRunner, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def _row(
+    setup: Setup,
+    point: Point,
+    runner: RemoteRunner,
+    prompts: Sequence[Prompt],
+    answers: Sequence[tuple[int, ...]],
+) -> dict[str, Any]:
     """Rates are of the rounds after the first, which also opens the session."""
-    for prompt in prompts[:2]:  # warm up; the planner tries what it knows too little of
-        runner.generate(prompt, max_tokens=MAX_TOKENS, deadline_s=DEADLINE_S)
+    trials = [_generate(runner, prompt) for prompt in prompts[:TRIALS]]
     total = GenerationMetrics()
-    later_s, later_tokens, predicted_s = 0.0, 0, 0.0
+    later_s, later_tokens, predicted_s, mismatches = 0.0, 0, 0.0, 0
     modes: set[str] = set()
-    for prompt in prompts:
-        rounds: list[tuple[int, ...]] = []
-        answer = runner.generate(
-            prompt, max_tokens=MAX_TOKENS, deadline_s=DEADLINE_S, on_tokens=rounds.append
+    for prompt, right in zip(prompts, answers, strict=True):
+        answer, first = _generate(runner, prompt)
+        mismatches += answer.tokens != right
+        assert answer.mode is not None
+        modes.add(answer.mode.name)
+        predicted_s += (answer.metrics.rounds - 1) * _predicted(
+            setup, point, runner.planner, answer.mode, answer.metrics
         )
-        modes.add(runner.mode.name)
-        predicted_s += (answer.metrics.rounds - 1) * _predicted(setup, runner, answer.metrics)
         total.add(answer.metrics)
         later_s += answer.metrics.total_s - answer.metrics.time_to_first_token_s
-        later_tokens += answer.metrics.tokens - len(rounds[0])
+        later_tokens += answer.metrics.tokens - first
     return {
         "ms_per_token": 1e3 * later_s / later_tokens,
         "predicted_ms_per_token": 1e3 * predicted_s / later_tokens,
+        "output_mismatches": mismatches,
         "modes": sorted(modes),
+        "trials_ms_per_token": [
+            1e3 * a.metrics.total_s / a.metrics.tokens for a, _ in trials if setup.planned
+        ],
         "tau": total.tau,
         "hit_rate": total.hit_rate,
         "miss_rate": 1.0 - total.hit_rate,
@@ -250,30 +281,56 @@ def _row(setup: Setup, runner: RemoteRunner, prompts: Sequence[Prompt]) -> dict[
     }
 
 
-def _predicted(setup: Setup, runner: RemoteRunner, metrics: GenerationMetrics) -> float:
-    """Seconds per round, from the times and shares that these runs have measured.
+def _generate(runner: RemoteRunner, prompt: Prompt) -> tuple[Generation, int]:
+    """An answer, and how many tokens its first round gave."""
+    rounds: list[tuple[int, ...]] = []
+    answer = runner.generate(
+        prompt, max_tokens=MAX_TOKENS, deadline_s=DEADLINE_S, on_tokens=rounds.append
+    )
+    return answer, len(rounds[0])
 
-    SD and FSD: paper 003, Table 4, where r is the share of the drafting that was still to do when a
-    verdict came (a pre-draft may be half made).
+
+def _predicted(
+    setup: Setup, point: Point, planner: Planner, mode: Mode, metrics: GenerationMetrics
+) -> float:
+    """Seconds per round from the point's own T_p, T_q, T_c; only shares are taken from the run.
+
+    Those are, for FSD (paper 003, Table 4), r: how much of the drafting was still to do when a
+    verdict came; with push-ahead, how often outcomes were foreseen and the planner's other shares.
     """
-    if setup.ahead.push_window:
-        return runner.planner.round_seconds(runner.mode)
-    profile = runner.planner.profile
-    plain = runner.planner.round_seconds(Mode(setup.gamma))
-    return plain - setup.gamma * profile.t_p.value + metrics.draft_s / metrics.rounds
-
-
-def _transformers(prompts: Sequence[Prompt]) -> float:
-    """Milliseconds per token of transformers' generate with the target in this process."""
-    target = Engine(load(ModelConfig(path="nav-target")))
-    tokens, started = 0, time.perf_counter()
-    for prompt in prompts:
-        encoded = encode(prompt, target.loaded)
-        made, _ = transformers_generate(
-            target.loaded, encoded, SamplingConfig(), MAX_TOKENS, target.eos
+    measured = nominal = planner.profile
+    if point.t_q:  # else nothing is emulated: the run's own times
+        nominal = replace(
+            measured,
+            t_p=_exactly(point.t_p),
+            t_p_batch=_exactly(
+                point.t_p * max(1.0, measured.t_p_batch.value / (measured.t_p.value or 1.0))
+            ),
+            t_q1=_exactly(point.t_q),
+            t_q=_exactly(point.t_q),
+            rtt=_exactly(2 * point.t_c),
         )
-        tokens += len(made)
-    return 1e3 * (time.perf_counter() - started) / tokens
+    if setup.ahead.push_window:
+        return round_seconds(nominal, mode, setup.ahead.push_depth)
+    plain = round_seconds(nominal, Mode(setup.gamma), 1)
+    if not setup.predraft.max_predrafts:
+        return plain
+    drafting = setup.gamma * measured.t_p.value
+    r = min(1.0, metrics.draft_s / metrics.rounds / drafting)
+    return plain - (1.0 - r) * setup.gamma * nominal.t_p.value
+
+
+def _exactly(value: float) -> Mean:
+    return Mean(value, 1)
+
+
+def _alone(target: Engine, prompt: Prompt) -> tuple[int, ...]:
+    """What the target says alone, by transformers' generate."""
+    encoded = encode(prompt, target.loaded)
+    made, _ = transformers_generate(
+        target.loaded, encoded, SamplingConfig(), MAX_TOKENS, target.eos
+    )
+    return tuple(made)
 
 
 def _speedups(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -289,7 +346,12 @@ def _speedups(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     }
 
 
-def _ablations(draft: Engine, prompts: Sequence[Prompt], console: Console) -> dict[str, Any]:
+def _ablations(
+    draft: Engine,
+    prompts: Sequence[Prompt],
+    answers: Sequence[tuple[int, ...]],
+    console: Console,
+) -> dict[str, Any]:
     """Figure 4 and Table 7 of paper 003 at the Jetson point, all times divided by ten."""
     point = POINTS["jetson"].scaled(ABLATION_SCALE)
     gammas, workers = (1, 2, 3, 4, 5, 6, 8, 10), (1, 2, 3, 4, 6, 10)
@@ -297,7 +359,7 @@ def _ablations(draft: Engine, prompts: Sequence[Prompt], console: Console) -> di
     modes |= {f"sd {g}": Setup(gamma=g) for g in gammas}
     modes |= {f"fsd {g}": fsd(gamma=g) for g in gammas}
     modes |= {f"workers {w}": fsd(workers=w) for w in workers}
-    rows = _measure(point, draft, prompts, modes, console, "ablation")
+    rows = _measure(point, draft, prompts, answers, modes, console, "ablation")
 
     def ms(name: str) -> float:
         return rows[name]["ms_per_token"]
@@ -309,7 +371,9 @@ def _ablations(draft: Engine, prompts: Sequence[Prompt], console: Console) -> di
             for queue in ("priority", "random", "fifo")
             for w in (3, 5, 10)
         }
-        measured = _measure(point, draft, prompts, modes, console, f"queues, {server}", server)
+        measured = _measure(
+            point, draft, prompts, answers, modes, console, f"queues, {server}", server
+        )
         queues[server] = {name: 100 * row["miss_rate"] for name, row in measured.items()}
     return {
         "time_scale": ABLATION_SCALE,

@@ -288,7 +288,7 @@ class Session:
         self._check_open()
         if len(ids) != len(parents):
             raise InvalidInput(f"{len(ids)} ids and {len(parents)} parents", field="parents")
-        self._check_ids(ids, self.columns)
+        self._check_ids(ids)
         self._tree.check(parents)
         before = self.columns
         if not ids:
@@ -300,6 +300,7 @@ class Session:
         seen = self._tree.grow(parents, positions)
         engine = self._engine
         try:
+            self._check_room(int(seen.sum(axis=1).max()))  # of a path: columns may be more
             with torch.inference_mode():
                 mask = torch.from_numpy(seen).to(engine.loaded.device)
                 chunk = Chunk(
@@ -351,7 +352,8 @@ class Session:
         self._check_open()
         if not 0 <= feed.keep <= len(feed.ids):
             raise ValueError(f"last={feed.last} of {len(feed.ids)} ids")
-        self._check_ids(feed.ids, self.length)
+        self._check_ids(feed.ids)
+        self._check_room(self.length + len(feed.ids))
         own = self._prompt.ids[self.length : self.length + len(feed.ids)]
         if tuple(feed.ids[: len(own)]) != own:
             raise InvalidInput(
@@ -364,16 +366,18 @@ class Session:
         if self._closed:
             raise ProtocolError("the session is closed", remedy="open a new one")
 
-    def _check_ids(self, ids: Sequence[int], columns: int) -> None:
+    def _check_ids(self, ids: Sequence[int]) -> None:
         for token in ids:
             if not 0 <= token < self._engine.vocab_size:
                 raise InvalidInput(
                     f"token {token} is outside the vocabulary of {self._engine.vocab_size}",
                     field="ids",
                 )
-        if columns + len(ids) > self._engine.context:
+
+    def _check_room(self, tokens: int) -> None:
+        if tokens > self._engine.context:
             raise InvalidInput(
-                f"{columns + len(ids)} tokens, the model reads {self._engine.context}",
+                f"{tokens} tokens, the model reads {self._engine.context}",
                 field="ids",
                 remedy="lower max_tokens or shorten the prompt",
             )

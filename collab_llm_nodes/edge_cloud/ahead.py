@@ -18,10 +18,10 @@ class AheadConfig:
     """How the time of a verification is used, beside what early exits suggest."""
 
     batch: int = setting(
-        8, "Outcomes that are continued side by side in one forward loop.", low=1, high=64
+        16, "Outcomes that are continued side by side in one forward pass.", low=1, high=64
     )
     predictions: int = setting(
-        8,
+        16,
         "Outcomes per draft that the draft model itself predicts; 0 leaves it to the early exits,"
         " as in the paper.",
         low=0,
@@ -31,7 +31,7 @@ class AheadConfig:
         0.01, "Predicted outcomes less probable than this are not worth it.", low=0.0, high=1.0
     )
     push_window: int = setting(
-        16,
+        48,
         "Drafts sent ahead of the verdicts they depend on, at most so many at a time; 0: each"
         " waits for its verdict.",
         low=0,
@@ -45,6 +45,12 @@ class AheadConfig:
         check_ranges(self)
 
 
+MAX_AHEAD = 64
+"""Drafts of one session that are kept for rounds to come."""
+MAX_AHEAD_ENTRIES = 1 << 18
+"""Entries of their distributions."""
+
+
 class Ahead:
     """Drafts for rounds to come, in the order of their arrival."""
 
@@ -53,6 +59,15 @@ class Ahead:
 
     def __len__(self) -> int:
         return len(self._drafts)
+
+    @property
+    def entries(self) -> int:
+        """Probabilities held, of all drafts."""
+        return sum(_entries(draft) for draft in self._drafts)
+
+    def has_room_for(self, draft: Draft) -> bool:
+        """Whether the verifier, and so its client, may keep one more."""
+        return len(self._drafts) < MAX_AHEAD and self.entries + _entries(draft) <= MAX_AHEAD_ENTRIES
 
     def __iter__(self) -> Iterator[Draft]:
         return iter(self._drafts)
@@ -71,10 +86,15 @@ class Ahead:
         """
         self._drafts = [d for d in self._drafts if may_come(d, round_, generated)]
         if verified.solo:
-            return Draft(round_, len(generated), (), solo=verified.solo - 1)
+            probs = None if verified.probs is None else ()
+            return Draft(round_, len(generated), (), probs, solo=verified.solo - 1)
         due = next((d for d in self._drafts if d.round == round_), None)
         self._drafts = [d for d in self._drafts if d.round > round_]
         return due
+
+
+def _entries(draft: Draft) -> int:
+    return sum(len(q.ids) for q in draft.probs or ())
 
 
 def may_come(draft: Draft, round_: int, generated: Sequence[int]) -> bool:

@@ -119,6 +119,8 @@ class EdgeClient:
         """
         if job.round <= self.round or len(self._ahead) >= window:
             return None
+        if not self._ahead.has_room_for(draft):
+            return None
         pushed = replace(draft, after=job.prefix[len(self.generated) :])
         if not may_come(pushed, self.round, self.generated):
             return None

@@ -21,6 +21,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistributio
 from collab_llm_nodes.edge_cloud.client import DraftJob
 from collab_llm_nodes.edge_cloud.messages import Draft
 from collab_llm_nodes.edge_cloud.prediction import Prediction, predict
+from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 
@@ -182,7 +183,7 @@ class Drafter:
         self._go_back(contexts)
         ids: list[int] = []
         parents: list[int] = []
-        new: list[_Node] = []
+        new: list[tuple[_Node, int, _Node]] = []  # parent, token, node
         ends = []
         for context in contexts:
             node = self._root
@@ -192,15 +193,21 @@ class Drafter:
                     child = node.children[token] = _Node(self._kv.columns + len(new))
                     ids.append(token)
                     parents.append(node.column)
-                    new.append(child)
+                    new.append((node, token, child))
                 node = child
             ends.append(node)
-        if new:
-            started = time.perf_counter()
+        if not new:
+            return ends
+        started = time.perf_counter()
+        try:
             rows = self._kv.grow(ids, parents).float().cpu().numpy()
-            self.on_pass(time.perf_counter() - started, len(new) > 1)
-            for node, row in zip(new, rows, strict=True):
-                node.logits = row
+        except CollabError:
+            for parent, token, _ in new:
+                del parent.children[token]
+            raise
+        self.on_pass(time.perf_counter() - started, len(new) > 1)
+        for (_, _, node), row in zip(new, rows, strict=True):
+            node.logits = row
         return ends
 
     def _go_back(self, contexts: Sequence[tuple[int, ...]]) -> None:

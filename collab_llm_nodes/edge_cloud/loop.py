@@ -66,6 +66,8 @@ class EdgeLoop:
         preempt: a verdict stops needless work (real time). False completes the round's pre-drafts
             first, as if the draft model were fast enough (deterministic, for runs without a clock).
         on_tokens: called with each verdict's new tokens.
+        on_under_way: called when a round's draft is under way, with the time of a verification to
+            spend on what no draft should wait for.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class EdgeLoop:
         exits: bool = True,
         preempt: bool = True,
         on_tokens: Callable[[tuple[int, ...]], None] = lambda tokens: None,
+        on_under_way: Callable[[], None] = lambda: None,
     ) -> None:
         self.client = client
         self._drafter = drafter
@@ -97,6 +100,7 @@ class EdgeLoop:
         self._exits = exits
         self._preempt = preempt
         self._on_tokens = on_tokens
+        self._on_under_way = on_under_way
         self._inbox: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
         self._requests: deque[PreDraftRequest] = deque()
         self._early: list[tuple[float, Event]] = []  # of later rounds
@@ -137,6 +141,7 @@ class EdgeLoop:
         try:
             while not self.client.finished:
                 self._take_off()
+                self._on_under_way()
                 self._catch_up()
                 verdict = self._await_verdict()
                 self._learn(verdict)
@@ -184,7 +189,7 @@ class EdgeLoop:
         waited = self._verdict_at - self._taken_off
         self.client.metrics.wait_s += waited
         self._profile.on_verdict(draft, verdict)
-        if self._asked and self.client.round:  # the first verdict also waits for the prefill
+        if self._asked:
             self._profile.on_round_trip(waited, verdict)
         if draft.tokens:
             heard = self._suggested.get((*self.client.generated, *verdict.tokens))

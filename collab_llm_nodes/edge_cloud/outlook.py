@@ -9,7 +9,7 @@ look for it in between.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from collab_llm_nodes.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.edge_cloud.client import DraftJob, EdgeClient
@@ -17,26 +17,37 @@ from collab_llm_nodes.edge_cloud.drafter import Drafter, Line
 from collab_llm_nodes.edge_cloud.messages import Draft, Verdict
 from collab_llm_nodes.edge_cloud.planner import Profile
 from collab_llm_nodes.edge_cloud.predraft import Answer, PreDraftCache, PreDraftConfig
+from collab_llm_nodes.errors import InvalidInput
 
 Reply = Callable[[Draft | None], None]
 
 
 @dataclass
-class _Task:
-    """A pre-draft in the making."""
+class _Future:
+    """An answer that may come, and what is done about it.
 
-    probability: float  # that it is needed
-    line: Line
-    reply: Reply | None = None  # somebody asked for it
+    Attributes:
+        probability: that the answer comes like that.
+        foreseen: the draft model itself expects it.
+        line: its draft in the making; complete ones are in the cache.
+        explored: the outcomes of its draft have been predicted, with these ``beliefs`` that each
+            of its tokens stands.
+        replies: who asked for the draft.
+    """
 
-
-@dataclass(frozen=True)
-class _Branch:
-    """A draft under verification or out ahead, and how likely its round comes like that."""
-
-    probability: float
     job: DraftJob
-    draft: Draft
+    probability: float
+    foreseen: bool = False
+    line: Line | None = None
+    explored: bool = False
+    beliefs: list[float] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
+
+    def answer(self, draft: Draft | None) -> None:
+        """Tell those who asked."""
+        for reply in self.replies:
+            reply(draft)
+        self.replies.clear()
 
 
 class Outlook:
@@ -64,50 +75,40 @@ class Outlook:
         self._send = send
         self._config = ahead
         self._profile = profile
-        self.enabled = predraft.max_predrafts > 0
+        self._enabled = predraft.max_predrafts > 0
+        self._ordered = predraft.queue == "priority"
         self._cache: PreDraftCache[Draft] = PreDraftCache(predraft)
-        self._jobs: dict[Answer, DraftJob] = {}  # behind the answers in the cache's queue
-        self._tasks: list[_Task] = []
-        self._branches: dict[Answer, _Branch] = {}  # whose outcomes are still to be predicted
-        self._explored: set[Answer] = set()  # answers whose drafts are or were among them
-        self._foreseen: set[Answer] = set()  # predicted
-        self._beliefs: dict[Answer, list[float]] = {}  # that each token of a draft stands
+        self._futures: dict[Answer, _Future] = {}
 
     def draft_for(self, answer: Answer) -> Draft | None:
         """The pre-draft that continues ``answer``, if it is complete."""
         return self._cache.lookup(answer)
 
-    def learn(self, verdict: Verdict, exit_s: float | None) -> None:
-        """This round has ended in ``verdict``; ``exit_s``: as ``Profile.on_outcome`` has it."""
-        answer = tuple(self._client.generated)
-        believed = self._beliefs.get(answer, [])
-        for i, belief in enumerate(believed[: verdict.accepted + 1]):
-            self._profile.on_belief(belief, i < verdict.accepted)
-        if self.enabled and not verdict.finished:
-            foreseen = (*answer, *verdict.tokens) in self._foreseen
-            self._profile.on_outcome(predicted=foreseen, exit_s=exit_s)
-
     def take_off(self, job: DraftJob, draft: Draft) -> None:
         """This round's draft is under way."""
-        self._branch_out(1.0, job, draft)
+        self._future(job, 1.0)
+        self._cache.store(job.prefix, draft)
 
-    def expect(
-        self, outcome: Answer, probability: float, of: DraftJob | None = None
-    ) -> DraftJob | None:
-        """``outcome`` may come of the draft for ``of``, or of this round's; what to draft then."""
+    def expect(self, outcome: Answer, probability: float, of: DraftJob | None = None) -> None:
+        """``outcome`` may come of the draft for ``of``, or of this round's."""
         job = self._client.predraft(outcome, of)
         if job is not None:
+            self._future(job, probability)
             self._cache.push(job.prefix, probability)
-            self._jobs.setdefault(job.prefix, job)
-        return job
 
     def demand(self, outcome: Answer, reply: Reply) -> None:
         """Draft for ``outcome`` before all else; ``reply`` gets the draft, or None if needless."""
         job = self._client.predraft(outcome)
         if job is None:
             reply(None)
-        else:
-            self._tasks.insert(0, _Task(1.0, self._drafter.begin(job, cached=True), reply))
+            return
+        future = self._future(job, 1.0)
+        future.replies.append(reply)
+        made = self._cache.lookup(job.prefix)
+        if made is not None:
+            future.answer(made)
+        elif future.line is None:
+            future.line = self._drafter.begin(job, cached=True)
 
     def step(self) -> bool:
         """One forward pass of what is likeliest to be needed; False if there is nothing to do.
@@ -119,103 +120,118 @@ class Outlook:
         tasks = self._choose_tasks(max(1, self._config.batch - len(branches)))
         if not branches and not tasks:
             return False
-        read = [(*branch.job.prefix, *branch.draft.tokens) for branch in branches]
-        self._drafter.step([t.line for t in tasks if t.line.draft is None], read)
-        for branch in branches:
-            self._predict(branch)
-        for task in tasks:
-            if task.line.draft is not None:
-                self._finish(task, task.line.draft)
+        lines = [f.line for f in tasks if f.line is not None and f.line.draft is None]
+        drafts = [self._cache.lookup(f.job.prefix) for f in branches]
+        read = [(*f.job.prefix, *d.tokens) for f, d in zip(branches, drafts, strict=True) if d]
+        try:
+            self._drafter.step(lines, read)
+        except InvalidInput:  # a guess that the draft model cannot continue: no room, no such token
+            self._give_up(tasks + branches)
+            return True
+        for future in branches:
+            self._predict(future)
+        for future in tasks:
+            if future.line is not None and future.line.draft is not None:
+                self._finish(future, future.line.draft)
         return True
+
+    def learn(self, verdict: Verdict, exit_s: float | None) -> None:
+        """This round has ended in ``verdict``; ``exit_s``: as ``Profile.on_outcome`` has it."""
+        answer = tuple(self._client.generated)
+        now, then = self._futures.get(answer), self._futures.get((*answer, *verdict.tokens))
+        for i, belief in enumerate((now.beliefs if now else [])[: verdict.accepted + 1]):
+            self._profile.on_belief(belief, i < verdict.accepted)
+        if self._enabled and not verdict.finished:
+            foreseen = then is not None and then.foreseen
+            self._profile.on_outcome(predicted=foreseen, exit_s=exit_s)
 
     def advance(self, answer: Answer) -> None:
         """The answer is ``answer`` now: forget what has become void."""
-
-        def may_come(other: Answer) -> bool:
-            return other[: len(answer)] == answer
-
-        known = self._cache.probability(answer) or 1.0  # what was expected after it is likelier now
-        self._branches = {
-            prefix: replace(branch, probability=min(1.0, branch.probability / known))
-            for prefix, branch in self._branches.items()
-            if may_come(prefix)
-        }
-        self._jobs = {prefix: job for prefix, job in self._jobs.items() if may_come(prefix)}
-        self._beliefs = {a: beliefs for a, beliefs in self._beliefs.items() if may_come(a)}
-        self._explored = {prefix for prefix in self._explored if may_come(prefix)}
-        self._foreseen = {prefix for prefix in self._foreseen if may_come(prefix)}
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            if may_come(task.line.job.prefix):
-                task.probability = min(1.0, task.probability / known)
-                self._tasks.append(task)
-            elif task.reply is not None:
-                task.reply(None)
-        self._cache.advance(answer)
+        come = self._futures.get(answer)
+        known = (come.probability if come else 0.0) or 1.0  # what follows it is likelier by this
+        futures, self._futures = self._futures, {}
+        for prefix, future in futures.items():
+            if prefix[: len(answer)] == answer:
+                future.probability = min(1.0, future.probability / known)
+                self._futures[prefix] = future
+            else:
+                future.answer(None)
+        self._cache.advance(answer, known)
         self._drafter.advance(answer)
 
     def close(self) -> None:
         """Nothing is needed any more."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            if task.reply is not None:
-                task.reply(None)
+        self._give_up(list(self._futures.values()))
 
-    def _choose_branches(self) -> list[_Branch]:
+    def _future(self, job: DraftJob, probability: float) -> _Future:
+        future = self._futures.setdefault(job.prefix, _Future(job, probability))
+        future.probability = max(future.probability, probability)
+        return future
+
+    def _choose_branches(self) -> list[_Future]:
         """The drafts whose outcomes are to be predicted next: likelier than all that waits."""
+        if not (self._enabled and self._config.predictions):
+            return []
         deepest = self._client.round + (self._config.push_depth if self._config.push_window else 1)
         least = max(self._config.min_probability, self._cache.best)
         found = [
-            branch
-            for branch in self._branches.values()
-            if branch.job.round < deepest and branch.probability >= least
+            future
+            for answer, future in self._futures.items()
+            if not future.explored
+            and future.probability >= least
+            and future.job.gamma
+            and future.job.round < deepest
+            and self._cache.lookup(answer) is not None
         ]
-        found.sort(key=lambda branch: -branch.probability)
+        found.sort(key=lambda future: -future.probability)
         return found[: (self._config.batch + 1) // 2]
 
-    def _choose_tasks(self, room: int) -> list[_Task]:
+    def _choose_tasks(self, room: int) -> list[_Future]:
         """The ``room`` most urgent pre-drafts, begun or new."""
-        ordered = self._cache.ordered
-        while len(self._tasks) < room or (
-            ordered and self._cache.best > self._tasks[room - 1].probability
+        tasks = [future for future in self._futures.values() if future.line is not None]
+        self._sort(tasks)
+        while len(tasks) < room or (
+            self._ordered and self._cache.best > tasks[room - 1].probability
         ):
             answer = self._cache.pop()
             if answer is None:
                 break
-            line = self._drafter.begin(self._jobs.pop(answer), cached=True)
-            self._tasks.append(_Task(self._cache.probability(answer), line))
-            if ordered:
-                self._tasks.sort(key=lambda task: -task.probability)
-        return self._tasks[:room]
+            future = self._futures[answer]
+            if future.line is None and self._cache.lookup(answer) is None:
+                future.line = self._drafter.begin(future.job, cached=True)
+                tasks.append(future)
+                self._sort(tasks)
+        return tasks[:room]
 
-    def _branch_out(self, probability: float, job: DraftJob, draft: Draft) -> None:
-        """Have the outcomes of ``draft`` predicted when that is the likeliest thing to do."""
-        wanted = self.enabled and self._config.predictions and job.gamma
-        if wanted and job.prefix not in self._explored:
-            self._explored.add(job.prefix)
-            self._branches[job.prefix] = _Branch(probability, job, draft)
+    def _sort(self, tasks: list[_Future]) -> None:
+        """What somebody waits for first, then by probability."""
+        tasks.sort(key=lambda f: (not f.replies, -f.probability if self._ordered else 0.0))
 
-    def _predict(self, branch: _Branch) -> None:
-        del self._branches[branch.job.prefix]
+    def _predict(self, future: _Future) -> None:
+        draft = self._cache.lookup(future.job.prefix)
+        assert draft is not None
         prediction = self._drafter.predict(
-            branch.job, branch.draft, self._config.predictions, self._profile.temperature
+            future.job, draft, self._config.predictions, self._profile.temperature
         )
-        self._beliefs[branch.job.prefix] = prediction.accepted
+        future.explored, future.beliefs = True, prediction.accepted
         for outcome, probability in prediction.outcomes:
-            together = branch.probability * probability
+            together = future.probability * probability
             if together >= self._config.min_probability:
-                job = self.expect(outcome, together, branch.job)
-                if job is not None:
-                    self._foreseen.add(job.prefix)
+                self.expect(outcome, together, future.job)
+                expected = self._futures.get((*future.job.prefix, *outcome))
+                if expected is not None:
+                    expected.foreseen = True
 
-    def _finish(self, task: _Task, draft: Draft) -> None:
+    def _finish(self, future: _Future, draft: Draft) -> None:
         """Keep a pre-draft, and send it ahead if it may go."""
-        self._tasks.remove(task)
-        job = task.line.job
-        self._cache.store(job.prefix, draft)
-        self._branch_out(task.probability, job, draft)
-        pushed = self._client.push(job, draft, self._config.push_window)
+        future.line = None
+        pushed = self._client.push(future.job, draft, self._config.push_window)
         if pushed is not None:
             self._send(pushed)
-        if task.reply is not None:
-            task.reply(pushed or draft)
+        self._cache.store(future.job.prefix, pushed or draft)
+        future.answer(pushed or draft)
+
+    def _give_up(self, futures: list[_Future]) -> None:
+        for future in futures:
+            future.line, future.explored = None, True
+            future.answer(None)

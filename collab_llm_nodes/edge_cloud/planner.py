@@ -15,8 +15,10 @@ have to be further ahead than the configured depth. A share e of the verdicts is
 thanks to an early exit, whose draft comes L late; a share m is unexpected and costs what SD costs,
 and on average half a pass that was under way.
 
-Speculation loses to the cloud alone if, roughly, 2 T_c + gamma T_p > (tau - 1) T_q: with a fast
-server behind a slow link. Then the planner says so and lets the verifier stream.
+T_q is what a verification takes, the wait for its turn included: of a verifier that serves many,
+the cloud alone pays that per token. Speculation loses to the cloud alone if, roughly,
+2 T_c + gamma T_p > (tau - 1) T_q: with a fast server behind a slow link. Then the planner says so
+and lets the verifier stream.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from collab_llm_nodes.edge_cloud.messages import Draft, Verdict
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 
 _LEARNING_RATE = 0.05
-_GAMMAS = (1, 2, 3, 4, 5, 6, 8)
+_EVERY = 16  # answers between two trials of what seems slower, at least
 
 
 @dataclass
@@ -52,8 +54,10 @@ class Profile:
 
     Attributes:
         t_p, t_p_batch: a pass of the draft model over one token, and over several continuations.
-        t_q1, t_q: a pass of the target over one token, and over a draft.
-        rtt: from draft to verdict, less what the verifier took (2 T_c).
+        t_q1, t_q: a pass of the target over one token, and over a draft, waiting for it included.
+        drafted: tokens of those drafts.
+        rtt: from draft to verdict, less what the verifier took (2 T_c); until a round has shown it,
+            the first verdict's, which also waits for the prefill.
         accepted: by position in the draft: whether its token was accepted, all before it being so.
         whole: whether a draft was accepted whole.
         unexpected: verdicts that neither the draft model nor an early exit had suggested.
@@ -66,6 +70,7 @@ class Profile:
     t_p_batch: Mean = field(default_factory=Mean)
     t_q1: Mean = field(default_factory=Mean)
     t_q: Mean = field(default_factory=Mean)
+    drafted: Mean = field(default_factory=Mean)
     rtt: Mean = field(default_factory=Mean)
     accepted: list[Mean] = field(default_factory=lambda: [Mean(weight=256) for _ in range(64)])
     whole: Mean = field(default_factory=lambda: Mean(weight=256))
@@ -80,7 +85,12 @@ class Profile:
 
     def on_verdict(self, draft: Draft, verdict: Verdict) -> None:
         """A round is over."""
-        (self.t_q if draft.tokens else self.t_q1).add(verdict.compute_s)
+        took_s = verdict.compute_s + verdict.queue_s
+        if draft.tokens:
+            self.t_q.add(took_s)
+            self.drafted.add(len(draft.tokens))
+        else:
+            self.t_q1.add(took_s)
         for i in range(min(verdict.accepted + 1, len(draft.tokens))):
             self.accepted[i].add(float(i < verdict.accepted))
         if draft.tokens:
@@ -88,7 +98,18 @@ class Profile:
 
     def on_round_trip(self, waited_s: float, verdict: Verdict) -> None:
         """The verdict on a draft that was sent when the verifier had nothing of ours to do."""
-        self.rtt.add(max(0.0, waited_s - verdict.compute_s - verdict.queue_s))
+        trip_s = max(0.0, waited_s - verdict.compute_s - verdict.queue_s)
+        if verdict.round:
+            self.rtt.add(trip_s)
+        elif not self.rtt.count:
+            self.rtt.value = trip_s
+
+    def verify_s(self, gamma: int) -> float:
+        """T_q(gamma + 1), on the line through what was measured."""
+        if not self.t_q1.count or not self.drafted.value:
+            return self.t_q.value
+        slope = max(0.0, self.t_q.value - self.t_q1.value) / self.drafted.value
+        return self.t_q1.value + gamma * slope
 
     def on_outcome(self, *, predicted: bool, exit_s: float | None) -> None:
         """What had been thought of before the verdict came; ``exit_s``: None without an exit."""
@@ -134,16 +155,16 @@ class PlannerConfig:
     """Knobs of the planner."""
 
     enabled: bool = setting(False, "Choose how to decode by measurement; else as configured.")
-    max_gamma: int = setting(8, "Longest draft to choose.", low=1, high=8)
+    max_gamma: int = setting(8, "Longest draft to choose.", low=1, high=16)
     min_gain: float = setting(
         0.03, "Speculate only if it promises to save this share of the time.", low=0.0, high=0.9
     )
-    explore_every: int = setting(
-        32,
-        "One of so many answers speculates although the verifier alone seems faster: the link and"
-        " the text may have changed.",
-        low=2,
-        high=100000,
+    explore_share: float = setting(
+        0.01,
+        "Share of the time to spend on trying what seems slower: link, load and text may have"
+        " changed.",
+        low=0.0,
+        high=0.5,
     )
 
     def __post_init__(self) -> None:
@@ -162,26 +183,28 @@ class Planner:
         self._config = config
         self._depth = depth
         self._first = Mode(gamma, ahead=True)
-        self._answers = 0
+        self._since = 0  # answers since what seems slower was tried
         self.profile = Profile()
 
     def choose(self) -> Mode:
         """The mode of the next answer: each kind is tried once, then the fastest is taken."""
         if not self._config.enabled:
             return self._first
-        self._answers += 1
         if not self.profile.t_q1.count:
             return Mode(0)
-        if not (self.profile.t_q.count and self.profile.rtt.count):
+        if not self.profile.t_q.count:
             return self._first
-        gammas = [g for g in _GAMMAS if g <= self._config.max_gamma]
-        speculative = [Mode(g, ahead) for g in gammas for ahead in (False, True)]
-        best = min(speculative, key=self.seconds_per_token)
+        gammas = range(1, self._config.max_gamma + 1)
+        best = min((Mode(g, a) for g in gammas for a in (False, True)), key=self.seconds_per_token)
         alone = Mode(0)
         gain = 1.0 - self.seconds_per_token(best) / self.seconds_per_token(alone)
-        if gain >= self._config.min_gain or self._answers % self._config.explore_every == 0:
-            return best
-        return alone
+        chosen, other = (best, alone) if gain >= self._config.min_gain else (alone, best)
+        self._since += 1
+        loss = self.seconds_per_token(other) / self.seconds_per_token(chosen) - 1.0
+        if self._since >= _EVERY and self._since * self._config.explore_share >= loss:
+            self._since = 0
+            return other
+        return chosen
 
     def seconds_per_token(self, mode: Mode) -> float:
         """Predicted time per token; see the module's docstring."""
@@ -207,9 +230,10 @@ def round_seconds(p: Profile, mode: Mode, depth: int) -> float:
         return p.t_q1.value
     drafting, pass_s = mode.gamma * p.t_p.value, p.t_p_batch.value or p.t_p.value
     if not mode.ahead:
-        return p.rtt.value + drafting + p.t_q.value
+        return p.rtt.value + drafting + p.verify_s(mode.gamma)
     cycle = (mode.gamma + p.whole.value) * pass_s
-    late = max(0.0, p.exit_s.value + p.rtt.value + mode.gamma * pass_s - p.t_q.value)
+    verify_s = p.verify_s(mode.gamma)
+    late = max(0.0, p.exit_s.value + p.rtt.value + mode.gamma * pass_s - verify_s)
     unexpected = p.rtt.value + drafting + pass_s / 2
     deep = (p.rtt.value + cycle + pass_s / 2) / depth
-    return max(p.t_q.value, cycle, deep) + p.by_exit.value * late + p.unexpected.value * unexpected
+    return max(verify_s, cycle, deep) + p.by_exit.value * late + p.unexpected.value * unexpected

@@ -23,7 +23,7 @@ class PreDraftConfig:
     """Knobs of the queue."""
 
     max_predrafts: int = setting(
-        16,
+        48,
         "Outcomes pre-drafted per round at most (paper 003, Table 5: early-exit threads);"
         " 0 is plain speculative decoding.",
         low=0,
@@ -51,53 +51,50 @@ class PreDraftCache(Generic[D]):
         self._answer: Answer = ()
         self._arrivals = 0
         self._popped = 0
-        self._queue: list[tuple[float, int, Answer]] = []
-        self._probability: dict[Answer, float] = {}  # of all that were ever queued and may come
+        self._queue: list[tuple[float, int, Answer]] = []  # with stale entries of raised answers
+        self._waiting: dict[Answer, float] = {}  # probability of what is queued
+        self._known: set[Answer] = set()  # that was ever queued and may come
         self._cache: dict[Answer, D] = {}
 
-    def advance(self, answer: Answer) -> None:
-        """A verdict has made the answer ``answer``: forget what it has made void (line 24)."""
-        known = self._probability.get(answer, 1.0)
+    def advance(self, answer: Answer, probability: float = 1.0) -> None:
+        """A verdict has made the answer ``answer``: forget what it has made void (line 24).
+
+        ``probability`` is what it had: what was expected after it is likelier by so much now.
+        """
         self._answer = answer
         self._popped = 0
-        self._probability = {
-            a: p / known for a, p in self._probability.items() if self._may_come(a)
-        }
+        self._known = {a for a in self._known if self._may_come(a)}
         self._cache = {a: d for a, d in self._cache.items() if a == answer or self._may_come(a)}
-        kept = [(n, a) for _, n, a in sorted(self._queue) if self._may_come(a)]
-        self._queue = [(self._key(n, self._probability[a]), n, a) for n, a in kept]
-        heapq.heapify(self._queue)
+        waiting, self._waiting, self._queue = self._waiting, {}, []
+        for a, p in waiting.items():
+            if self._may_come(a):
+                self._enqueue(a, min(1.0, p / probability))
 
     def push(self, answer: Answer, probability: float) -> None:
-        """Queue an answer that may come, unless it is void or known."""
-        if answer in self._probability or not self._may_come(answer):
+        """Queue an answer that may come, or raise it if it waits there with less confidence."""
+        known = answer in self._known
+        if not self._may_come(answer) or (known and probability <= self._waiting.get(answer, 1.0)):
             return
-        self._probability[answer] = probability
-        self._arrivals += 1
-        key = self._key(self._arrivals, probability)
-        heapq.heappush(self._queue, (key, self._arrivals, answer))
+        self._known.add(answer)
+        self._enqueue(answer, probability)
 
     def pop(self) -> Answer | None:
         """The next answer to continue; None when the queue or the round's budget is empty."""
-        if not self._queue or self._popped >= self._config.max_predrafts:
+        if not self.best:
             return None
         self._popped += 1
-        return heapq.heappop(self._queue)[2]
-
-    def probability(self, answer: Answer) -> float:
-        """How likely ``answer`` was thought to be; 0 if nobody thought of it."""
-        return self._probability.get(answer, 0.0)
+        answer = heapq.heappop(self._queue)[2]
+        del self._waiting[answer]
+        return answer
 
     @property
     def best(self) -> float:
         """Probability of what ``pop`` would give; 0 when that is None."""
-        waiting = bool(self._queue) and self._popped < self._config.max_predrafts
-        return self._probability[self._queue[0][2]] if waiting else 0.0
-
-    @property
-    def ordered(self) -> bool:
-        """What is likelier comes first."""
-        return self._config.queue == "priority"
+        while self._queue and self._queue[0][2] not in self._waiting:
+            heapq.heappop(self._queue)
+        if not self._queue or self._popped >= self._config.max_predrafts:
+            return 0.0
+        return max(self._waiting[self._queue[0][2]], 1e-300)
 
     def store(self, answer: Answer, draft: D) -> None:
         """Keep a pre-draft made for ``answer``; dropped when it is void by now."""
@@ -112,7 +109,14 @@ class PreDraftCache(Generic[D]):
         known = len(self._answer)
         return len(answer) > known and answer[:known] == self._answer
 
-    def _key(self, arrival: int, probability: float) -> float:
-        if self.ordered:
-            return -probability
-        return float(arrival) if self._config.queue == "fifo" else self._shuffle.random()
+    def _enqueue(self, answer: Answer, probability: float) -> None:
+        raised = answer in self._waiting
+        self._waiting[answer] = probability
+        self._arrivals += 1
+        key = {
+            "priority": -probability,
+            "fifo": float(self._arrivals),
+            "random": self._shuffle.random(),
+        }[self._config.queue]
+        if not raised or self._config.queue == "priority":
+            heapq.heappush(self._queue, (key, self._arrivals, answer))

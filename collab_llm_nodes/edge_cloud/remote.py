@@ -15,7 +15,7 @@ from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient
 from collab_llm_nodes.edge_cloud.drafter import Drafter, DrafterConfig
 from collab_llm_nodes.edge_cloud.loop import EdgeLoop
 from collab_llm_nodes.edge_cloud.messages import Open, Opened, ServerMessage
-from collab_llm_nodes.edge_cloud.planner import Mode, Planner, PlannerConfig, settings_of
+from collab_llm_nodes.edge_cloud.planner import Planner, PlannerConfig, settings_of
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.runner import Generation
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class RemoteRunner:
-    """Decodes against a verifier on the network. One answer per call; calls may run in parallel.
+    """Decodes against a verifier on the network. One answer per call; calls may run in parallel
+    (what the planner learns of them is then approximate).
 
     Args:
         draft: the draft model.
@@ -34,9 +35,6 @@ class RemoteRunner:
         predraft, ahead: what is done while the verifier works.
         planner: chooses anew for each answer, if enabled.
         encode: prompts to the draft model's ids; by default as ``draft.loaded`` does it.
-
-    Attributes:
-        mode: of the latest answer.
     """
 
     def __init__(
@@ -56,7 +54,6 @@ class RemoteRunner:
         self._predraft = predraft or PreDraftConfig()
         self._ahead = ahead or AheadConfig()
         self.planner = Planner(planner or PlannerConfig(), gamma, self._ahead.push_depth)
-        self.mode = Mode(gamma, ahead=True)
         self._drafter = drafter or DrafterConfig()
         self._encode = encode or self._encode_as_loaded
 
@@ -76,7 +73,7 @@ class RemoteRunner:
         sampling = sampling or SamplingConfig()
         encoded = self._encode(prompt)
         drafter = Drafter(self._draft, encoded, sampling, self._drafter)
-        self.mode = mode = self.planner.choose()
+        mode = self.planner.choose()
         predraft, ahead = settings_of(mode, self._predraft, self._ahead)
         client = EdgeClient(ClientConfig(mode.gamma, max_tokens))
         loop = EdgeLoop(
@@ -108,7 +105,9 @@ class RemoteRunner:
         client.metrics.bytes_up = session.bytes_up
         client.metrics.bytes_down = session.bytes_down
         text = self._draft.decode(client.generated)
-        return Generation(tuple(client.generated), tuple(client.sources), text, client.metrics)
+        return Generation(
+            tuple(client.generated), tuple(client.sources), text, client.metrics, mode
+        )
 
     def _encode_as_loaded(self, prompt: Prompt) -> EncodedPrompt:
         return encode(prompt, self._draft.loaded)

@@ -17,6 +17,7 @@ from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient, Source
 from collab_llm_nodes.edge_cloud.drafter import Drafter
 from collab_llm_nodes.edge_cloud.loop import EdgeLoop
 from collab_llm_nodes.edge_cloud.messages import Draft, Open
+from collab_llm_nodes.edge_cloud.planner import Mode
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.server import EarlyExitQueue, ExitConfig
 from collab_llm_nodes.edge_cloud.target import TargetSession
@@ -32,6 +33,7 @@ class Generation:
     sources: tuple[Source, ...]
     text: str
     metrics: GenerationMetrics
+    mode: Mode | None = None  # which a planner chose
 
 
 class InProcessRunner:

@@ -18,7 +18,7 @@ from torch import Tensor
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.rejection import verify_chain, verify_own
 from collab_llm_nodes.decoding.sampling import distribution, most_likely
-from collab_llm_nodes.edge_cloud.ahead import Ahead, may_come
+from collab_llm_nodes.edge_cloud.ahead import MAX_AHEAD, MAX_AHEAD_ENTRIES, Ahead, may_come
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
 from collab_llm_nodes.errors import InvalidInput, ProtocolError
 
@@ -79,12 +79,6 @@ class EarlyExitQueue:
         self._known.clear()
 
 
-MAX_AHEAD = 64
-"""Drafts of one session that the verifier keeps for rounds to come."""
-MAX_AHEAD_ENTRIES = 1 << 18
-"""Probabilities in them, 8 bytes each."""
-
-
 class VerifierSession:
     """What the verifier knows of one session: confirmed tokens, round, drafts now and to come."""
 
@@ -131,7 +125,7 @@ class VerifierSession:
             return False
         if draft.round == self.round:
             self._next = draft
-        elif len(self._ahead) >= MAX_AHEAD or _entries(draft, *self._ahead) > MAX_AHEAD_ENTRIES:
+        elif not self._ahead.has_room_for(draft):
             raise ProtocolError(
                 f"more than {MAX_AHEAD} drafts or {MAX_AHEAD_ENTRIES} probabilities ahead",
                 field="after",
@@ -250,8 +244,3 @@ class VerifierSession:
                     field="probs",
                     remedy="send the distribution that the token was drawn from",
                 )
-
-
-def _entries(*drafts: Draft) -> int:
-    """Probabilities in ``drafts``."""
-    return sum(len(q.ids) for draft in drafts for q in draft.probs or ())
