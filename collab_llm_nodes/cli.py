@@ -299,6 +299,29 @@ def bench_edge_cloud(
     raise typer.Exit(0 if results["output_mismatches"] == 0 else 1)
 
 
+@bench_app.command("ros")
+def bench_ros(
+    answers: Annotated[int, typer.Option(help="Answers per mode and verifier.", min=1)] = 60,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds to watch for growth; 0: without.", min=0)
+    ] = 10000,
+    seed: SeedOption = 3,
+    json_file: JsonOption = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write the plot here.", callback=_writable)
+    ] = None,
+) -> None:
+    """The graph in five processes against the same loop without ROS: time added, age, growth.
+
+    Exits with 0 only if nothing grows over the rounds watched.
+    """
+    from collab_llm_nodes.bench.ros import run_ros
+
+    results = run_ros(answers=answers, rounds=rounds, seed=seed, plot=plot, console=console)
+    write_json(json_file, results)
+    raise typer.Exit(0 if not rounds or results["growth"]["bounded"] else 1)
+
+
 def fail(error: CollabError) -> NoReturn:
     """Print a typed error and end with status 1."""
     Console(stderr=True).print(f"[bold red]{error.code}[/]: {escape(str(error))}", highlight=False)

@@ -24,6 +24,7 @@ from collab_llm_nodes.demo.processes import (
     START_DEADLINE_S,
     Process,
     free_port,
+    isolate_ros,
     run_process,
     verifier_process,
     wait_for_verifier,
@@ -72,7 +73,7 @@ def run_demo(
     """
     from collab_llm_nodes.nodes.demo_client import DemoClient  # rclpy: only where it is there
 
-    _isolate()
+    isolate_ros()
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         address = f"127.0.0.1:{free_port()}"
@@ -118,14 +119,6 @@ def run_demo(
         f"{results['mismatches']} of {results['answers']} answers differ from the target alone"
     )
     return results
-
-
-def _isolate() -> None:
-    """Whatever the caller's shell is set up for: a simulated velocity must not reach a robot."""
-    for name in ("ROS_DISCOVERY_SERVER", "ROS_STATIC_PEERS"):
-        os.environ.pop(name, None)
-    os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
-    os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 101)  # never 0, a robot's default
 
 
 def _graph(address: str, params: Path | None) -> contextlib.AbstractContextManager[Process]:

@@ -32,6 +32,11 @@ class Process:
                 command, stdout=file, stderr=subprocess.STDOUT, env=environment
             )
 
+    @property
+    def pid(self) -> int:
+        """Of the child."""
+        return self._child.pid
+
     def check(self) -> None:
         """Raise CollabError, with the end of the log, if the process is gone."""
         if self._child.poll() is not None:
@@ -93,6 +98,14 @@ def wait_for_verifier(client: VerifierClient, process: Process) -> None:
         except (DeadlineExceeded, Unavailable):
             if time.monotonic() > due:
                 raise
+
+
+def isolate_ros() -> None:
+    """Whatever the caller's shell is set up for: a simulated velocity must not reach a robot."""
+    for name in ("ROS_DISCOVERY_SERVER", "ROS_STATIC_PEERS"):
+        os.environ.pop(name, None)
+    os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+    os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 101)  # never 0, a robot's default
 
 
 def free_port() -> int:

@@ -234,3 +234,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
 def main() -> int:
     """Run the node."""
     return run(CloudVerifierBridge)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
+from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -66,6 +67,9 @@ from collab_llm_nodes.nodes.ros import REQUESTS, RESULT, STEADY, ManagedNode, gu
 PROTOCOLS = ("edge_cloud",)
 MAX_DEADLINE_S = 86400.0
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_RESULT_S = 10
+"""How long a result waits for its caller [s]. rclpy's default of 15 minutes would keep the pictures
+of all goals of that time, and announce each of these goals again with every new one."""
 _WATCH_S = 0.05
 """How often the silence of the verifier is looked at."""
 
@@ -119,6 +123,7 @@ class _Answer:
         self.cancelled = False
         self.error: CollabError | None = None
         self.text = ""
+        self.untold = 0  # tokens that no message has told of yet
         self.abandon: Callable[[CollabError], None] = lambda error: None
         self._claimed = Lock()
 
@@ -192,6 +197,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             goal_service_qos_profile=REQUESTS,
             result_service_qos_profile=REQUESTS,
             cancel_service_qos_profile=REQUESTS,
+            result_timeout=_RESULT_S,
         )
 
     def deactivate(self) -> None:
@@ -470,14 +476,18 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             ahead=ahead,
             profile=self._planner.profile,
             exits=False,  # predraft_cache asks for what they suggest
-            on_tokens=partial(self._on_tokens, answer, feedback),
+            on_tokens=partial(self._on_tokens, answer),
+            on_under_way=partial(self._tell, answer, feedback),
         )
         try:
             self._answers[answer.session_id] = answer  # before anything can be said about it
             self._open(answer)
             if answer.cancelled:
                 raise Cancelled("the caller gave the answer up")
-            answer.loop.run(request.due - time.monotonic(), asked_at=request.asked_at)
+            try:
+                answer.loop.run(request.due - time.monotonic(), asked_at=request.asked_at)
+            finally:
+                self._tell(answer, feedback)
         except CollabError as error:
             if not self.config.link_loss.finishes_alone(error):
                 raise
@@ -511,7 +521,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             self._engine.eos,
             self.config.link_loss.max_unverified,
             check=check,
-            on_tokens=partial(self._on_tokens, answer, feedback),
+            on_tokens=partial(self._on_unverified, answer, feedback),
         )
 
     def _open(self, answer: _Answer) -> None:
@@ -554,17 +564,28 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         answer.patience.on_sent(time.monotonic())
         self._drafts.publish(draft_to_msg(draft, answer.request.header, answer.session_id))
 
-    def _on_tokens(
+    def _on_tokens(self, answer: _Answer, tokens: tuple[int, ...]) -> None:
+        assert answer.loop is not None
+        awaited = answer.loop.client.in_flight is not None
+        answer.patience.on_heard(time.monotonic(), waiting=awaited)
+        answer.untold += len(tokens)
+
+    def _on_unverified(
         self,
         answer: _Answer,
         feedback: Callable[[GeneratedText, int], None],
         tokens: tuple[int, ...],
     ) -> None:
-        assert answer.loop is not None
-        awaited = answer.loop.client.in_flight is not None
-        answer.patience.on_heard(time.monotonic(), waiting=awaited)
-        msg = self._publish_text(answer, final=False)
-        feedback(msg, len(tokens))
+        answer.untold += len(tokens)
+        self._tell(answer, feedback)
+
+    def _tell(self, answer: _Answer, feedback: Callable[[GeneratedText, int], None]) -> None:
+        """Publish what is new, while the verifier works: it wakes half the graph, for whose sake
+        the next draft must not wait."""
+        if answer.untold:
+            msg = self._publish_text(answer, final=False)
+            feedback(msg, answer.untold)
+            answer.untold = 0
 
     def _publish_text(self, answer: _Answer, *, final: bool) -> GeneratedText:
         engine, client = self._engine, answer.loop.client if answer.loop else None
@@ -580,8 +601,8 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             prompt=answer.request.prompt.text,
             text=text,
             delta=text[len(answer.text) :],
-            tokens=generated,
-            sources=[int(s) for s in client.sources] if client else [],
+            tokens=array("i", generated),
+            sources=array("B", [int(s) for s in client.sources] if client else []),
             final=final,
             verified=answer.verified,
         )
@@ -597,3 +618,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
 def main() -> int:
     """Run the node."""
     return run(DraftVlm)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

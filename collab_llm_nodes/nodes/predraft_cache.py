@@ -167,3 +167,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
 def main() -> int:
     """Run the node."""
     return run(PreDraftCacheNode)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -263,7 +263,12 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
     def report_health(self) -> None:
         """Publish the diagnostics now."""
         level, message, values = self.diagnose()
-        values = {**values, "callback_errors": self.callback_errors}
+        values = {
+            **values,
+            "callback_errors": self.callback_errors,
+            # What must not grow. The name is rclpy's own (Jazzy); others may not have it.
+            "executor_tasks": len(getattr(self.executor, "_tasks", ())),
+        }
         status = DiagnosticStatus(
             level=level,
             name=self.get_fully_qualified_name().lstrip("/"),

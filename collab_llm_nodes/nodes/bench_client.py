@@ -1,0 +1,225 @@
+"""Stands in for camera and navigator where the graph is measured, and takes the times.
+
+Not a node of the robot: it publishes a picture, asks ``generate`` about the observation that comes
+of it, and notes when each message on the way to the action arrives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
+from rcl_interfaces.srv import SetParameters
+from rclpy.action import ActionClient
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+from rclpy.time import Time
+from sensor_msgs.msg import CompressedImage
+
+from collab_llm.action import Generate
+from collab_llm.msg import GeneratedText, NavigationAction, Observation
+from collab_llm_nodes.edge_cloud.messages import Failure, error_of
+from collab_llm_nodes.errors import CollabError, DeadlineExceeded
+from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.nodes.convert import code_of
+from collab_llm_nodes.nodes.ros import CAMERA, REQUESTS, RESULT
+
+ANSWER_DEADLINE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One answer as the caller sees it. Ages are from the picture's capture stamp [s].
+
+    Attributes:
+        round_s: of each round in draft_vlm's loop, the first counted from the request [s].
+        answer_s: from sending the goal to the arrival of its result.
+        observed, first_text, final_text, action: age when these messages arrive here.
+    """
+
+    tokens: tuple[int, ...]
+    round_s: tuple[float, ...]
+    answer_s: float
+    observed: float
+    first_text: float
+    final_text: float
+    action: float
+
+
+class BenchClient:
+    """Use as a context manager; every wait has a deadline."""
+
+    def __init__(self) -> None:
+        self._context = rclpy.Context()
+        self._context.init()
+        self._node = Node("bench_client", context=self._context)
+        self._changed = threading.Condition()
+        self._observation: Observation | None = None
+        self._totals: list[float] = []  # metrics.total_s after each round of the present answer
+        self._ages: dict[str, float] = {}
+        self._health: dict[str, dict[str, str]] = {}
+        self._setters: dict[str, Any] = {}
+        self._pictures = self._node.create_publisher(CompressedImage, "image/compressed", CAMERA)
+        subscribe = self._node.create_subscription
+        subscribe(Observation, "observation", self._on_observation, RESULT)
+        subscribe(GeneratedText, "generated_text", self._on_text, RESULT)
+        subscribe(NavigationAction, "navigation_action", self._on_action, RESULT)
+        subscribe(DiagnosticArray, "/diagnostics", self._on_diagnostics, RESULT)
+        self._generate = ActionClient(
+            self._node, Generate, "generate", goal_service_qos_profile=REQUESTS
+        )
+        self._executor = SingleThreadedExecutor(context=self._context)
+        self._executor.add_node(self._node)
+        self._thread = threading.Thread(target=self._spin, name="bench-client")
+        self._thread.start()
+
+    def __enter__(self) -> BenchClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._executor.shutdown()
+        self._thread.join()
+        self._node.destroy_node()
+        self._context.try_shutdown()
+
+    def wait_for_graph(self, deadline_s: float, alive: Callable[[], None]) -> None:
+        """Until all five nodes are connected; ``alive`` raises if one of them has ended."""
+        node = self._node
+
+        def ready() -> bool:
+            alive()
+            return (
+                self._generate.server_is_ready()
+                and self._pictures.get_subscription_count() > 0
+                and node.count_publishers("observation") > 0
+                and node.count_publishers("navigation_action") > 0
+                and node.count_subscribers("generated_text") >= 3  # cache, parser, this one
+                and node.count_subscribers("draft") >= 3
+                and node.count_publishers("verdict") > 0
+                and node.count_publishers("draft") >= 2
+            )
+
+        self._wait(ready, deadline_s, "the graph to come up")
+
+    def set_parameters(self, node: str, values: Mapping[str, Any]) -> None:
+        """Set parameters of another node. Raises CollabError when it refuses."""
+        if node not in self._setters:
+            self._setters[node] = self._node.create_client(SetParameters, f"{node}/set_parameters")
+        setter = self._setters[node]
+        self._wait(setter.service_is_ready, 10.0, node)
+        parameters = [Parameter(name, value=v).to_parameter_msg() for name, v in values.items()]
+        request = SetParameters.Request(parameters=parameters)
+        for answer in self._result(setter.call_async(request), 10.0, node).results:
+            if not answer.successful:
+                raise CollabError(answer.reason, field=node)
+
+    def health(self, node: str) -> dict[str, str]:
+        """The values of the node's last diagnostics; empty before the first."""
+        with self._changed:
+            return self._health.get(node, {})
+
+    def ask(self, prompt: Prompt, max_tokens: int) -> Asked:
+        """Show the prompt's picture to the camera node and have the answer to it.
+
+        Raises:
+            DeadlineExceeded: a message did not come.
+            CollabError: the answer failed.
+        """
+        with self._changed:
+            self._observation = None
+            self._totals.clear()
+            self._ages.clear()
+        picture = CompressedImage(format="jpeg", data=array("B", prompt.images[0]))
+        picture.header.stamp = self._node.get_clock().now().to_msg()
+        self._pictures.publish(picture)
+        self._wait(lambda: self._observation is not None, ANSWER_DEADLINE_S, "the observation")
+        observation = self._observation
+        assert observation is not None
+        goal = Generate.Goal(
+            header=observation.header,
+            prompt=prompt.text,
+            images=[observation.image],
+            max_tokens=max_tokens,
+            deadline_s=ANSWER_DEADLINE_S,
+        )
+        started = time.monotonic()
+        sent = self._generate.send_goal_async(goal)
+        handle = self._result(sent, ANSWER_DEADLINE_S, "generate to accept")
+        ended = self._result(handle.get_result_async(), ANSWER_DEADLINE_S, "the result")
+        answer_s = time.monotonic() - started
+        result = ended.result
+        if result.status != result.OK:
+            raise error_of(Failure(code_of(result.status), result.error_msg))
+        self._wait(
+            lambda: len(self._totals) == result.metrics.rounds and len(self._ages) == 4,
+            ANSWER_DEADLINE_S,
+            "the texts and the action",
+        )
+        with self._changed:
+            totals = [0.0, *self._totals]
+            round_s = tuple(b - a for a, b in zip(totals, totals[1:], strict=False))
+            return Asked(tuple(result.tokens), round_s, answer_s, **self._ages)
+
+    # Callbacks, in the executor's thread.
+
+    def _on_observation(self, msg: Observation) -> None:
+        with self._changed:
+            self._observation = msg
+            self._note("observed", msg)
+
+    def _on_text(self, msg: GeneratedText) -> None:
+        with self._changed:
+            if not msg.final:
+                self._totals.append(msg.metrics.total_s)
+                if len(self._totals) == 1:
+                    self._note("first_text", msg)
+            else:
+                self._note("final_text", msg)
+
+    def _on_action(self, msg: NavigationAction) -> None:
+        with self._changed:
+            self._note("action", msg)
+
+    def _on_diagnostics(self, msg: DiagnosticArray) -> None:
+        with self._changed:
+            for status in msg.status:
+                self._health[status.hardware_id] = {v.key: v.value for v in status.values}
+
+    def _note(self, what: str, msg: Any) -> None:
+        age = self._node.get_clock().now() - Time.from_msg(msg.header.stamp)
+        self._ages[what] = age.nanoseconds * 1e-9
+        self._changed.notify_all()
+
+    # Waiting.
+
+    def _result(self, future: Any, deadline_s: float, what: str) -> Any:
+        future.add_done_callback(lambda _: self._notify())
+        self._wait(future.done, deadline_s, what)
+        return future.result()
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _wait(self, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
+        due = time.monotonic() + deadline_s
+        with self._changed:
+            while not condition():
+                left = due - time.monotonic()
+                if left <= 0:
+                    raise DeadlineExceeded(
+                        f"waited {deadline_s:g} s for {what}", remedy="see the nodes' logs"
+                    )
+                self._changed.wait(min(left, 0.1))  # discovery announces itself to nobody
+
+    def _spin(self) -> None:
+        with contextlib.suppress(ExternalShutdownException):
+            self._executor.spin()
