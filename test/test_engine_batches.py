@@ -285,7 +285,7 @@ def test_bad_trees_are_refused_and_change_nothing() -> None:
         ([1, 2], [n - 1]),
         ([1, 2], [n + 1, n - 1]),
         ([engine.vocab_size], [n - 1]),
-        ([1] * engine.context, [n - 1] * engine.context),
+        ([1] * engine.context, list(range(n - 1, n - 1 + engine.context))),  # one path, too long
     ]
     for ids, parents in refused:
         with pytest.raises(InvalidInput):
@@ -293,6 +293,9 @@ def test_bad_trees_are_refused_and_change_nothing() -> None:
     for column in (-1, n):
         with pytest.raises(ProtocolError, match="no column"):
             session.retain(column)
+    wide = engine.context  # columns may be more than a path can have
+    assert len(session.grow([1] * wide, [n - 1] * wide)) == wide
+    session.length = n
     session.grow([30], [3])
     with pytest.raises(ProtocolError, match="prompt"):
         session.retain(n)
