@@ -52,7 +52,7 @@ DEADLINE_S = 300.0
 TRIALS = 2
 """Answers before the measured ones: the planner tries both ways, everybody else warms up."""
 MORE = 4
-"""So many times more answers at the fast points, and in the ablations."""
+"""So many times more answers at the fast points; half of them in the ablations."""
 BLUR = 1.15
 """Noise on the draft model's head that lowers tau of the embedded pair to about 2.9."""
 ABLATION_SCALE = 0.1
@@ -173,7 +173,8 @@ def run_edge_cloud(
         "tau_measured": {p.pair: api_cost(p, GAMMA, tau) for p in PROVIDERS},
     }
     if ablations:
-        results["ablations"] = _ablations(drafts["points"], prompts, right, console)
+        n = MORE * answers // 2
+        results["ablations"] = _ablations(drafts["points"], prompts[:n], right[:n], console)
     _print(results, console)
     if plot is not None:
         _plot(results, plot)
