@@ -87,6 +87,7 @@ class Compute:
         self._telemetry.caches.set_function(lambda: len(self._slots))
         self._telemetry.waiting.set_function(lambda: self._slots.waiting)
         self._expected_s = math.inf  # of a pass, smoothed
+        self._verdicts: list[tuple[Client, Verdict]] = []  # of the present pass
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="verifier-compute", daemon=True)
         self._thread.start()
@@ -160,7 +161,7 @@ class Compute:
         if session.evicted:
             raise Replay("the KV cache went to another session", remedy="open a new stream")
         taken = session.target.offer(draft)
-        self._telemetry.drafts.labels("taken" if taken else "dropped").inc()
+        (self._telemetry.taken if taken else self._telemetry.dropped).inc()
         if session.ready:
             self._queue_up(client, session)
 
@@ -210,9 +211,14 @@ class Compute:
         if batch.drafts:
             old = self._expected_s
             self._expected_s = compute_s if math.isinf(old) else 0.75 * old + 0.25 * compute_s
-        self._telemetry.count_pass(len(batch.drafts), sum(n for _, n in batch.prompts), compute_s)
         for part, result in zip(run.parts, results, strict=True):
             self._guarded(part.client, partial(self._after, part, result, compute_s))
+        # All at once, or whoever sends the first would contend for the interpreter with the rest.
+        for client, verdict in self._verdicts:
+            client.post(verdict)
+        self._telemetry.count_pass(len(batch.drafts), sum(n for _, n in batch.prompts), compute_s)
+        self._telemetry.count_verdicts([verdict for _, verdict in self._verdicts])
+        self._verdicts.clear()
 
     def _after(self, part: _Part, result: Tensor | Exception, compute_s: float) -> None:
         """What a pass means to one of its sessions."""
@@ -225,8 +231,7 @@ class Compute:
                 self._opened(client, session)
             return
         verdict = session.target.conclude(result, compute_s, part.queue_s)
-        self._telemetry.count_verdict(verdict)
-        client.post(verdict)
+        self._verdicts.append((client, verdict))
         if verdict.finished:
             self._end(client)
         else:

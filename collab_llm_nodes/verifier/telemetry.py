@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -24,7 +25,8 @@ class Telemetry:
         self.caches = Gauge(f"{name}_kv_caches", "Sessions that hold a KV cache.", registry=r)
         self.waiting = Gauge(f"{name}_waiting", "Sessions waiting for a KV cache.", registry=r)
         self.evictions = Counter(f"{name}_evictions", "KV caches lent to others.", registry=r)
-        self.drafts = Counter(f"{name}_drafts", "Drafts received.", ["fate"], registry=r)
+        drafts = Counter(f"{name}_drafts", "Drafts received.", ["fate"], registry=r)
+        self.taken, self.dropped = drafts.labels("taken"), drafts.labels("dropped")
         self.tokens = Counter(f"{name}_tokens", "Tokens in verdicts.", registry=r)
         self.accepted = Counter(f"{name}_accepted", "Draft tokens accepted.", registry=r)
         self.prompt_tokens = Counter(f"{name}_prompt_tokens", "Prompt tokens read.", registry=r)
@@ -48,11 +50,12 @@ class Telemetry:
         self.prompt_tokens.inc(prompt_tokens)
         self.compute.observe(compute_s)
 
-    def count_verdict(self, verdict: Verdict) -> None:
-        """One verdict."""
-        self.tokens.inc(len(verdict.tokens))
-        self.accepted.inc(verdict.accepted)
-        self.queued.observe(verdict.queue_s)
+    def count_verdicts(self, verdicts: Sequence[Verdict]) -> None:
+        """Those of one pass."""
+        self.tokens.inc(sum(len(verdict.tokens) for verdict in verdicts))
+        self.accepted.inc(sum(verdict.accepted for verdict in verdicts))
+        for verdict in verdicts:
+            self.queued.observe(verdict.queue_s)
 
     def serve(self, address: str) -> int:
         """Answer ``GET /metrics`` at ``address`` (host:port); returns the port.
