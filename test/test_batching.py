@@ -6,6 +6,8 @@ import asyncio
 import json
 import logging
 import queue
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -13,11 +15,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from fake_models import PROMPT_IDS, VOCABULARY, FakeEngine, as_engine, encode
+from fake_models import PROMPT_IDS, VOCABULARY, FakeEngine, FakeSession, as_engine, encode
 from grpc_health.v1 import health_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,11 +42,13 @@ from collab_llm_nodes.edge_cloud.messages import (
 )
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.edge_cloud.server import ExitConfig
-from collab_llm_nodes.errors import CollabError, ConfigError
-from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.edge_cloud.target import TargetSession
+from collab_llm_nodes.errors import CollabError, ConfigError, ProtocolError, Unavailable
+from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.verifier import codec
 from collab_llm_nodes.verifier.background import background_loop
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.verifier.compute import Compute
 from collab_llm_nodes.verifier.conversation import MAX_UNANSWERED, Verifier
 from collab_llm_nodes.verifier.info import Limits
 from collab_llm_nodes.verifier.logs import set_up_logging
@@ -218,6 +223,11 @@ class Robot:
 
     def skip_to(self, kind: type) -> Any:
         while not isinstance(message := self.next(), kind):
+            pass
+        return message
+
+    def next_but(self, kind: type) -> ServerMessage:
+        while isinstance(message := self.next(), kind):
             pass
         return message
 
@@ -653,6 +663,164 @@ def test_a_failing_pass_fails_its_sessions_and_no_more(serve: Serve, join: Join)
     assert unlucky.skip_to(Failure).code == CollabError.code
     other.send(Draft(0, 0, ()))
     assert other.skip_to(Verdict).round == 0
+
+
+class StuckCaches(FakeEngine):
+    """To free a cache fails, as after a CUDA error."""
+
+    def open(self, prompt: EncodedPrompt) -> FakeSession:
+        session = super().open(prompt)
+        session.close = self._fail  # type: ignore[method-assign]
+        return session
+
+    def _fail(self) -> None:
+        raise RuntimeError("CUDA error")
+
+
+def test_when_nothing_can_be_computed_any_more_everybody_is_told(serve: Serve, join: Join) -> None:
+    server = serve(StuckCaches(1))
+    leaving, waiting = join(server), join(server)
+    for robot in (leaving, waiting):
+        robot.send(OPEN)
+        robot.skip_to(Opened)
+    leaving.close()
+    assert waiting.skip_to(Failure).code == "UNAVAILABLE"
+    assert health(server.port) == health_pb2.HealthCheckResponse.NOT_SERVING
+    late = join(server)
+    assert late.skip_to(Failure).code == "UNAVAILABLE"
+
+
+def test_a_session_whose_end_fails_is_told_and_so_is_who_comes_behind_it() -> None:
+    failed = threading.Event()
+    compute = compute_of(StuckCaches(1), on_failure=failed.set)
+    first, behind = Posted(), Posted()
+    compute.open(first, target_of(FakeEngine(1)))
+    assert isinstance(first.next(), Opened)
+    compute._sessions[first].target._kv.close = StuckCaches(1)._fail  # type: ignore[method-assign]
+    compute.draft(first, Draft(5, 0, ()))  # of a round that is not due: the session ends
+    assert isinstance(first.next(), ProtocolError)
+    assert failed.wait(WAIT_S)
+    compute.open(behind, target_of(FakeEngine(1)))
+    assert isinstance(behind.next(), Unavailable)
+    compute.leave(behind)
+    assert compute.stop(WAIT_S)
+
+
+def test_a_verifier_that_failed_ends_with_an_error_status() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=2 * WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout == "UNAVAILABLE\n"
+    assert "CollabError: the verifier failed" in done.stderr
+
+
+FAILING = """
+import asyncio, threading
+from test_batching import *
+from collab_llm_nodes.verifier.service import VerifierServer, run_until_signal
+
+def robots(port):
+    server = type("Server", (), {"port": port})
+    waiting, leaving = Robot(server.port), Robot(server.port)
+    for robot in (waiting, leaving):
+        robot.send(OPEN)
+        robot.skip_to(Opened)
+    leaving.close()
+    print(waiting.skip_to(Failure).code)
+    waiting.close()
+
+def listening(port):
+    threading.Thread(target=robots, args=(port,)).start()
+
+config = VerifierConfig(address="127.0.0.1:0")
+server = VerifierServer(config, as_engine(StuckCaches(1)), encode)
+asyncio.run(run_until_signal(server, 20.0, listening))
+"""
+
+
+# --- Silence ------------------------------------------------------------------------------------
+
+
+class Posted:
+    """A client of the compute thread alone."""
+
+    def __init__(self) -> None:
+        self.id = "0" * 32
+        self.gone = threading.Event()
+        self._posted: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.post = self._posted.put
+
+    def next(self) -> object:
+        return self._posted.get(timeout=WAIT_S)
+
+
+def compute_of(engine: FakeEngine, **options: Any) -> Compute:
+    options = {"max_sessions": 1, "batch": BatchConfig(), **options}
+    return Compute(as_engine(engine), exits=TAKE_ALL_EXITS, **options)
+
+
+def target_of(engine: FakeEngine) -> TargetSession:
+    return TargetSession(as_engine(engine), encode(Prompt(OPEN.text)), OPEN)
+
+
+def test_who_waits_for_the_verifier_is_not_silent(serve: Serve, join: Join) -> None:
+    engine = Passes()
+    server = serve(engine, limits=Limits(idle_s=0.2))
+    robot = join(server)
+    robot.send(OPEN)
+    robot.skip_to(Opened)
+    while engine.entered.acquire(blocking=False):
+        pass
+    engine.hold.clear()
+    robot.send(Draft(0, 0, ()))
+    assert engine.entered.acquire(timeout=WAIT_S)
+    inbox = server._server.verifier._compute._inbox
+    deadline = time.monotonic() + WAIT_S
+    while inbox.qsize() < 2 and robot.replies.is_active():  # asked twice whether it is silent
+        assert time.monotonic() < deadline
+    engine.hold.set()
+    assert isinstance(robot.next_but(EarlyExit), Verdict)
+
+
+def test_who_waits_for_a_cache_is_not_silent() -> None:
+    compute = compute_of(FakeEngine(1), batch=BatchConfig(slot_wait_s=3600, evict_idle_s=3600))
+    holder, newcomer, silent = Posted(), Posted(), Unavailable("silent")
+    compute.open(holder, target_of(FakeEngine(1)))
+    assert isinstance(holder.next(), Opened)
+    compute.open(newcomer, target_of(FakeEngine(1)))
+    compute.end_if_idle(newcomer, silent)
+    compute.end_if_idle(holder, silent)
+    assert holder.next() is silent
+    assert isinstance(newcomer.next(), Opened)
+    assert compute.stop(WAIT_S)
+
+
+def test_a_client_that_does_not_even_take_its_farewell_is_let_go() -> None:
+    class Deaf(Wire):
+        async def write(self, data: bytes) -> None:
+            await super().write(data)
+            if isinstance(self.sent[-1], Failure):
+                await asyncio.get_running_loop().create_future()  # its window is full
+
+    async def talk() -> list[ServerMessage]:
+        config = VerifierConfig(limits=Limits(idle_s=0.1))
+        verifier = Verifier(config, as_engine(FakeEngine(1)), encode)
+        verifier.start()
+        wire = Deaf(OPEN)
+        conversation = asyncio.ensure_future(verifier.converse(wire))
+        done, _ = await asyncio.wait([conversation], timeout=WAIT_S)
+        assert done, "the stream is held"
+        await verifier.stop()
+        return wire.sent
+
+    sent = asyncio.run(talk())
+    assert [type(message) for message in sent] == [Opened, Failure]
 
 
 # --- The benchmark ------------------------------------------------------------------------------

@@ -1060,7 +1060,7 @@ import asyncio, os, signal
 from collab_llm_nodes.verifier.service import run_until_signal
 
 class Server:
-    port, sessions = 1, 1
+    port, sessions, failed = 1, 1, asyncio.Event()
 
     async def start(self):
         pass

@@ -64,6 +64,7 @@ class Compute:
     Args:
         max_sessions: KV caches at a time.
         emulated_compute_s: EMULATION: a pass takes at least this long.
+        on_failure: called, from the compute thread, when it can serve nobody any more.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Compute:
         max_sessions: int,
         emulated_compute_s: float = 0.0,
         telemetry: Telemetry | None = None,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._exits = exits
@@ -89,6 +91,8 @@ class Compute:
         self._expected_s = math.inf  # of a pass, smoothed
         self._verdicts: list[tuple[Client, Verdict]] = []  # of the present pass
         self._stopping = False
+        self._failed = False
+        self._on_failure = on_failure
         self._thread = threading.Thread(target=self._run, name="verifier-compute", daemon=True)
         self._thread.start()
 
@@ -105,6 +109,10 @@ class Compute:
         client.gone.set()
         self._inbox.put(partial(self._end, client))
 
+    def end_if_idle(self, client: Client, error: CollabError) -> None:
+        """End the session of ``client`` with ``error`` unless the verifier owes it an answer."""
+        self._inbox.put(partial(self._guarded, client, partial(self._end_if_idle, client, error)))
+
     def stop(self, timeout_s: float) -> bool:
         """Free everything and end the thread; False if a pass still runs after ``timeout_s``."""
 
@@ -118,6 +126,20 @@ class Compute:
     # Everything below runs in the compute thread.
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception:
+            # A fault in here or of the device, in the midst of any change: nothing can be trusted.
+            log.exception("the compute thread cannot go on")
+            self._failed = True
+            self._on_failure()
+            for client in self._sessions:
+                client.post(_no_longer())
+            self._sessions.clear()  # not closed one by one: that may be what fails
+            while not self._stopping:
+                self._inbox.get()()  # who comes now is told by _open
+
+    def _serve(self) -> None:
         while not self._stopping:
             self._take_in()
             starts_at = self._ready.starts_at(coming=self._slots.idle)
@@ -150,6 +172,8 @@ class Compute:
             self._fail(client, error)
 
     def _open(self, client: Client, target: TargetSession) -> None:
+        if self._failed:
+            raise _no_longer()
         self._sessions[client] = _Session(target)
         self._slots.request(client, time.monotonic())
         self._advance_slots()
@@ -164,6 +188,11 @@ class Compute:
         (self._telemetry.taken if taken else self._telemetry.dropped).inc()
         if session.ready:
             self._queue_up(client, session)
+
+    def _end_if_idle(self, client: Client, error: CollabError) -> None:
+        session = self._sessions.get(client)  # None: its prompt is still to come
+        if session is not None and session.ready and not session.target.due:
+            raise error
 
     def _queue_up(self, client: Client, session: _Session) -> None:
         """Get in line if a draft is due."""
@@ -243,8 +272,10 @@ class Compute:
             log.error("session %s failed", client.id[:8], exc_info=error)
             remedy = f"see its log: session {client.id[:8]}"
             error = CollabError("the verifier failed", remedy=remedy)
-        self._end(client)
-        client.post(error)
+        try:
+            self._end(client)
+        finally:
+            client.post(error)
 
     def _end(self, client: Client) -> None:
         session = self._sessions.pop(client, None)
@@ -253,6 +284,10 @@ class Compute:
         self._ready.discard(client)
         self._slots.leave(client)
         session.target.close()
+
+
+def _no_longer() -> Unavailable:
+    return Unavailable("the verifier has failed", field="session", remedy="try again, or another")
 
 
 class _Part(NamedTuple):

@@ -83,6 +83,9 @@ class Verifier:
     Args:
         engine: the target model.
         encode: prompts to token ids.
+
+    Attributes:
+        failed: set when nothing can be computed any more: only another process can.
     """
 
     def __init__(self, config: VerifierConfig, engine: Engine, encode: Encode) -> None:
@@ -96,11 +99,18 @@ class Verifier:
         self._empty = asyncio.Event()
         self._empty.set()
         self._draining = False
+        self.failed = asyncio.Event()
 
     def start(self) -> None:
         """Start computing; call it in the loop in which clients are spoken to."""
         c = self.config
-        self._post_office = _PostOffice(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+
+        def fail() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and all seats with it
+                loop.call_soon_threadsafe(self.failed.set)
+
+        self._post_office = _PostOffice(loop)
         # Reading pictures takes as long as some passes: not in the compute thread, not in the loop.
         self._reader = ThreadPoolExecutor(1, "verifier-reader")
         self._compute = Compute(
@@ -110,6 +120,7 @@ class Verifier:
             max_sessions=c.limits.max_sessions,
             emulated_compute_s=c.emulated_compute_s,
             telemetry=self.telemetry,
+            on_failure=fail,
         )
         if c.emulated_compute_s:
             log.warning("EMULATION: a forward pass takes at least %g s", c.emulated_compute_s)
@@ -126,6 +137,11 @@ class Verifier:
         loop = asyncio.get_running_loop()
         if not await loop.run_in_executor(None, self._compute.stop, _FREE_S):
             log.warning("the model is still busy")
+
+    @property
+    def serving(self) -> bool:
+        """Whether new sessions are taken."""
+        return not (self._draining or self.failed.is_set())
 
     @property
     def sessions(self) -> int:
@@ -165,7 +181,7 @@ class Verifier:
 
         Every error is the client's to know: it is told by a ``Failure``, then this returns.
         """
-        seat = _Seat(self._post_office, self.config, asyncio.current_task())
+        seat = _Seat(self._post_office, self._compute, self.config, asyncio.current_task())
         self._seats.add(seat)
         self._empty.clear()
         self.telemetry.streams.inc()
@@ -196,7 +212,7 @@ class Verifier:
     async def _listen(self, seat: _Seat, stream: Stream) -> None:
         """Read what the client sends until it has nothing more to say."""
         try:
-            if self._draining:
+            if not self.serving:
                 raise Unavailable(
                     "the verifier is shutting down", field="session", remedy="try again, or another"
                 )
@@ -282,7 +298,11 @@ class _Seat:
     """
 
     def __init__(
-        self, post_office: _PostOffice, config: VerifierConfig, task: asyncio.Task[None] | None
+        self,
+        post_office: _PostOffice,
+        compute: Compute,
+        config: VerifierConfig,
+        task: asyncio.Task[None] | None,
     ) -> None:
         self.id = secrets.token_hex(16)
         self.gone = threading.Event()
@@ -290,6 +310,7 @@ class _Seat:
         self.writing = False
         self.sent: Counter[str] = Counter()
         self._post_office = post_office
+        self._compute = compute
         self._task = task
         self._outbox: deque[ServerMessage] = deque()  # bounded: one answer's verdicts at most
         self._exits = EarlyExitQueue(config.exits)
@@ -373,17 +394,20 @@ class _Seat:
         """End the session of a client that neither sends nor reads for ``idle_s``."""
         limit = self._idle_s if self.opened else min(_OPEN_S, self._idle_s)
         left = self._heard_at + limit - self._loop.time()
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._check_silence)
-        elif self.writing:
+        if left <= 0 and self.writing:
             assert self._task is not None
             self._task.cancel()  # telling it would take as long
-        else:
-            self.deliver(
-                Unavailable(
-                    f"nothing came for {limit:g} s", field="session", remedy="use a new stream"
-                )
+            return
+        if left <= 0:
+            silent = Unavailable(
+                f"nothing came for {limit:g} s", field="session", remedy="use a new stream"
             )
+            if self.opened:  # it may be the verifier that is late: the compute thread knows
+                self._compute.end_if_idle(self, silent)
+            else:
+                self.deliver(silent)
+        # Also behind a farewell: to write it may take for ever.
+        self._timer = self._loop.call_later(left if left > 0 else limit, self._check_silence)
 
 
 class _PostOffice:

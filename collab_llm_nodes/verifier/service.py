@@ -17,7 +17,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2
 
 from collab_llm_nodes.decoding.engine import Engine
-from collab_llm_nodes.errors import ConfigError, Unauthenticated
+from collab_llm_nodes.errors import CollabError, ConfigError, Unauthenticated
 from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.models.prompt import PromptLimits, encode
 from collab_llm_nodes.verifier import codec
@@ -40,6 +40,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _START_S = 10.0
+_TELL_S = 1.0  # for clients to hear that the verifier has failed
 
 
 class VerifierServer:
@@ -48,7 +49,6 @@ class VerifierServer:
     def __init__(self, config: VerifierConfig, engine: Engine, encode: Encode) -> None:
         self._config = config
         self.verifier = Verifier(config, engine, encode)
-        self._healthy = False
         self.port = 0
         self.metrics_port = 0
 
@@ -56,6 +56,11 @@ class VerifierServer:
     def sessions(self) -> int:
         """Sessions open now."""
         return self.verifier.sessions
+
+    @property
+    def failed(self) -> asyncio.Event:
+        """As ``Verifier.failed``."""
+        return self.verifier.failed
 
     async def start(self) -> None:
         """Listen.
@@ -109,7 +114,6 @@ class VerifierServer:
             self.metrics_port = self.verifier.telemetry.serve(self._config.metrics_address)
         self.verifier.start()
         await self._server.start()
-        self._healthy = True
         protected = credentials and (self._config.token or self._config.token_file)
         if not protected and not _is_local(address):
             log.warning("listening on %s without TLS and token: anyone may connect", address)
@@ -117,7 +121,6 @@ class VerifierServer:
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new sessions at once, give open ones ``grace_s`` to finish, then end them."""
-        self._healthy = False
         await self.verifier.drain(grace_s)  # health is answered meanwhile
         await self._server.stop(0.0)
         await self.verifier.stop()
@@ -131,7 +134,7 @@ class VerifierServer:
         if request.service not in ("", codec.SERVICE):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
         states = health_pb2.HealthCheckResponse
-        return states(status=states.SERVING if self._healthy else states.NOT_SERVING)
+        return states(status=states.SERVING if self.verifier.serving else states.NOT_SERVING)
 
     async def _describe(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         await self._authenticate(context)
@@ -226,6 +229,7 @@ def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda p
     Raises:
         ModelError: the model cannot be loaded.
         ConfigError: the address is in use, or a file cannot be read.
+        CollabError: nothing can be computed any more; a supervisor is to start it again.
     """
     engine = load_engine(config)
     server = VerifierServer(config, engine, prompt_encoder(engine, config.limits))
@@ -237,7 +241,11 @@ def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda p
 async def run_until_signal(
     server: VerifierServer, drain_s: float, on_listening: Callable[[int], None]
 ) -> None:
-    """Serve in this loop, which is the main thread's, until SIGTERM or SIGINT; then drain."""
+    """Serve in this loop, which is the main thread's, until SIGTERM or SIGINT; then drain.
+
+    Raises:
+        CollabError: the verifier failed; those who were connected have been told.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -245,11 +253,17 @@ async def run_until_signal(
         signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
     await server.start()
     on_listening(server.port)
-    await stop.wait()
+    ends = [asyncio.ensure_future(event.wait()) for event in (stop, server.failed)]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for end in ends:
+        end.cancel()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # a second one has nothing to add
-    log.info("draining %d sessions for at most %g s", server.sessions, drain_s)
-    await server.stop(drain_s)
+    grace_s = min(drain_s, _TELL_S) if server.failed.is_set() else drain_s
+    log.info("draining %d sessions for at most %g s", server.sessions, grace_s)
+    await server.stop(grace_s)
+    if server.failed.is_set():
+        raise CollabError("the verifier failed", remedy="see its log, and start it again")
 
 
 def load_engine(config: VerifierConfig) -> Engine:
