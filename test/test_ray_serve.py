@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import importlib.util
@@ -23,9 +24,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
+from fake_models import FakeEngine, as_engine, encode
+from grpc_health.v1 import health_pb2
 from typer.testing import CliRunner
 
 from collab_llm_nodes.bench.scenes import scene_prompts
@@ -36,11 +41,12 @@ from collab_llm_nodes.demo.processes import free_port
 from collab_llm_nodes.edge_cloud.messages import Failure, Open, Opened, ServerMessage
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.edge_cloud.runner import Generation
-from collab_llm_nodes.errors import ConfigError, InvalidInput, Unauthenticated
+from collab_llm_nodes.errors import ConfigError, InvalidInput, Unauthenticated, Unavailable
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.verifier import ray_serve
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.verifier.conversation import Verifier
 from collab_llm_nodes.verifier.service import load_config, start_server
 from collab_llm_nodes.verifier.settings import VerifierConfig
 
@@ -90,6 +96,32 @@ def test_replicas_are_asked_for_with_ray_only() -> None:
     result = CliRunner().invoke(app, ["verifier", "--replicas", "2", "--model", "nav-target"])
     assert result.exit_code == 2
     assert "only with --ray" in result.output
+
+
+# --- What Serve is told of a replica ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("failed", "draining"), [(False, False), (True, False), (False, True)])
+def test_a_replica_tells_of_its_state(failed: bool, draining: bool) -> None:
+    async def ask() -> None:
+        verifier = Verifier(VerifierConfig(), as_engine(FakeEngine(1)), encode)
+        verifier.start()
+        replica: Any = SimpleNamespace(_verifier=verifier)
+        if failed:
+            verifier.failed.set()
+        if draining:
+            await ray_serve.Replica.__del__(replica)
+        states = health_pb2.HealthCheckResponse
+        answer = await ray_serve.Replica.Check(replica, b"", cast(Any, None))
+        assert answer.status == (states.NOT_SERVING if failed or draining else states.SERVING)
+        with pytest.raises(Unavailable) if failed else contextlib.nullcontext():
+            ray_serve.Replica.check_health(replica)
+        if draining:
+            assert not verifier._compute._thread.is_alive()
+        else:
+            await verifier.stop()
+
+    asyncio.run(ask())
 
 
 # --- Two replicas -------------------------------------------------------------------------------

@@ -274,6 +274,24 @@ class Replica:
             self._verifier.telemetry.serve(f"{host}:{int(port) + rank}")
         self._verifier.start()
 
+    def check_health(self) -> None:
+        """Asked by Serve, which replaces a replica that raises.
+
+        Raises:
+            Unavailable: nothing can be computed any more.
+        """
+        if self._verifier.failed.is_set():
+            raise Unavailable("the verifier has failed", remedy="see the replica's log")
+
+    async def __del__(self) -> None:
+        """Called by Serve at a replica's end, after it has drained the replica's sessions itself.
+
+        Serve tells a replica of nothing before, and nothing may refuse sessions earlier: HAProxy
+        goes on sending them until it has seen that this replica is to end (``_NOTICE_S``).
+        """
+        await self._verifier.drain(0.0)
+        await self._verifier.stop()
+
     async def Session(
         self, requests: gRPCInputStream[bytes], grpc_context: RayServegRPCContext
     ) -> AsyncIterator[_Encoded]:
@@ -296,10 +314,11 @@ class Replica:
     async def Check(
         self, request: bytes, grpc_context: RayServegRPCContext
     ) -> health_pb2.HealthCheckResponse:
-        """Health is asked without a token; a replica that is not well gets no question."""
+        """Health of one replica, asked without a token; HAProxy asks those that serve if it can."""
         states = health_pb2.HealthCheckResponse
         if health_pb2.HealthCheckRequest.FromString(request).service in ("", codec.SERVICE):
-            return states(status=states.SERVING)
+            serving = self._verifier.serving
+            return states(status=states.SERVING if serving else states.NOT_SERVING)
         grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
         grpc_context.set_details("no such service")
         raise LookupError
