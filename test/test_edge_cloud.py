@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from fake_models import FakeEngine, as_engine, encode
@@ -15,7 +16,8 @@ from tiny_models import tiny_model, tiny_prompt
 
 from collab_llm_nodes.decoding import reference
 from collab_llm_nodes.decoding.engine import Engine
-from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
+from collab_llm_nodes.edge_cloud import drafter as drafter_module
 from collab_llm_nodes.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.edge_cloud.client import ClientConfig, DraftJob, EdgeClient, Source
 from collab_llm_nodes.edge_cloud.drafter import Drafter
@@ -115,6 +117,30 @@ def test_cached_drafts_are_used_and_change_nothing_under_the_rejection_law() -> 
 
 
 # --- Over gRPC ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED, REJECTION])
+def test_drafts_side_by_side_are_those_made_alone_at_one_calculation_a_step(
+    sampling: SamplingConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, prompt = as_engine(FakeEngine()), encode(Prompt("x"))
+    jobs = [DraftJob(1, answer, 4) for answer in ((5,), (6,), (7, 8), (9,))]
+    alone = [Drafter(engine, prompt, sampling).draft(job) for job in jobs]
+    calls = []
+
+    def counted(logits: np.ndarray, config: SamplingConfig) -> np.ndarray:
+        calls.append(logits.shape)
+        return distribution(logits, config)
+
+    monkeypatch.setattr(drafter_module, "distribution", counted)
+    drafter = Drafter(engine, prompt, sampling)
+    lines = [drafter.begin(job) for job in jobs]
+    steps = 0
+    while unfinished := [line for line in lines if line.draft is None]:
+        drafter.step(unfinished)
+        steps += 1
+    assert [line.draft for line in lines] == alone
+    assert len(calls) == (0 if sampling.greedy else steps)
 
 
 def test_an_exit_that_is_not_finite_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

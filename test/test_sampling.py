@@ -15,6 +15,7 @@ from collab_llm_nodes.decoding.sampling import (
     distribution,
     most_likely,
     to_wire,
+    to_wire_rows,
 )
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 
@@ -116,6 +117,18 @@ def test_wire_form_survives_fp16(seed: int, vocab: int, support: int, sharpness:
     assert np.count_nonzero(q) <= min(vocab, support)
     best = np.sort(p)[::-1][:support].sum()
     assert np.abs(q[sent.ids] - p[sent.ids] / best).max() < 2e-3
+
+
+def test_rows_go_to_the_wire_as_each_alone_and_the_lower_ids_win_ties() -> None:
+    p = np.random.default_rng(2).dirichlet(np.ones(9), size=3)
+    p = np.concatenate([p, np.full((1, 9), 1 / 9), np.eye(9)[3:4]])
+    for support in (1, 4, 9, 20):
+        rows = to_wire_rows(p, support)
+        assert rows == [to_wire(row, support) for row in p]
+        assert rows[3].ids.tolist() == list(range(min(support, 9)))
+        assert rows[4].ids.tolist() == [3]
+        for row, sent in zip(p[:3], rows, strict=False):
+            assert sent.ids.tolist() == sorted(np.argsort(-row)[:support])
 
 
 @pytest.mark.parametrize(

@@ -304,7 +304,7 @@ class _KeyedGumbel(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         noise = gumbel(self._seed, input_ids.shape[1] - self._prompt_tokens, scores.shape[1])
-        return scores.log_softmax(dim=-1) + torch.from_numpy(noise).to(scores.device)
+        return scores.log_softmax(dim=-1) + torch.tensor(noise, device=scores.device)
 
 
 def _first_difference(

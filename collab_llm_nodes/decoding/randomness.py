@@ -7,6 +7,8 @@ the raw bits of the generator are used: numpy guarantees those, not its derived 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,13 +18,17 @@ PURPOSES = {"draft": 1, "accept": 2, "recover": 3, "bonus": 4, "gumbel": 5}
 _MASK = 2**64 - 1
 
 
+@lru_cache(maxsize=4096)  # pre-drafts side by side and the exits of a pass ask for the same ones
 def uniform(seed: int, position: int, purpose: str) -> float:
     """Return a multiple of 2**-53 in [0, 1) for the token at ``position`` of the session."""
     return float(_uniforms(seed, position, purpose, 1)[0])
 
 
+@lru_cache(maxsize=8)  # megabytes each with a large vocabulary
 def gumbel(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]:
     """Return standard Gumbel noise [vocab_size]; a smaller vocabulary gets a prefix of a larger's.
+
+    The array is not to be written to.
 
     argmax(log p + noise) is distributed as p (Gumbel-max trick), and two distributions that share
     the noise mostly choose the same token.
@@ -30,13 +36,14 @@ def gumbel(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]:
     # Half a step up keeps the logarithm finite: (0, 1) instead of [0, 1).
     u = _uniforms(seed, position, "gumbel", vocab_size) + 2.0**-54
     noise: NDArray[np.float64] = -np.log(-np.log(u))
+    noise.flags.writeable = False
     return noise
 
 
 def sample(p: NDArray[np.float64], u: float) -> int:
     """Inverse CDF: the token of ``p`` [V] (not necessarily normalised) at ``u`` in [0, 1)."""
-    cdf = np.cumsum(p)
-    token = int(np.searchsorted(cdf, u * cdf[-1], side="right"))
+    cdf = p.cumsum()
+    token = int(cdf.searchsorted(u * cdf[-1], side="right"))
     if token == len(p):  # u * cdf[-1] rounded up to cdf[-1]
         token = int(np.flatnonzero(p)[-1])
     return token

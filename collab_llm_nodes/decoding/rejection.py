@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collab_llm_nodes.decoding.randomness import gumbel, sample, uniform
-from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution, to_wire
+from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution, to_wire_rows
 from collab_llm_nodes.errors import InvalidInput
 
 Probabilities = NDArray[np.float64]
@@ -143,12 +143,28 @@ def propose(
 
     Under the rejection law the token is drawn from the rounded distribution that is sent.
     """
+    return propose_rows(q[None], config, [position], max_support, draws)[0]
+
+
+def propose_rows(
+    q: Probabilities,
+    config: SamplingConfig,
+    positions: Sequence[int],
+    max_support: int,
+    draws: Draws | None = None,
+) -> list[tuple[int, SparseDistribution | None]]:
+    """As :func:`propose`, for several continuations with distributions ``q`` [n, V]."""
     if draws is None:
         draws = KeyedDraws(config.seed)
     if not config.sends_probabilities:
-        return _own_token(q, config, position, draws), None
-    sent = to_wire(q, max_support)
-    return draws.pick(sent.dense(len(q)), position, "draft"), sent
+        return [
+            (_own_token(q_i, config, position, draws), None)
+            for q_i, position in zip(q, positions, strict=True)
+        ]
+    return [
+        (int(sent.ids[draws.pick(sent.law, position, "draft")]), sent)
+        for sent, position in zip(to_wire_rows(q, max_support), positions, strict=True)
+    ]
 
 
 def _check(

@@ -12,12 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.engine import Engine
-from collab_llm_nodes.decoding.rejection import own_token, propose
-from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution, distribution
+from collab_llm_nodes.decoding.rejection import own_token, propose_rows
+from collab_llm_nodes.decoding.sampling import (
+    SamplingConfig,
+    SparseDistribution,
+    distribution,
+    most_likely,
+)
 from collab_llm_nodes.edge_cloud.client import DraftJob
 from collab_llm_nodes.edge_cloud.messages import Draft
 from collab_llm_nodes.edge_cloud.prediction import Prediction, predict
@@ -106,10 +112,8 @@ class Drafter:
             read: answers to be read in the same pass, for :meth:`predict`.
         """
         ends = self._read([*(line.answer for line in lines), *read])
-        for line, end in zip(lines, ends, strict=False):
-            law = distribution(_logits(end), self._sampling)
-            position = len(line.job.prefix) + len(line.tokens)
-            token, q = propose(law, self._sampling, position, self._config.max_support)
+        chosen = self._choose(lines, ends[: len(lines)]) if lines else []
+        for line, (token, q) in zip(lines, chosen, strict=True):
             line.tokens.append(token)
             if q is not None:
                 line.probs.append(q)
@@ -167,6 +171,17 @@ class Drafter:
     def close(self) -> None:
         """Free the KV cache."""
         self._kv.close()
+
+    def _choose(
+        self, lines: Sequence[Line], ends: Sequence[_Node]
+    ) -> list[tuple[int, SparseDistribution | None]]:
+        """The next token of each line and what goes upstream with it, for all lines together."""
+        logits = np.stack([_logits(end) for end in ends])
+        if self._sampling.greedy:
+            return [(token, None) for token in most_likely(torch.from_numpy(logits))]
+        positions = [len(line.job.prefix) + len(line.tokens) for line in lines]
+        laws = distribution(logits, self._sampling)
+        return propose_rows(laws, self._sampling, positions, self._config.max_support)
 
     def _finish(self, line: Line) -> None:
         """A draft is complete at ``gamma`` tokens or at an end token."""
