@@ -51,8 +51,8 @@ MAX_TOKENS = 64
 DEADLINE_S = 300.0
 TRIALS = 2
 """Answers before the measured ones: the planner tries both ways, everybody else warms up."""
-MORE = 4
-"""So many times more answers at the fast points; half of them in the ablations."""
+MORE = 2
+"""So many times more answers at the fast points; half as many in the ablations."""
 BLUR = 1.15
 """Noise on the draft model's head that lowers tau of the embedded pair to about 2.9."""
 ABLATION_SCALE = 0.1
