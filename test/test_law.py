@@ -369,7 +369,10 @@ MUTATIONS = {
     "<= for <": ('"accept") < probability', '"accept") <= probability'),
     "end token ignored": ("        if token in eos:", "        if False:"),
     "end token ignored, own token": ("        if own in eos:", "        if False:"),
-    "drawn before rounding": ("draws.pick(sent.law,", "draws.pick(q[0, sent.ids],"),
+    "drawn before rounding": (
+        "draws.pick(sent.probs.astype(np.float64),",
+        "draws.pick(q[0, sent.ids],",
+    ),
     "accepts what differs": ("draft[i] != own", "draft[i] == own"),
     "keyed one late": (
         "_own_token(p_i, config, position + i",

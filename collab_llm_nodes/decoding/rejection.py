@@ -39,7 +39,8 @@ class Draws(Protocol):
 
     def accept(self, probability: float, position: int) -> bool: ...
 
-    def pick(self, p: Probabilities, position: int, purpose: str) -> int: ...
+    def pick(self, p: Probabilities, position: int, purpose: str) -> int:
+        """An index into ``p``, which need not be normalised."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def propose_rows(
             for q_i, position in zip(q, positions, strict=True)
         ]
     return [
-        (int(sent.ids[draws.pick(sent.law, position, "draft")]), sent)
+        (int(sent.ids[draws.pick(sent.probs.astype(np.float64), position, "draft")]), sent)
         for sent, position in zip(to_wire_rows(q, max_support), positions, strict=True)
     ]
 

@@ -167,13 +167,8 @@ class SparseDistribution:
                 remedy="use the draft model whose tokenizer the verifier expects",
             )
         q = np.zeros(vocab_size)
-        q[self.ids] = self.law
-        return q
-
-    @property
-    def law(self) -> NDArray[np.float64]:
-        """The exact law of ``ids``, float64 [k]."""
-        return self.probs / self.probs.sum(dtype=np.float64)
+        q[self.ids] = self.probs.astype(np.float64)
+        return q / self.probs.sum(dtype=np.float64)
 
 
 def to_wire(p: NDArray[np.float64], max_support: int) -> SparseDistribution:
