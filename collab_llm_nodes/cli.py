@@ -209,13 +209,14 @@ def bench_link(
 ) -> None:
     """Answers over an emulated bad link: cuts, loss, jitter, reordering, throttle, silence.
 
-    Exits with 0 only if no token differs from the undisturbed answers and nothing hangs.
+    Exits with 0 only if no token differs from the undisturbed answers, none fails, nothing hangs.
     """
     from collab_llm_nodes.bench.link.report import run_link
 
     results = run_link(answers=answers, cuts=cuts, seed=seed, console=console)
     write_json(json_file, results)
-    bad = sum(run[key] for run in results["runs"].values() for key in ("wrong_tokens", "hangs"))
+    faults = ("wrong_tokens", "failed", "hangs")
+    bad = sum(run[key] for run in results["runs"].values() for key in faults)
     raise typer.Exit(0 if bad == 0 else 1)
 
 
@@ -233,7 +234,10 @@ def bench_engine(
         Path | None, typer.Option(help="Write the plot here.", callback=_writable)
     ] = None,
 ) -> None:
-    """The engine against transformers: decoding, speculation, early exits, pre-drafts, batches."""
+    """The engine against transformers: decoding, speculation, early exits, pre-drafts, batches.
+
+    Exits with 0 only if both give the same answers.
+    """
     from collab_llm_nodes.bench.engine import run_engine
 
     results = run_engine(
@@ -246,6 +250,7 @@ def bench_engine(
         console=console,
     )
     write_json(json_file, results)
+    raise typer.Exit(0 if results["mismatches"] == 0 else 1)
 
 
 @bench_app.command("verifier")

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
+import pytest
 from rich.console import Console
+from torch import Tensor
+from typer.testing import CliRunner
 
+from collab_llm_nodes.bench import engine
 from collab_llm_nodes.bench.engine import BRANCHES, SESSIONS, medians, run_engine
+from collab_llm_nodes.cli import app
+from collab_llm_nodes.edge_cloud.messages import EarlyExit
+from collab_llm_nodes.edge_cloud.server import VerifierSession
 
 
-def test_the_benchmark_measures_what_it_names(tmp_path: Path) -> None:
+def test_the_benchmark_measures_what_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    previewed: Counter[int] = Counter()
+    preview = VerifierSession.preview
+
+    def counted(self: VerifierSession, layer: int, logits: Tensor) -> EarlyExit:
+        previewed[layer] += 1
+        return preview(self, layer, logits)
+
+    monkeypatch.setattr(VerifierSession, "preview", counted)
     plot = tmp_path / "engine.png"
     results = run_engine(
         answers=1,
@@ -30,8 +48,21 @@ def test_the_benchmark_measures_what_it_names(tmp_path: Path) -> None:
     assert set(row["exits"]["nav_target"]) == {"0", "2", "4"}
     assert set(row["exits"]["llama_12x384"]) == {"0", "2", "4", "11"}
     assert set(row["predraft"]["ratio"]) == {str(k) for k in BRANCHES}
+    for law in ("greedy", "sampled"):
+        assert set(row["drafter"][law]["ratio"]) == {str(k) for k in BRANCHES}
     assert set(row["sessions"]["ratio"]) == {str(n) for n in SESSIONS}
+    assert set(previewed) >= set(range(1, 12)), (
+        "exits are timed with what the verifier makes of them"
+    )
     assert plot.stat().st_size > 0
+
+
+@pytest.mark.parametrize(("mismatches", "status"), [(0, 0), (1, 1)])
+def test_answers_that_differ_are_an_error_status(
+    mismatches: int, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "run_engine", lambda **_: {"mismatches": mismatches})
+    assert CliRunner().invoke(app, ["bench", "engine"]).exit_code == status
 
 
 def test_compared_variants_take_turns() -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -34,7 +35,9 @@ from transformers import (
 from collab_llm_nodes.bench.scenes import scene_prompts
 from collab_llm_nodes.decoding.engine import Engine, Feed, OnExit, Session
 from collab_llm_nodes.decoding.exits import SHORTLIST
-from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.decoding.sampling import SamplingConfig, to_wire
+from collab_llm_nodes.edge_cloud.client import DraftJob
+from collab_llm_nodes.edge_cloud.drafter import Drafter, DrafterConfig
 from collab_llm_nodes.edge_cloud.messages import Draft, Open
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.runner import InProcessRunner
@@ -43,13 +46,15 @@ from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
 from collab_llm_nodes.models.random_init import random_tokenizer
+from collab_llm_nodes.verifier.settings import load_config
 
 GAMMA = 4
 MAX_TOKENS = 64
 BRANCHES = (1, 2, 4, 8)
 SESSIONS = (1, 4, 16)
 PAPER_EXITS = (1, 2, 3, 4)
-CANDIDATES = 16
+SAMPLED = SamplingConfig(temperature=0.8, seed=1)
+PAPER_CONFIG = "verifier_qwen2_vl_7b.yaml"
 Timed = Mapping[str, Callable[[], Any]]
 
 
@@ -72,7 +77,7 @@ def run_engine(
 
     Returns:
         ``threads.<n>`` with ``autoregressive``, ``speculation``, ``exits``, ``predraft``,
-        ``sessions`` and ``paper_sized``; times in ms; ``mismatches`` over all of it.
+        ``drafter``, ``sessions`` and ``paper_sized``; times in ms; ``mismatches`` over all of it.
     """
     prompts = scene_prompts(answers, seed)
     results: dict[str, Any] = {"threads": {}, "gamma": GAMMA, "dtype": "float32"}
@@ -85,6 +90,7 @@ def run_engine(
                 ("speculation", partial(_speculation, models, prompts)),
                 ("exits", partial(_exits, models, repeats)),
                 ("predraft", partial(_predraft, models, repeats, prompts[0])),
+                ("drafter", partial(_drafter, models, repeats, prompts[0])),
                 ("sessions", partial(_sessions, models, repeats, prompts)),
                 ("paper_sized", partial(_paper_sized, models, repeats, paper_layers)),
             ):
@@ -242,7 +248,7 @@ def _speculation(models: _Models, prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 
 def _exits(models: _Models, repeats: int) -> dict[str, Any]:
-    """A verification of gamma + 1 tokens with more and more exits."""
+    """A verification of gamma + 1 tokens with more and more exits, each of them previewed."""
     nav, text = models.shipped("nav-target", exits="beside"), models.text()
     text_exits = ExitAdapters(384, range(1, 12)).eval().requires_grad_(False)
     found = {}
@@ -260,13 +266,16 @@ def _exits(models: _Models, repeats: int) -> dict[str, Any]:
         for n, some in chosen.items():
             fewer = adapters.restrict(some)
             engine = Engine(with_adapters(loaded, fewer))
-            verify[str(n)] = _verification(engine, _any_prompt(loaded))
+            verify[str(n)] = _verification(engine, _any_prompt(loaded), _preview(engine))
         found[name] = {n: 1e3 * s for n, s in medians(verify, repeats).items()}
     return found
 
 
 def _predraft(models: _Models, repeats: int, prompt: Prompt) -> dict[str, Any]:
-    """Continuations of ``GAMMA`` tokens, side by side in one tree; ``feed`` is the single chain."""
+    """The passes alone: continuations of ``GAMMA`` tokens, side by side in one tree.
+
+    ``feed`` is the single chain.
+    """
     engine = Engine(models.shipped("nav-draft"))
     session = _filled(engine, encode(prompt, engine.loaded))
     root = session.length - 1
@@ -292,6 +301,33 @@ def _predraft(models: _Models, repeats: int, prompt: Prompt) -> dict[str, Any]:
     return {"ms": found, "ratio": {k: found[k] / found["1"] for k in timed}}
 
 
+def _drafter(models: _Models, repeats: int, prompt: Prompt) -> dict[str, Any]:
+    """Pre-drafts of ``GAMMA`` tokens as a robot makes them: passes, laws, draws and bookkeeping."""
+    engine = Engine(models.shipped("nav-draft"))
+    engine.eos = frozenset()  # drafts of one length
+    encoded = encode(prompt, engine.loaded)
+    found = {}
+    for name, sampling in (("greedy", SamplingConfig()), ("sampled", SAMPLED)):
+        drafter = Drafter(engine, encoded, sampling)
+        drafter.draft(DraftJob(0, (), GAMMA))
+
+        def predraft(branches: int, drafter: Drafter = drafter) -> Callable[[], None]:
+            def draft() -> None:
+                drafter.advance((9,))  # no branch begins so: all are forgotten
+                lines = [drafter.begin(DraftJob(1, (10 + i,), GAMMA)) for i in range(branches)]
+                while unfinished := [line for line in lines if line.draft is None]:
+                    drafter.step(unfinished)
+
+            return draft
+
+        times = medians({str(k): predraft(k) for k in BRANCHES}, repeats)
+        found[name] = {
+            "ms": {k: 1e3 * s for k, s in times.items()},
+            "ratio": {k: s / times["1"] for k, s in times.items()},
+        }
+    return found
+
+
 def _sessions(models: _Models, repeats: int, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """One pass over several sessions, ``GAMMA`` + 1 new tokens each, with and without exits."""
     loaded = models.shipped("nav-target", exits="beside")
@@ -300,16 +336,19 @@ def _sessions(models: _Models, repeats: int, prompts: Sequence[Prompt]) -> dict[
     sessions = [_filled(engine, encode(p, loaded)) for p in several]
     lengths = [session.length for session in sessions]
 
-    def verify(count: int, on_exit: OnExit | None) -> Callable[[], None]:
+    previews = [_preview(engine) for _ in sessions]
+
+    def verify(count: int, on_exits: Sequence[OnExit | None]) -> Callable[[], None]:
         def run() -> None:
             for session, length in zip(sessions, lengths, strict=True):
                 session.length = length
-            engine.run([Feed(session, [9] * (GAMMA + 1), on_exit) for session in sessions[:count]])
+            verified = list(zip(sessions, on_exits, strict=True))[:count]
+            engine.run([Feed(s, [9] * (GAMMA + 1), on_exit) for s, on_exit in verified])
 
         return run
 
-    timed = {f"{n}": verify(n, None) for n in SESSIONS}
-    heard = {f"{n} exits": verify(n, lambda layer, logits: None) for n in SESSIONS}
+    timed = {f"{n}": verify(n, [None] * len(sessions)) for n in SESSIONS}
+    heard = {f"{n} exits": verify(n, previews) for n in SESSIONS}
     found = {k: 1e3 * s for k, s in medians({**timed, **heard}, repeats).items()}
     return {
         "ms": {k: found[k] for k in timed},
@@ -322,6 +361,9 @@ def _sessions(models: _Models, repeats: int, prompts: Sequence[Prompt]) -> dict[
 def _paper_sized(models: _Models, repeats: int, layers: int) -> dict[str, Any]:
     """Exits of a model with Qwen2's vocabulary and width: full heads against candidates.
 
+    ``full_heads`` and ``candidates`` are greedy, ``candidates_sampled`` is not; all with what the
+    verifier makes of the logits, the outcome and its confidence. ``candidates_scored`` is without.
+
     ``predicted_overhead`` is the share of additional weights read: adapters, and the first exit's
     shortlist. (Attention, norms and the gathered candidates are left out: they are small.)
     """
@@ -329,12 +371,14 @@ def _paper_sized(models: _Models, repeats: int, layers: int) -> dict[str, Any]:
     hidden, prompt = loaded.model.config.hidden_size, EncodedPrompt(tuple(range(5, 69)))
     adapters = ExitAdapters(hidden, PAPER_EXITS, width=64).eval().requires_grad_(False)
     exits = with_adapters(loaded, adapters)
-    few = Engine(exits, candidates=CANDIDATES)
+    candidates = load_config(PAPER_CONFIG).exit_candidates
+    full, few = Engine(exits), Engine(exits, candidates=candidates)
     timed = {
         "no_exits": _verification(Engine(loaded), prompt),
-        "full_heads": _verification(Engine(exits), prompt),
-        "candidates": _verification(few, prompt),
-        "candidates_and_previews": _verification(few, prompt, _preview(few)),
+        "full_heads": _verification(full, prompt, _preview(full)),
+        "candidates_scored": _verification(few, prompt, lambda layer, logits: None),
+        "candidates": _verification(few, prompt, _preview(few)),
+        "candidates_sampled": _verification(few, prompt, _preview(few, SAMPLED)),
     }
     found = medians(timed, max(5, repeats // 5))
     head = loaded.model.config.vocab_size * hidden
@@ -346,7 +390,7 @@ def _paper_sized(models: _Models, repeats: int, layers: int) -> dict[str, Any]:
         "hidden_size": hidden,
         "layers": layers,
         "exits": len(PAPER_EXITS),
-        "candidates": CANDIDATES,
+        "candidates": candidates,
         **{f"{name}_ms": 1e3 * s for name, s in found.items()},
         "overhead": {n: found[n] / found["no_exits"] - 1 for n in found if n != "no_exits"},
         "predicted_overhead": {
@@ -357,7 +401,7 @@ def _paper_sized(models: _Models, repeats: int, layers: int) -> dict[str, Any]:
 
 
 def _verification(
-    engine: Engine, prompt: EncodedPrompt, on_exit: OnExit = lambda layer, logits: None
+    engine: Engine, prompt: EncodedPrompt, on_exit: OnExit | None = None
 ) -> Callable[[], None]:
     session = _filled(engine, prompt)
     length = session.length
@@ -369,11 +413,13 @@ def _verification(
     return verify
 
 
-def _preview(engine: Engine) -> OnExit:
+def _preview(engine: Engine, sampling: SamplingConfig = SamplingConfig()) -> OnExit:  # noqa: B008
     """What a verifier does at each exit: the outcome and its confidence."""
-    opened = Open("", (), SamplingConfig(), MAX_TOKENS, vocabulary="")
+    opened = Open("", (), sampling, MAX_TOKENS, vocabulary="")
     state = VerifierSession(opened, eos=engine.eos, vocab_size=engine.vocab_size)
-    state.offer(Draft(0, 0, (9,) * GAMMA, None))
+    law = to_wire(np.full(engine.vocab_size, 1 / engine.vocab_size), DrafterConfig().max_support)
+    probs = (law,) * GAMMA if sampling.sends_probabilities else None
+    state.offer(Draft(0, 0, (9,) * GAMMA, probs))
     state.begin()
 
     def preview(layer: int, logits: Tensor) -> None:
@@ -493,6 +539,10 @@ def _rows(row: Mapping[str, Any]) -> Iterator[tuple[str, str, str, float]]:
         ms, ratio = row[part]["ms"], row[part]["ratio"]
         for n in ratio:
             yield f"{n} {what}", f"{ms[n]:.2f} ms", f"{ms['1']:.2f} ms", ratio[n]
+    for law, found in row["drafter"].items():
+        for n, ms in found["ms"].items():
+            base = f"{found['ms']['1']:.2f} ms"
+            yield f"{n} pre-drafts, {law}", f"{ms:.2f} ms", base, found["ratio"][n]
     for model, by_count in row["exits"].items():
         none = by_count["0"]
         for n, ms in by_count.items():
@@ -521,9 +571,12 @@ def _plot(results: Mapping[str, Any], file: Path) -> None:
         label = f"{threads} threads"
         axes[0].bar(places, [c["ratio"] for c in compared.values()], 0.38, label=label)
         axes[0].set_xticks(range(len(compared)), list(compared), fontsize=7)
-        for axis, part in ((axes[1], "predraft"), (axes[2], "sessions")):
-            ratio = row[part]["ratio"]
-            axis.plot([int(k) for k in ratio], list(ratio.values()), "o-", label=label)
+        for axis, found, name in (
+            *((axes[1], found, f"{law}, {label}") for law, found in row["drafter"].items()),
+            (axes[2], row["sessions"], label),
+        ):
+            ratio = found["ratio"]
+            axis.plot([int(k) for k in ratio], list(ratio.values()), "o-", label=name)
         for model, by_count in row["exits"].items():
             over = [ms / by_count["0"] for ms in by_count.values()]
             axes[3].plot([int(n) for n in by_count], over, "o-", label=f"{model}, {label}")
