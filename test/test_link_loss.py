@@ -388,7 +388,16 @@ def test_twenty_cuts_cost_time_but_no_token() -> None:
     assert (counts.wrong_tokens, counts.hangs, counts.failed) == (0, 0, 0)
     recovery = counts.row(2 * profile.delay_s)["recovery_ms"]
     assert recovery["count"] >= 10
-    assert recovery["p50"] <= recovery["bound_p50"] + 100.0  # a busy machine is granted 100 ms
+    # The bound counts waits only; one more round trip is granted to a busy machine's threads.
+    rtt = 2e3 * profile.delay_s
+    assert recovery["p50"] <= recovery["bound_p50"] + rtt
+    late = [(r["excess"] - r["backoff"] - 2 * rtt, r) for r in recovery["each"]]
+    at_once = [ms for ms, r in late if not r["outage"]]
+    assert sum(ms > rtt for ms in at_once) <= len(at_once) // 5, "a machine that is busier still"
+    assert max(at_once) <= 100.0
+    # Behind an outage a try may find the channel in a pause of its own, and wait for the session's
+    # next one: twice as long as the one in force, and so half of the bound's beyond it.
+    assert all(ms <= r["backoff"] / 2 + 50.0 for ms, r in late if r["outage"])
 
 
 def test_a_wrong_token_is_counted() -> None:
