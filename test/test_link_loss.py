@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 from fake_models import EOS, VOCABULARY, FakeEngine, as_engine, encode
+from typer.testing import CliRunner
 
 from collab_llm_nodes.bench.link import LinkProfile, LinkProxy, PacketLink, packets, report
 from collab_llm_nodes.bench.link.lane import Lane
 from collab_llm_nodes.bench.link.packets import why_not
 from collab_llm_nodes.bench.link.report import Bed, Scenario, disturb, embedded_bed, silence
 from collab_llm_nodes.bench.scenes import scene_prompts
+from collab_llm_nodes.cli import app
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.rejection import own_token
@@ -398,6 +400,15 @@ def test_twenty_cuts_cost_time_but_no_token() -> None:
     # Behind an outage a try may find the channel in a pause of its own, and wait for the session's
     # next one: twice as long as the one in force, and so half of the bound's beyond it.
     assert all(ms <= r["backoff"] / 2 + 50.0 for ms, r in late if r["outage"])
+
+
+@pytest.mark.parametrize("fault", ["wrong_tokens", "failed", "hangs", ""])
+def test_the_benchmark_s_exit_status_tells_of_every_fault(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {name: int(name == fault) for name in ("wrong_tokens", "failed", "hangs")}
+    monkeypatch.setattr(report, "run_link", lambda **_: {"runs": {"cuts": row}})
+    assert CliRunner().invoke(app, ["bench", "link"]).exit_code == bool(fault)
 
 
 def test_a_wrong_token_is_counted() -> None:

@@ -194,10 +194,10 @@ def to_wire_rows(p: NDArray[np.float64], max_support: int) -> list[SparseDistrib
     mass = p[rows, ids]
     rounded = (mass / np.bincount(rows, mass)[rows]).astype(np.float16)
     kept = rounded > 0  # fp16 ends at 6e-8
-    ids, probs = ids[kept].astype(np.int32), rounded[kept].astype(np.float32)
+    tokens, probs = ids[kept].astype(np.int32), rounded[kept].astype(np.float32)
     ends = np.bincount(rows[kept]).cumsum().tolist()
     return [
-        SparseDistribution._unchecked(ids[start:end], probs[start:end])
+        SparseDistribution._unchecked(tokens[start:end], probs[start:end])
         for start, end in zip([0, *ends], ends, strict=False)
     ]
 
