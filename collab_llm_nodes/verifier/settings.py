@@ -47,9 +47,9 @@ class VerifierConfig:
     exits: ExitConfig = field(default_factory=ExitConfig)
     exit_candidates: int = setting(
         0,
-        "Score exits over candidates only, worth it for large vocabularies: the first over the most"
-        " frequent tokens, the prompt's and the draft's, later ones over this many best of those; 0:"
-        " over all tokens.",
+        "Score exits over candidates only, worth it for large vocabularies: the first over frequent"
+        " tokens, the prompt's and the draft's, later ones over this many best of those; 0: over all"
+        " tokens.",
         low=0,
         high=4096,
     )
