@@ -48,8 +48,8 @@ class VerifierConfig:
     exit_candidates: int = setting(
         0,
         "Score exits over candidates only, worth it for large vocabularies: the first over frequent"
-        " tokens, the prompt's and the draft's, later ones over this many best of those; 0: over all"
-        " tokens.",
+        " tokens, the prompt's and the draft's, later ones over this many best of those; 0: over"
+        " all.",
         low=0,
         high=4096,
     )
