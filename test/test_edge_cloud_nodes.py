@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from tiny_models import scene, tiny_folder, tiny_model
 
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
+from action_msgs.msg import GoalStatus
 from rclpy.action import ActionClient
 from rclpy.parameter import Parameter
 from sensor_msgs.msg import CompressedImage
@@ -25,6 +27,7 @@ from collab_llm_nodes.edge_cloud.runner import InProcessRunner
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.nodes import draft_vlm
 from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
 from collab_llm_nodes.nodes.draft_vlm import DraftVlm
 from collab_llm_nodes.nodes.predraft_cache import PreDraftCacheNode
@@ -410,6 +413,40 @@ def test_the_graph_recovers_with_its_verifier(
     with start_server(again, target):
         assert tuple(edge.generate().tokens) == expected
         edge.stop()
+
+
+@pytest.mark.ros
+def test_results_are_not_kept_for_long(
+    ros_graph: Any, verifier: ServerHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each keeps its goal, and that its picture."""
+    monkeypatch.setattr(draft_vlm, "_RESULT_S", 1)
+    edge = Edge(ros_graph, verifier.port)
+    handle = ros_graph.result(edge.action.send_goal_async(edge.goal()))
+    kept = ros_graph.result(handle.get_result_async(), timeout=30.0)
+    assert kept.status == GoalStatus.STATUS_SUCCEEDED
+    due = time.monotonic() + 10.0
+    while kept.status != GoalStatus.STATUS_UNKNOWN:
+        assert time.monotonic() < due
+        kept = ros_graph.result(handle.get_result_async())
+    edge.stop()
+
+
+@pytest.mark.ros
+def test_no_draft_waits_for_what_is_told(edge: Edge) -> None:
+    """A text is published when the next draft is under way, or none is to come."""
+    told: list[bool] = []
+    publish = edge.vlm._publish_text
+
+    def note(answer: Any, *, final: bool) -> GeneratedText:
+        client = answer.loop.client
+        told.append(client.in_flight is not None or client.finished)
+        return publish(answer, final=final)
+
+    edge.vlm._publish_text = note
+    assert edge.generate().status == Generate.Result.OK
+    assert len(told) > 2
+    assert all(told)
 
 
 @pytest.mark.ros

@@ -133,10 +133,7 @@ class BenchClient:
             DeadlineExceeded: a message did not come.
             CollabError: the answer failed.
         """
-        with self._changed:
-            self._observation = None
-            self._totals.clear()
-            self._ages.clear()
+        self._forget()
         picture = CompressedImage(format="jpeg", data=array("B", prompt.images[0]))
         picture.header.stamp = self._node.get_clock().now().to_msg()
         self._pictures.publish(picture)
@@ -158,15 +155,20 @@ class BenchClient:
         result = ended.result
         if result.status != result.OK:
             raise error_of(Failure(code_of(result.status), result.error_msg))
-        self._wait(
-            lambda: len(self._totals) == result.metrics.rounds and len(self._ages) == 4,
-            ANSWER_DEADLINE_S,
-            "the texts and the action",
-        )
+        rounds = result.metrics.rounds
+        self._wait(lambda: len(self._totals) == rounds, ANSWER_DEADLINE_S, f"{rounds} texts")
+        self._wait(lambda: len(self._ages) == 4, ANSWER_DEADLINE_S, "the action")
         with self._changed:
             totals = [0.0, *self._totals]
             round_s = tuple(b - a for a, b in zip(totals, totals[1:], strict=False))
             return Asked(tuple(result.tokens), round_s, answer_s, **self._ages)
+
+    def _forget(self) -> None:
+        """The answer before."""
+        with self._changed:
+            self._observation = None
+            self._totals.clear()
+            self._ages.clear()
 
     # Callbacks, in the executor's thread.
 

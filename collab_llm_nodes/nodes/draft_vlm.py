@@ -67,11 +67,12 @@ from collab_llm_nodes.nodes.ros import REQUESTS, RESULT, STEADY, ManagedNode, gu
 PROTOCOLS = ("edge_cloud",)
 MAX_DEADLINE_S = 86400.0
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_RESULT_S = 10
-"""How long a result waits for its caller [s]. rclpy's default of 15 minutes would keep the pictures
-of all goals of that time, and announce each of these goals again with every new one."""
+_RESULT_S = 3
+"""How long a result waits for its caller, who asks for it when the goal is accepted [s]. rclpy's
+default of 15 minutes would keep the pictures of all goals of that time; and announcing a goal
+leaks memory in proportion to the goals that are kept."""
 _WATCH_S = 0.05
-"""How often the silence of the verifier is looked at."""
+"""How often deadlines and the silence of the verifier are looked at."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
                 (PreDraft, "predraft", self._serve_predraft),
             )
         ]
+        self._watching = self.create_timer(_WATCH_S, self._watch, clock=STEADY)
         self._action = ActionServer(
             self,
             Generate,
@@ -210,6 +212,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         self._worker.shutdown(wait=True)  # at most one forward pass: cancelled above
         for publisher in (self._drafts, self._texts):
             self.destroy_publisher(publisher)
+        self.destroy_timer(self._watching)
         self._engine = None
         # Callers still get their results: what answers them goes when they have them.
         offered, heard, action = [*self._offered], [*self._heard], self._action
@@ -340,29 +343,32 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
                 self.post(over.set_result, None)
 
         answer.abandon = abandon
-        late = DeadlineExceeded(
-            "other answers were in progress", field="deadline_s", remedy="raise deadline_s"
-        )
-        wait_s = max(0.001, answer.request.due - time.monotonic())
-        timers = [self.create_timer(wait_s, partial(abandon, late), clock=STEADY)]
-        if self.config.link_loss.policy == "draft_only":
-            timers.append(self.create_timer(_WATCH_S, partial(self._watch, answer), clock=STEADY))
         self._waiting.append(answer)
         done = partial(self.post, over.set_result, None)
         self._worker.submit(self._decode, answer, feedback, done)
         try:
             await over
         finally:
-            for timer in timers:
-                self.destroy_timer(timer)
             self._waiting.remove(answer)
             self._answers.pop(answer.session_id, None)
 
-    def _watch(self, answer: _Answer) -> None:
-        """The verifier is silent for too long: the loop need not wait for the link's deadline."""
-        if answer.loop is not None and answer.patience.over(time.monotonic()):
-            limit = self.config.link_loss.after_s
-            answer.loop.post(messages.Failure(Unavailable.code, f"no verdict within {limit:g} s"))
+    def _watch(self) -> None:
+        """Look after the answers in progress. One timer for all: rclpy keeps something of each
+        timer that was ever made."""
+        now = time.monotonic()
+        for answer in self._waiting:
+            if now >= answer.request.due:  # once its turn has come it sees to that itself
+                answer.abandon(
+                    DeadlineExceeded(
+                        "other answers were in progress", field="deadline_s", remedy="raise it"
+                    )
+                )
+            alone = self.config.link_loss.policy == "draft_only"
+            if alone and answer.loop is not None and answer.patience.over(now):
+                # The verifier is silent for too long: no need to wait for the link's deadline.
+                limit = self.config.link_loss.after_s
+                silent = messages.Failure(Unavailable.code, f"no verdict within {limit:g} s")
+                answer.loop.post(silent)
 
     def _fill(self, result: Any, answer: _Answer) -> None:
         """What the action's result and the service's response have in common."""
