@@ -34,6 +34,7 @@ from collab_llm_nodes.edge_cloud.prediction import predict
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.runner import InProcessRunner
 from collab_llm_nodes.errors import ConfigError, InvalidInput
+from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.prompt import encode as encode_for_model
 
@@ -344,6 +345,24 @@ def test_a_round_trip_is_known_even_if_no_round_ever_waits_for_one() -> None:
     assert p.rtt.value == pytest.approx(0.8), "with the prefill in it"
     p.on_round_trip(0.3, Verdict(3, (1,), 0, False, 0.1))
     assert p.rtt.value == pytest.approx(0.2)
+
+
+def test_predictions_that_do_not_come_true_are_corrected() -> None:
+    planner = Planner(PlannerConfig(enabled=True), gamma=4, depth=3)
+    planner.profile = profile(**GO2, alpha=0.6)
+    promised = planner.choose()
+    assert promised.ahead
+    seconds = 5.0 * planner.round_seconds(promised)
+    for _ in range(20):
+        planner.on_answer(
+            promised,
+            GenerationMetrics(rounds=11, total_s=1.0 + 10 * seconds, time_to_first_token_s=1.0),
+        )
+    assert planner.round_seconds(promised) == pytest.approx(seconds)
+    assert not planner.choose().ahead
+    before = planner.round_seconds(Mode(0))
+    planner.on_answer(Mode(0), GenerationMetrics(rounds=1, total_s=9.0))
+    assert planner.round_seconds(Mode(0)) == before, "one round says nothing of later ones"
 
 
 def test_a_gain_too_small_is_not_worth_the_radio() -> None:

@@ -30,6 +30,7 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.edge_cloud.messages import Draft, Verdict
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.metrics import GenerationMetrics
 
 _LEARNING_RATE = 0.05
 _EVERY = 16  # answers between two trials of what seems slower, at least
@@ -143,11 +144,16 @@ class Mode:
     ahead: bool = False
 
     @property
-    def name(self) -> str:
-        """``ar``, ``sd(4)`` or ``push_ahead(4)``."""
+    def kind(self) -> str:
+        """``ar``, ``sd`` or ``push_ahead``."""
         if not self.gamma:
             return "ar"
-        return f"{'push_ahead' if self.ahead else 'sd'}({self.gamma})"
+        return "push_ahead" if self.ahead else "sd"
+
+    @property
+    def name(self) -> str:
+        """``ar``, ``sd(4)`` or ``push_ahead(4)``."""
+        return f"{self.kind}({self.gamma})" if self.gamma else self.kind
 
 
 @dataclass(frozen=True)
@@ -184,7 +190,16 @@ class Planner:
         self._depth = depth
         self._first = Mode(gamma, ahead=True)
         self._since = 0  # answers since what seems slower was tried
+        self._bias = {kind: Mean(1.0, weight=16) for kind in ("ar", "sd", "push_ahead")}
         self.profile = Profile()
+
+    def on_answer(self, mode: Mode, metrics: GenerationMetrics) -> None:
+        """An answer in ``mode`` is complete: what its rounds took beside what was predicted."""
+        later = metrics.rounds - 1  # the first one also opens the session
+        predicted = round_seconds(self.profile, mode, self._depth)
+        if later > 0 and predicted > 0:
+            taken = (metrics.total_s - metrics.time_to_first_token_s) / later
+            self._bias[mode.kind].add(taken / predicted)
 
     def choose(self) -> Mode:
         """The mode of the next answer: each kind is tried once, then the fastest is taken."""
@@ -211,8 +226,8 @@ class Planner:
         return self.round_seconds(mode) / self.profile.tau(mode.gamma)
 
     def round_seconds(self, mode: Mode) -> float:
-        """Predicted time per round."""
-        return round_seconds(self.profile, mode, self._depth)
+        """Predicted time per round, corrected by how predictions of its kind came true."""
+        return self._bias[mode.kind].value * round_seconds(self.profile, mode, self._depth)
 
 
 def settings_of(

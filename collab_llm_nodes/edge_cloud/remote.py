@@ -104,6 +104,7 @@ class RemoteRunner:
             drafter.close()
         client.metrics.bytes_up = session.bytes_up
         client.metrics.bytes_down = session.bytes_down
+        self.planner.on_answer(mode, client.metrics)
         text = self._draft.decode(client.generated)
         return Generation(
             tuple(client.generated), tuple(client.sources), text, client.metrics, mode

@@ -492,6 +492,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
                 raise Cancelled("the caller gave the answer up")
             try:
                 answer.loop.run(request.due - time.monotonic(), asked_at=request.asked_at)
+                self._planner.on_answer(mode, client.metrics)
             finally:
                 self._tell(answer, feedback)
         except CollabError as error:
