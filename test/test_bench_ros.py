@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from collab_llm_nodes.bench import ros
 from collab_llm_nodes.bench.ros import MAX_SLOPE, MODES, NODES, Sample, growth_of, run_ros
 
 ROUNDS = 1000
@@ -14,12 +15,19 @@ ROUNDS = 1000
 
 def grown(slope: float, *, noise: float = 0.0, later: float = 1.0) -> dict[str, object]:
     """A report on a process of 100 MB that grows by ``slope`` byte/round; the last rounds take
-    ``later`` times as long as the first."""
-    samples = [
-        Sample(n, {"leaky": int(1e8 + slope * n + noise * (-1) ** n), "calm": 10**7}, {"leaky": 1})
-        for n in range(0, ROUNDS + 1, 25)
-    ]
-    return growth_of(samples, [0.01 * (later if n > ROUNDS // 2 else 1.0) for n in range(ROUNDS)])
+    ``later`` times as long as the first. The machine becomes busier all the time."""
+    return growth_of(
+        [
+            Sample(
+                rounds=n,
+                rss={"leaky": int(1e8 + slope * n + noise * (-1) ** n), "calm": 10**7},
+                tasks={"leaky": 1},
+                round_s=(0.02 if n < ROUNDS // 2 else 0.02 * later) * (1 + n / ROUNDS),
+                reference_s=0.01 * (1 + n / ROUNDS),
+            )
+            for n in range(25, ROUNDS + 1, 25)
+        ]
+    )
 
 
 def test_a_leak_and_a_slowdown_are_noticed() -> None:
@@ -38,6 +46,7 @@ def test_the_benchmark_measures_what_it_names(
     pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
     for name in ("ROS_AUTOMATIC_DISCOVERY_RANGE", "ROS_DOMAIN_ID"):  # run_ros sets its own
         monkeypatch.setenv(name, "")
+    monkeypatch.setattr(ros, "SAMPLES", 10)
     plot = tmp_path / "ros.png"
     results = run_ros(
         answers=1,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import resource
 import statistics
@@ -59,13 +60,14 @@ GAMMA = 4
 MAX_TOKENS = 48
 SHORT_ANSWER = 12  # tokens: many answers, because what leaks often leaks once per answer
 WARM_UP = 3
+SAMPLES = 40
 POINTS = {"as_is": 0.0, "emulated": 0.04}
 """Seconds that a verification takes at least."""
 
 MAX_SLOPE = 2048.0
 """Bytes per round that a process may grow by after warm-up: 10,000 rounds are 20 MB."""
 MAX_SLOWDOWN = 1.2
-"""Median time of the last tenth of the rounds over that of the first tenth after warm-up."""
+"""Time per round in the last fifth of the rounds over that in the first fifth after warm-up."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def run_ros(
         ):
             found[point] = _pairs(bed, draft, list(_repeat(prompts, answers)))
             if rounds and not compute_s:
-                growth = _growth(bed, prompts, rounds, console)
+                growth = _growth(bed, draft, prompts, rounds, console)
     as_is = found["as_is"]
     results = {
         "added_ms_per_round": as_is["cache"]["added_ms_per_round"],
@@ -275,12 +277,12 @@ def _pairs(bed: Bed, draft: Engine, prompts: Sequence[Prompt]) -> dict[str, Any]
 
 
 def _without_ros(
-    runner: RemoteRunner, prompt: Prompt
+    runner: RemoteRunner, prompt: Prompt, max_tokens: int = MAX_TOKENS
 ) -> tuple[tuple[int, ...], list[float], float]:
     """Tokens, the time of each round, and of the whole answer [s]."""
     times = [time.monotonic()]
     answer = runner.generate(
-        prompt, max_tokens=MAX_TOKENS, on_tokens=lambda tokens: times.append(time.monotonic())
+        prompt, max_tokens=max_tokens, on_tokens=lambda tokens: times.append(time.monotonic())
     )
     whole = time.monotonic() - times[0]
     return answer.tokens, [b - a for a, b in itertools.pairwise(times)], whole
@@ -295,34 +297,55 @@ def _repeat(prompts: Sequence[Prompt], count: int) -> Iterator[Prompt]:
 
 @dataclass(frozen=True)
 class Sample:
-    """The state of the graph after so many rounds."""
+    """The state of the graph after so many rounds.
+
+    Attributes:
+        rss: of each process [byte]; tasks: of each node's executor.
+        round_s: median round since the last sample [s].
+        reference_s: median round without ROS at the same time, which tells how busy the machine is.
+    """
 
     rounds: int
     rss: dict[str, int]
     tasks: dict[str, int]
+    round_s: float
+    reference_s: float
 
 
-def _growth(bed: Bed, prompts: Sequence[Prompt], rounds: int, console: Console) -> dict[str, Any]:
+def _growth(
+    bed: Bed, draft: Engine, prompts: Sequence[Prompt], rounds: int, console: Console
+) -> dict[str, Any]:
     """Short answers as shipped, one after the other, until ``rounds`` rounds are through."""
-    _set_mode(bed.client, MODES["push_ahead"])
-    samples, times, number = [_sample(bed, 0)], list[float](), 0
-    started = time.monotonic()
+    mode = MODES["push_ahead"]
+    _set_mode(bed.client, mode)
+    runner = RemoteRunner(draft, bed.verifier, gamma=GAMMA, ahead=mode.ahead)
+    started, answers, done = time.monotonic(), 0, 0
+    samples: list[Sample] = []
     with console.status("") as status:
-        while len(times) < rounds:
-            times += bed.client.ask(prompts[number % len(prompts)], SHORT_ANSWER).round_s[1:]
-            number += 1
-            if len(times) >= samples[-1].rounds + rounds / 40:
-                bed.check()
-                samples.append(_sample(bed, len(times)))
-                status.update(f"growth: {len(times)} of {rounds} rounds ...")
-    report = growth_of(samples, times)
-    return {**report, "answers": number, "seconds": time.monotonic() - started}
+        while done < rounds:
+            times: list[float] = []
+            while len(times) < min(rounds - done, math.ceil(rounds / SAMPLES)):
+                asked = bed.client.ask(prompts[answers % len(prompts)], SHORT_ANSWER)
+                times += asked.round_s[1:]
+                answers += 1
+            done += len(times)
+            bed.check()
+            samples.append(_sample(bed, done, times, _reference(runner, prompts)))
+            status.update(f"growth: {done} of {rounds} rounds ...")
+    return {**growth_of(samples), "answers": answers, "seconds": time.monotonic() - started}
 
 
-def _sample(bed: Bed, rounds: int) -> Sample:
+def _reference(runner: RemoteRunner, prompts: Sequence[Prompt]) -> list[float]:
+    times: list[float] = []
+    for prompt in _repeat(prompts, 6):
+        times += _without_ros(runner, prompt, SHORT_ANSWER)[1][1:]
+    return times
+
+
+def _sample(bed: Bed, rounds: int, times: Sequence[float], reference: Sequence[float]) -> Sample:
     rss = {name: rss_bytes(process.pid) for name, process in bed.processes.items()}
     tasks = {name: int(bed.client.health(name).get("executor_tasks", 0)) for name in NODES}
-    return Sample(rounds, rss, tasks)
+    return Sample(rounds, rss, tasks, statistics.median(times), statistics.median(reference))
 
 
 def rss_bytes(pid: int) -> int:
@@ -331,22 +354,18 @@ def rss_bytes(pid: int) -> int:
     return int(pages) * resource.getpagesize()
 
 
-def growth_of(samples: Sequence[Sample], times: Sequence[float]) -> dict[str, Any]:
+def growth_of(samples: Sequence[Sample]) -> dict[str, Any]:
     """Slopes and slowdown after the first fifth of the rounds, which warms up.
-
-    Args:
-        times: of the rounds, in order [s].
 
     Returns:
         ``processes.<name>`` with ``slope`` [byte/round] (least squares), ``rss_mb`` and, of
         nodes, ``executor_tasks`` (both at each of ``rounds``); ``slope``: the steepest;
-        ``slowdown``; ``bounded``: both are within ``MAX_SLOPE`` and ``MAX_SLOWDOWN``.
+        ``slowdown``: the last fifth's time per round over that of the first after warm-up, each
+        relative to rounds without ROS at the same time; ``round_ms`` and ``reference_ms``;
+        ``bounded``: slope and slowdown are within ``MAX_SLOPE`` and ``MAX_SLOWDOWN``.
     """
-    warm = len(times) // 5
-    tenth = max(1, len(times) // 10)
-    first, last = times[warm : warm + tenth], times[-tenth:]
-    slowdown = statistics.median(last) / statistics.median(first)
-    later = [s for s in samples if s.rounds >= warm]
+    fifth = max(1, len(samples) // 5)
+    later = samples[fifth:]
     processes: dict[str, Any] = {}
     for name in samples[0].rss:
         sizes = [s.rss[name] for s in later]
@@ -355,18 +374,22 @@ def growth_of(samples: Sequence[Sample], times: Sequence[float]) -> dict[str, An
         if name in samples[0].tasks:
             processes[name]["executor_tasks"] = [s.tasks[name] for s in samples]
     slope = max(row["slope"] for row in processes.values())
+    first, last = later[:fifth], later[-fifth:]
+    slowdown = _relative(last) / _relative(first)
     return {
         "processes": processes,
         "rounds": [s.rounds for s in samples],
         "slope": slope,
         "slowdown": slowdown,
-        "round_ms": {
-            "first": 1e3 * statistics.median(first),
-            "last": 1e3 * statistics.median(last),
-        },
+        "round_ms": [1e3 * s.round_s for s in samples],
+        "reference_ms": [1e3 * s.reference_s for s in samples],
         "criterion": f"slope <= {MAX_SLOPE:g} byte/round, slowdown <= {MAX_SLOWDOWN:g}",
         "bounded": slope <= MAX_SLOPE and slowdown <= MAX_SLOWDOWN,
     }
+
+
+def _relative(samples: Sequence[Sample]) -> float:
+    return statistics.median(s.round_s / s.reference_s for s in samples)
 
 
 # Report.
@@ -418,8 +441,8 @@ def _print(results: Mapping[str, Any], console: Console) -> None:
     console.print(table)
     verdict = "bounded" if growth["bounded"] else "NOT bounded"
     console.print(
-        f"{verdict} ({growth['criterion']}): a round took {growth['round_ms']['first']:.1f} ms"
-        f" after warm-up, {growth['round_ms']['last']:.1f} ms at the end"
+        f"{verdict} ({growth['criterion']}): slope {growth['slope']:.0f},"
+        f" slowdown {growth['slowdown']:.2f}"
     )
 
 

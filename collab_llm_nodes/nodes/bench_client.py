@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import rclpy
+from builtin_interfaces.msg import Time as TimeMsg
 from diagnostic_msgs.msg import DiagnosticArray
 from rcl_interfaces.srv import SetParameters
 from rclpy.action import ActionClient
@@ -62,6 +63,7 @@ class BenchClient:
         self._context.init()
         self._node = Node("bench_client", context=self._context)
         self._changed = threading.Condition()
+        self._stamp = TimeMsg()  # of the picture asked about; messages about others do not count
         self._observation: Observation | None = None
         self._totals: list[float] = []  # metrics.total_s after each round of the present answer
         self._ages: dict[str, float] = {}
@@ -133,9 +135,8 @@ class BenchClient:
             DeadlineExceeded: a message did not come.
             CollabError: the answer failed.
         """
-        self._forget()
         picture = CompressedImage(format="jpeg", data=array("B", prompt.images[0]))
-        picture.header.stamp = self._node.get_clock().now().to_msg()
+        picture.header.stamp = self._start_anew()
         self._pictures.publish(picture)
         self._wait(lambda: self._observation is not None, ANSWER_DEADLINE_S, "the observation")
         observation = self._observation
@@ -163,32 +164,39 @@ class BenchClient:
             round_s = tuple(b - a for a, b in zip(totals, totals[1:], strict=False))
             return Asked(tuple(result.tokens), round_s, answer_s, **self._ages)
 
-    def _forget(self) -> None:
-        """The answer before."""
+    def _start_anew(self) -> TimeMsg:
+        """Forget the last answer; the stamp of the picture that the next one is about."""
         with self._changed:
             self._observation = None
             self._totals.clear()
             self._ages.clear()
+            self._stamp = self._node.get_clock().now().to_msg()
+            return self._stamp
 
     # Callbacks, in the executor's thread.
 
     def _on_observation(self, msg: Observation) -> None:
         with self._changed:
-            self._observation = msg
-            self._note("observed", msg)
+            if msg.header.stamp == self._stamp:
+                self._observation = msg
+                self._note("observed", msg)
 
     def _on_text(self, msg: GeneratedText) -> None:
         with self._changed:
-            if not msg.final:
-                self._totals.append(msg.metrics.total_s)
-                if len(self._totals) == 1:
-                    self._note("first_text", msg)
-            else:
+            if msg.header.stamp != self._stamp:
+                return
+            if msg.final:
                 self._note("final_text", msg)
+                return
+            self._totals.append(msg.metrics.total_s)
+            if len(self._totals) == 1:
+                self._note("first_text", msg)
+            self._changed.notify_all()
 
     def _on_action(self, msg: NavigationAction) -> None:
         with self._changed:
-            self._note("action", msg)
+            if msg.header.stamp == self._stamp:
+                self._note("action", msg)
 
     def _on_diagnostics(self, msg: DiagnosticArray) -> None:
         with self._changed:
