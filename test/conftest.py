@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from collab_llm_nodes.demo.domain import own_domain
+
 if TYPE_CHECKING:
     from rclpy.context import Context
     from rclpy.executors import Executor
@@ -21,10 +23,7 @@ if TYPE_CHECKING:
 os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# DDS maps a domain to UDP ports; those of 1 to 101 lie below Linux's ephemeral ports.
-_DOMAINS = 101
-_first_domain = int(os.environ.get("ROS_DOMAIN_ID") or os.getpid()) % _DOMAINS
-_next_domain = itertools.count(_first_domain)
+_next_domain = itertools.count(int(os.environ.get("ROS_DOMAIN_ID") or os.getpid()))
 
 
 class Graph:
@@ -118,12 +117,12 @@ def ros_context(monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
     pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
     from rclpy.context import Context
 
-    domain_id = 1 + next(_next_domain) % _DOMAINS
-    monkeypatch.setenv("ROS_DOMAIN_ID", str(domain_id))
-    context = Context()
-    context.init(domain_id=domain_id)
-    yield context
-    context.try_shutdown()
+    with own_domain(next(_next_domain)) as domain_id:
+        monkeypatch.setenv("ROS_DOMAIN_ID", str(domain_id))
+        context = Context()
+        context.init(domain_id=domain_id)
+        yield context
+        context.try_shutdown()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from collab_llm_nodes.cli import app
+from collab_llm_nodes.demo.domain import DOMAINS, own_domain
 
 COMMANDS = [
     ["demo"],
@@ -54,3 +55,11 @@ def test_the_shipped_pair_s_figures_pass_the_gates() -> None:
     assert figures["in_view_direction"] >= 0.85
     assert figures["not_in_view"] >= 0.95
     assert figures["invalid_actions"] == figures["action_mismatches"] == 0
+
+
+def test_two_graphs_on_one_machine_have_two_domains() -> None:
+    with own_domain(7) as first, own_domain(7) as second:
+        assert first != second
+        assert {first, second} <= set(DOMAINS)
+        with pytest.raises(KeyError), own_domain(7):
+            raise KeyError("whatever happens inside")

@@ -29,11 +29,11 @@ from rich.table import Table
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.bench.scenes import scene_prompts
 from collab_llm_nodes.decoding.engine import Engine
+from collab_llm_nodes.demo.domain import isolate_ros
 from collab_llm_nodes.demo.processes import (
     START_DEADLINE_S,
     Process,
     free_port,
-    isolate_ros,
     run_process,
     verifier_process,
     wait_for_verifier,

@@ -19,12 +19,12 @@ from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.reference import generate
 from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.demo.domain import isolate_ros
 from collab_llm_nodes.demo.film import Frame, save
 from collab_llm_nodes.demo.processes import (
     START_DEADLINE_S,
     Process,
     free_port,
-    isolate_ros,
     run_process,
     verifier_process,
     wait_for_verifier,

@@ -100,14 +100,6 @@ def wait_for_verifier(client: VerifierClient, process: Process) -> None:
                 raise
 
 
-def isolate_ros() -> None:
-    """Whatever the caller's shell is set up for: a simulated velocity must not reach a robot."""
-    for name in ("ROS_DISCOVERY_SERVER", "ROS_STATIC_PEERS"):
-        os.environ.pop(name, None)
-    os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
-    os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 101)  # never 0, a robot's default
-
-
 def free_port() -> int:
     """A TCP port nobody listens on just now."""
     with socket.socket() as probe:
