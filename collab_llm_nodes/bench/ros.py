@@ -41,7 +41,7 @@ from collab_llm_nodes.demo.processes import (
 from collab_llm_nodes.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner
-from collab_llm_nodes.errors import CollabError, Unavailable
+from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
@@ -176,7 +176,8 @@ def _bed(compute_s: float, prompt: Prompt) -> Iterator[Bed]:
             try:
                 client.ask(prompt, SHORT_ANSWER)
                 break
-            except Unavailable:  # the nodes have yet to discover one another
+            # The nodes have yet to discover one another; what was published before is lost.
+            except (DeadlineExceeded, Unavailable):
                 if time.monotonic() > due:
                     raise
         yield bed

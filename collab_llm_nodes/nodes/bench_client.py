@@ -119,7 +119,7 @@ class BenchClient:
         self._wait(setter.service_is_ready, 10.0, node)
         parameters = [Parameter(name, value=v).to_parameter_msg() for name, v in values.items()]
         request = SetParameters.Request(parameters=parameters)
-        for answer in self._result(setter.call_async(request), 10.0, node).results:
+        for answer in self._result(lambda: setter.call_async(request), 10.0, node).results:
             if not answer.successful:
                 raise CollabError(answer.reason, field=node)
 
@@ -149,9 +149,10 @@ class BenchClient:
             deadline_s=ANSWER_DEADLINE_S,
         )
         started = time.monotonic()
-        sent = self._generate.send_goal_async(goal)
-        handle = self._result(sent, ANSWER_DEADLINE_S, "generate to accept")
-        ended = self._result(handle.get_result_async(), ANSWER_DEADLINE_S, "the result")
+        handle = self._result(
+            lambda: self._generate.send_goal_async(goal), ANSWER_DEADLINE_S, "generate to accept"
+        )
+        ended = self._result(handle.get_result_async, ANSWER_DEADLINE_S, "the result")
         answer_s = time.monotonic() - started
         result = ended.result
         if result.status != result.OK:
@@ -210,16 +211,24 @@ class BenchClient:
 
     # Waiting.
 
-    def _result(self, future: Any, deadline_s: float, what: str) -> Any:
-        future.add_done_callback(lambda _: self._notify())
-        self._wait(future.done, deadline_s, what)
-        return future.result()
+    def _result(self, call: Callable[[], Any], deadline_s: float, what: str) -> Any:
+        """What the future that ``call`` makes comes to.
 
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        It is made in the executor's thread: rclpy's action client, which has no lock, would not
+        know of a request whose answer comes at once.
+        """
+        results: list[Any] = []
 
-    def _wait(self, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
+        def take(future: Any) -> None:
+            with self._changed:
+                results.append(future.result())
+                self._changed.notify_all()
+
+        self._executor.create_task(lambda: call().add_done_callback(take))
+        self._wait(lambda: results, deadline_s, what)
+        return results[0]
+
+    def _wait(self, condition: Callable[[], Any], deadline_s: float, what: str) -> None:
         due = time.monotonic() + deadline_s
         with self._changed:
             while not condition():
