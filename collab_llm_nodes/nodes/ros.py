@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import signal
 import sys
 import threading
@@ -383,6 +384,10 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
         print(f"{error.code}: {error}", file=sys.stderr)
         _stop(executor, nodes)
         return 1
+    # What is there by now stays to the end. Left to itself the collector would go through all of it
+    # each time: seldom, therefore, with the leftovers of thousands of answers, and for long.
+    gc.freeze()
+    gc.collect()  # which also makes the collector forget how much there was
     failures: list[Exception] = []
     spinner = threading.Thread(
         target=_spin, args=(executor, nodes, ended, failures), name="ros-spin"
