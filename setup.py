@@ -31,6 +31,6 @@ def shared() -> list[tuple[str, list[str]]]:
 
 setup(
     install_requires=requirements("runtime"),
-    extras_require={"ray": requirements("ray")},
+    extras_require={"ray": requirements("ray"), "dashboard": requirements("dashboard")},
     data_files=shared(),
 )

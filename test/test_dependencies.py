@@ -26,7 +26,16 @@ DISTRIBUTION = {
 }
 # Parts of transformers' own dependencies that it hands to its users.
 THROUGH_TRANSFORMERS = {"huggingface_hub", "tokenizers"}
-OPTIONAL = {"bitsandbytes", "ray", "torchao", "torchvision", "unitree_api", "unitree_go"}
+OPTIONAL = {
+    "bitsandbytes",
+    "nav2_msgs",
+    "nicegui",
+    "ray",
+    "torchao",
+    "torchvision",
+    "unitree_api",
+    "unitree_go",
+}
 
 
 def requirements(name: str) -> set[str]:
@@ -53,7 +62,7 @@ def imported_modules() -> dict[str, str]:
 
 def test_every_requirement_has_its_reason() -> None:
     text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8").lower()
-    for name in ("runtime", "dev", "ray", "build", "last", "ros-jazzy"):
+    for name in ("runtime", "dev", "ray", "dashboard", "build", "last", "ros-jazzy"):
         for package in requirements(name):
             assert f"`{package}`" in text, f"docs/dependencies.md does not say why {package}"
 
