@@ -31,11 +31,12 @@ build: ## Set up, then build interfaces and nodes into install/
 demo: build ## Ten rooms in simulation through the whole graph; leaves a film and JSON in out/
 	@$(CLI) demo $(ARGS)
 
-test: build lint ## Linters, types, then all tests
+test: lint ## Linters, types, then all tests
+	@scripts/setup.sh tests
 	@$(RUN) python -m pytest $(ARGS)
 
 colcon-test: ## The same tests as `colcon test` runs them
-	@TESTING=ON scripts/setup.sh build
+	@TESTING=ON scripts/setup.sh tests
 	@$(RUN) python -m colcon --log-level error test --base-paths . --merge-install --install-base install \
 		--event-handlers console_direct+ --return-code-on-test-failure
 

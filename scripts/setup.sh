@@ -4,6 +4,7 @@
 #   scripts/setup.sh          environment: .venv with Python packages and, without a ROS 2 of your
 #                             own ($ROS_DISTRO unset), ROS 2 Jazzy as wheels; system libraries
 #   scripts/setup.sh build    the same, then interfaces and nodes into install/
+#   scripts/setup.sh tests    the same, then the interfaces of others that the tests need
 #
 # What is done is remembered by the content of its inputs (.venv/.done) and skipped next time.
 # Variables: PYTHON (interpreter for a new environment, default python3), TESTING=ON
@@ -206,6 +207,20 @@ LAUNCHER
     chmod +x "$launcher"
 }
 
+colcon_build() { # colcon_build ARGUMENT...: with this environment's Python, on its ROS
+    local arguments=("$@" --merge-install --event-handlers console_cohesion- --cmake-args
+        "-DPython3_EXECUTABLE=$venv/bin/python" "-DPYTHON_EXECUTABLE=$venv/bin/python" "-DBUILD_TESTING=${TESTING:-OFF}")
+    (
+        export PATH="$venv/bin:$PATH"
+        if [ -z "$ros_setup" ]; then
+            arguments+=(-G Ninja)
+            export AMENT_PREFIX_PATH=$venv CMAKE_PREFIX_PATH=$venv LD_LIBRARY_PATH=$venv/lib
+        fi
+        "$venv/bin/python" -m colcon --log-level error build "${arguments[@]}"
+    ) || fail "colcon build" "see its messages above (all of them: log/latest_build/);" \
+        "after a moved checkout or an interrupted build: make clean, then the same command"
+}
+
 build() {
     # Python, launch, parameter and model files are linked, not copied: only a changed *list* of
     # them asks for a build; interfaces and build files ask for one with every change.
@@ -216,19 +231,18 @@ build() {
     check_tools
     say "colcon build (about a minute the first time)"
     find install -xtype l -delete 2>/dev/null || true # links to files that are gone
-    local arguments=(--base-paths . --merge-install --install-base install --symlink-install
-        --event-handlers console_cohesion- --cmake-args
-        "-DPython3_EXECUTABLE=$venv/bin/python" "-DPYTHON_EXECUTABLE=$venv/bin/python" "-DBUILD_TESTING=${TESTING:-OFF}")
-    (
-        export PATH="$venv/bin:$PATH"
-        if [ -z "$ros_setup" ]; then
-            arguments+=(-G Ninja)
-            export AMENT_PREFIX_PATH=$venv CMAKE_PREFIX_PATH=$venv LD_LIBRARY_PATH=$venv/lib
-        fi
-        "$venv/bin/python" -m colcon --log-level error build "${arguments[@]}"
-    ) || fail "colcon build" "see its messages above (all of them: log/latest_build/collab_llm/);" \
-        "after a moved checkout or an interrupted build: make clean, then the same command"
+    colcon_build --base-paths . --install-base install --symlink-install
     mark_done build "$key"
+}
+
+build_test_interfaces() { # see test/interfaces/README.md; scripts/with-ros finds them
+    local out=build/test_interfaces key
+    key=$(fingerprint test/interfaces/*/*/* test/interfaces/*/*.* -- "$root" "$(cat "$done_marks/packages")")
+    is_done test_interfaces "$key" && [ -d $out/install ] && return
+    check_tools
+    say "Interfaces for the tests (about a minute the first time)"
+    TESTING=OFF colcon_build --base-paths test/interfaces/*/ --build-base $out/build --install-base $out/install
+    mark_done test_interfaces "$key"
 }
 
 find_ros
@@ -240,5 +254,9 @@ write_launcher
 case ${1:-} in
 "") ;;
 build) build ;;
-*) fail "unknown argument: $1" "usage: scripts/setup.sh [build]" ;;
+tests)
+    build
+    build_test_interfaces
+    ;;
+*) fail "unknown argument: $1" "usage: scripts/setup.sh [build | tests]" ;;
 esac
