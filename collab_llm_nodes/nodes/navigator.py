@@ -28,6 +28,7 @@ from rclpy.action.client import ClientGoalHandle
 from rclpy.action.server import ServerGoalHandle
 from rclpy.task import Future
 from rclpy.time import Time
+from std_msgs.msg import String
 
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import GenerationMetrics, NavigationAction, Observation
@@ -49,6 +50,7 @@ from collab_llm_nodes.nodes.ros import (
     COMMAND,
     REQUESTS,
     RESULT,
+    STATE,
     STEADY,
     ManagedNode,
     guarded,
@@ -144,6 +146,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self.create_timer(0.1, self._tick, clock=STEADY),  # the robot's clock may stand still
         ]
         if self._navigate is None:
+            self._instructions = self.create_publisher(String, "instruction", STATE)
             self._generate = ActionClient(
                 self,
                 Generate,
@@ -174,8 +177,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
         self._send(ZERO, 0.0)
 
     def cleanup(self) -> None:
-        """The two actions stay: over them go the result of a goal that was ended just now, and the
-        cancellation of a generation that is accepted only now."""
+        """The two actions and ``instruction`` stay: over them go the end and the result of a goal
+        that was ended just now, and the cancellation of a generation accepted only now."""
         for timer in self._clocks:
             self.destroy_timer(timer)
         for subscription in self._subscribed:
@@ -201,12 +204,14 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self._conclude(goal, result, error.code, str(error))
             return result
         run_ = self._run = _Run(goal, mission, Future())
+        self._instructions.publish(String(data=goal.request.instruction))
         if goal.is_cancel_requested:  # before this coroutine had its first turn
             self._cancel(run_)
         try:
             await run_.over
         finally:
             self._run = None
+            self._instructions.publish(String())
         result.steps = mission.steps
         result.distance_travelled, result.angle_turned = mission.distance, mission.angle
         result.pose = self._pose
