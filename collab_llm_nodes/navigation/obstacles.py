@@ -1,0 +1,103 @@
+"""How far the robot may go ahead before it touches something: pure, from ranges.
+
+What counts lies in the corridor that the robot sweeps when it goes straight on. Sensors are taken
+to be mounted level; what they do not see (glass, a step down) is not there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import ConfigError
+
+_USES = ("off", "optional", "required")
+
+
+@dataclass(frozen=True)
+class ObstacleConfig:
+    """Which sensors look ahead, where they sit, and what is too near."""
+
+    scan: str = setting(
+        "off",
+        "Use of the laser scan: optional = where it is there; required = no motion without it.",
+        choices=_USES,
+        read_only=True,
+    )
+    range: str = setting(
+        "off", "Use of a range finder that looks ahead, likewise.", choices=_USES, read_only=True
+    )
+    stop_distance: float = setting(
+        0.3, "Gap before the robot's front at which it goes no further [m].", low=0.05, high=5.0
+    )
+    slow_distance: float = setting(0.9, "Gap from which it slows down [m].", low=0.05, high=10.0)
+    slow_share: float = setting(
+        0.3, "Share of the top speed that is left at stop_distance.", low=0.05, high=1.0
+    )
+    width: float = setting(
+        0.5, "Of the corridor ahead: the robot's, and some more [m].", low=0.1, high=5.0
+    )
+    front: float = setting(0.35, "From the robot's centre to its front [m].", low=0.0, high=2.0)
+    scan_x: float = setting(
+        0.0, "The scanner's place ahead of the robot's centre [m].", low=-2.0, high=2.0
+    )
+    scan_yaw: float = setting(
+        0.0, "Where the scanner's zero angle points, + = left [degree].", low=-180.0, high=180.0
+    )
+    range_x: float = setting(
+        0.35, "The range finder's place ahead of the robot's centre [m].", low=-2.0, high=2.0
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.slow_distance < self.stop_distance:
+            raise ConfigError("must be >= stop_distance", field="slow_distance")
+
+    def speed_share(self, gap: float) -> float:
+        """Share of the top speed allowed ahead with ``gap`` [m] before the front."""
+        if gap <= self.stop_distance:
+            return 0.0
+        if gap >= self.slow_distance:
+            return 1.0
+        way = (gap - self.stop_distance) / (self.slow_distance - self.stop_distance)
+        return self.slow_share + (1.0 - self.slow_share) * way
+
+
+def gap_in_scan(
+    ranges: Sequence[float],
+    angle_min: float,
+    angle_increment: float,
+    limits: tuple[float, float],
+    config: ObstacleConfig,
+) -> float:
+    """Gap before the robot's front [m], ``inf`` without an obstacle in the corridor.
+
+    Args:
+        ranges: [beams] in m; of REP 117's special values ``-inf`` is too near to measure, ``inf``
+            nothing there and ``nan`` no measurement.
+        angle_min: of the first beam [rad], + = left; ``angle_increment`` to the next.
+        limits: least and greatest range that is a measurement [m].
+    """
+    nearest, half = math.inf, 0.5 * config.width
+    angle = angle_min + math.radians(config.scan_yaw)
+    for distance in ranges:
+        if distance == -math.inf and math.cos(angle) > 0.0:
+            return 0.0
+        if limits[0] <= distance <= limits[1]:
+            gap = config.scan_x + distance * math.cos(angle) - config.front
+            # What lies behind the front is the robot itself.
+            if 0.0 < gap < nearest and abs(distance * math.sin(angle)) <= half:
+                nearest = gap
+        angle += angle_increment
+    return nearest
+
+
+def gap_of_range(distance: float, limits: tuple[float, float], config: ObstacleConfig) -> float:
+    """Likewise from one range finder; a value below its least range is an obstacle too near."""
+    if distance < limits[0]:
+        return 0.0
+    if distance <= limits[1]:
+        return max(0.0, config.range_x + distance - config.front)
+    return math.inf
