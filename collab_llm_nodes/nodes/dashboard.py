@@ -1,0 +1,389 @@
+"""A web page for people: what the robot sees, thinks and does; instructions; an emergency stop.
+
+The page and its server are ``collab_llm_nodes/dashboard``; here they get what the graph says, and
+the graph gets what people want. Three threads, and what passes between them:
+
+- The node's own hears everything and tells a ``View``. What the others read is replaced as a
+  whole: the newest snapshot, picture and state of motion.
+- The pages' and the front's call the methods of ``Robot``, which ``post`` to the node's thread.
+  Only the emergency stop does not: it is published in the thread that got the request.
+
+All subscriptions are such that nobody waits for this node. Snapshots and pictures are made only
+while somebody looks.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from action_msgs.srv import CancelGoal
+from diagnostic_msgs.msg import DiagnosticArray
+from nav_msgs.msg import Odometry
+from rclpy.action import ActionClient
+from rclpy.task import Future as RosFuture
+from std_msgs.msg import Bool, String
+from std_srvs.srv import Trigger
+
+from collab_llm.action import Navigate
+from collab_llm.msg import (
+    Draft,
+    GeneratedText,
+    GenerationMetrics,
+    LinkState,
+    MotionState,
+    NavigationAction,
+    Observation,
+)
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.dashboard.view import (
+    Action,
+    Answer,
+    Figures,
+    Goal,
+    Link,
+    Motion,
+    Pose,
+    Snapshot,
+    View,
+)
+from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.nodes.convert import code_of
+from collab_llm_nodes.nodes.ros import (
+    CAMERA,
+    COMMAND,
+    REQUESTS,
+    RESULT,
+    STATE,
+    STEADY,
+    ManagedNode,
+    guarded,
+    run,
+    wall,
+)
+from collab_llm_nodes.verifier.client import read_token
+
+if TYPE_CHECKING:
+    from collab_llm_nodes.dashboard.site import Site
+
+TOKEN_VARIABLE = "COLLAB_LLM_DASHBOARD_TOKEN"
+_WATCHED_S = 2.0
+"""So long after the last look somebody is still looking."""
+_LINK_STATES = {LinkState.DOWN: "DOWN", LinkState.CONNECTING: "CONNECTING", LinkState.UP: "UP"}
+_KINDS = {
+    NavigationAction.NONE: "none",
+    NavigationAction.STOP: "stop",
+    NavigationAction.FORWARD: "forward",
+    NavigationAction.TURN: "turn",
+}
+
+
+@dataclass(frozen=True)
+class DashboardConfig:
+    """Parameters of the node; the token is none, since everybody can read parameters."""
+
+    host: str = setting(
+        "127.0.0.1",
+        "Address to listen on; any but this machine's own needs a token (environment"
+        f" {TOKEN_VARIABLE}, or token_file).",
+        read_only=True,
+    )
+    port: int = setting(
+        8080, "TCP port; 0 = a free one, which is logged.", low=0, high=65535, read_only=True
+    )
+    token_file: str = setting(
+        "", "File that holds the token pages must give to be shown.", read_only=True
+    )
+    max_viewers: int = setting(8, "Pages open at a time.", low=1, high=100, read_only=True)
+    rate: float = setting(5.0, "Updates of a page per second.", low=0.5, high=20.0, read_only=True)
+    camera_fov: float = setting(
+        90.0,
+        "What the camera sees from left to right [deg]: where a direction is in the picture.",
+        low=10.0,
+        high=170.0,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+class Dashboard(ManagedNode[DashboardConfig]):
+    """See the module docstring. The methods of ``Robot`` may be called from any thread."""
+
+    def __init__(self, **node_arguments: Any) -> None:
+        super().__init__("dashboard", DashboardConfig, **node_arguments)
+        self._site: Site | None = None
+        self._view = View(math.radians(self.config.camera_fov))
+        self._shown = self._view.snapshot(wall())
+        self._frame: tuple[int, bytes] = (0, b"")
+        self._motion: tuple[Motion | None, float] = (None, -math.inf)
+        self._asked_at = -math.inf
+        self._goals = 0  # sent; the newest one's number
+
+    @property
+    def port(self) -> int:
+        """Where the page is."""
+        return self._site.port if self._site is not None else 0
+
+    # Lifecycle.
+
+    def configure(self) -> None:
+        """Subscribe, then open the web server. Raises CollabError if that cannot be."""
+        try:
+            from collab_llm_nodes.dashboard.site import Site
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"the Python package {error.name} is not installed",
+                field="dashboard",
+                remedy="pip install -r requirements/dashboard.txt",
+            ) from None
+        config = self.config
+        token = read_token("" if config.token_file else os.environ.get(TOKEN_VARIABLE, ""), "")
+        token = token or read_token("", config.token_file)
+        self._view = View(math.radians(config.camera_fov))
+        self._stops = self.create_publisher(Bool, "emergency_stop", COMMAND)
+        self._resets = self.create_client(Trigger, "reset_emergency_stop", qos_profile=REQUESTS)
+        self._navigate = ActionClient(self, Navigate, "navigate")
+        # Ends whatever is followed, whoever gave it: a handle has only who sent the goal.
+        self._cancels = self.create_client(CancelGoal, "navigate/_action/cancel_goal")
+        self._heard = [
+            self.create_subscription(kind, topic, callback, qos)
+            for kind, topic, callback, qos in (
+                (Observation, "observation", self._on_observation, CAMERA),
+                (Odometry, "odom", self._on_odometry, CAMERA),
+                (Draft, "draft", self._on_draft, RESULT),
+                (GeneratedText, "generated_text", self._on_text, RESULT),
+                (NavigationAction, "navigation_action", self._on_action, RESULT),
+                (LinkState, "link_state", self._on_link, STATE),
+                (MotionState, "motion_state", self._on_motion, STATE),
+                (String, "instruction", self._on_instruction, STATE),
+                (DiagnosticArray, "/diagnostics", self._on_diagnostics, RESULT),
+            )
+        ]
+        self._clock_ticks = self.create_timer(1.0 / config.rate, self._tick, clock=STEADY)
+        self._site = Site(
+            self, config.host, config.port, token, max_viewers=config.max_viewers, rate=config.rate
+        )
+        self.get_logger().info(f"dashboard at http://{config.host}:{self.port}/")
+
+    def cleanup(self) -> None:
+        if self._site is not None:  # first: it uses what follows
+            self._site.close()
+            self._site = None
+        self.destroy_timer(self._clock_ticks)
+        for subscription in self._heard:
+            self.destroy_subscription(subscription)
+        self._navigate.destroy()
+        for client in (self._resets, self._cancels):
+            self.destroy_client(client)
+        self.destroy_publisher(self._stops)
+
+    def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
+        level, message, values = super().diagnose()
+        viewers = self._site.viewers if self._site is not None else 0
+        return level, message, {**values, "viewers": viewers, "port": self.port}
+
+    # What the graph says.
+
+    @guarded
+    def _on_observation(self, msg: Observation) -> None:
+        self._view.on_frame(wall())
+        if self._watched():
+            self._frame = (self._frame[0] + 1, msg.image.data.tobytes())
+
+    @guarded
+    def _on_odometry(self, msg: Odometry) -> None:
+        p, q = msg.pose.pose.position, msg.pose.pose.orientation
+        yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
+        self._view.on_pose(Pose(p.x, p.y, yaw))
+
+    @guarded
+    def _on_draft(self, msg: Draft) -> None:
+        solo = msg.solo > 0
+        self._view.on_draft(msg.session_id, len(msg.tokens), solo=solo, ahead=msg.ahead)
+
+    @guarded
+    def _on_text(self, msg: GeneratedText) -> None:
+        failed = msg.status != GeneratedText.OK
+        self._view.on_answer(
+            Answer(
+                session=msg.session_id,
+                prompt=msg.prompt,
+                text=msg.text,
+                ends=tuple(msg.ends),
+                sources=tuple(msg.sources),
+                final=msg.final,
+                error=f"{code_of(msg.status)}: {msg.error_msg}" if failed else "",
+                figures=_figures(msg.metrics),
+            )
+        )
+
+    @guarded
+    def _on_action(self, msg: NavigationAction) -> None:
+        self._view.on_action(
+            Action(
+                session=msg.session_id,
+                kind=_KINDS.get(msg.kind, "none"),
+                value=msg.distance if msg.kind == NavigationAction.FORWARD else msg.angle,
+                reason=msg.reason if msg.code != NavigationAction.OK else "",
+                span=(msg.span_begin, msg.span_end),
+            )
+        )
+
+    @guarded
+    def _on_link(self, msg: LinkState) -> None:
+        link = Link(
+            state=_LINK_STATES.get(msg.state, "UNKNOWN"),
+            verifier=msg.verifier,
+            model=msg.model,
+            rtt_s=msg.rtt_s,
+            reconnects=msg.reconnects,
+            sessions=msg.sessions,
+            error=f"{msg.error_code}: {msg.error_msg}" if msg.error_code else "",
+        )
+        self._view.on_link(link, wall())
+
+    @guarded
+    def _on_motion(self, msg: MotionState) -> None:
+        motion = Motion(
+            allowed=msg.allowed,
+            emergency_stop=msg.emergency_stop,
+            reasons=tuple(msg.reasons[:16]),
+            text=msg.text[:1000],
+            speed_limit=msg.speed_limit,
+            linear=msg.linear,
+            angular=msg.angular,
+        )
+        self._motion = (motion, wall())
+
+    @guarded
+    def _on_instruction(self, msg: String) -> None:
+        self._view.goal = replace(self._view.goal, followed=msg.data[:1000])
+
+    @guarded
+    def _on_diagnostics(self, msg: DiagnosticArray) -> None:
+        for status in msg.status:
+            level = int.from_bytes(status.level, "little")
+            self._view.on_health(status.name, level, status.message, wall())
+
+    @guarded
+    def _tick(self) -> None:
+        goal = self._view.goal
+        if goal.busy and not self._navigate.server_is_ready():
+            lost = "the navigator is gone" if goal.state != "idle" else ""
+            state = "ended" if lost else "idle"
+            self._view.goal = replace(goal, state=state, error=lost, followed="")
+        if self._watched():
+            self._shown = self._view.snapshot(wall())
+
+    # What people want, in the node's thread.
+
+    def _instruct(self, instruction: str) -> None:
+        if not self.active or self._view.goal.busy:
+            return  # the page offers it to nobody then
+        if not self._navigate.server_is_ready():
+            self._view.goal = Goal("ended", instruction, error="the navigator is not there")
+            return
+        self._goals += 1
+        self._view.goal = Goal("sent", instruction)
+        sent = self._navigate.send_goal_async(
+            Navigate.Goal(instruction=instruction), partial(self._on_feedback, self._goals)
+        )
+        sent.add_done_callback(partial(self._on_accepted, self._goals))
+
+    def _on_feedback(self, number: int, message: Any) -> None:
+        goal = self._view.goal
+        if number == self._goals and goal.state in ("sent", "running"):
+            self._view.goal = replace(goal, state="running", step=message.feedback.step)
+
+    def _on_accepted(self, number: int, sent: RosFuture) -> None:
+        goal = self._view.goal
+        if number == self._goals and goal.state == "sent":
+            self._view.goal = replace(goal, state="running")
+        sent.result().get_result_async().add_done_callback(partial(self._on_result, number))
+
+    def _on_result(self, number: int, ended: RosFuture) -> None:
+        if number != self._goals:
+            return
+        result = ended.result().result
+        over = result.status == Navigate.Result.OK
+        error = "" if over else result.error_msg or f"ended with status {result.status}"
+        self._view.goal = replace(self._view.goal, state="ended", error=error)
+
+    def _give_up(self) -> None:
+        if self._cancels.service_is_ready():
+            self._cancels.call_async(CancelGoal.Request())  # no goal named: all
+            if self._view.goal.state in ("sent", "running"):
+                self._view.goal = replace(self._view.goal, state="cancelling")
+
+    def _ask_reset(self, answer: Future[tuple[bool, str]]) -> None:
+        def on_response(done: RosFuture) -> None:
+            response = done.result()
+            if answer.set_running_or_notify_cancel():
+                answer.set_result((response.success, response.message))
+
+        if self._resets.service_is_ready():
+            self._resets.call_async(Trigger.Request()).add_done_callback(on_response)
+        elif answer.set_running_or_notify_cancel():
+            answer.set_result((False, "motion_guard is not there"))
+
+    def _watched(self) -> bool:
+        return wall() - self._asked_at < _WATCHED_S
+
+    # Robot: from any thread.
+
+    def shown(self) -> Snapshot:
+        """See ``Robot``; here and below."""
+        self._asked_at = wall()
+        return self._shown
+
+    def frame(self) -> tuple[int, bytes]:
+        self._asked_at = wall()
+        return self._frame
+
+    def motion(self) -> tuple[Motion | None, float]:
+        motion, at = self._motion
+        return motion, wall() - at
+
+    def emergency_stop(self) -> int:
+        self._stops.publish(Bool(data=True))
+        return int(self._stops.get_subscription_count())
+
+    def reset(self) -> Future[tuple[bool, str]]:
+        answer: Future[tuple[bool, str]] = Future()
+        self.post(self._ask_reset, answer)
+        return answer
+
+    def instruct(self, instruction: str) -> None:
+        self.post(self._instruct, instruction)
+
+    def cancel(self) -> None:
+        self.post(self._give_up)
+
+
+def _figures(msg: GenerationMetrics) -> Figures:
+    return Figures(
+        rounds=msg.rounds,
+        tokens=msg.tokens,
+        tau=msg.tau,
+        cache_hits=msg.cache_hits,
+        cache_lookups=msg.cache_lookups,
+        first_token_s=msg.time_to_first_token_s,
+        total_s=msg.total_s,
+        draft_s=msg.draft_s,
+        verify_s=msg.verify_s,
+        wait_s=msg.wait_s,
+    )
+
+
+def main() -> int:
+    """Run the node."""
+    return run(Dashboard)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
