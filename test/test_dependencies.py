@@ -28,6 +28,7 @@ DISTRIBUTION = {
 THROUGH_TRANSFORMERS = {"huggingface_hub", "tokenizers"}
 OPTIONAL = {
     "bitsandbytes",
+    "fastapi",
     "nav2_msgs",
     "nicegui",
     "ray",
@@ -35,6 +36,7 @@ OPTIONAL = {
     "torchvision",
     "unitree_api",
     "unitree_go",
+    "uvicorn",
 }
 
 
