@@ -366,6 +366,6 @@ class _Ramp:
         self._at = now
         kept = abs(self.speed) if wanted * self.speed > 0.0 else 0.0
         size = min(abs(wanted), kept + self._credit)
-        self._credit -= max(0.0, size - kept)
+        self._credit = max(0.0, self._credit - max(0.0, size - kept))
         self.speed = math.copysign(size, wanted)
         return self.speed

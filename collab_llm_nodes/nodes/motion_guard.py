@@ -1,0 +1,307 @@
+"""The only node that publishes ``cmd_vel``: passes velocities on while motion is safe, else zero.
+
+The decisions are those of ``navigation/guard.py``; here its events come from topics. Whoever drives
+publishes on ``cmd_vel_nav``; each velocity is passed on at once, within the limits, or refused. In
+between the guard looks at the clock every ``period`` and stops what has lost its ground.
+
+The emergency stop works in every lifecycle state: service ``emergency_stop``, topic
+``emergency_stop`` (true), a joystick button. Only the service ``reset_emergency_stop`` clears it.
+Run this node in another process than the models (``nodes/motion.py``): what happens to them must
+not keep it from stopping the robot.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticStatus
+from geometry_msgs.msg import Twist, TwistStamped
+from nav_msgs.msg import Odometry
+from rclpy.parameter import Parameter
+from rclpy.time import Time
+from sensor_msgs.msg import Joy, LaserScan, Range
+from std_msgs.msg import Bool, Header
+from std_srvs.srv import Trigger
+
+from collab_llm.msg import LinkState, MotionState, Observation
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.navigation.executor import ZERO, Velocity
+from collab_llm_nodes.navigation.guard import Guard, GuardConfig, GuardState, Source
+from collab_llm_nodes.navigation.obstacles import gap_in_scan, gap_of_range
+from collab_llm_nodes.nodes.ros import (
+    CAMERA,
+    COMMAND,
+    REQUESTS,
+    STATE,
+    STEADY,
+    ManagedNode,
+    guarded,
+    run,
+    wall,
+)
+
+_REST = (0.02, 0.05)
+"""Odometry's velocities of a robot at rest are below these [m/s, rad/s]."""
+
+_STATE_PERIOD_S = 0.25
+"""``motion_state`` at least this often."""
+
+
+@dataclass(frozen=True)
+class MotionGuardConfig(GuardConfig):
+    """Parameters of the node."""
+
+    period: float = setting(
+        0.02,
+        "The clock is looked at, and a stop repeated, this often [s].",
+        low=0.005,
+        high=0.05,
+        read_only=True,
+    )
+    stamped: bool = setting(
+        False, "cmd_vel and cmd_vel_nav are TwistStamped (newer navigation stacks).", read_only=True
+    )
+    base_frame: str = setting("base_link", "Frame of stamped commands.")
+    joy_button: int = setting(
+        -1, "Button of `joy` that is an emergency stop, counted from 0; -1 = none.", low=-1, high=63
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self)
+
+
+def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
+    """As ``guarded``; after an error, whatever it is, the robot is stopped first."""
+
+    @guarded
+    @functools.wraps(callback)
+    def call(self: MotionGuard, *args: Any) -> None:
+        try:
+            callback(self, *args)
+        except Exception:
+            self._publish(self._guard.on_halt(wall()))
+            raise
+
+    return call
+
+
+class MotionGuard(ManagedNode[MotionGuardConfig]):
+    """See the module docstring."""
+
+    def __init__(self, **node_arguments: Any) -> None:
+        super().__init__("motion_guard", MotionGuardConfig, **node_arguments)
+        self._guard = Guard(self.config)
+        self._told: GuardState | None = None
+        self._told_at = -math.inf
+        # From the start and to the end, whatever the lifecycle state: a stop must not be missed.
+        self._states = self.create_publisher(MotionState, "motion_state", STATE)
+        for qos in (COMMAND, CAMERA):  # whoever presses, reliably or not; twice does no harm
+            self.create_subscription(Bool, "emergency_stop", self._on_emergency_topic, qos)
+        self.create_subscription(Joy, "joy", self._on_joy, CAMERA)
+        for name, callback in (
+            ("emergency_stop", self._on_emergency_service),
+            ("reset_emergency_stop", self._on_reset),
+        ):
+            self.create_service(Trigger, name, callback, qos_profile=REQUESTS)
+
+    def configure(self) -> None:
+        kind = TwistStamped if self.config.stamped else Twist
+        self._commands = self.create_publisher(kind, "cmd_vel", COMMAND)
+        self._subscribed = [
+            self.create_subscription(kind, "cmd_vel_nav", self._on_command, COMMAND),
+            self.create_subscription(Odometry, "odom", self._on_odometry, CAMERA),
+            self.create_subscription(Observation, "observation", self._on_observation, CAMERA),
+            # Volatile: the last state of a bridge that hangs is no sign of life.
+            self.create_subscription(LinkState, "link_state", self._on_link, COMMAND),
+        ]
+        if self.config.obstacle.scan != "off":
+            self._subscribed.append(
+                self.create_subscription(LaserScan, "scan", self._on_scan, CAMERA)
+            )
+        if self.config.obstacle.range != "off":
+            self._subscribed.append(
+                self.create_subscription(Range, "range", self._on_range, CAMERA)
+            )
+        self._clock_timer = self.create_timer(self.config.period, self._on_period, clock=STEADY)
+
+    def activate(self) -> None:
+        self._guard.on_halt(wall())
+
+    def deactivate(self) -> None:
+        self._publish(self._guard.on_halt(wall()))
+        self._tell()
+
+    def cleanup(self) -> None:
+        self.destroy_timer(self._clock_timer)
+        for subscription in self._subscribed:
+            self.destroy_subscription(subscription)
+        self.destroy_publisher(self._commands)
+
+    def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
+        level, message, _ = super().diagnose()
+        now = wall()
+        state = self._guard.state(now)
+        values: dict[str, Any] = {
+            "allowed": state.allowed,
+            "reasons": " ".join(state.reasons),
+            **{f"silent_s.{s.value}": f"{self._guard.silence(s, now):.2f}" for s in Source},
+            **{f"stops.{code}": count for code, count in self._guard.stops.items()},
+        }
+        if state.emergency_stop:
+            level, message = DiagnosticStatus.ERROR, state.text
+        elif self.active and self.count_publishers("cmd_vel") > 1:
+            level, message = DiagnosticStatus.ERROR, "another node publishes cmd_vel as well"
+        elif self.active and not state.allowed:
+            level, message = DiagnosticStatus.WARN, state.text
+        return level, message, values
+
+    def _apply(self, parameters: list[Parameter]) -> None:
+        super()._apply(parameters)
+        self._guard.config = self.config
+
+    # Events.
+
+    @_stopping
+    def _on_command(self, msg: Twist | TwistStamped) -> None:
+        twist = msg.twist if isinstance(msg, TwistStamped) else msg
+        unused = (twist.linear.y, twist.linear.z, twist.angular.x, twist.angular.y)
+        forward = twist.linear.x if all(map(math.isfinite, unused)) else math.nan
+        before = self._guard.velocity
+        self._publish(self._guard.on_command(forward, twist.angular.z, self.seconds(), wall()))
+        self._report(before)
+
+    @_stopping
+    def _on_odometry(self, msg: Odometry) -> None:
+        v = msg.twist.twist
+        stands = math.hypot(v.linear.x, v.linear.y) < _REST[0] and abs(v.angular.z) < _REST[1]
+        self._guard.on_odometry(self._age(msg.header), stands, wall())
+        self._follow_up()
+
+    @_stopping
+    def _on_observation(self, msg: Observation) -> None:
+        self._guard.on_camera(self._age(msg.header), wall())
+        self._follow_up()
+
+    @_stopping
+    def _on_link(self, msg: LinkState) -> None:
+        self._guard.on_link(msg.state == LinkState.UP, self._age(msg.header), wall())
+        self._follow_up()
+
+    @_stopping
+    def _on_scan(self, msg: LaserScan) -> None:
+        limits = (msg.range_min, msg.range_max)
+        gap = gap_in_scan(
+            msg.ranges, msg.angle_min, msg.angle_increment, limits, self.config.obstacle
+        )
+        self._guard.on_gap(Source.SCAN, gap, self._age(msg.header), wall())
+        self._follow_up()
+
+    @_stopping
+    def _on_range(self, msg: Range) -> None:
+        if math.isnan(msg.range):
+            return  # REP 117: no measurement
+        gap = gap_of_range(msg.range, (msg.min_range, msg.max_range), self.config.obstacle)
+        self._guard.on_gap(Source.RANGE, gap, self._age(msg.header), wall())
+        self._follow_up()
+
+    @_stopping
+    def _on_period(self) -> None:
+        self._follow_up()
+
+    # The emergency stop: in any lifecycle state, hence not guarded.
+
+    def _on_emergency_topic(self, msg: Bool) -> None:
+        if msg.data:
+            self._emergency("the topic emergency_stop", held=True)
+
+    def _on_joy(self, msg: Joy) -> None:
+        button = self.config.joy_button
+        if 0 <= button < len(msg.buttons) and msg.buttons[button]:
+            self._emergency("the joystick", held=True)
+
+    def _on_emergency_service(
+        self, request: Trigger.Request, response: Trigger.Response
+    ) -> Trigger.Response:
+        self._emergency("the service emergency_stop")
+        response.success, response.message = True, "stopped until reset_emergency_stop is called"
+        return response
+
+    def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        response.message = self._guard.on_reset(wall())
+        response.success = not response.message
+        self._tell()
+        return response
+
+    def _emergency(self, who: str, *, held: bool = False) -> None:
+        self._guard.on_emergency(who, wall(), held=held)
+        if self.active:
+            self._follow_up()
+        else:
+            self._tell()
+
+    # What follows.
+
+    def _follow_up(self) -> None:
+        before = self._guard.velocity
+        velocity = self._guard.tick(wall())
+        if velocity is not None:
+            self._publish(velocity)
+        self._report(before)
+
+    def _report(self, before: Velocity) -> None:
+        """Say what changed; a motion that was cut short is worth a line of the log."""
+        now = wall()
+        state = self._guard.state(now)
+        told = self._told
+        changed = told is None or (
+            (state.allowed, state.reasons, state.speed_limit)
+            != (told.allowed, told.reasons, told.speed_limit)
+        )
+        if changed or now - self._told_at >= _STATE_PERIOD_S:
+            self._tell()
+        if before != ZERO and state.velocity == ZERO and state.reasons:
+            self.get_logger().warning(f"stopped: {state.text}", throttle_duration_sec=0.5)
+
+    def _tell(self) -> None:
+        now = wall()
+        state = self._guard.state(now)
+        msg = MotionState(
+            allowed=self.active and state.allowed,
+            emergency_stop=state.emergency_stop,
+            reasons=list(state.reasons) if self.active else [*state.reasons, "INACTIVE"],
+            text=state.text if self.active else "motion_guard is not active",
+            speed_limit=state.speed_limit,
+            linear=state.velocity.linear,
+            angular=state.velocity.angular,
+        )
+        msg.header.stamp = self.get_clock().now().to_msg()
+        self._states.publish(msg)
+        self._told, self._told_at = state, now
+
+    def _publish(self, velocity: Velocity) -> None:
+        twist = Twist()
+        twist.linear.x, twist.angular.z = velocity.linear, velocity.angular
+        if self.config.stamped:
+            stamped = TwistStamped(twist=twist)
+            stamped.header.stamp = self.get_clock().now().to_msg()
+            stamped.header.frame_id = self.config.base_frame
+            self._commands.publish(stamped)
+        else:
+            self._commands.publish(twist)
+
+    def _age(self, header: Header) -> float:
+        return self.seconds() - Time.from_msg(header.stamp).nanoseconds * 1e-9
+
+
+def main() -> int:
+    """Run the node."""
+    return run(MotionGuard)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
