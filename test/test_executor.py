@@ -115,6 +115,92 @@ def test_limits_of_speed_and_acceleration() -> None:
     assert speeds[-2] <= 0.25
 
 
+def changes(commands: list[Velocity]) -> tuple[float, float]:
+    """The greatest change of speed and of turn rate from one command to the next."""
+    pairs = list(zip(commands, commands[1:], strict=False))
+    return (
+        max(abs(b.linear - a.linear) for a, b in pairs),
+        max(abs(b.angular - a.angular) for a, b in pairs),
+    )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.sampled_from(
+            ["move forward 75 cm", "move forward 1 cm", "turn left 45 degree", "turn right 9 deg"]
+        ),
+        min_size=2,
+        max_size=4,
+    ),
+    st.floats(0.3, 1.5),
+    st.floats(0.3, 1.0),
+)
+def test_a_chain_of_steps_keeps_the_limits(texts: list[str], each: float, share: float) -> None:
+    """Each step takes the place of the one before; the last goes to its end."""
+    config = ExecutorConfig(angular_acceleration=2.0, least_angular_speed=0.05)
+    executor, base, now = StepExecutor(config), LaggingBase(lag=0.01), 5.0
+    commands = [ZERO]
+    for text in texts:
+        commands.append(executor.start(parse(text), base.pose, now, share))
+        until = now + (each if text is not texts[-1] else 30.0)
+        while executor.outcome is Outcome.RUNNING and now < until:
+            now += DT
+            commands.append(executor.on_odometry(base.step(commands[-1]), now))
+    assert executor.outcome is Outcome.DONE
+    linear, angular = changes(commands)
+    least = config.least_linear_speed + config.linear_acceleration * DT
+    assert linear <= least + 1e-9
+    assert angular <= max(least, config.least_angular_speed + 2.0 * DT) + 1e-9
+
+
+def test_the_same_motion_keeps_its_speed_and_is_measured_from_the_picture() -> None:
+    base, executor, now = LaggingBase(lag=0.01), StepExecutor(), 1.0
+    commands = [executor.start(parse("move forward 75 cm"), base.pose, now)]
+    while base.pose.x < 0.4:
+        now += DT
+        commands.append(executor.on_odometry(base.step(commands[-1]), now))
+    seen, top = base.pose, commands[-1]
+    for _ in range(2):
+        now += DT
+        commands.append(executor.on_odometry(base.step(commands[-1]), now))
+    assert 0.0 < executor.time_left < 0.6
+    assert executor.start(parse("move forward 75 cm"), base.pose, now, 1.0, seen) == commands[-1]
+    while executor.outcome is Outcome.RUNNING:
+        now += DT
+        commands.append(executor.on_odometry(base.step(commands[-1]), now))
+        assert commands[-1].linear >= top.linear - 1e-9 or base.pose.x > 0.7
+    assert base.pose.x == pytest.approx(seen.x + 0.75, abs=0.02)
+
+
+def test_a_goal_already_passed_is_braked_for_not_jumped_at() -> None:
+    base, executor, now = LaggingBase(lag=0.01), StepExecutor(), 1.0
+    commands = [executor.start(parse("move forward 75 cm"), base.pose, now)]
+    while base.pose.x < 0.4:
+        now += DT
+        commands.append(executor.on_odometry(base.step(commands[-1]), now))
+    executor.start(parse("move forward 5 cm"), base.pose, now, 1.0, Pose2D(0.3))
+    while executor.outcome is Outcome.RUNNING:
+        now += DT
+        commands.append(executor.on_odometry(base.step(commands[-1]), now))
+    assert executor.outcome is Outcome.DONE
+    assert changes(commands)[0] <= 0.06 + DT + 1e-9
+
+
+def test_a_limit_from_outside_slows_down_within_the_acceleration() -> None:
+    base, executor, now = LaggingBase(lag=0.01), StepExecutor(), 1.0
+    commands = [executor.start(parse("move forward 75 cm"), base.pose, now)]
+    while base.pose.x < 0.3:
+        now += DT
+        commands.append(executor.on_odometry(base.step(commands[-1]), now))
+    executor.limit = 0.1
+    for _ in range(20):
+        now += DT
+        commands.append(executor.on_odometry(base.step(commands[-1]), now))
+    assert commands[-1].linear == pytest.approx(0.1)
+    assert changes(commands)[0] <= 0.06 + DT + 1e-9
+
+
 def test_ends_within_tolerance_in_the_simulated_room() -> None:
     base = Base(make_room(3))
     executor = StepExecutor()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from collab_llm_nodes.navigation.grammar import Code, Kind, ParsedAction, parse
 from collab_llm_nodes.navigation.mission import (
     Mission,
     MissionConfig,
+    Permission,
     Phase,
     UnverifiedConfig,
     check_instruction,
@@ -37,9 +39,9 @@ CONFIG = MissionConfig(
 class Drive:
     """A mission with a clock and an obedient base around it."""
 
-    def __init__(self, config: MissionConfig = CONFIG) -> None:
+    def __init__(self, config: MissionConfig = CONFIG, *, guarded: bool = False) -> None:
         self.now = 100.0
-        self.mission = Mission(config, self.now, self.now)
+        self.mission = Mission(config, self.now, self.now, guarded=guarded)
         self.pose = Pose2D()
         self.odometry = True
         self.obeys = True
@@ -78,6 +80,13 @@ class Drive:
             v = self.mission.velocity
             top = max(top, abs(v.linear), abs(v.angular))
         return top
+
+    def permit(self, **fields: Any) -> None:
+        """What motion_guard says."""
+        self.mission.on_motion_state(Permission(**fields), self.now, self.now)
+
+    def refuse(self, *reasons: str) -> None:
+        self.permit(allowed=False, reasons=reasons, text="because", speed_limit=0.0)
 
     def code(self) -> str:
         """Of the ending; "" while there is none."""
@@ -141,10 +150,20 @@ def test_an_action_taken_back_stops_the_robot() -> None:
     assert drive.step("move forward 75 cm")
     drive.run(0.5)
     assert drive.mission.velocity != ZERO
-    drive.mission.on_action(refusal(Code.NEGATED), drive.now, drive.now)
+    drive.mission.on_retraction(refusal(Code.NEGATED), drive.now, drive.now)
     assert drive.mission.velocity == ZERO
     assert drive.mission.phase is Phase.OBSERVE
     assert drive.mission.history == []
+
+
+def test_a_second_reading_that_agrees_changes_nothing() -> None:
+    drive = Drive()
+    assert drive.step("move forward 75 cm")
+    drive.run(0.5)
+    assert not drive.mission.on_action(parse("turn left 30 degree"), drive.now, drive.now)
+    drive.mission.on_retraction(parse("move forward 75 cm"), drive.now, drive.now)
+    assert drive.mission.phase is Phase.ACT
+    assert drive.mission.velocity.linear > 0.0
 
 
 @pytest.mark.parametrize(
@@ -325,14 +344,20 @@ EVENTS = st.sampled_from(
         "run",
         "mute",
         "cancel",
+        "allow",
+        "refuse",
+        "obstacle",
+        "retract",
     ]
 )
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.lists(EVENTS, max_size=40))
-def test_any_order_of_events_moves_only_in_act(events: list[str]) -> None:
-    drive = Drive()
+@given(st.lists(EVENTS, max_size=40), st.sampled_from([0.0, 0.5, 5.0]), st.booleans())
+def test_any_order_of_events_moves_only_in_act(
+    events: list[str], overlap: float, guarded: bool
+) -> None:
+    drive = Drive(replace(CONFIG, overlap=overlap), guarded=guarded)
     mission = drive.mission
     for event in events:
         now = drive.now
@@ -356,6 +381,15 @@ def test_any_order_of_events_moves_only_in_act(events: list[str]) -> None:
             drive.odometry = not drive.odometry
         elif event == "cancel":
             mission.end("CANCELLED")
+        elif event == "allow":
+            drive.permit(speed_limit=0.3)
+        elif event == "refuse":
+            drive.refuse("STALE_CAMERA")
+        elif event == "obstacle":
+            drive.permit(reasons=("OBSTACLE",), speed_limit=0.0)
+            assert mission.velocity.linear == 0.0
+        elif event == "retract":
+            mission.on_retraction(refusal(Code.NEGATED), now, now)
         else:
             drive.run(0.6)
         assert mission.phase is Phase.ACT or mission.velocity == ZERO
@@ -418,3 +452,263 @@ def test_an_instruction_that_says_nothing_is_refused(instruction: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         check_instruction(instruction, MissionConfig())
     assert caught.value.field == "instruction"
+
+
+# Looking ahead: the next answer is asked for while the robot still moves.
+
+AHEAD = replace(CONFIG, overlap=0.6, max_steps=20)
+
+
+def looking_ahead(text: str, config: MissionConfig = AHEAD) -> Drive:
+    """A mission in the middle of ``text``, which has just asked about the step after it."""
+    drive = Drive(config)
+    assert drive.step(text)
+    for _ in range(200):
+        drive.run(DT)
+        if drive.observe():
+            assert drive.mission.phase is Phase.ACT
+            assert drive.mission.velocity != ZERO
+            return drive
+    raise AssertionError("it never looked ahead")
+
+
+def slowest(drive: Drive, seconds: float) -> float:
+    """Run; the least speed commanded meanwhile."""
+    speeds = []
+    for _ in range(round(seconds / DT)):
+        drive.run(DT)
+        speeds.append(drive.mission.velocity.linear)
+    return min(speeds)
+
+
+def test_it_does_not_look_ahead_unless_told_to() -> None:
+    drive = Drive()
+    assert drive.step("move forward 75 cm")
+    while drive.mission.phase is Phase.ACT:
+        drive.run(DT)
+        assert drive.mission.phase is not Phase.ACT or not drive.observe()
+
+
+def test_the_same_motion_goes_on_without_a_pause_from_where_the_picture_was_taken() -> None:
+    drive = looking_ahead("move forward 75 cm")
+    assert 0.25 < drive.pose.x < 0.75  # late in the step
+    assert drive.mission.told == ["move forward 75 cm"]
+    taken = drive.pose.x
+    before = drive.mission.velocity.linear
+    drive.run(0.2)
+    assert drive.answer("move forward 50 cm")
+    assert slowest(drive, 0.4) >= before - 1e-9
+    drive.run(3.0)
+    assert drive.pose.x == pytest.approx(taken + 0.5, abs=0.03)
+    assert drive.mission.history == ["move forward 75 cm", "move forward 50 cm"]
+    assert drive.mission.steps == 2
+
+
+def test_another_motion_begins_once_the_first_has_slowed_down() -> None:
+    drive = looking_ahead("move forward 75 cm")
+    yaw = drive.pose.yaw
+    assert drive.answer("turn left 30 degree")
+    last, limit = drive.mission.velocity, CONFIG.executor.linear_acceleration * DT
+    while drive.mission.phase is Phase.ACT:
+        drive.run(DT)
+        v = drive.mission.velocity
+        assert last.linear - v.linear <= limit + 1e-9
+        assert v.linear == 0.0 or v.angular == pytest.approx(0.0, abs=0.01)
+        last = v
+    assert drive.pose.yaw - yaw == pytest.approx(math.radians(30), abs=0.03)
+
+
+def test_a_stop_ahead_stops_at_once() -> None:
+    drive = looking_ahead("move forward 75 cm")
+    assert not drive.answer("stop")
+    assert (drive.code(), drive.mission.velocity) == ("OK", ZERO)
+
+
+def test_an_answer_that_comes_after_the_step_is_waited_for_at_rest() -> None:
+    drive = looking_ahead("move forward 75 cm")
+    taken = drive.pose.x
+    drive.run(2.0)
+    assert drive.mission.phase is Phase.THINK
+    assert drive.mission.velocity == ZERO
+    assert not drive.observe()
+    assert drive.answer("move forward 50 cm")
+    drive.run(3.0)
+    assert drive.pose.x == pytest.approx(taken + 0.5, abs=0.03)
+
+
+def test_an_unusable_answer_ahead_does_not_end_the_step() -> None:
+    drive = looking_ahead("move forward 75 cm")
+    drive.answer("hello")
+    assert drive.mission.phase is Phase.ACT
+    drive.run(0.3)
+    assert not drive.observe()  # a pause, as after any failure
+    drive.run(2.0)
+    assert drive.pose.x == pytest.approx(0.75, abs=0.03)
+    assert drive.mission.phase is Phase.OBSERVE
+    assert drive.observe()
+
+
+def test_no_answer_ahead_in_time() -> None:
+    drive = looking_ahead("move forward 75 cm", replace(AHEAD, retries=0))
+    drive.run(AHEAD.answer_timeout + 0.1)
+    assert drive.code() == "DEADLINE_EXCEEDED"
+
+
+def test_what_was_asked_on_the_way_is_dropped_when_the_way_is_blocked() -> None:
+    drive = looking_ahead("move forward 75 cm")
+    drive.obeys = False
+    drive.run(1.5)
+    assert drive.mission.phase is Phase.OBSERVE
+    assert not drive.mission.answering
+    assert not drive.answer("move forward 50 cm")
+    assert drive.mission.velocity == ZERO
+
+
+def test_the_last_step_and_unverified_steps_are_not_looked_beyond() -> None:
+    for config, verified in ((replace(AHEAD, max_steps=1), True), (AHEAD, False)):
+        drive = Drive(config)
+        assert drive.step("move forward 75 cm", verified)
+        while drive.mission.phase is Phase.ACT:
+            assert not drive.observe()
+            drive.run(DT)
+
+
+def test_a_picture_that_comes_late_counts_from_where_it_was_taken() -> None:
+    drive = Drive(AHEAD)
+    assert drive.step("move forward 75 cm")
+    while drive.pose.x < 0.5:
+        drive.run(DT)
+    taken, stamp = drive.pose.x, drive.now
+    drive.run(0.2)
+    assert drive.mission.on_observation(stamp, drive.now)
+    assert drive.answer("move forward 50 cm")
+    drive.run(3.0)
+    assert drive.pose.x == pytest.approx(taken + 0.5, abs=0.03)
+
+
+# Motion refused by others.
+
+
+def moving(config: MissionConfig = CONFIG) -> Drive:
+    drive = Drive(config, guarded=True)
+    drive.permit()
+    assert drive.step("move forward 75 cm")
+    drive.run(0.5)
+    assert drive.mission.velocity != ZERO
+    return drive
+
+
+def test_the_emergency_stop_ends_the_mission_in_every_phase() -> None:
+    waiting, thinking, acting = Drive(), Drive(), moving()
+    thinking.run(0.2)
+    assert thinking.observe()
+    for drive in (waiting, thinking, acting):
+        drive.permit(allowed=False, emergency_stop=True, text="pressed")
+        assert (drive.code(), drive.message()) == ("EMERGENCY_STOP", "pressed")
+        assert drive.mission.velocity == ZERO
+        drive.permit()
+        drive.run(0.5)
+        assert drive.mission.velocity == ZERO
+
+
+def test_a_refusal_ends_the_step_and_a_permission_makes_it_look_anew() -> None:
+    drive = moving(replace(CONFIG, max_blocked=1))
+    drive.refuse("STALE_CAMERA")
+    assert drive.mission.velocity == ZERO
+    assert drive.mission.history == ["move forward 75 cm"]
+    for _ in range(20):  # longer than the wait for a frame: there are frames, but no use for them
+        drive.run(0.2)
+        drive.refuse("STALE_CAMERA")
+        assert not drive.observe()
+    assert drive.code() == ""
+    drive.permit()
+    assert drive.step("move forward 25 cm")
+    drive.run(1.0)
+    assert drive.mission.velocity != ZERO
+
+
+def test_a_step_refused_before_it_moved_was_not_done_nor_blocked() -> None:
+    drive = Drive(replace(CONFIG, max_blocked=1), guarded=True)
+    drive.permit()
+    assert drive.step("move forward 75 cm")
+    drive.refuse("STALE_ODOMETRY")
+    assert drive.mission.phase is Phase.OBSERVE
+    assert drive.mission.history == []
+    drive.permit()
+    assert drive.step("move forward 75 cm")
+
+
+def test_a_refusal_that_lasts_ends_the_mission_and_is_named() -> None:
+    drive = moving(replace(CONFIG, refusal_timeout=4.0))
+    for _ in range(19):
+        drive.refuse("STALE_CAMERA")
+        drive.run(0.2)
+        drive.observe()
+    assert drive.code() == ""
+    drive.run(0.3)
+    assert (drive.code(), drive.message()) == ("MOTION_REFUSED", "because")
+
+
+def test_an_answer_that_finds_motion_refused_is_asked_for_again() -> None:
+    drive = Drive(replace(CONFIG, retries=0))
+    drive.run(0.2)
+    assert drive.observe()
+    drive.refuse("OTHER")
+    assert not drive.answer("move forward 75 cm")
+    assert drive.mission.phase is Phase.OBSERVE
+    assert drive.code() == ""  # no failure of the model's
+    drive.permit()
+    assert drive.step("move forward 75 cm")
+
+
+def test_a_link_that_is_down_is_tried_by_asking() -> None:
+    drive = Drive()
+    drive.refuse("LINK_DOWN")
+    drive.run(0.2)
+    assert drive.observe()
+
+
+def test_an_obstacle_ends_a_step_ahead_but_no_turn() -> None:
+    drive = moving()
+    drive.permit(reasons=("OBSTACLE",), speed_limit=0.0)
+    assert drive.mission.velocity == ZERO
+    assert drive.mission.phase is Phase.OBSERVE
+    assert drive.step("turn left 30 degree")
+    drive.permit(reasons=("OBSTACLE",), speed_limit=0.0)
+    drive.run(0.5)
+    assert drive.mission.velocity.angular > 0.0
+    drive.run(2.0)
+    for _ in range(CONFIG.max_blocked):
+        assert drive.code() == ""
+        assert drive.step("move forward 25 cm")
+        drive.permit(reasons=("OBSTACLE",), speed_limit=0.0)
+    assert drive.code() == "BLOCKED"
+
+
+def test_a_lower_speed_limit_is_kept_and_not_taken_for_a_wall() -> None:
+    drive = moving()
+    drive.permit(speed_limit=0.1)
+    drive.run(0.5)
+    assert drive.fastest(2.0) == pytest.approx(0.1)
+    assert drive.mission.phase is Phase.ACT
+
+
+def test_where_a_guard_is_required_and_there_is_none_the_mission_says_so() -> None:
+    drive = Drive(replace(CONFIG, observation_timeout=10.0), guarded=True)
+    drive.run(CONFIG.guard_timeout - 0.5)
+    assert drive.code() == ""
+    drive.run(1.0)
+    assert drive.code() == "MOTION_REFUSED"
+    assert "motion_guard is silent" in drive.message()
+    assert Drive().code() == ""  # where it is not
+
+
+def test_a_guard_that_falls_silent_is_waited_for() -> None:
+    drive = moving()
+    drive.run(CONFIG.guard_timeout + 0.1)
+    assert drive.mission.velocity == ZERO
+    assert not drive.observe()
+    drive.permit()
+    assert drive.step("move forward 25 cm")
+    drive.run(CONFIG.guard_timeout + CONFIG.refusal_timeout + 1.0)
+    assert drive.code() == "NO_OBSERVATION" or "motion_guard is silent" in drive.message()

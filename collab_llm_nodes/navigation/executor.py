@@ -3,7 +3,10 @@
 Published systems drive velocity times time, open loop. Here distance and angle come from odometry,
 speed and acceleration are limited, the end is approached along the braking curve, and the step ends
 with an outcome of its own when time runs out, when the robot does not move, or when odometry stops.
-Every outcome comes with zero velocity.
+Every outcome comes with zero velocity, at once where something is wrong.
+
+A step may begin while another is under way. If it continues the same motion, the speed is kept;
+else the robot first slows down, within the same limit.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.navigation.grammar import Kind, ParsedAction
@@ -49,6 +53,8 @@ class Outcome(Enum):
     STALE = "stale"
     """No odometry for longer than the watchdog allows, or the clock jumped."""
     CANCELLED = "cancelled"
+    FAILED = "failed"
+    """Who else carries it out (navigation/steps.py) reports an error."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,15 @@ class ExecutorConfig:
         check_ranges(self)
 
 
+class _Limits(NamedTuple):
+    """Of one kind of motion, in m or rad and s."""
+
+    top: float
+    acceleration: float
+    least: float
+    tolerance: float
+
+
 class StepExecutor:
     """Carries out one :class:`ParsedAction` at a time.
 
@@ -104,20 +119,26 @@ class StepExecutor:
 
     Attributes:
         outcome: of the current or last step.
+        message: what went wrong, where that is not said by ``outcome``.
         travelled: m (FORWARD, along the initial heading) or rad (TURN, towards the goal side).
         remaining: what is left of the step, in the same unit.
+        limit: top speed ahead allowed by others [m/s]; may change at any time.
     """
 
     def __init__(self, config: ExecutorConfig | None = None) -> None:
         self.config = config or ExecutorConfig()
         self.outcome = Outcome.IDLE
+        self.message = ""
         self.travelled = 0.0
+        self.limit = math.inf
         self._goal = 0.0
         self._turning = False
         self._side = 1.0
         self._start = self._last = Pose2D()
         self._deadline = self._seen = 0.0
         self._speed = 0.0
+        self._steering = 0.0
+        self._coasting = ZERO  # what is left of the motion before, while it slows down
         self._share = 1.0
         self._commanded = 0.0
         self._window: deque[tuple[float, float, float]] = deque()  # time, travelled, commanded
@@ -126,28 +147,46 @@ class StepExecutor:
     def remaining(self) -> float:
         return self._goal - self.travelled
 
+    @property
+    def time_left(self) -> float:
+        """At least so long the step still takes [s]."""
+        return max(0.0, self.remaining) / self._limits().top
+
     def start(
-        self, action: ParsedAction, pose: Pose2D, now: float, speed_share: float = 1.0
+        self,
+        action: ParsedAction,
+        pose: Pose2D,
+        now: float,
+        speed_share: float = 1.0,
+        seen_from: Pose2D | None = None,
     ) -> Velocity:
         """Begin ``action`` at ``pose``; STOP and NONE are done at once.
 
-        ``speed_share`` of the top speed is not exceeded, unless the least speed is more.
+        ``speed_share`` of the top speed is not exceeded, unless the least speed is more. Distance
+        and angle are measured from ``seen_from`` where it is given: the place and heading at which
+        the picture was taken that the action is about.
         """
         c = self.config
+        last = self.tick(now)
+        side = math.copysign(1.0, action.value)
+        same = self._turning == (action.kind is Kind.TURN) and self._side == side
+        if last == ZERO or not same:
+            self._speed, self._steering, self._coasting = 0.0, 0.0, last
         self._share = speed_share
         self._goal = abs(action.value)
         self._turning = action.kind is Kind.TURN
-        self._side = math.copysign(1.0, action.value)
-        self._start = self._last = pose
+        self._side = side
+        self._start = self._last = seen_from or pose
         self._seen = now
-        self.travelled = self._speed = self._commanded = 0.0
+        self.travelled = self._commanded = 0.0
         self._window.clear()
-        top, acceleration = self._limits()[:2]
-        ideal = self._goal / top + top / acceleration
+        self._measure(pose)
+        limits = self._limits()
+        ideal = self._goal / limits.top + limits.top / limits.acceleration
         self._deadline = now + c.allowance_base + c.allowance_factor * ideal
         moves = action.kind in (Kind.FORWARD, Kind.TURN)
         self.outcome = Outcome.RUNNING if moves else Outcome.DONE
-        return ZERO
+        return self.tick(now)
 
     def on_odometry(self, pose: Pose2D, now: float) -> Velocity:
         """Measure, decide, and return the velocity to command from now on."""
@@ -157,16 +196,22 @@ class StepExecutor:
         elapsed = now - self._seen
         self._seen = now
         self._measure(pose)
+        if self._coasting != ZERO:
+            self._slow_down(elapsed)
+            return self._velocity()
         self._commanded += self._speed * elapsed
-        top, acceleration, least, tolerance = self._limits()
-        if self.remaining <= tolerance:
+        limits = self._limits()
+        change = limits.acceleration * elapsed
+        arrived = self.remaining <= limits.tolerance
+        if arrived and self._speed <= max(limits.least, change):
             return self._end(Outcome.DONE)
-        if not self._progresses(now):
+        if not arrived and not self._progresses(now):
             return self._end(Outcome.BLOCKED)
-        braking = math.sqrt(2.0 * acceleration * self.remaining)
-        goal = max(least, min(top, braking, self.config.approach_gain * self.remaining))
-        self._speed = min(goal, max(self._speed, least) + acceleration * elapsed)
-        return self._velocity(pose)
+        goal = 0.0 if arrived else max(limits.least, min(limits.top, self._approach()))
+        faster = max(self._speed, limits.least) + change
+        self._speed = max(self._speed - change, min(goal, faster))
+        self._steer(pose, elapsed)
+        return self._velocity()
 
     def tick(self, now: float) -> Velocity:
         """The velocity to hold; ends the step when odometry is silent or time is up."""
@@ -176,7 +221,7 @@ class StepExecutor:
             return self._end(Outcome.STALE)  # also a clock that jumps back: nothing is known
         if now > self._deadline:
             return self._end(Outcome.TIMEOUT)
-        return self._velocity(self._last)
+        return self._velocity()
 
     def cancel(self) -> Velocity:
         """Stop now."""
@@ -184,17 +229,33 @@ class StepExecutor:
 
     def _end(self, outcome: Outcome) -> Velocity:
         self.outcome = outcome
-        self._speed = 0.0
+        self._speed, self._steering, self._coasting = 0.0, 0.0, ZERO
         return ZERO
 
-    def _limits(self) -> tuple[float, float, float, float]:
-        """Top speed, acceleration, least speed, tolerance of the current kind of motion."""
-        c, share = self.config, self._share
+    def _limits(self) -> _Limits:
+        """Of the kind of motion under way."""
+        c = self.config
         if self._turning:
-            top = max(share * c.angular_speed, c.least_angular_speed)
-            return top, c.angular_acceleration, c.least_angular_speed, c.angle_tolerance
-        top = max(share * c.linear_speed, c.least_linear_speed)
-        return top, c.linear_acceleration, c.least_linear_speed, c.distance_tolerance
+            top = max(self._share * c.angular_speed, c.least_angular_speed)
+            return _Limits(top, c.angular_acceleration, c.least_angular_speed, c.angle_tolerance)
+        top = max(min(self._share * c.linear_speed, self.limit), c.least_linear_speed)
+        return _Limits(top, c.linear_acceleration, c.least_linear_speed, c.distance_tolerance)
+
+    def _approach(self) -> float:
+        """The speed from which the rest of the way suffices to stop: near the goal proportional
+        to that rest, further away along the curve of constant braking that joins it."""
+        acceleration, gain = self._limits().acceleration, self.config.approach_gain
+        near = acceleration / gain**2
+        if self.remaining <= near:
+            return gain * self.remaining
+        return math.sqrt(2.0 * acceleration * (self.remaining - near / 2.0))
+
+    def _slow_down(self, elapsed: float) -> None:
+        c, v = self.config, self._coasting
+        self._coasting = Velocity(
+            _towards_zero(v.linear, c.linear_acceleration * elapsed),
+            _towards_zero(v.angular, c.angular_acceleration * elapsed),
+        )
 
     def _measure(self, pose: Pose2D) -> None:
         if self._turning:  # summed, so that a turn may exceed half a circle
@@ -215,10 +276,22 @@ class StepExecutor:
         asked = self._commanded - commanded
         return self.travelled - travelled >= self.config.progress_share * asked
 
-    def _velocity(self, pose: Pose2D) -> Velocity:
+    def _steer(self, pose: Pose2D, elapsed: float) -> None:
+        """Correct the heading on the way ahead; gently where the robot is slow."""
+        c = self.config
+        most = 0.5 * self._share * c.angular_speed * min(1.0, self._speed / self._limits().top)
+        drift = math.remainder(self._start.yaw - pose.yaw, math.tau)
+        goal = max(-most, min(most, c.heading_gain * drift))
+        change = c.angular_acceleration * elapsed
+        self._steering = max(self._steering - change, min(self._steering + change, goal))
+
+    def _velocity(self) -> Velocity:
+        if self._coasting != ZERO:
+            return self._coasting
         if self._turning:
             return Velocity(0.0, self._side * self._speed)
-        c = self.config
-        drift = math.remainder(self._start.yaw - pose.yaw, math.tau)
-        limit = 0.5 * self._share * c.angular_speed
-        return Velocity(self._speed, max(-limit, min(limit, c.heading_gain * drift)))
+        return Velocity(self._speed, self._steering)
+
+
+def _towards_zero(value: float, change: float) -> float:
+    return math.copysign(max(0.0, abs(value) - change), value)

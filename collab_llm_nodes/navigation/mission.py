@@ -5,11 +5,18 @@ motion; ``wall`` is the machine's [s, monotonic] and rules liveness, so that a s
 still cannot make anything wait for ever.
 
 The robot moves in the phase ACT only; every other phase, and every ending, means zero velocity.
+
+With ``overlap`` the next answer is asked for while the robot still moves. That answer takes the
+place of what is left of the step, measured from where its picture was taken.
+
+Somebody else may forbid motion (``on_motion_state``; the node ``motion_guard``). That ends a step,
+not the mission: it looks anew once motion is allowed again, and gives up after a while.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -23,6 +30,7 @@ from collab_llm_nodes.navigation.executor import (
     StepExecutor,
 )
 from collab_llm_nodes.navigation.grammar import REASONS, Code, Kind, ParsedAction
+from collab_llm_nodes.navigation.steps import Steps
 
 DEADLINE_LIMITS_S = (1.0, 86_400.0)
 """Least and greatest time for a mission."""
@@ -80,6 +88,23 @@ class MissionConfig:
     max_blocked: int = setting(
         5, "Steps in a row without any motion before it is given up.", low=1, high=1000
     )
+    overlap: float = setting(
+        0.0,
+        "Look and ask again when a step has this long left, instead of standing still for it [s];"
+        " off at 0: the model then decides on a picture taken in motion, from where the robot no"
+        " longer is, about as far back as it drives while the model thinks.",
+        low=0.0,
+        high=5.0,
+    )
+    refusal_timeout: float = setting(
+        30.0,
+        "Wait for motion to be allowed again, machine's time [s].",
+        low=0.1,
+        high=600.0,
+    )
+    guard_timeout: float = setting(
+        3.0, "Longest silence of motion_guard, where it is required [s].", low=1.0, high=60.0
+    )
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     unverified: UnverifiedConfig = field(default_factory=UnverifiedConfig)
 
@@ -117,6 +142,30 @@ _STATUS_OF = {Code.UNVERIFIED: "UNAVAILABLE", Code.STALE: "NO_OBSERVATION"}
 """What too many refusals of one kind mean for the mission; UNREADABLE otherwise."""
 
 
+@dataclass(frozen=True)
+class Permission:
+    """Whether the robot may move, as ``msg/MotionState`` tells it."""
+
+    allowed: bool = True
+    emergency_stop: bool = False
+    reasons: tuple[str, ...] = ()
+    text: str = ""
+    speed_limit: float = math.inf
+
+
+NO_GUARD = Permission(
+    False,
+    reasons=("NO_GUARD",),
+    text="motion_guard is silent, and only it passes velocities on to the robot: start it, or set"
+    " require_guard to false and remap cmd_vel_nav to what moves the robot",
+)
+
+_MOVED_M = 0.02
+"""Less is no motion (m, or rad)."""
+_REMEMBERED_S = 3.0
+"""How long a pose is kept, for pictures that come late."""
+
+
 def check_instruction(instruction: str, config: MissionConfig) -> None:
     """Raises InvalidInput for an instruction without a letter or digit, or an oversized one."""
     if not any(character.isalnum() for character in instruction):
@@ -137,12 +186,21 @@ class Mission:
         ending: set once, when the mission is over.
         steps: actions carried out, the one under way included.
         action: the one carried out last, as it is carried out.
-        history: their texts, oldest first, as the prompt tells them.
+        history: their texts, oldest first, as the prompt tells them; see ``told``.
         distance, angle: path length [m] and sum of absolute turns [rad] by odometry.
         asked: capture stamp of the frame asked about last [s].
     """
 
-    def __init__(self, config: MissionConfig, now: float, wall: float) -> None:
+    def __init__(
+        self,
+        config: MissionConfig,
+        now: float,
+        wall: float,
+        *,
+        steps: Steps | None = None,
+        guarded: bool = False,
+    ) -> None:
+        """``steps``: who carries them out. ``guarded``: no motion without ``on_motion_state``."""
         self.config = config
         self.phase = Phase.OBSERVE
         self.velocity = ZERO
@@ -151,7 +209,7 @@ class Mission:
         self.history: list[str] = []
         self.distance = self.angle = 0.0
         self.asked = -math.inf
-        self._executor = StepExecutor(config.executor)
+        self._executor: Steps = steps or StepExecutor(config.executor)
         self.action: ParsedAction | None = None
         self._deadline = now + config.deadline
         self._not_before = now  # capture time from which frames count
@@ -163,22 +221,49 @@ class Mission:
         self._failures = self._blocked = 0
         self._pose: Pose2D | None = None
         self._pose_seen = -math.inf
+        self._poses: deque[tuple[float, Pose2D]] = deque()  # of the last seconds, robot's time
+        self._ahead = False  # the answer waited for is about a picture taken in motion ...
+        self._seen_from: Pose2D | None = None  # ... here
+        self._verified = True
+        self._guarded = guarded
+        self._permission = Permission()
+        self._permitted_at = -math.inf  # heard from motion_guard, machine's time
+        self._began = wall
+        self._refused_since: float | None = None
 
     @property
     def answering(self) -> bool:
         """A generation is under way, and its answer is waited for."""
         return self._answering and self.phase is not Phase.ENDED
 
+    @property
+    def awaits_action(self) -> bool:
+        """An answer is being made, or read, that may begin a step."""
+        return self.phase is Phase.THINK or (self.phase is Phase.ACT and self._ahead)
+
+    @property
+    def told(self) -> list[str]:
+        """The actions as the prompt tells them: those done, and the one under way."""
+        if self.phase is Phase.ACT and self.action is not None:
+            return [*self.history, self.action.phrase]
+        return self.history
+
     def on_observation(self, stamp: float, wall: float) -> bool:
         """A frame captured at ``stamp`` is there; True: ask the model about it now."""
-        if self.phase is not Phase.OBSERVE or self._answering or wall < self._ask_after:
+        ahead = self._may_look_ahead()
+        if not (ahead or self.phase is Phase.OBSERVE) or self._answering or wall < self._ask_after:
             return False
         if stamp < self._not_before or stamp <= self.asked:
+            return False
+        if self._refused_since is not None and self._permission.reasons != ("LINK_DOWN",):
+            self._phase_since = wall  # frames do come; to ask is how a link is found again
             return False
         self.asked = stamp
         self._asked_at = wall
         self._answering = True
-        self._enter(Phase.THINK, wall)
+        self._ahead, self._seen_from = ahead, self._pose_at(stamp) if ahead else None
+        if not ahead:
+            self._enter(Phase.THINK, wall)
         return True
 
     def on_action(
@@ -186,14 +271,9 @@ class Mission:
     ) -> bool:
         """What the parser read from the answer about ``asked``; True: a step begins.
 
-        A second reading of the same answer, with a code other than OK, takes the action back.
         What is not ``verified`` is done in part and slowly; it cannot end the mission well.
         """
-        if self.phase is Phase.ACT and action.code is not Code.OK:
-            self.velocity = self._executor.cancel()
-            self.on_failure(_STATUS_OF.get(action.code, "UNREADABLE"), _refusal(action), now, wall)
-            return False
-        if self.phase is not Phase.THINK or action.code is Code.FAILED:
+        if not self.awaits_action or action.code is Code.FAILED:
             return False  # FAILED: the generation's own result says more
         if action.code is not Code.OK:
             self.on_failure(_STATUS_OF.get(action.code, "UNREADABLE"), _refusal(action), now, wall)
@@ -206,15 +286,46 @@ class Mission:
             self.steps += 1
             self.end("OK")
             return False
+        if self._refused_since is not None:
+            self._look_again(now, wall)
+            return False
         if self._pose is None or wall - self._pose_seen > self.config.odometry_timeout:
             self.end("NO_ODOMETRY", "no fresh odometry to measure a step with")
             return False
+        if self.phase is Phase.ACT:  # the step under way ends here
+            self.history = self.told
+            self._failures = self._blocked = 0
         self.action = action if verified else _shortened(action, self.config.unverified)
         self.steps += 1
+        self._verified = verified
         share = 1.0 if verified else self.config.unverified.speed_share
-        self.velocity = self._executor.start(self.action, self._pose, now, share)
+        self.velocity = self._executor.start(self.action, self._pose, now, share, self._seen_from)
+        self._ahead = False
+        self._not_before = now
         self._enter(Phase.ACT, wall)
         return True
+
+    def on_retraction(self, action: ParsedAction, now: float, wall: float) -> None:
+        """The answer that the step under way was read from reads otherwise as a whole."""
+        if self.phase is Phase.ACT and action.code is not Code.OK:
+            self._executor.cancel()
+            self._abandon(wall)
+            self._enter(Phase.OBSERVE, wall)
+            self.on_failure(_STATUS_OF.get(action.code, "UNREADABLE"), _refusal(action), now, wall)
+
+    def on_motion_state(self, permission: Permission, now: float, wall: float) -> None:
+        """Whether, and how fast, the robot may move from now on."""
+        self._permission, self._permitted_at = permission, wall
+        self._executor.limit = permission.speed_limit
+        if permission.emergency_stop:
+            self.end("EMERGENCY_STOP", permission.text)
+        elif not permission.allowed:
+            self._refuse(now, wall)
+        else:
+            self._refused_since = None
+            ahead = self.action is not None and self.action.kind is Kind.FORWARD
+            if self.phase is Phase.ACT and ahead and permission.speed_limit <= 0.0:
+                self._interrupt(now, wall, counts=True)  # something is in the way
 
     def on_answer_ended(self, wall: float) -> None:
         """The generation asked for last is over, well or badly; call ``on_failure`` if badly."""
@@ -231,13 +342,15 @@ class Mission:
         if code in _FATAL or self._failures > self.config.retries:
             self.end(code, message)
             return
-        self._not_before = now
         self._ask_after = wall + self.config.retry_pause
-        self._enter(Phase.OBSERVE, wall)
+        self._look_again(now, wall)
 
     def on_odometry(self, pose: Pose2D, now: float, wall: float) -> None:
         """Measure; in ACT, steer."""
         last, self._pose, self._pose_seen = self._pose, pose, wall
+        self._poses.append((now, pose))
+        while self._poses[0][0] < now - _REMEMBERED_S:
+            self._poses.popleft()
         if self.phase is not Phase.ACT:
             return
         if last is not None:
@@ -252,11 +365,15 @@ class Mission:
         waited = wall - max(self._phase_since, self._ask_after)
         if self.phase is Phase.ENDED:
             return
+        self._listen_to_the_guard(now, wall)
+        refused = wall - (wall if self._refused_since is None else self._refused_since)
         if now > self._deadline:
             self.end("DEADLINE_EXCEEDED", f"not done within {c.deadline:g} s")
+        elif refused > c.refusal_timeout:
+            self.end("MOTION_REFUSED", self._permission.text)
         elif self._answering and wall - self._asked_at > c.answer_timeout:
             self.on_answer_ended(wall)  # the caller gives that generation up
-            if self.phase is not Phase.ACT:
+            if self.phase is not Phase.ACT or self._ahead:
                 late = f"no answer within {c.answer_timeout:g} s"
                 self.on_failure("DEADLINE_EXCEEDED", late, now, wall)
         elif self.phase is Phase.OBSERVE:
@@ -282,6 +399,44 @@ class Mission:
             self.ending = Ending(code, message)
             self.phase = Phase.ENDED
 
+    def _may_look_ahead(self) -> bool:
+        """The step under way is nearly done, and may be followed by another without a pause."""
+        return (
+            self.phase is Phase.ACT
+            and self._verified
+            and self.steps < self.config.max_steps
+            and self._executor.time_left < self.config.overlap
+        )
+
+    def _pose_at(self, stamp: float) -> Pose2D | None:
+        """Where the robot was at ``stamp``; of what is remembered, the pose nearest in time."""
+        return min(self._poses, key=lambda p: abs(p[0] - stamp))[1] if self._poses else None
+
+    def _listen_to_the_guard(self, now: float, wall: float) -> None:
+        if not self._guarded or wall - self._permitted_at <= self.config.guard_timeout:
+            return
+        if self._permitted_at > -math.inf:
+            self._permission = NO_GUARD
+            self._refuse(now, wall)
+        elif wall - self._began > self.config.guard_timeout:
+            self.end("MOTION_REFUSED", NO_GUARD.text)
+
+    def _refuse(self, now: float, wall: float) -> None:
+        if self._refused_since is None:
+            self._refused_since = wall
+        if self.phase is Phase.ACT:
+            self._interrupt(now, wall, counts=False)
+
+    def _interrupt(self, now: float, wall: float, *, counts: bool) -> None:
+        """Somebody else ends the step; ``counts``: as one that ran against something."""
+        self._executor.cancel()
+        if counts or self._executor.travelled > _MOVED_M:
+            self._done(now, wall, self._executor.travelled > _MOVED_M)
+        else:
+            self._abandon(wall)
+            self._enter(Phase.OBSERVE, wall)
+            self._not_before = now
+
     def _after_step(self, now: float, wall: float) -> None:
         outcome = self._executor.outcome
         if outcome is Outcome.RUNNING or self.action is None:
@@ -290,18 +445,42 @@ class Mission:
             self.end("NO_ODOMETRY", "odometry or the clock stopped during a step")
         elif outcome is Outcome.TIMEOUT:
             self.end("TIMEOUT", f"{self.action.phrase!r} took longer than its allowance")
+        elif outcome is Outcome.FAILED:
+            self.end("MOTION_REFUSED", self._executor.message)
         else:
-            self._failures = 0
-            self.history.append(self.action.phrase)
-            moved = outcome is Outcome.DONE or self._executor.travelled > 0.02
-            self._blocked = 0 if moved else self._blocked + 1
-            if self._blocked >= self.config.max_blocked:
-                self.end("BLOCKED", f"{self._blocked} steps in a row without any motion")
-            elif self.steps >= self.config.max_steps:
-                self.end("MAX_STEPS", f"no stop after {self.steps} actions")
-            else:
-                self._not_before = now + self.config.settle
-                self._enter(Phase.OBSERVE, wall)
+            done = outcome is Outcome.DONE
+            self._done(now, wall, done or self._executor.travelled > _MOVED_M, in_full=done)
+
+    def _done(self, now: float, wall: float, moved: bool, *, in_full: bool = False) -> None:
+        """The step is over: on to the next frame, or to the answer asked for on the way."""
+        self.history = self.told
+        self._failures = 0
+        self._blocked = 0 if moved else self._blocked + 1
+        if not in_full:  # what was asked on the way was asked by a robot that would get there
+            self._abandon(wall)
+        if self._blocked >= self.config.max_blocked:
+            self.end("BLOCKED", f"{self._blocked} steps in a row without any motion")
+        elif self.steps >= self.config.max_steps:
+            self.end("MAX_STEPS", f"no stop after {self.steps} actions")
+        elif self._ahead:
+            self._enter(Phase.THINK, wall)
+        else:
+            self._not_before = now + self.config.settle
+            self._enter(Phase.OBSERVE, wall)
+
+    def _abandon(self, wall: float) -> None:
+        """The answer to the question asked on the way is not wanted any more."""
+        if self._ahead:
+            self._ahead = False
+            if self._answering:
+                self.on_answer_ended(wall)
+
+    def _look_again(self, now: float, wall: float) -> None:
+        """Another frame; a step under way goes on meanwhile."""
+        self._not_before = now
+        self._ahead = False
+        if self.phase is not Phase.ACT:
+            self._enter(Phase.OBSERVE, wall)
 
     def _enter(self, phase: Phase, wall: float) -> None:
         self.phase = phase
