@@ -1,4 +1,4 @@
-"""The robot's end of the link: one gRPC channel, one session per answer, usable from any thread.
+"""The robot's end of the link: one connection, one session per answer, usable from any thread.
 
 The background loop (``background.py``) owns everything here. Each session is a ``SessionLink``
 (deadlines, back-off, replay); this module performs its actions on gRPC streams.
@@ -52,8 +52,6 @@ from collab_llm_nodes.errors import (
     ConfigError,
     DeadlineExceeded,
     InvalidInput,
-    ProtocolError,
-    Unauthenticated,
     Unavailable,
 )
 from collab_llm_nodes.verifier import codec
@@ -62,12 +60,14 @@ from collab_llm_nodes.verifier.background import (
     in_background_thread,
     within,
 )
+from collab_llm_nodes.verifier.connection import Connector, failure_of_status, no_connection
 from collab_llm_nodes.verifier.info import ServerInfo
 
 log = logging.getLogger(__name__)
 
 _START_S = 10.0  # for the background loop to do what it does at once
 _CLOSE_GRACE_S = 1.0  # for a stream to end by itself after Close
+_LEFTOVERS_S = 30.0  # for calls to end on a connection that takes no new ones
 _PROBE_S = 2.0  # deadline of, and pause between, looks at a verifier that does not answer well
 
 
@@ -228,7 +228,7 @@ class SessionHandle:
         try:
             data = codec.encode(action.message)
         except InvalidInput as error:
-            self._perform(self._link.on_message(failure_of(error), self._now()))
+            self._failed(failure_of(error))
             return
         if isinstance(action.message, Draft) and action.message.after is None:
             self._timed = (action.message.round, self._now()) if self._opened else None
@@ -251,31 +251,38 @@ class SessionHandle:
 
     async def _run_stream(self, outbox: asyncio.Queue[bytes | None], deadline_s: float) -> None:
         """One stream, from connecting to its end. Cancelled when the next one replaces it."""
-        call = self._client._session_call()
         try:
-            await within(call.wait_for_connection(), deadline_s)
-            if self._link.done:
-                return
-            self._perform(self._link.on_connected(self._now()))
-            writer = asyncio.ensure_future(self._write(call, outbox))
+            channel = await within(self._client._connected(), deadline_s)
+            call = self._client._session_call(channel)
             try:
-                while (data := await call.read()) is not grpc.aio.EOF:
-                    self._receive(data)
+                await within(call.wait_for_connection(), deadline_s)
+                await self._talk(call, outbox)
             finally:
-                writer.cancel()
+                call.cancel()
             self._lost("the verifier ended the stream")
         except asyncio.TimeoutError:
-            self._lost(f"no connection to {self._client.config.address} in {deadline_s:g} s")
+            self._failed(failure_of(no_connection(self._client.config.address, deadline_s)))
         except grpc.aio.AioRpcError as error:
-            failure = failure_of_status(error.code(), error.details() or "")
-            if failure.code == Unavailable.code:
-                self._lost(failure.message)
-            else:
-                self._perform(self._link.on_message(failure, self._now()))
-        except CollabError as error:  # the verifier speaks nonsense
-            self._perform(self._link.on_message(failure_of(error), self._now()))
+            self._failed(failure_of_status(error))
+        except CollabError as error:  # no connection, or the verifier speaks nonsense
+            self._failed(failure_of(error))
+        except asyncio.CancelledError:
+            if outbox is self._outbox:  # not replaced by us: what was left of a lost connection
+                self._lost("the connection was lost")
+            raise
+
+    async def _talk(
+        self, call: grpc.aio.StreamStreamCall, outbox: asyncio.Queue[bytes | None]
+    ) -> None:
+        if self._link.done:
+            return
+        self._perform(self._link.on_connected(self._now()))
+        writer = asyncio.ensure_future(self._write(call, outbox))
+        try:
+            while (data := await call.read()) is not grpc.aio.EOF:
+                self._receive(data)
         finally:
-            call.cancel()
+            writer.cancel()
 
     async def _write(
         self, call: grpc.aio.StreamStreamCall, outbox: asyncio.Queue[bytes | None]
@@ -303,6 +310,9 @@ class SessionHandle:
     def _lost(self, reason: str) -> None:
         self._perform(self._link.on_disconnected(reason, self._now()))
 
+    def _failed(self, failure: Failure) -> None:
+        self._perform(self._link.on_message(failure, self._now()))
+
 
 class VerifierClient:
     """See the module docstring.
@@ -324,7 +334,7 @@ class VerifierClient:
         self.bytes_up = 0
         self.bytes_down = 0
         self.reconnects = 0
-        self._credentials = _credentials(config)
+        self._connector = Connector(config, _credentials(config))
         self._metadata = _metadata(config)
         self._on_state = on_state
         self._status = LinkStatus("CONNECTING")
@@ -402,42 +412,23 @@ class VerifierClient:
         self._loop.call_soon_threadsafe(call, *args)
 
     async def _start(self) -> None:
-        self._channel = self._make_channel()
-        self._watcher = asyncio.ensure_future(self._watch())
+        self._connection: asyncio.Future[grpc.aio.Channel] = self._loop.create_future()
+        self._keeper = asyncio.ensure_future(self._keep_connected())
 
     async def _end(self) -> None:
-        self._watcher.cancel()
         for session in list(self._sessions):
             session._give_up()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_GRACE_S)
-        await self._channel.close()
+        self._keeper.cancel()
+        await asyncio.wait({self._keeper})  # it closes what it opened
 
-    def _make_channel(self) -> grpc.aio.Channel:
-        c = self.config
-        options: list[tuple[str, int | str]] = [
-            ("grpc.max_receive_message_length", c.max_message_bytes),
-            ("grpc.max_send_message_length", c.max_message_bytes),
-            # A dead connection (the robot left the network) is noticed within two probes.
-            ("grpc.keepalive_time_ms", int(1000 * c.keepalive_s)),
-            ("grpc.keepalive_timeout_ms", int(1000 * c.keepalive_s)),
-            # Of any ping: one that gRPC sent to measure the link would hold up the keepalive's.
-            ("grpc.http2.ping_timeout_ms", int(1000 * c.keepalive_s)),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.max_pings_without_data", 0),
-            # SessionLink decides when to try again; the channel must be ready by then.
-            ("grpc.initial_reconnect_backoff_ms", int(1000 * c.link.backoff_initial_s)),
-            ("grpc.max_reconnect_backoff_ms", int(1000 * c.link.backoff_max_s)),
-            ("grpc.min_reconnect_backoff_ms", int(1000 * c.link.connect_deadline_s)),
-        ]
-        if c.tls_server_name:
-            options.append(("grpc.ssl_target_name_override", c.tls_server_name))
-        if self._credentials is None:
-            return grpc.aio.insecure_channel(c.address, options)
-        return grpc.aio.secure_channel(c.address, self._credentials, options)
+    async def _connected(self) -> grpc.aio.Channel:
+        """The connection, when it stands; raises CollabError if the next attempt fails."""
+        return await asyncio.shield(self._connection)
 
-    def _session_call(self) -> grpc.aio.StreamStreamCall:
-        return self._channel.stream_stream(codec.SESSION)(metadata=self._metadata)
+    def _session_call(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall:
+        return channel.stream_stream(codec.SESSION)(metadata=self._metadata)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -451,25 +442,50 @@ class VerifierClient:
         new = sample if old == 0 else 0.875 * old + 0.125 * sample
         self._status = replace(self._status, rtt_s=new)
 
-    async def _watch(self) -> None:
-        """Keep the channel connected, ask each new connection what it leads to, tell the caller."""
+    async def _keep_connected(self) -> None:
+        """Connect, and again when the connection is lost; back off from what fails."""
+        link = self.config.link
+        pause = link.backoff_initial_s
         while True:
-            connectivity = self._channel.get_state(try_to_connect=True)
-            if connectivity in (
-                grpc.ChannelConnectivity.READY,
-                grpc.ChannelConnectivity.TRANSIENT_FAILURE,  # the call fails at once and tells why
-            ):
-                await self._probe()
-            else:
-                self._change(state="CONNECTING")
+            try:
+                channel = await self._connector.connect(link.connect_deadline_s, self._status.rtt_s)
+            except CollabError as error:
+                self._attempt_failed(error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, link.backoff_max_s)
+                continue
+            pause = link.backoff_initial_s
+            self._connection.set_result(channel)
+            try:
+                await self._look_after(channel)
+            except asyncio.CancelledError:
+                await channel.close()
+                raise
+            self._connection = self._loop.create_future()
+            self._change(state="CONNECTING")
+            self._spawn(channel.close(_LEFTOVERS_S))
+
+    def _attempt_failed(self, error: CollabError) -> None:
+        """Tell those who wait why; their next wait is for the next attempt."""
+        attempt, self._connection = self._connection, self._loop.create_future()
+        attempt.set_exception(error)
+        attempt.exception()  # perhaps nobody waits: that is no error
+        self._change(state="DOWN", error_code=error.code, error_msg=str(error))
+
+    async def _look_after(self, channel: grpc.aio.Channel) -> None:
+        """Until the connection is lost; asks what it leads to until that is answered well."""
+        ready = grpc.ChannelConnectivity.READY
+        while channel.get_state() is ready:
+            if self._status.state != "UP":
+                await self._probe(channel)
             pause = None if self._status.state == "UP" else _PROBE_S
             with contextlib.suppress(asyncio.TimeoutError):
-                await within(self._channel.wait_for_state_change(connectivity), pause)
+                await within(channel.wait_for_state_change(ready), pause)
 
-    async def _probe(self) -> None:
+    async def _probe(self, channel: grpc.aio.Channel) -> None:
         started = time.monotonic()
         try:
-            info = await self._describe(_PROBE_S)
+            info = await self._describe(channel, _PROBE_S)
         except CollabError as error:
             self._change(state="DOWN", error_code=error.code, error_msg=str(error))
             return
@@ -492,57 +508,24 @@ class VerifierClient:
     async def _describe_until(self, deadline: float) -> ServerInfo:
         pause = self.config.link.backoff_initial_s
         while True:
+            left = max(0.001, deadline - time.monotonic())
             try:
-                return await self._describe(max(0.001, deadline - time.monotonic()))
+                channel = await within(self._connected(), left)
+                return await self._describe(channel, max(0.001, deadline - time.monotonic()))
+            except asyncio.TimeoutError:
+                raise no_connection(self.config.address, left) from None
             except Unavailable:
                 if time.monotonic() + pause >= deadline:
                     raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, self.config.link.backoff_max_s)
 
-    async def _describe(self, deadline_s: float) -> ServerInfo:
-        ask = self._channel.unary_unary(codec.DESCRIBE)
+    async def _describe(self, channel: grpc.aio.Channel, deadline_s: float) -> ServerInfo:
+        ask = channel.unary_unary(codec.DESCRIBE)
         try:
             return codec.decode_info(await ask(b"", timeout=deadline_s, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:
-            raise error_of(failure_of_status(error.code(), error.details() or "")) from error
-
-
-def failure_of_status(status: grpc.StatusCode, details: str) -> Failure:
-    """What a gRPC status means to a session; UNAVAILABLE is what another attempt may cure."""
-    code = grpc.StatusCode
-    if status in (code.UNAUTHENTICATED, code.PERMISSION_DENIED):
-        return Failure(
-            Unauthenticated.code, details, "token", "give the token that the verifier expects"
-        )
-    if status is code.RESOURCE_EXHAUSTED and "larger than max" in details:
-        return Failure(
-            InvalidInput.code, details, "images", "send fewer or smaller images, or raise the limit"
-        )
-    if status is code.UNIMPLEMENTED:
-        return Failure(
-            ProtocolError.code, details, "address", "no verifier of this version listens there"
-        )
-    if status is code.DEADLINE_EXCEEDED:
-        return Failure(DeadlineExceeded.code, details, "verifier", "check the link and the load")
-    return Failure(
-        Unavailable.code,
-        details + _why_not_connected(details),
-        "address",
-        "check that the verifier runs, its address and TLS",
-    )
-
-
-def _why_not_connected(details: str) -> str:
-    """What gRPC's words hide: it does not say that the other side refused the credentials."""
-    if details.startswith("failed to connect") and details.endswith("Socket closed"):
-        return (
-            ": the verifier closes connections at once; it may ask for TLS or for another client"
-            " certificate, or have too many connections"
-        )
-    if "handshake failed" in details.lower():
-        return ": check tls, tls_ca and tls_server_name, and that the verifier has TLS"
-    return ""
+            raise error_of(failure_of_status(error)) from error
 
 
 def _credentials(config: ClientLinkConfig) -> grpc.ChannelCredentials | None:
