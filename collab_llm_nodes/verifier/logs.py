@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from typing import Any
 
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -11,7 +12,7 @@ _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 def set_up_logging(log_format: str) -> None:
     """Log to standard error from ``INFO`` up; ``log_format`` is "text" or "json"."""
-    handler = logging.StreamHandler()
+    handler = _StandardError()
     handler.setFormatter(_Json() if log_format == "json" else _Text())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
@@ -19,6 +20,16 @@ def set_up_logging(log_format: str) -> None:
 def _facts(record: logging.LogRecord) -> dict[str, Any]:
     """What the line was given in ``extra``; Ray adds marks of its own, with underscores."""
     return {k: v for k, v in vars(record).items() if k not in _KNOWN and k[0] != "_"}
+
+
+class _StandardError(logging.Handler):
+    """Writes to what is standard error then: who runs us may have closed that of the beginning."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:  # noqa: BLE001 - as in logging's own handlers: work goes on
+            self.handleError(record)
 
 
 class _Text(logging.Formatter):
