@@ -276,6 +276,7 @@ def train_nav(
         if now - saved > config.checkpoint_seconds or learner.step in config.dagger_steps:
             learner.save(run)
             saved = now
+    rounds.stop()
     learner.save(run)
     if learner.step < config.steps:
         return False
@@ -391,6 +392,12 @@ class _Rounds:
                 self._joined.append(shard)
                 self._pictures = data.Pictures(self._joined)
         return self._pictures
+
+    def stop(self) -> None:
+        """End what still runs: whoever resumes begins that round again, and alone."""
+        for process in self._running.values():
+            process.terminate()
+            process.join()
 
 
 def export(
