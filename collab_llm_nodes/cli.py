@@ -206,6 +206,9 @@ def bench_link(
     cuts: Annotated[int, typer.Option(help="Cuts in each run that has them.", min=1)] = 20,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write the plot here.", callback=_writable)
+    ] = None,
 ) -> None:
     """Answers over an emulated bad link: cuts, loss, jitter, reordering, throttle, silence.
 
@@ -213,7 +216,7 @@ def bench_link(
     """
     from collab_llm_nodes.bench.link.report import run_link
 
-    results = run_link(answers=answers, cuts=cuts, seed=seed, console=console)
+    results = run_link(answers=answers, cuts=cuts, seed=seed, plot=plot, console=console)
     write_json(json_file, results)
     faults = ("wrong_tokens", "failed", "hangs")
     bad = sum(run[key] for run in results["runs"].values() for key in faults)

@@ -196,6 +196,23 @@ class Cluster:
             pid for pid, title in self.family().items() if title.startswith("ray::ServeReplica")
         ]
 
+    def wait_for_both(self, opened: Open) -> None:
+        """Returns when clients get to either replica: the ingress may hear of one after the other.
+
+        ``opened``: a session to ask for; of several that stand at a time each replica has some.
+        """
+
+        def both() -> bool:
+            with contextlib.ExitStack() as stack:
+                for client in clients_of(self, stack, 4):
+                    inbox: queue.SimpleQueue[ServerMessage] = queue.SimpleQueue()
+                    client.open(opened, inbox.put)
+                    assert isinstance(inbox.get(timeout=WAIT_S), Opened)
+                return min(self.metric("collab_llm_verifier_streams")) > 0
+
+        wait_for(both)
+        wait_for(lambda: sum(self.metric("collab_llm_verifier_streams")) == 0)
+
     def terminate(self) -> None:
         self._process.terminate()
 
@@ -311,6 +328,10 @@ def questions(launched: Cluster, draft: Engine) -> list[Question]:
 @pytest.fixture(scope="module")
 def cluster(launched: Cluster, questions: list[Question]) -> Cluster:
     launched.wait_until_up()
+    with launched.client() as client:
+        vocabulary = client.describe(WAIT_S).vocabulary
+    prompt = questions[0].prompt
+    launched.wait_for_both(Open(prompt.text, prompt.images, SamplingConfig(), 8, vocabulary))
     return launched
 
 
@@ -331,6 +352,18 @@ def answers(
         return list(pool.map(ask, clients, questions))
 
 
+def meet(barrier: threading.Barrier) -> Callable[[tuple[int, ...]], None]:
+    """For ``on_tokens``: at its first tokens each answer waits until all the others have some."""
+    mine = threading.local()
+
+    def at_first_tokens(tokens: tuple[int, ...]) -> None:
+        if not getattr(mine, "begun", False):
+            mine.begun = True
+            barrier.wait(WAIT_S)
+
+    return at_first_tokens
+
+
 def clients_of(cluster: Cluster, stack: contextlib.ExitStack, count: int) -> list[VerifierClient]:
     return [stack.enter_context(cluster.client()) for _ in range(count)]
 
@@ -342,8 +375,10 @@ class TestTwoReplicas:
     def test_answers_equal_those_of_a_single_server_and_both_replicas_give_some(
         self, cluster: Cluster, draft: Engine, questions: list[Question]
     ) -> None:
+        standing = meet(threading.Barrier(len(questions)))  # together, so that they are spread
         with contextlib.ExitStack() as stack:
-            given = answers(draft, clients_of(cluster, stack, len(questions)), questions)
+            clients = clients_of(cluster, stack, len(questions))
+            given = answers(draft, clients, questions, standing)
         assert [g.tokens for g in given] == [q.tokens for q in questions]
         by_each = cluster.metric("collab_llm_verifier_tokens_total")
         assert sum(by_each) == sum(len(q.tokens) for q in questions)
@@ -389,12 +424,6 @@ class TestTwoReplicas:
     ) -> None:
         """SIGKILL when all answers have begun, spread over both replicas."""
         begun = threading.Barrier(len(questions) + 1)
-        mine = threading.local()
-
-        def at_first_tokens(tokens: tuple[int, ...]) -> None:
-            if not getattr(mine, "begun", False):
-                mine.begun = True
-                begun.wait(WAIT_S)
 
         def kill() -> None:
             begun.wait(WAIT_S)
@@ -405,7 +434,7 @@ class TestTwoReplicas:
         killer.start()
         with contextlib.ExitStack() as stack:
             clients = clients_of(cluster, stack, len(questions))
-            given = answers(draft, clients, questions, at_first_tokens)
+            given = answers(draft, clients, questions, meet(begun))
             moved = sum(client.status.reconnects for client in clients)
         killer.join()
         assert [g.tokens for g in given] == [q.tokens for q in questions]

@@ -59,6 +59,8 @@ class LinkProxy:
         self._connections: set[_Connection] = set()
         self._dialling: set[asyncio.Task[None]] = set()
         self._refusing = False
+        self._to_swallow = 0
+        self._swallowed: list[socket.socket] = []
         self._flows = asyncio.Event()  # not set: half-open
         self._flows.set()
         self._bytes = {"up": 0, "down": 0}
@@ -117,6 +119,10 @@ class LinkProxy:
         """Reset new connections from now on; those that stand are left alone."""
         self._thread.call(setattr, self, "_refusing", True)
 
+    def swallow(self, count: int) -> None:
+        """Of the next ``count`` connections nothing ever gets through, as if every SYN was lost."""
+        self._thread.call(setattr, self, "_to_swallow", count)
+
     def half_open(self) -> None:
         """Fall silent: connections stay, new ones are accepted, but nothing is forwarded.
 
@@ -141,6 +147,8 @@ class LinkProxy:
     def _close(self) -> None:
         self._thread.loop.remove_reader(self._listener.fileno())
         self._cut()
+        for accepted in self._swallowed:
+            accepted.close()
 
     def _accept(self) -> None:
         try:
@@ -152,6 +160,10 @@ class LinkProxy:
             _reset(accepted)
             return
         accepted.setblocking(False)
+        if self._to_swallow:
+            self._to_swallow -= 1
+            self._swallowed.append(accepted)
+            return
         task = self._thread.loop.create_task(self._dial(accepted))
         self._dialling.add(task)
         task.add_done_callback(self._dialling.discard)

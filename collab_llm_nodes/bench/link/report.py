@@ -6,8 +6,8 @@ Every disturbed answer is compared with the undisturbed one, token by token.
 Recovery is the time from the moment the link works again to the next verdict, less what that
 verdict costs on a connection that stands (one round trip, prefill and verification; measured on
 the same link). The bound: two round trips, which TCP and HTTP/2 take to connect, and the back-off
-in force, the session's and the channel's. Lost packets come on top: TCP repeats a lost SYN after
-a second, other packets after 0.2 s or more.
+in force. Lost packets come on top: a second attempt to connect begins 0.25 s after the first (TCP
+would repeat a lost SYN after a second), and TCP repeats other packets after 0.2 s or more.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -145,8 +146,10 @@ def embedded_bed(draft: Engine, compute_s: float = 0.0) -> Iterator[Bed]:
         yield Bed(client, RemoteRunner(draft, client), draft.vocabulary, link, packets)
 
 
-def run_link(*, answers: int, cuts: int, seed: int, console: Console) -> dict[str, Any]:
-    """Decode ``answers`` answers per scenario.
+def run_link(
+    *, answers: int, cuts: int, seed: int, plot: Path | None, console: Console
+) -> dict[str, Any]:
+    """Decode ``answers`` answers per scenario; draw the recoveries into ``plot``.
 
     Returns:
         ``runs.<scenario>`` with answers, tokens, wrong_tokens, failed, hangs, cuts, ms_per_token
@@ -187,6 +190,8 @@ def run_link(*, answers: int, cuts: int, seed: int, console: Console) -> dict[st
             "forgotten": silence(bed, prompts[0], truth[0], bed.link.forget),
         }
     _print(results, console)
+    if plot is not None:
+        _plot(results, plot)
     return results
 
 
@@ -312,13 +317,16 @@ class Saboteur:
 
 
 def backoff_s(outage_s: float) -> float:
-    """The longest pause of session and channel that can be in force when an outage ends [s]."""
+    """The longest pause that can be in force when an outage ends [s].
+
+    Connection and session keep the same pauses, side by side.
+    """
     config = ClientLinkConfig().link
     pause, ended = config.backoff_initial_s, 0.0
     while ended + pause <= outage_s:
         ended += pause
         pause = min(2 * pause, config.backoff_max_s)
-    return 2 * pause if outage_s else pause
+    return pause
 
 
 def verdict_s(bed: Bed, prompt: Prompt, answer: Sequence[int], repeats: int = 9) -> float:
@@ -373,12 +381,12 @@ def _print(results: dict[str, Any], console: Console) -> None:
     rtt = results["rtt_ms"]
     table = Table(title=f"emulated link, {rtt:.0f} ms round trip ({results['emulation']})")
     columns = ("run", "tokens", "wrong", "failed", "hangs", "cuts", "ms/token")
-    for column in (*columns, "recovery", "max", "bound"):
+    for column in (*columns, "recovery", "max", "bound", "beyond"):
         table.add_column(column, justify="left" if column == "run" else "right")
     for name, row in results["runs"].items():
         recovery = row.get("recovery_ms")
-        shown = ("p50", "max", "bound_max")
-        numbers = [f"{recovery[k]:.0f}" for k in shown] if recovery else ["", "", ""]
+        shown = ("p50", "max", "bound_max", "beyond_bound")
+        numbers = [f"{recovery[k]:.0f}" for k in shown] if recovery else [""] * len(shown)
         table.add_row(
             name,
             *(str(row[k]) for k in ("tokens", "wrong_tokens", "failed", "hangs", "cuts")),
@@ -388,3 +396,33 @@ def _print(results: dict[str, Any], console: Console) -> None:
     console.print(table)
     for name, row in results["silence"].items():
         console.print(f"{name}: {row}")
+
+
+def _plot(results: Mapping[str, Any], file: Path) -> None:
+    """Each recovery against its bound, by the outage before it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    runs = {name: row for name, row in results["runs"].items() if "recovery_ms" in row}
+    figure, axes = plt.subplots(1, max(1, len(runs)), figsize=(9, 3.5), squeeze=False)
+    for axis, (name, row) in zip(axes[0], runs.items(), strict=False):
+        each = row["recovery_ms"]["each"]
+        outages = sorted({r["outage"] for r in each})
+        where = [outages.index(r["outage"]) for r in each]
+        bounds = [2 * results["rtt_ms"] + r["backoff"] for r in each]
+        axis.plot(where, bounds, "_", markersize=30, color="0.5", label="bound")
+        axis.plot(where, [r["excess"] for r in each], "o", alpha=0.5, label="recovery")
+        axis.set_xticks(range(len(outages)), [str(outage) for outage in outages])
+        axis.set_xlim(-0.5, len(outages) - 0.5)
+        axis.set_ylim(bottom=0.0)
+        axis.set_xlabel("outage [ms]")
+        axis.set_ylabel("from healed link to next verdict, extra [ms]")
+        axis.set_title(f"{name}: {row['wrong_tokens']} wrong tokens, {row['hangs']} hangs")
+        axis.legend()
+    figure.suptitle(f"Recovery after cuts, {results['rtt_ms']:.0f} ms round trip (emulated)")
+    figure.tight_layout()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)
+    plt.close(figure)
