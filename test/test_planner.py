@@ -230,8 +230,8 @@ def profile(
     """What a robot would have measured at an operating point."""
     p = Profile()
     for _ in range(100):
-        p.on_pass(t_p, batched=False)
-        p.on_pass(pass_s or t_p, batched=True)
+        p.on_pass(1, t_p)
+        p.step.add(pass_s or t_p)
         p.on_verdict(Draft(0, 0, ()), Verdict(0, (1,), 0, False, t_q))
     rng = np.random.default_rng(0)
     for _ in range(1000):

@@ -304,9 +304,7 @@ def _predicted(
         nominal = replace(
             measured,
             t_p=_exactly(point.t_p),
-            t_p_batch=_exactly(
-                point.t_p * max(1.0, measured.t_p_batch.value / (measured.t_p.value or 1.0))
-            ),
+            step=_exactly(point.t_p * max(1.0, measured.step.value / (measured.t_p.value or 1.0))),
             t_q1=_exactly(point.t_q),
             t_q=_exactly(point.t_q),
             rtt=_exactly(2 * point.t_c),

@@ -63,18 +63,24 @@ def distribution(
     Raises:
         ModelError: a logit is NaN or +inf, or a row has no finite one (-inf alone means "never").
     """
-    z = _float64(logits)
-    top = z.max(axis=-1, keepdims=True)
+    x = _array(logits)
+    top = x.max(axis=-1, keepdims=True).astype(np.float64)
     _check_finite(bool(np.isfinite(top).all()))  # max propagates NaN
     if config.greedy:
-        one_hot = np.zeros_like(z)
-        np.put_along_axis(one_hot, z.argmax(axis=-1)[..., None], 1.0, axis=-1)
+        one_hot = np.zeros(x.shape)
+        np.put_along_axis(one_hot, x.argmax(axis=-1)[..., None], 1.0, axis=-1)
         return one_hot
-    z = (z - top) / config.temperature
+    size = x.shape[-1]
+    possible = np.flatnonzero((x > -np.inf).reshape(-1, size).any(axis=0))
+    if len(possible) < size // 2:  # an exit that scores candidates only: leave the others out
+        p = np.zeros(x.shape)
+        p[..., possible] = distribution(x[..., possible], config)
+        return p
+    z = (x.astype(np.float64) - top) / config.temperature
     if 0 < config.top_k < z.shape[-1]:
         kth = np.partition(z, -config.top_k, axis=-1)[..., -config.top_k, None]
         z = np.where(z < kth, -np.inf, z)
-    p: NDArray[np.float64] = np.exp(z)
+    p = np.exp(z)
     p /= p.sum(axis=-1, keepdims=True)
     if config.top_p < 1:
         for row in np.ndindex(p.shape[:-1]):
@@ -224,8 +230,11 @@ def _most_probable(p: NDArray[np.float64], count: int) -> NDArray[np.intp]:
     return candidates[np.argsort(-p[candidates], kind="stable")]
 
 
-def _float64(logits: Tensor | NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+def _array(logits: Tensor | NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
     if isinstance(logits, np.ndarray):
-        return logits.astype(np.float64)
-    result: NDArray[np.float64] = logits.detach().double().cpu().numpy()
-    return result
+        return logits
+    tensor = logits.detach()
+    if tensor.dtype.itemsize < 4:  # numpy has no bfloat16, and computes slowly in float16
+        tensor = tensor.float()
+    array: NDArray[np.floating[Any]] = tensor.cpu().numpy()
+    return array

@@ -77,7 +77,7 @@ class Drafter:
     """Draws drafts after any prefixes of one answer.
 
     Attributes:
-        on_pass: told the seconds of each forward pass, and whether it read several continuations.
+        on_pass: told of each forward pass the tokens it read and its seconds.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Drafter:
         self._prompt_ids = tuple(prompt.ids)
         self._sampling = sampling
         self._config = config or DrafterConfig()
-        self.on_pass: Callable[[float, bool], None] = lambda seconds, batched: None
+        self.on_pass: Callable[[int, float], None] = lambda tokens, seconds: None
         self._trunk: tuple[int, ...] = ()  # ids that all continuations share
         self._root = _Node(-1)  # its last one
 
@@ -220,7 +220,7 @@ class Drafter:
             for parent, token, _ in new:
                 del parent.children[token]
             raise
-        self.on_pass(time.perf_counter() - started, len(new) > 1)
+        self.on_pass(len(new), time.perf_counter() - started)
         for (_, _, node), row in zip(new, rows, strict=True):
             node.logits = row
         return ends

@@ -96,7 +96,8 @@ class EdgeLoop:
             ahead or AheadConfig(),
             self._profile,
         )
-        drafter.on_pass = self._profile.on_pass
+        drafter.on_pass = self._on_pass
+        self._passed = False  # the draft model has read something
         self._exits = exits
         self._preempt = preempt
         self._on_tokens = on_tokens
@@ -221,10 +222,18 @@ class EdgeLoop:
                 request.reply(None)
             else:
                 self._outlook.demand(request.outcome, request.reply)
+        self._passed = False
         started = time.monotonic()
         worked = self._outlook.step()
-        self.client.metrics.predraft_s += time.monotonic() - started
+        took_s = time.monotonic() - started
+        self.client.metrics.predraft_s += took_s
+        if self._passed:
+            self._profile.step.add(took_s)
         return worked
+
+    def _on_pass(self, tokens: int, seconds: float) -> None:
+        self._passed = True
+        self._profile.on_pass(tokens, seconds)
 
     def _has_external(self) -> bool:
         return self._external is not None and self._external.round == self.client.round

@@ -9,7 +9,8 @@ Letters are those of paper 003, Table 3. Seconds per token, in the steady state:
 
 SD is the paper's Table 4. With push-ahead a verification follows the other without a pause, unless
 the draft model is slower: C = (gamma + f) B is the time from one draft to the next on the likeliest
-path, B the time of a pass over a batch of continuations, f the share of drafts that are accepted
+path, B the time of a step that looks ahead (a pass over several continuations, and what they
+show about the outcome), f the share of drafts that are accepted
 whole (their bonus token is known one pass later); or unless the link is so slow that drafts would
 have to be further ahead than the configured depth. A share e of the verdicts is expected only
 thanks to an early exit, whose draft comes L late; a share m is unexpected and costs what SD costs,
@@ -54,7 +55,8 @@ class Profile:
     """What the decoding loop has measured on this robot, over this link, with this verifier [s].
 
     Attributes:
-        t_p, t_p_batch: a pass of the draft model over one token, and over several continuations.
+        t_p: a pass of the draft model over one token.
+        step: a step that looks ahead: such a pass over several continuations, and all around it.
         t_q1, t_q: a pass of the target over one token, and over a draft, waiting for it included.
         drafted: tokens of those drafts.
         rtt: from draft to verdict, less what the verifier took (2 T_c); until a round has shown it,
@@ -68,7 +70,7 @@ class Profile:
     """
 
     t_p: Mean = field(default_factory=Mean)
-    t_p_batch: Mean = field(default_factory=Mean)
+    step: Mean = field(default_factory=Mean)
     t_q1: Mean = field(default_factory=Mean)
     t_q: Mean = field(default_factory=Mean)
     drafted: Mean = field(default_factory=Mean)
@@ -80,9 +82,10 @@ class Profile:
     exit_s: Mean = field(default_factory=Mean)
     temperature: float = 1.0
 
-    def on_pass(self, seconds: float, batched: bool) -> None:
-        """The draft model has read one token, or (``batched``) several continuations."""
-        (self.t_p_batch if batched else self.t_p).add(seconds)
+    def on_pass(self, tokens: int, seconds: float) -> None:
+        """The draft model has read ``tokens``."""
+        if tokens == 1:
+            self.t_p.add(seconds)
 
     def on_verdict(self, draft: Draft, verdict: Verdict) -> None:
         """A round is over."""
@@ -243,7 +246,7 @@ def round_seconds(p: Profile, mode: Mode, depth: int) -> float:
     """Predicted time of a round in ``mode`` after what ``p`` has measured."""
     if not mode.gamma:
         return p.t_q1.value
-    drafting, pass_s = mode.gamma * p.t_p.value, p.t_p_batch.value or p.t_p.value
+    drafting, pass_s = mode.gamma * p.t_p.value, p.step.value or p.t_p.value
     if not mode.ahead:
         return p.rtt.value + drafting + p.verify_s(mode.gamma)
     cycle = (mode.gamma + p.whole.value) * pass_s
