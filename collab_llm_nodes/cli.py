@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.errors import CollabError, ConfigError
 
 app = typer.Typer(
     name="collab-llm",
@@ -83,6 +83,9 @@ def demo(
     emulated_compute_s: Annotated[
         float, typer.Option(help="Seconds a pass takes at least: an emulated larger model.")
     ] = 0.04,
+    record: Annotated[
+        Path | None, typer.Option(help="Record it as a bag in this folder.", file_okay=False)
+    ] = None,
 ) -> None:
     """Drive simulated rooms through the whole system: camera, draft, verifier, motion.
 
@@ -98,6 +101,7 @@ def demo(
         params=config,
         compute_s=emulated_compute_s,
         console=console,
+        record=record,
     )
     write_json(json_file, results)
     raise typer.Exit(0 if results["reached"] >= 0.8 * results["rooms"] else 1)
@@ -148,6 +152,103 @@ def verifier(
         write_json(json_file, {"host": host, "port": port, "model": settings.model.path})
 
     serve(settings, tell)
+
+
+@app.command()
+def record(
+    out: Annotated[Path, typer.Option(help="Folder for the bags.", file_okay=False)] = Path("bags"),
+    storage: Annotated[str, typer.Option(help="mcap or sqlite3.")] = "mcap",
+    topics: Annotated[
+        list[str] | None, typer.Option("--topic", help="Instead of the usual ones; repeat.")
+    ] = None,
+    namespace: Annotated[str, typer.Option(help="Of the robot's nodes.")] = "",
+    max_size: Annotated[
+        float, typer.Option(help="Begin another bag after so many MB.", min=0.1)
+    ] = 1000.0,
+    keep: Annotated[int, typer.Option(help="Keep so many bags; 0 = all.", min=0)] = 0,
+    sim_time: Annotated[bool, typer.Option(help="Take times from /clock.")] = False,
+    mend: Annotated[
+        Path | None,
+        typer.Option(help="Do not record: make a whole bag of one that was never closed."),
+    ] = None,
+) -> None:
+    """Record a drive until Ctrl-C or SIGTERM; `ros2 bag` and `collab-llm replay` read it."""
+    if mend is not None:
+        from collab_llm_nodes.replay.mend import mend as mended
+
+        path, count = mended(mend)
+        console.print(f"wrote {path}: {count} messages")
+        return
+    try:
+        from collab_llm_nodes.nodes.recorder import Recorder
+        from collab_llm_nodes.nodes.ros import run
+    except ImportError as error:
+        raise ConfigError(
+            f"recording needs ROS 2: {error}", remedy="source it, or use .venv/bin/collab-llm"
+        ) from error
+    values = {
+        "folder": str(out),
+        "storage": storage,
+        "max_size": max_size,
+        "max_parts": keep,
+        "use_sim_time": sim_time,
+        **({"topics": topics} if topics else {}),
+    }
+    arguments = ["--ros-args"]
+    for name, value in values.items():
+        arguments += ["-p", f"{name}:={json.dumps(value)}"]
+    if namespace:
+        arguments += ["-r", f"__ns:=/{namespace.strip('/')}"]
+    raise typer.Exit(run(Recorder, args=arguments))
+
+
+@app.command()
+def replay(
+    bag: Annotated[Path, typer.Argument(help="A bag: its folder or its .mcap or .db3 file.")],
+    model: Annotated[str, typer.Option(help="Draft model; as recorded if not given.")] = "",
+    target_model: Annotated[str, typer.Option(help="Target model; as recorded if not given.")] = "",
+    verifier: Annotated[str, typer.Option(help="A running verifier instead, host:port.")] = "",
+    device: Annotated[str, typer.Option(help="Of the models: cpu, cuda or cuda:N.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Of their weights.")] = "float32",
+    nodes: Annotated[bool, typer.Option("--nodes", help="Through the real ROS nodes.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="ROS parameters for --nodes, read after the recorded.", exists=True),
+    ] = None,
+    texts: Annotated[
+        bool, typer.Option("--texts", help="Another text is a difference, not only another action.")
+    ] = False,
+    speed: Annotated[
+        float, typer.Option(help="Times the recorded pace at most; 0 = no limit.", min=0.0)
+    ] = 0.0,
+    namespace: Annotated[
+        str | None, typer.Option(help="Of the robot, if the bag holds several.")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Ask what was asked in a recorded drive again and compare, action by action.
+
+    Exits with 0 if all actions are the same, 1 if one differs, 2 if it cannot be told.
+    """
+    from collab_llm_nodes.replay.command import run_replay
+    from collab_llm_nodes.replay.replayers import Models
+
+    try:
+        models = Models(model, target_model, verifier, device, dtype)
+        results = run_replay(
+            bag,
+            models,
+            nodes=nodes,
+            params=config,
+            texts=texts,
+            speed=speed,
+            namespace=namespace,
+            console=console,
+        )
+    except CollabError as error:
+        fail(error, 2)
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["same"] else 1)
 
 
 @train_app.command("nav")
@@ -330,10 +431,10 @@ def bench_ros(
     raise typer.Exit(0 if not rounds or results["growth"]["bounded"] else 1)
 
 
-def fail(error: CollabError) -> NoReturn:
-    """Print a typed error and end with status 1."""
+def fail(error: CollabError, status: int = 1) -> NoReturn:
+    """Print a typed error and end with ``status``."""
     Console(stderr=True).print(f"[bold red]{error.code}[/]: {escape(str(error))}", highlight=False)
-    sys.exit(1)
+    sys.exit(status)
 
 
 def main() -> None:

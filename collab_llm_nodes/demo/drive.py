@@ -55,6 +55,7 @@ def run_demo(
     params: Path | None,
     compute_s: float,
     console: Console,
+    record: Path | None = None,
 ) -> dict[str, Any]:
     """Drive ``rooms`` rooms of seeds ``seed``, ``seed`` + 1, ...; prints a table.
 
@@ -62,6 +63,7 @@ def run_demo(
         params: ROS parameters read after the shipped ones.
         compute_s: a verification takes at least this long: the shipped cloud model is so small that
             early exits would hardly precede its verdicts.
+        record: folder for a bag of it all (docs/replay.md).
 
     Returns:
         The figures of the JSON file: ``rooms``, ``reached``, ``tau``, ``cache_hit_rate``,
@@ -78,12 +80,16 @@ def run_demo(
     with contextlib.ExitStack() as stack:
         address = f"127.0.0.1:{free_port()}"
         cloud = stack.enter_context(verifier_process(address, compute_s=compute_s))
-        graph = stack.enter_context(_graph(address, params))
+        graph = stack.enter_context(_nodes("graph", [], address, params))
+        motion = stack.enter_context(_nodes("motion", ["--driver", "sim"], address, params))
+        recorder = stack.enter_context(_recorder(record)) if record else None
         link = stack.enter_context(VerifierClient(ClientLinkConfig(address=address)))
         client = stack.enter_context(DemoClient())
         with console.status("starting the verifier and the ROS graph ..."):
             wait_for_verifier(link, cloud)
             client.wait_for_graph(START_DEADLINE_S, graph.check)
+            if recorder is not None:
+                client.wait_for_recorder(START_DEADLINE_S, recorder.check)
         console.print(
             f"verifier and graph are up after {time.monotonic() - started:.1f} s "
             f"(ROS_DOMAIN_ID={os.environ['ROS_DOMAIN_ID']}, this machine only)"
@@ -102,7 +108,7 @@ def run_demo(
                 drive = client.drive(room, wish, MAX_STEPS, ROOM_DEADLINE_S)
             drives.append(drive)
             _add_row(table, drive)
-            for process in (cloud, graph):
+            for process in (cloud, graph, motion, *([recorder] if recorder else [])):
                 process.check()
         console.print(table)
     with console.status("comparing every answer with the target decoding alone ..."):
@@ -121,13 +127,22 @@ def run_demo(
     return results
 
 
-def _graph(address: str, params: Path | None) -> contextlib.AbstractContextManager[Process]:
-    command = [sys.executable, "-m", "collab_llm_nodes.nodes.graph", "--sim", "--ros-args"]
+def _nodes(
+    name: str, arguments: list[str], address: str, params: Path | None
+) -> contextlib.AbstractContextManager[Process]:
+    """One of the robot's two processes, as in ``launch/sim.launch.py``."""
+    command = [sys.executable, "-m", f"collab_llm_nodes.nodes.{name}", *arguments, "--ros-args"]
     files = [config_file("embedded.yaml"), config_file("sim.yaml"), *([params] if params else [])]
     for file in files:
         command += ["--params-file", str(file)]
     command += ["-p", f"cloud_verifier_bridge:verifier.address:={address}"]
-    return run_process("graph", command)
+    command += ["-r", "navigator:cmd_vel:=cmd_vel_nav"]
+    return run_process(name, command)
+
+
+def _recorder(folder: Path) -> contextlib.AbstractContextManager[Process]:
+    command = [sys.executable, "-m", "collab_llm_nodes.cli", "record", "--out", str(folder)]
+    return run_process("recorder", [*command, "--sim-time"])
 
 
 def _mismatches(drives: Sequence[Drive]) -> int:

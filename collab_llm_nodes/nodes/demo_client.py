@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import rclpy
 from geometry_msgs.msg import PoseStamped
 from rcl_interfaces.msg import Parameter as ParameterMsg
 from rcl_interfaces.msg import ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from rclpy.action import ActionClient
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
-from rclpy.node import Node
 from std_msgs.msg import String
 
 from collab_llm.action import Navigate
 from collab_llm.msg import GeneratedText, NavigationAction, Observation
 from collab_llm_nodes.errors import DeadlineExceeded
 from collab_llm_nodes.metrics import GenerationMetrics
+from collab_llm_nodes.nodes.client import GraphClient
 from collab_llm_nodes.nodes.ros import COMMAND, RESULT, STATE
 from collab_llm_nodes.sim.rooms import Pose, Room
 
@@ -75,40 +72,24 @@ class Drive:
         return math.hypot(end.x - self.room.goal.x, end.y - self.room.goal.y)
 
 
-class DemoClient:
-    """Use as a context manager; every wait has a deadline."""
+class DemoClient(GraphClient):
+    """See the module docstring."""
 
     def __init__(self) -> None:
-        self._context = rclpy.Context()
-        self._context.init()
-        self._node = Node("demo_client", context=self._context)
-        self._changed = threading.Condition()
+        super().__init__("demo_client")
         self._room_info = ""
         self._drive: Drive | None = None
         self._pictures: dict[Stamp, tuple[bytes, float]] = {}
         self._texts: dict[Stamp, GeneratedText] = {}
         self._latency: dict[Stamp, float] = {}
-        subscribe = self._node.create_subscription
+        subscribe = self.node.create_subscription
         subscribe(String, "ground_truth/room", self._on_room, STATE)
         subscribe(PoseStamped, "ground_truth/pose", self._on_pose, COMMAND)
         subscribe(Observation, "observation", self._on_observation, RESULT)
         subscribe(GeneratedText, "generated_text", self._on_text, RESULT)
         subscribe(NavigationAction, "navigation_action", self._on_action, RESULT)
-        self._parameters = self._node.create_client(SetParameters, "sim_go2/set_parameters")
-        self._navigate = ActionClient(self._node, Navigate, "navigate")
-        self._executor = SingleThreadedExecutor(context=self._context)
-        self._executor.add_node(self._node)
-        self._thread = threading.Thread(target=self._spin, name="demo-client")
-        self._thread.start()
-
-    def __enter__(self) -> DemoClient:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._executor.shutdown()
-        self._thread.join()
-        self._node.destroy_node()
-        self._context.try_shutdown()
+        self._parameters = self.node.create_client(SetParameters, "sim_go2/set_parameters")
+        self._navigate = ActionClient(self.node, Navigate, "navigate")
 
     def wait_for_graph(self, deadline_s: float, alive: Callable[[], None]) -> None:
         """Until simulator and navigator answer; ``alive`` raises if their process ended."""
@@ -117,7 +98,18 @@ class DemoClient:
             alive()
             return self._navigate.server_is_ready() and self._parameters.service_is_ready()
 
-        self._wait(ready, deadline_s, "the graph to come up")
+        self.wait(ready, deadline_s, "the graph to come up")
+
+    def wait_for_recorder(self, deadline_s: float, alive: Callable[[], None]) -> None:
+        """Until a recorder hears the answers; ``alive`` raises if its process ended."""
+
+        def listens() -> bool:
+            alive()
+            topics = ("generated_text", "navigation_action", "observation", "instruction")
+            infos = (self.node.get_subscriptions_info_by_topic(f"/{t}") for t in topics)
+            return all(any(i.node_name == "recorder" for i in each) for each in infos)
+
+        self.wait(listens, deadline_s, "the recorder")
 
     def drive(self, room: Room, instruction: str, max_steps: int, deadline_s: float) -> Drive:
         """Enter ``room``, give the instruction, wait for the end, ``deadline_s`` at most.
@@ -130,12 +122,12 @@ class DemoClient:
         with self._recording(drive):
             started = time.monotonic()
             goal = Navigate.Goal(instruction=instruction, max_steps=max_steps)
-            handle = self._result(self._navigate.send_goal_async(goal), 10.0, "navigate")
+            handle = self.result(lambda: self._navigate.send_goal_async(goal), 10.0, "navigate")
             try:
-                ended = self._result(handle.get_result_async(), deadline_s, "the drive's end")
+                ended = self.result(handle.get_result_async, deadline_s, "the drive's end")
             except DeadlineExceeded as error:
                 drive.error = str(error)
-                self._result(handle.cancel_goal_async(), 10.0, "the cancellation")
+                self.result(handle.cancel_goal_async, 10.0, "the cancellation")
             else:
                 result = ended.result
                 drive.status, drive.error = result.status, result.error_msg
@@ -147,12 +139,12 @@ class DemoClient:
         value = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=seed)
         request = SetParameters.Request(parameters=[ParameterMsg(name="seed", value=value)])
         self._room_info = ""
-        self._result(self._parameters.call_async(request), 10.0, "sim_go2")
-        self._wait(lambda: f'"seed": {seed},' in self._room_info, 10.0, "the room")
+        self.result(lambda: self._parameters.call_async(request), 10.0, "sim_go2")
+        self.wait(lambda: f'"seed": {seed},' in self._room_info, 10.0, "the room")
 
     @contextlib.contextmanager
     def _recording(self, drive: Drive) -> Iterator[None]:
-        with self._changed:
+        with self.changed:
             self._pictures.clear()
             self._texts.clear()
             self._latency.clear()
@@ -160,37 +152,37 @@ class DemoClient:
         try:
             yield
         finally:
-            with self._changed:
+            with self.changed:
                 self._drive = None
 
     # Callbacks, in the executor's thread.
 
     def _on_room(self, msg: String) -> None:
-        with self._changed:
+        with self.changed:
             self._room_info = msg.data
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def _on_pose(self, msg: PoseStamped) -> None:
         p, q = msg.pose.position, msg.pose.orientation
         pose = Pose(p.x, p.y, 2 * math.atan2(q.z, q.w))
-        with self._changed:
+        with self.changed:
             if self._drive is not None and self._drive.path[-1] != pose:
                 self._drive.path.append(pose)
 
     def _on_observation(self, msg: Observation) -> None:
-        with self._changed:
+        with self.changed:
             if self._drive is not None:
                 self._pictures[_key(msg)] = (bytes(msg.image.data), time.monotonic())
                 while len(self._pictures) > 200:  # those asked about are recent
                     self._pictures.pop(next(iter(self._pictures)))
 
     def _on_text(self, msg: GeneratedText) -> None:
-        with self._changed:
+        with self.changed:
             self._texts[_key(msg)] = msg
             self._record(_key(msg))
 
     def _on_action(self, msg: NavigationAction) -> None:
-        with self._changed:
+        with self.changed:
             seen = self._pictures.get(_key(msg))
             if self._drive is not None and seen is not None:
                 self._latency[_key(msg)] = time.monotonic() - seen[1]
@@ -229,32 +221,6 @@ class DemoClient:
             )
         )
         del self._texts[key], self._latency[key]
-
-    # Waiting.
-
-    def _result(self, future: Any, deadline_s: float, what: str) -> Any:
-        future.add_done_callback(lambda _: self._notify())
-        self._wait(future.done, deadline_s, what)
-        return future.result()
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def _wait(self, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
-        due = time.monotonic() + deadline_s
-        with self._changed:
-            while not condition():
-                left = due - time.monotonic()
-                if left <= 0:
-                    raise DeadlineExceeded(
-                        f"waited {deadline_s:g} s for {what}", remedy="see the graph's log"
-                    )
-                self._changed.wait(min(left, 0.1))  # discovery announces itself to nobody
-
-    def _spin(self) -> None:
-        with contextlib.suppress(ExternalShutdownException):
-            self._executor.spin()
 
 
 def _key(msg: Any) -> Stamp:

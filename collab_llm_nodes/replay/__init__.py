@@ -1,0 +1,1 @@
+"""Recorded drives: bags written, read, mended, and answered anew to see what differs."""

@@ -1,0 +1,301 @@
+"""Bags on disk, through ``rosbags``: written in parts, read with typed errors. Needs no ROS.
+
+The format is rosbag2's (version 9: Jazzy and newer), so ``ros2 bag`` reads what is written here,
+and what it records is read here. Message definitions travel inside.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rosbags.highlevel import AnyReader
+from rosbags.interfaces import Connection, Qos
+from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.typesys import Stores, get_types_from_msg, get_typestore
+
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
+
+STORAGES = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}
+SUFFIXES = {".mcap": "mcap", ".db3": "sqlite3"}
+_SEPARATOR = "=" * 80
+
+
+class BagWriter:
+    """One recording: a bag, or several in a row when ``max_bytes`` limits their size.
+
+    Each part is a bag of its own, complete when the next one begins. A part is made by its first
+    message, so none is empty.
+
+    Args:
+        folder: where the bags go; made if it is not there.
+        name: of the bags; ``_000``, ``_001`` ... is appended.
+        storage: "mcap" or "sqlite3".
+        max_bytes: of message data in a part; 0: no limit.
+        max_parts: keep so many of this recording and delete older ones; 0: keep all.
+
+    Attributes:
+        messages: written so far.
+        size: their data [byte].
+        path: the part that is being written; None before the first message and once closed.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, storage: str, *, max_bytes: int = 0, max_parts: int = 0
+    ) -> None:
+        self.messages = self.size = 0
+        self.path: Path | None = None
+        self._folder, self._name, self._storage = folder, name, storage
+        self._max_bytes, self._max_parts = max_bytes, max_parts
+        self._parts: list[Path] = []
+        self._number = 0
+        self._part_size = 0
+        self._writer: Writer | None = None
+        self._connections: dict[tuple[str, str], Connection] = {}
+        self._kept: dict[str, tuple[str, bytes, tuple[Qos, ...]]] = {}
+
+    def write(
+        self,
+        topic: str,
+        type_name: str,
+        stamp: int,
+        data: bytes,
+        qos: tuple[Qos, ...] = (),
+        *,
+        keep: bool = False,
+    ) -> None:
+        """Append one serialised message.
+
+        Args:
+            type_name: such as ``std_msgs/msg/String``.
+            stamp: when it was received [ns].
+            qos: profiles offered by its publishers.
+            keep: it is a state: each further part begins with the last one.
+
+        Raises:
+            ConfigError: the type's definition is not installed.
+            OSError, apsw.Error, sqlite3.Error: the disk.
+        """
+        if self._max_bytes and self._part_size >= self._max_bytes:
+            self.close()
+        begins = self._writer is None
+        if begins:
+            self._open()
+        if keep:
+            self._kept[topic] = (type_name, data, qos)
+        if begins:
+            for other, (kind, content, offered) in self._kept.items():
+                if other != topic:
+                    self._append(other, kind, stamp, content, offered)
+        self._append(topic, type_name, stamp, data, qos)
+
+    def flush(self) -> None:
+        """Hand what is written to the operating system, so that it outlives this process."""
+        storage: Any = self._writer.storage if self._writer is not None else None
+        if storage is None:
+            return
+        if self._storage == "sqlite3":
+            storage.conn.commit()
+        elif storage.chunk.msgs:  # rosbags itself closes a chunk only when it has a megabyte
+            storage.close_chunk()
+            storage.bio.flush()
+
+    def close(self) -> None:
+        """Complete the present part: index and ``metadata.yaml``."""
+        writer, self._writer = self._writer, None
+        self.path = None
+        if writer is not None:
+            writer.close()
+
+    def _open(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        while (path := self._folder / f"{self._name}_{self._number:03}").exists():
+            self._number += 1
+        writer = Writer(path, version=9, storage_plugin=STORAGES[self._storage])
+        writer.open()
+        self._writer, self.path = writer, path
+        self._connections.clear()
+        self._part_size = 0
+        self._parts.append(path)
+        while self._max_parts and len(self._parts) > self._max_parts:
+            shutil.rmtree(self._parts.pop(0), ignore_errors=True)
+
+    def _append(
+        self, topic: str, type_name: str, stamp: int, data: bytes, qos: tuple[Qos, ...]
+    ) -> None:
+        assert self._writer is not None
+        connection = self._connections.get((topic, type_name))
+        if connection is None:
+            text, digest = definition(type_name)
+            connection = self._connections[topic, type_name] = self._writer.add_connection(
+                topic, type_name, msgdef=text, rihs01=digest, offered_qos_profiles=qos
+            )
+        self._writer.write(connection, stamp, data)
+        self.messages += 1
+        self.size += len(data)
+        self._part_size += len(data)
+
+
+@cache
+def definition(type_name: str) -> tuple[str, str]:
+    """The text of a message type with all that it consists of, as rosbag2 stores it, and its hash.
+
+    Raises:
+        ConfigError: the type, or one it consists of, is not installed.
+    """
+    texts: dict[str, str] = {}
+    _collect(type_name, texts)
+    first, *others = texts
+    parts = [texts[first], *(f"{_SEPARATOR}\nMSG: {_short(n)}\n{texts[n]}" for n in others)]
+    text = "".join(part if part.endswith("\n") else part + "\n" for part in parts)
+    return text, type_hash(type_name, text)
+
+
+def type_hash(type_name: str, text: str) -> str:
+    """The RIHS01 hash of a type (REP-2016) from its whole definition."""
+    store = get_typestore(Stores.EMPTY)
+    store.register(get_types_from_msg(text, type_name))
+    return store.hash_rihs01(type_name)
+
+
+def _collect(type_name: str, texts: dict[str, str]) -> None:
+    """Add the definitions of ``type_name`` and its parts, from the installed ``.msg`` files."""
+    package, _, name = type_name.partition("/msg/")
+    prefixes = [Path(p) for p in os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep) if p]
+    files = [p / "share" / package / "msg" / f"{name}.msg" for p in prefixes]
+    file = next((f for f in files if f.is_file()), None)
+    if file is None:
+        raise ConfigError(
+            f"the definition of {type_name} is not installed",
+            field="topics",
+            remedy="source the workspace that has it, or leave its topic out",
+        )
+    texts[type_name] = file.read_text(encoding="utf-8")
+    _, fields = get_types_from_msg(texts[type_name], type_name)[type_name]
+    for _, description in fields:
+        part: Any = description
+        while isinstance(part[1], tuple) and isinstance(part[1][0], tuple):  # arrays of arrays
+            part = part[1][0]
+        if isinstance(part[1], str) and part[1] not in texts:
+            _collect(part[1], texts)
+
+
+def _short(type_name: str) -> str:
+    return type_name.replace("/msg/", "/")
+
+
+class Bag:
+    """A bag open for reading.
+
+    Attributes:
+        path: as it was given.
+        types: the type of each topic.
+    """
+
+    def __init__(self, path: Path, reader: AnyReader) -> None:
+        self.path = path
+        self._reader = reader
+        self.types = {c.topic: c.msgtype for c in reader.connections}
+
+    def messages(self, topics: Collection[str]) -> Iterator[tuple[str, int, Any]]:
+        """Topic, time of reception [ns] and content of the messages of ``topics``, in order.
+
+        Raises:
+            InvalidInput: the bag is damaged, or lacks the definition of a type.
+        """
+        connections = [c for c in self._reader.connections if c.topic in topics]
+        if not connections:
+            return
+        stored = self._reader.messages(connections)
+        while True:
+            with _damage(self.path):
+                found = next(stored, None)
+                if found is None:
+                    return
+                connection, stamp, data = found
+                if connection.msgtype not in self._reader.typestore.fielddefs:
+                    raise InvalidInput(
+                        f"{self.path} holds no definition of {connection.msgtype}",
+                        field=connection.topic,
+                        remedy="record it with collab-llm record or rosbag2 of Jazzy or newer",
+                    )
+                message = self._reader.deserialize(data, connection.msgtype)
+            yield connection.topic, stamp, message
+
+
+@contextmanager
+def open_bag(path: Path) -> Iterator[Bag]:
+    """Open a bag: its folder, or one of its storage files.
+
+    Raises:
+        InvalidInput: there is none, it was not closed, it is damaged, or what it says of its types
+            is not true.
+    """
+    _check_complete(path)
+    with _damage(path):
+        reader = AnyReader([path])
+        reader.open()
+    try:
+        yield Bag(path, reader)
+    finally:
+        reader.close()
+
+
+def storage_file(path: Path) -> Path:
+    """The first storage file of a bag, which may lack its ``metadata.yaml``.
+
+    Raises:
+        InvalidInput: there is none.
+    """
+    if path.is_file() and path.suffix in SUFFIXES:
+        return path
+    files = sorted(f for f in path.glob("*") if f.suffix in SUFFIXES) if path.is_dir() else []
+    if not files:
+        raise InvalidInput(
+            f"{path} is no bag" if path.exists() else f"{path} does not exist",
+            field="bag",
+            remedy=f"give a bag's folder, or its {' or '.join(SUFFIXES)} file",
+        )
+    return files[0]
+
+
+def _check_complete(path: Path) -> None:
+    file = storage_file(path)
+    closed = file.suffix != ".mcap" or _ends_well(file)
+    if path.is_dir() and not (path / "metadata.yaml").is_file():
+        closed = False
+    if not closed:
+        raise InvalidInput(
+            f"{path} was not closed: the recorder was killed or lost power, or a copy is truncated",
+            field="bag",
+            remedy=f"collab-llm record --mend {path} makes a whole bag of what can be read",
+        )
+
+
+def _ends_well(file: Path) -> bool:
+    magic = b"\x89MCAP0\r\n"
+    with file.open("rb") as opened:
+        opened.seek(0, os.SEEK_END)
+        opened.seek(max(0, opened.tell() - len(magic)))
+        return opened.read() == magic
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """What the parsers raise for a damaged bag becomes one typed error."""
+    try:
+        yield
+    except CollabError:
+        raise
+    except Exception as error:  # bytes that were changed can make a parser raise anything
+        words = str(error) or type(error).__name__
+        if "hash mismatch" in words:
+            remedy = "the bag's types are not those it names: it was edited, or is damaged"
+        else:
+            remedy = f"collab-llm record --mend {path} makes a bag of what can be read"
+        raise InvalidInput(f"{path} cannot be read: {words}", field="bag", remedy=remedy) from error

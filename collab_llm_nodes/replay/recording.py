@@ -1,0 +1,271 @@
+"""What a bag holds of a drive: the answers of the model, each with its picture and its action."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from collab_llm_nodes.config import from_mapping
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.navigation.grammar import Code, Kind, ParsedAction
+from collab_llm_nodes.replay.bag import Bag, open_bag
+
+C = TypeVar("C")
+
+REQUIRED = {
+    "observation": "collab_llm/msg/Observation",
+    "generated_text": "collab_llm/msg/GeneratedText",
+    "navigation_action": "collab_llm/msg/NavigationAction",
+}
+OPTIONAL = {
+    "instruction": "std_msgs/msg/String",
+    "recording": "std_msgs/msg/String",
+    "link_state": "collab_llm/msg/LinkState",
+}
+_OK = 0  # of GeneratedText.status
+_CIRCUMSTANCES = {Code.UNVERIFIED, Code.STALE, Code.FAILED}
+"""Codes that tell of the link and the clock at that time, not of the text."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """What the robot is to do; ``value`` in m or rad, + = left."""
+
+    kind: Kind
+    value: float
+    code: Code
+
+    def __str__(self) -> str:
+        if self.code is not Code.OK:
+            return self.code.name
+        return ParsedAction(self.kind, self.value, self.code, (0, 0), "").phrase
+
+    def same(self, other: Action) -> bool:
+        """Equal but for rounding."""
+        value = math.isclose(self.value, other.value, rel_tol=1e-9, abs_tol=1e-9)
+        return self.kind is other.kind and self.code is other.code and value
+
+
+@dataclass(frozen=True)
+class Step:
+    """One answer that was recorded.
+
+    Attributes:
+        number: from 1, in the bag.
+        stamp: capture time of the picture [ns].
+        instruction: that was followed; empty if not recorded.
+        prompt: exactly as the model was asked.
+        picture: JPEG; None if the bag does not hold it.
+        turn: 1 for the first answer of an instruction, and so on (the navigator's seeds).
+        tokens, text: the answer.
+        action: read from it; None if none was recorded.
+        circumstance: why this answer tells nothing about a model: it was cut off, or not acted
+            on because of the link; empty for a whole one.
+        tau: tokens per verification; seconds: that the answer took.
+    """
+
+    number: int
+    stamp: int
+    instruction: str
+    prompt: str
+    picture: bytes | None
+    turn: int
+    tokens: tuple[int, ...]
+    text: str
+    action: Action | None
+    circumstance: str
+    tau: float
+    seconds: float
+
+    @property
+    def unusable(self) -> str:
+        """Why it cannot be compared; empty if it can."""
+        if self.picture is None:
+            return "its picture is not in the bag"
+        if self.action is None and not self.circumstance:
+            return "no action was recorded"
+        return self.circumstance
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A drive.
+
+    Attributes:
+        bag: where it was read from.
+        steps: the answers in the order in which they ended.
+        parameters: of the nodes, by name, as far as they were recorded.
+        target: the verifier's model, as it named itself; empty if unknown.
+    """
+
+    bag: Path
+    steps: tuple[Step, ...]
+    parameters: dict[str, dict[str, Any]]
+    target: str
+
+    def settings(self, config: type[C], node: str, prefix: str) -> C:
+        """The dataclass ``config`` with the recorded parameters ``prefix.*`` of ``node``.
+
+        Those that this version does not know are left out: its behaviour is asked about.
+        """
+        recorded = self.parameters.get(node, {})
+        known = {f.name: f"{prefix}.{f.name}" for f in fields(config)}  # type: ignore[arg-type]
+        return from_mapping(config, {k: recorded[p] for k, p in known.items() if p in recorded})
+
+    def sampling(self, step: Step) -> SamplingConfig:
+        """How the navigator had ``step`` sampled."""
+        base = self.settings(SamplingConfig, "navigator", "answer")
+        return replace(base, seed=base.seed + step.turn)
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest answer [tokens]; ``draft_vlm``'s default where nothing was recorded."""
+        asked = self.parameters.get("navigator", {}).get("answer.max_tokens", 0)
+        return int(asked or self.parameters.get("draft_vlm", {}).get("client.max_tokens", 48))
+
+
+def read_recording(path: Path, namespace: str | None = None) -> Recording:
+    """Read the drive in a bag.
+
+    Args:
+        namespace: of the robot, where the bag holds several.
+
+    Raises:
+        InvalidInput: no bag, a damaged one, topics or fields that are missing, other types.
+    """
+    with open_bag(path) as bag:
+        topics = _topics(bag, namespace)
+        steps, parameters, target = _answers(bag, topics)
+        if not steps:
+            raise InvalidInput(
+                f"{path} holds no complete answer", field="generated_text", remedy="record longer"
+            )
+        stamps = {s.stamp for s in steps}
+        pictures: dict[int, bytes] = {}
+        for _, _, message in bag.messages([topics["observation"]]):
+            with _as_expected(topics["observation"]):
+                if (stamp := _stamp(message)) in stamps:
+                    pictures[stamp] = bytes(message.image.data)
+    found = tuple(replace(s, picture=pictures.get(s.stamp)) for s in steps)
+    return Recording(path, found, parameters, target)
+
+
+def _topics(bag: Bag, namespace: str | None) -> dict[str, str]:
+    """The full name of each topic that is needed, and of the optional ones that are there."""
+    spaces = {t.removesuffix("/generated_text") for t in bag.types if t.endswith("/generated_text")}
+    if namespace is None and len(spaces) > 1:
+        raise InvalidInput(
+            f"several robots are in {bag.path}: {', '.join(sorted(s or '/' for s in spaces))}",
+            field="namespace",
+            remedy="name one with --namespace",
+        )
+    space = next(iter(spaces), "") if namespace is None else f"/{namespace.strip('/')}".rstrip("/")
+    topics = {}
+    for name, type_name in (REQUIRED | OPTIONAL).items():
+        topic = f"{space}/{name}"
+        if topic not in bag.types:
+            if name in OPTIONAL:
+                continue
+            raise InvalidInput(
+                f"{bag.path} lacks the topic {topic}; it has {', '.join(sorted(bag.types))}",
+                field=name,
+                remedy="record it: collab-llm record, or ros2 bag record --all",
+            )
+        if bag.types[topic] != type_name:
+            raise InvalidInput(
+                f"{topic} is {bag.types[topic]} in {bag.path}, not {type_name}",
+                field=name,
+                remedy="is it a bag of this system?",
+            )
+        topics[name] = topic
+    return topics
+
+
+def _answers(bag: Bag, topics: dict[str, str]) -> tuple[list[Step], dict[str, dict[str, Any]], str]:
+    """The answers without their pictures, the nodes' parameters, the verifier's model."""
+    name_of = {topic: name for name, topic in topics.items() if name != "observation"}
+    finals: dict[str, tuple[Any, str, int]] = {}
+    actions: dict[str, Any] = {}
+    parameters: dict[str, dict[str, Any]] = {}
+    instruction, turn, target = "", 0, ""
+    for topic, _, message in bag.messages(name_of):
+        with _as_expected(topic):
+            match name_of[topic]:
+                case "generated_text" if message.final:
+                    turn += 1
+                    finals[message.session_id] = message, instruction, turn
+                case "navigation_action":  # the last counts: it may take an early one back
+                    actions[message.session_id] = message
+                case "instruction" if message.data != instruction:
+                    instruction, turn = message.data, 0
+                case "recording":
+                    parameters = _parameters(message.data, topic)
+                case "link_state" if message.model:
+                    target = message.model
+    steps = []
+    for number, (session, (text, wish, nth)) in enumerate(finals.items(), 1):
+        with _as_expected(topics["generated_text"]):
+            steps.append(_step(number, text, actions.get(session), wish, nth))
+    return steps, parameters, target
+
+
+def _step(number: int, text: Any, action: Any, instruction: str, turn: int) -> Step:
+    read = None if action is None else _action(action)
+    circumstance = ""
+    if text.status != _OK:
+        circumstance = f"the answer was cut off: {text.error_msg}"
+    elif not text.verified:
+        circumstance = "the draft model finished the answer alone"
+    elif read is not None and read.code in _CIRCUMSTANCES:
+        circumstance = f"not acted on: {action.reason}"
+    return Step(
+        number,
+        _stamp(text),
+        instruction,
+        text.prompt,
+        None,
+        turn,
+        tuple(int(t) for t in text.tokens),
+        text.text,
+        read,
+        circumstance,
+        float(text.metrics.tau),
+        float(text.metrics.total_s),
+    )
+
+
+def _action(message: Any) -> Action:
+    kind, code = Kind(message.kind), Code(message.code)
+    value = message.distance if kind is Kind.FORWARD else message.angle
+    return Action(kind, float(value), code)
+
+
+def _stamp(message: Any) -> int:
+    return int(message.header.stamp.sec) * 10**9 + int(message.header.stamp.nanosec)
+
+
+def _parameters(text: str, topic: str) -> dict[str, dict[str, Any]]:
+    try:
+        nodes = json.loads(text)["nodes"]
+        return {str(node): dict(values) for node, values in nodes.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"no account of parameters: {error!r}", field=topic) from error
+
+
+@contextmanager
+def _as_expected(topic: str) -> Iterator[None]:
+    """A field that is missing, or a number without meaning here, is another version's."""
+    try:
+        yield
+    except (AttributeError, ValueError) as error:
+        raise InvalidInput(
+            f"recorded by another version of the package: {error}",
+            field=topic,
+            remedy="replay it with that version",
+        ) from error
