@@ -36,7 +36,7 @@ _FILES = {"bar.js": "text/javascript", "style.css": "text/css"}
 _HEADERS = {
     b"x-frame-options": b"DENY",
     b"x-content-type-options": b"nosniff",
-    b"referrer-policy": b"no-referrer",
+    b"referrer-policy": b"same-origin",  # without any, a form's Origin would be "null"
     # The page's framework compiles templates in the browser, hence eval; nothing from elsewhere.
     b"content-security-policy": b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
     b"frame-ancestors 'none'; form-action 'self'; base-uri 'none'",

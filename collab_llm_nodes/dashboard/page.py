@@ -15,6 +15,7 @@ from collab_llm_nodes.dashboard import drawing
 from collab_llm_nodes.dashboard.front import BAR
 from collab_llm_nodes.dashboard.robot import Robot
 from collab_llm_nodes.dashboard.view import Action, Answer, Goal, Link, Snapshot
+from collab_llm_nodes.errors import ConfigError
 
 _MAX_INSTRUCTION = 1000
 _FULL = (
@@ -37,8 +38,15 @@ class Host:
         self._open: set[str] = set()
 
     def serve(self, robot: Robot, max_viewers: int, rate: float) -> None:
-        """Show ``robot`` from now on, ``rate`` times per second."""
+        """Show ``robot`` from now on, ``rate`` times per second.
+
+        Raises:
+            ConfigError: another one is shown; NiceGUI is one per process.
+        """
+        if self.robot is not None:
+            raise ConfigError("this process has a dashboard", remedy="one per process")
         self.robot, self.max_viewers, self.period = robot, max_viewers, 1.0 / rate
+        self._open = set()  # those of before have lost their server
 
     def leave(self) -> None:
         """There is nothing to show any more."""
@@ -93,15 +101,15 @@ class _Page:
         self._charted: Answer | None = None
         self._sampled = 0.0
         with ui.element("div").classes("board"):
-            with ui.element("div").classes("column"):
+            with ui.element("div").classes("stack"):
                 self._build_camera()
                 self._build_instruction()
                 self._build_answer()
-            with ui.element("div").classes("column"):
+            with ui.element("div").classes("stack"):
                 self._build_motion()
                 self._build_link()
                 self._build_health()
-            with ui.element("div").classes("column"):
+            with ui.element("div").classes("stack"):
                 self._build_charts()
         ui.timer(host.period, self._refresh)
 

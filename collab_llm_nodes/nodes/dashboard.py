@@ -51,7 +51,7 @@ from collab_llm_nodes.dashboard.view import (
     Snapshot,
     View,
 )
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.nodes.convert import code_of
 from collab_llm_nodes.nodes.ros import (
     CAMERA,
@@ -144,7 +144,29 @@ class Dashboard(ManagedNode[DashboardConfig]):
         config = self.config
         token = read_token("" if config.token_file else os.environ.get(TOKEN_VARIABLE, ""), "")
         token = token or read_token("", config.token_file)
-        self._view = View(math.radians(config.camera_fov))
+        self._connect()
+        try:
+            self._site = Site(
+                self,
+                config.host,
+                config.port,
+                token,
+                max_viewers=config.max_viewers,
+                rate=config.rate,
+            )
+        except CollabError:
+            self._disconnect()
+            raise
+        self.get_logger().info(f"dashboard at http://{config.host}:{self.port}/")
+
+    def cleanup(self) -> None:
+        if self._site is not None:  # first: it uses what follows
+            self._site.close()
+            self._site = None
+        self._disconnect()
+
+    def _connect(self) -> None:
+        self._view = View(math.radians(self.config.camera_fov))
         self._stops = self.create_publisher(Bool, "emergency_stop", COMMAND)
         self._resets = self.create_client(Trigger, "reset_emergency_stop", qos_profile=REQUESTS)
         self._navigate = ActionClient(self, Navigate, "navigate")
@@ -164,17 +186,10 @@ class Dashboard(ManagedNode[DashboardConfig]):
                 (DiagnosticArray, "/diagnostics", self._on_diagnostics, RESULT),
             )
         ]
-        self._clock_ticks = self.create_timer(1.0 / config.rate, self._tick, clock=STEADY)
-        self._site = Site(
-            self, config.host, config.port, token, max_viewers=config.max_viewers, rate=config.rate
-        )
-        self.get_logger().info(f"dashboard at http://{config.host}:{self.port}/")
+        self._ticks = self.create_timer(1.0 / self.config.rate, self._tick, clock=STEADY)
 
-    def cleanup(self) -> None:
-        if self._site is not None:  # first: it uses what follows
-            self._site.close()
-            self._site = None
-        self.destroy_timer(self._clock_ticks)
+    def _disconnect(self) -> None:
+        self.destroy_timer(self._ticks)
         for subscription in self._heard:
             self.destroy_subscription(subscription)
         self._navigate.destroy()
