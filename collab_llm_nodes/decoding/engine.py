@@ -130,7 +130,7 @@ class Engine:
                 running[number] = feed
             else:
                 results[number] = torch.empty(0, self.vocab_size, device=self.loaded.device)
-        # Equal numbers of tokens side by side, so that the backend can batch their attention.
+        # Few new tokens side by side, so that the backend can batch their attention.
         numbers = sorted(running, key=lambda number: len(running[number].ids))
         for group in [numbers] if self._backend.batches else [[number] for number in numbers]:
             if group:

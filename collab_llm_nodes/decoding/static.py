@@ -70,16 +70,19 @@ class _Heads:
 
 
 class _Group:
-    """Chunks with the same number of new tokens (up to ``SHORT``), attending together.
+    """Chunks of up to ``SHORT`` new tokens that attend together, or a longer one alone.
 
     One chunk works on its cache in place. Several are gathered, aligned at their ends, so that the
-    new columns are the last ones of each. (A loop over sessions needs twice the time at 16.)
+    new columns are the last ones of each. (A loop over sessions needs twice the time at 16.) Where
+    they have different numbers of new tokens, each has as many slots for queries as the one with
+    the most, and uses its last ones.
     """
 
     def __init__(self, chunks: Sequence[Chunk], first_row: int, heads: _Heads, masks: _Masks):
         self.count = count = len(chunks)
-        self.new = new = chunks[0].new
-        self.rows = slice(first_row, first_row + count * new)
+        self.new = new = max(chunk.new for chunk in chunks)
+        rows = sum(chunk.new for chunk in chunks)
+        self.rows = slice(first_row, first_row + rows)
         self._chunks = chunks
         self._heads = heads
         for chunk in chunks:
@@ -92,11 +95,21 @@ class _Group:
             self._mask = None if self._whole else masks.one(chunks[0])
         else:
             self._gathered = self._gather(longest)
-            self._mask = masks.several(chunks, longest)
+            self._mask = masks.several(chunks, new, longest)
         by_head = self._gathered.transpose(2, 3)  # [layers, count, 2 * kv_heads, columns, head_dim]
         self._keys = by_head[:, :, : heads.key].unbind(0)
         self._values = by_head[:, :, heads.key :].unbind(0)
-        self._written = self._gathered[:, :, longest - new :].unbind(0)
+        self._slots: Tensor | None = None  # of the rows, if some have none
+        if rows == count * new:
+            self._written = self._gathered[:, :, longest - new :].unbind(0)
+        else:
+            ends = range(new, count * new + 1, new)
+            slots = [
+                s for e, chunk in zip(ends, chunks, strict=True) for s in range(e)[-chunk.new :]
+            ]
+            self._slots = torch.tensor(slots, device=self._gathered.device)
+            self._columns = self._slots + (self._slots // new + 1) * (longest - new)
+            self._written = self._gathered.flatten(1, 2).unbind(0)
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         """[rows, heads, head_dim] of the group's rows -> [rows, query heads * head_dim].
@@ -105,8 +118,13 @@ class _Group:
         are rows of one matrix, so that nothing is repeated.
         """
         heads, count, new = self._heads, self.count, self.new
-        self._written[layer].copy_(qkv[:, heads.query :].view(count, new, -1, heads.dim))
-        query = qkv[:, : heads.query]
+        query, written = qkv[:, : heads.query], qkv[:, heads.query :]
+        if self._slots is None:
+            self._written[layer].copy_(written.view(count, new, -1, heads.dim))
+        else:
+            self._written[layer].index_copy_(0, self._columns, written)
+            padded = query.new_zeros(count * new, heads.query, heads.dim)
+            query = padded.index_copy_(0, self._slots, query)
         if self._whole:
             output = functional.scaled_dot_product_attention(
                 query.transpose(0, 1)[None],
@@ -126,23 +144,38 @@ class _Group:
         )
         if new > 1:
             output = output.view(count, heads.key, new, -1, heads.dim).transpose(1, 2)
-        return output.reshape(count * new, -1)
+        output = output.reshape(count * new, -1)
+        return output if self._slots is None else output[self._slots]
 
     def finish(self) -> None:
         """Give every session what the pass has computed for it."""
         if self.count > 1:
-            for chunk, columns in zip(self._chunks, self._gathered.unbind(1), strict=True):
-                chunk.cache.data[:, chunk.start : chunk.end] = columns[:, -self.new :]
+            rows, longest = self._gathered.unbind(1), self._gathered.shape[2]
+            torch._foreach_copy_(
+                [c.cache.data.narrow(1, c.start, c.new) for c in self._chunks],
+                [
+                    row.narrow(1, longest - c.new, c.new)
+                    for row, c in zip(rows, self._chunks, strict=True)
+                ],
+            )
 
     def _gather(self, longest: int) -> Tensor:
         layers, _, heads, head_dim = self._chunks[0].cache.data.shape
-        # Zeros, because masked columns are still multiplied (by 0, which NaN would survive).
-        gathered = self._chunks[0].cache.data.new_zeros(
+        gathered = self._chunks[0].cache.data.new_empty(
             layers, self.count, longest, heads, head_dim
         )
-        for i, chunk in enumerate(self._chunks):
-            first = longest - chunk.end
-            gathered[:, i, first : first + chunk.start] = chunk.cache.data[:, : chunk.start]
+        rows = gathered.unbind(1)
+        torch._foreach_copy_(
+            [
+                row.narrow(1, longest - c.end, c.start)
+                for row, c in zip(rows, self._chunks, strict=True)
+            ],
+            [c.cache.data.narrow(1, 0, c.start) for c in self._chunks],
+        )
+        # Masked columns are still multiplied (by 0, which NaN would survive).
+        torch._foreach_zero_(
+            [row.narrow(1, 0, longest - c.end) for row, c in zip(rows, self._chunks, strict=True)]
+        )
         return gathered
 
 
@@ -165,9 +198,8 @@ class _Masks:
         new = chunk.new
         return None if new == 1 else self._causal(new, chunk.start)
 
-    def several(self, chunks: Sequence[Chunk], longest: int) -> Tensor:
+    def several(self, chunks: Sequence[Chunk], new: int, longest: int) -> Tensor:
         """[chunks, 1, new * queries, longest] of causal chunks aligned at their ends."""
-        new = chunks[0].new
         padding = torch.tensor([longest - chunk.end for chunk in chunks])
         hidden = torch.arange(longest) < padding[:, None]
         causal = self._causal(new, longest - new)
@@ -280,8 +312,8 @@ class StaticBackend:
 
     def _group(self, chunks: Sequence[Chunk]) -> list[_Group]:
         groups, rows = [], 0
-        for _, equal in groupby(chunks, lambda c: c.new if c.new <= SHORT else -id(c)):
-            groups.append(_Group(list(equal), rows, self._heads, self._masks))
+        for _, together in groupby(chunks, lambda c: 0 if c.new <= SHORT else id(c)):
+            groups.append(_Group(list(together), rows, self._heads, self._masks))
             rows = groups[-1].rows.stop
         return groups
 
