@@ -72,7 +72,7 @@ class Graph:
         node.create_subscription(message_type, topic, on_message, qos)
         return received
 
-    def wait_for(self, condition: Callable[[], Any], timeout: float = 10.0) -> Any:
+    def wait_for(self, condition: Callable[[], Any], timeout: float = 30.0) -> Any:
         """Block until ``condition()`` is true and return its value; fail after ``timeout`` s.
 
         It is looked at whenever ``collect`` receives a message, and every 20 ms for conditions
@@ -87,7 +87,7 @@ class Graph:
                 self._changed.wait(min(left, 0.02))
             return value
 
-    def result(self, future: Any, timeout: float = 10.0) -> Any:
+    def result(self, future: Any, timeout: float = 30.0) -> Any:
         """The result of a service call or action future; fails after ``timeout`` s."""
         self.wait_for(future.done, timeout)
         return future.result()
