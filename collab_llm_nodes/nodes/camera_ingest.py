@@ -19,14 +19,13 @@ from typing import Any
 
 import numpy as np
 from builtin_interfaces.msg import Time as TimeMsg
-from diagnostic_msgs.msg import DiagnosticStatus
-from rclpy.qos_overriding_options import QoSOverridingOptions
 from rclpy.time import Time
 from sensor_msgs.msg import CompressedImage, Image
 
 from collab_llm.msg import Observation
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError, InvalidInput
+from collab_llm_nodes.nodes.health import Level, TopicLimits
 from collab_llm_nodes.nodes.images import Jpeg, encode_jpeg, read_compressed, to_rgb
 from collab_llm_nodes.nodes.ros import CAMERA, RESULT, STEADY, ManagedNode, guarded, run, wall
 
@@ -63,6 +62,7 @@ class CameraConfig:
         5.0, "Opening or reading a network source may take this [s].", low=0.1, high=120.0
     )
     frame_id: str = setting("camera_optical", "Frame of opencv sources.")
+    health: TopicLimits = TopicLimits(min_rate=1.0, max_age=0.5)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -102,18 +102,11 @@ class CameraIngest(ManagedNode[CameraConfig]):
         self._counts = dict.fromkeys(self._counts, 0)
         self._published_at = -np.inf
         self._seen, self._silent, self._complaint = wall(), False, ""
-        overrides = QoSOverridingOptions.with_default_policies()
         if self.config.source == "image":
-            self._heard = self.create_subscription(
-                Image, "image", self._on_image, CAMERA, qos_overriding_options=overrides
-            )
+            self._heard = self.create_subscription(Image, "image", self._on_image, CAMERA)
         elif self.config.source == "compressed":
             self._heard = self.create_subscription(
-                CompressedImage,
-                "image/compressed",
-                self._on_compressed,
-                CAMERA,
-                qos_overriding_options=overrides,
+                CompressedImage, "image/compressed", self._on_compressed, CAMERA
             )
         else:
             _check_backend(self.config.url)
@@ -140,12 +133,12 @@ class CameraIngest(ManagedNode[CameraConfig]):
         level, message, _ = super().diagnose()
         grabber = self._grabber
         if self.active and self._silent:
-            level = DiagnosticStatus.ERROR
+            level = Level.ERROR
             message = f"no frame from {self._source()} for {wall() - self._seen:.1f} s"
             if grabber is not None and grabber.error:
                 message = f"{message}: {grabber.error}"
         elif self.active and self._complaint:
-            level, message = DiagnosticStatus.WARN, f"frame rejected: {self._complaint}"
+            level, message = Level.WARN, f"frame rejected: {self._complaint}"
         values = {
             **self._counts,
             "dropped": self._dropped(),
@@ -153,6 +146,10 @@ class CameraIngest(ManagedNode[CameraConfig]):
             "source": self._source(),
         }
         return level, message, values
+
+    def expected(self) -> dict[str, TopicLimits]:
+        """What comes out, whatever the source."""
+        return {"observation": self.config.health}
 
     # Frames in.
 
@@ -242,9 +239,10 @@ class CameraIngest(ManagedNode[CameraConfig]):
         self._silent = silent
         self.report_health()
         if silent:
-            self.get_logger().error(self.diagnose()[1])
+            self.get_logger().error(self.diagnose()[1], throttle_duration_sec=1.0)
         else:
-            self.get_logger().info(f"frames from {self._source()} again")
+            told = f"frames from {self._source()} again"
+            self.get_logger().info(told, throttle_duration_sec=1.0)
 
     def _dropped(self) -> int:
         """Frames left out: too soon after another, or superseded before they came here."""

@@ -11,7 +11,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from diagnostic_msgs.msg import DiagnosticStatus
 from std_msgs.msg import Header
 
 from collab_llm.msg import Draft, EarlyExit, LinkState, Verdict
@@ -19,7 +18,13 @@ from collab_llm.srv import CloseSession, OpenSession
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.edge_cloud import messages
-from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Inactive, InvalidInput
+from collab_llm_nodes.errors import (
+    Cancelled,
+    CollabError,
+    DeadlineExceeded,
+    Inactive,
+    InvalidInput,
+)
 from collab_llm_nodes.nodes.convert import (
     draft_from_msg,
     exit_to_msg,
@@ -28,6 +33,7 @@ from collab_llm_nodes.nodes.convert import (
     status_of,
     verdict_to_msg,
 )
+from collab_llm_nodes.nodes.health import LinkHealth, LinkLimits, Status
 from collab_llm_nodes.nodes.ros import (
     REQUESTS,
     RESULT,
@@ -44,12 +50,16 @@ from collab_llm_nodes.verifier.client import (
     VerifierClient,
 )
 
+_NO_FAULTS = (Cancelled.code, Inactive.code)
+"""Ends of a session that somebody here wanted."""
+
 
 @dataclass(frozen=True)
 class BridgeConfig:
     """Parameters of the node."""
 
     verifier: ClientLinkConfig = field(default_factory=ClientLinkConfig)
+    health: LinkLimits = field(default_factory=LinkLimits)
     session_deadline_s: float = setting(
         60.0, "One session at most, when its opener names no deadline [s].", low=0.1, high=86400.0
     )
@@ -74,6 +84,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         super().__init__("cloud_verifier_bridge", BridgeConfig, **node_arguments)
         self._client: VerifierClient | None = None
         self._sessions: dict[str, _Session] = {}
+        self._health = LinkHealth(time.monotonic())
 
     def configure(self) -> None:
         self._exits = self.create_publisher(EarlyExit, "early_exit", RESULT)
@@ -113,18 +124,22 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
         level, message, _ = super().diagnose()
+        return level, message, {"sessions": len(self._sessions)}
+
+    def details(self, now: float) -> list[Status]:
+        """The link and what went wrong over it."""
         link = self._client.status if self._client is not None else LinkStatus()
-        if self.active and link.state != "UP":
-            level = DiagnosticStatus.WARN
-            message = f"{link.error_code}: {link.error_msg}" if link.error_msg else link.state
-        values = {
-            "verifier": self.config.verifier.address,
-            "link": link.state,
-            "rtt_s": f"{link.rtt_s:.4f}",
-            "reconnects": link.reconnects,
-            "sessions": len(self._sessions),
-        }
-        return level, message, values
+        error = f"{link.error_code}: {link.error_msg}" if link.error_msg else ""
+        limits, recent = self.config.health, self.common.diagnostics.recent
+        status = self._health.status(link.state, link.rtt_s, error, limits, now, recent)
+        status.values.update(
+            verifier=self.config.verifier.address,
+            model=link.model,
+            reconnects=link.reconnects,
+            bytes_up=link.bytes_up,
+            bytes_down=link.bytes_down,
+        )
+        return [status]
 
     # Sessions: service callbacks must answer in any state.
 
@@ -195,6 +210,8 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         if isinstance(message, messages.EarlyExit):
             self._exits.publish(exit_to_msg(message, session.header, session_id))
         elif isinstance(message, (messages.Verdict, messages.Failure)):
+            if isinstance(message, messages.Failure) and message.code not in _NO_FAULTS:
+                self._health.faults.add(message.code, message.message, time.monotonic())
             over = isinstance(message, messages.Failure) or message.finished
             msg = verdict_to_msg(message, session.header, session_id)
             msg.bytes_up, msg.bytes_down = session.handle.bytes_up, session.handle.bytes_down

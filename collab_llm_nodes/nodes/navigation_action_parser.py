@@ -11,7 +11,8 @@ robot has moved meanwhile.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import time
+from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from collab_llm_nodes.navigation.grammar import (
     ParsedAction,
     StreamingParser,
 )
+from collab_llm_nodes.nodes.health import ActionLimits, Actions, Status
 from collab_llm_nodes.nodes.ros import RESULT, ManagedNode, guarded, run
 
 _SESSIONS = 16
@@ -40,6 +42,7 @@ class ParserConfig:
     """Parameters of the node."""
 
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
+    health: ActionLimits = field(default_factory=ActionLimits)
     max_age: float = setting(
         10.0, "Oldest camera frame to act on, from its capture [s].", low=0.05, high=600.0
     )
@@ -73,7 +76,7 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("navigation_action_parser", ParserConfig, **node_arguments)
         self._readings: OrderedDict[str, _Reading] = OrderedDict()
-        self._codes: Counter[str] = Counter()
+        self._health = Actions()
 
     def configure(self) -> None:
         self._actions = self.create_publisher(NavigationAction, "navigation_action", RESULT)
@@ -88,9 +91,9 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
         self.destroy_subscription(self._texts)
         self.destroy_publisher(self._actions)
 
-    def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
-        level, message, _ = super().diagnose()
-        return level, message, dict(self._codes)
+    def details(self, now: float) -> list[Status]:
+        """What became of the texts."""
+        return [self._health.status(self.config.health)]
 
     @guarded
     def _on_text(self, msg: GeneratedText) -> None:
@@ -119,7 +122,7 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
 
     def _judge(self, parsed: ParsedAction, msg: GeneratedText) -> ParsedAction:
         """``parsed``, or no motion because of what surrounds the text."""
-        age = self.seconds() - Time.from_msg(msg.header.stamp).nanoseconds * 1e-9
+        age = self._age_of(msg)
         reason = ""
         if msg.status != GeneratedText.OK:
             code, reason = Code.FAILED, f"{REASONS[Code.FAILED]}: {msg.error_msg}"
@@ -134,9 +137,13 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
             return parsed
         return replace(parsed, kind=Kind.NONE, value=0.0, code=code, reason=reason)
 
+    def _age_of(self, msg: GeneratedText) -> float:
+        """Of the frame the text is about [s]."""
+        return self.seconds() - Time.from_msg(msg.header.stamp).nanoseconds * 1e-9
+
     def _publish(self, parsed: ParsedAction, msg: GeneratedText) -> None:
-        self._codes[parsed.code.name.lower()] += 1
         reason = parsed.reason or REASONS[parsed.code]
+        self._health.on_action(parsed.code.name, reason, self._age_of(msg), time.monotonic())
         action = NavigationAction(
             header=msg.header,
             session_id=msg.session_id,

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.duration import Duration
 from rclpy.task import Future
 
@@ -23,6 +22,7 @@ from collab_llm.msg import Draft, EarlyExit, GeneratedText, Verdict
 from collab_llm.srv import PreDraft
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.edge_cloud.predraft import Answer, PreDraftCache, PreDraftConfig
+from collab_llm_nodes.nodes.health import Level
 from collab_llm_nodes.nodes.ros import REQUESTS, RESULT, STEADY, ManagedNode, guarded, run
 
 
@@ -88,8 +88,10 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
         level, message, _ = super().diagnose()
         if self.active and not self._predraft.service_is_ready():
-            level, message = DiagnosticStatus.WARN, "draft_vlm's service predraft is not there"
-        return level, message, {"lookups": self.lookups, "hits": self.hits}
+            level, message = Level.WARN, "draft_vlm's service predraft is not there"
+        hit_rate = self.hits / self.lookups if self.lookups else 0.0
+        values = {"lookups": self.lookups, "hits": self.hits, "hit_rate": f"{hit_rate:.3f}"}
+        return level, message, values
 
     @guarded
     def _on_draft(self, msg: Draft) -> None:

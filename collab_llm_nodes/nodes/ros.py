@@ -11,6 +11,9 @@ The rules every node of this package keeps, and that this file makes easy:
 - **Names.** ``rclpy.node.Node`` keeps private attributes such as ``_timers``, ``_services``,
   ``_clock`` and ``_parameters``; a subclass that assigns them breaks the executor.
 - **Parameters are a frozen dataclass** whose fields are made with ``config.setting``.
+- **What every node can do without a line of its own** (docs/diagnostics.md): QoS overriding and
+  incompatible QoS reported for each topic, rates and ages of each topic on ``/diagnostics``,
+  service introspection. A log call that can repeat says ``throttle_duration_sec``.
 """
 
 from __future__ import annotations
@@ -20,12 +23,14 @@ import dataclasses
 import functools
 import gc
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import rclpy
@@ -41,11 +46,23 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.node import Node
 from rclpy.parameter import Parameter
+from rclpy.publisher import Publisher
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.service import Service
 from rclpy.signals import SignalHandlerOptions
+from rclpy.subscription import Subscription
 
-from collab_llm_nodes.config import from_mapping
+from collab_llm_nodes.config import check_ranges, from_mapping, setting
 from collab_llm_nodes.errors import CollabError, ConfigError
+from collab_llm_nodes.nodes.endpoints import Endpoints
+from collab_llm_nodes.nodes.health import (
+    DiagnosticsConfig,
+    Faults,
+    Level,
+    Status,
+    TopicLimits,
+    read_memory,
+)
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -96,36 +113,35 @@ def declare(node: Node, config_type: type[C]) -> C:
     Raises:
         ConfigError: a value is out of its range, of the wrong type, or breaks ``__post_init__``.
     """
-    for name, field, default in _flatten(config_type, ""):
+    for name, facts, default in _flatten(config_type(), ""):
         try:
-            node.declare_parameter(name, default, _descriptor(field, default))
+            node.declare_parameter(name, default, _descriptor(facts, default))
         except (
             rclpy.exceptions.InvalidParameterValueException,
             rclpy.exceptions.InvalidParameterTypeException,
         ) as error:
             raise ConfigError(
-                str(error), field=name, remedy=field.metadata.get("doc", "")
+                str(error), field=name, remedy=facts.metadata.get("doc", "")
             ) from None
     return _read(node, config_type, {})
 
 
-def _flatten(config_type: Any, prefix: str) -> list[tuple[str, dataclasses.Field[Any], Any]]:
+def _flatten(defaults: Any, prefix: str) -> list[tuple[str, dataclasses.Field[Any], Any]]:
     flat = []
-    defaults = config_type()
-    for field in dataclasses.fields(config_type):
-        if field.metadata.get("secret"):
+    for each in dataclasses.fields(defaults):
+        if each.metadata.get("secret"):
             continue  # parameters can be read by everybody in the graph
-        default = getattr(defaults, field.name)
+        default = getattr(defaults, each.name)
         if dataclasses.is_dataclass(default):
-            flat += _flatten(type(default), f"{prefix}{field.name}.")
+            flat += _flatten(default, f"{prefix}{each.name}.")
         else:
             value = list(default) if isinstance(default, tuple) else default
-            flat.append((prefix + field.name, field, value))
+            flat.append((prefix + each.name, each, value))
     return flat
 
 
-def _descriptor(field: dataclasses.Field[Any], default: Any) -> ParameterDescriptor:
-    facts = field.metadata
+def _descriptor(of: dataclasses.Field[Any], default: Any) -> ParameterDescriptor:
+    facts = of.metadata
     descriptor = ParameterDescriptor(
         description=facts.get("doc", ""),
         read_only=facts.get("read_only", False),
@@ -156,7 +172,7 @@ def _descriptor(field: dataclasses.Field[Any], default: Any) -> ParameterDescrip
 def _read(node: Node, config_type: type[C], changes: dict[str, Any]) -> C:
     """The configuration the parameters hold, with ``changes`` applied."""
     tree: dict[str, Any] = {}
-    for name, _, _ in _flatten(config_type, ""):
+    for name, _, _ in _flatten(config_type(), ""):
         value = changes[name] if name in changes else node.get_parameter(name).value
         *parents, leaf = name.split(".")
         branch = tree
@@ -180,7 +196,7 @@ def guarded(callback: F) -> F:
         try:
             return callback(self, *args)
         except Exception as error:  # noqa: BLE001 one bad message must not end the node
-            self.callback_errors += 1
+            self.note_fault(error, callback.__name__)
             self.get_logger().error(
                 f"{callback.__name__}: {type(error).__name__}: {error}", throttle_duration_sec=1.0
             )
@@ -189,38 +205,62 @@ def guarded(callback: F) -> F:
     return call  # type: ignore[return-value]
 
 
+@dataclass(frozen=True)
+class CommonConfig:
+    """Parameters that every node has."""
+
+    autostart: bool = setting(
+        True,
+        "Configure and activate at the start, without a lifecycle manager.",
+        read_only=True,
+    )
+    introspection: str = setting(
+        "off",
+        "Service introspection: what is published of each call of the node's services, on"
+        " <service>/_service_event; contents include pictures.",
+        choices=("off", "metadata", "contents"),
+    )
+    diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
 class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
-    """A lifecycle node with a typed configuration and diagnostics.
+    """A lifecycle node with a typed configuration, diagnostics and quality of service to be set.
 
     A subclass overrides ``configure`` (load, connect, create publishers), ``activate``,
     ``deactivate`` and ``cleanup``; they raise on failure, and the transition then fails with the
-    message logged. ``diagnose`` says how the node is; it is published on ``/diagnostics`` at 1 Hz
-    and, through ``report_health``, on change.
+    message logged. ``diagnose`` says how the node is, ``details`` how its parts are, ``expected``
+    what its topics should be like; it is published on ``/diagnostics`` with the rates and ages of
+    all topics, at ``diagnostics.period`` and, through ``report_health``, on change.
 
     Attributes:
         config: the current parameters; replaced as a whole when a dynamic one is set.
+        common: those that every node has.
         active: the lifecycle state is ``active``.
-        callback_errors: exceptions stopped by :func:`guarded`.
     """
+
+    _endpoints: Endpoints | None = None  # rclpy's constructor makes topics and services of its own
 
     def __init__(self, name: str, config_type: type[C], **node_arguments: Any) -> None:
         super().__init__(name, **node_arguments)
         self.active = False
-        self.callback_errors = 0
         self._posted: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._config_type = config_type
         self.config: C = declare(self, config_type)
-        autostart = ParameterDescriptor(
-            description="Configure and activate at the start, without a lifecycle manager.",
-            read_only=True,
-        )
-        self._autostart = self.declare_parameter("autostart", True, autostart).value
+        self.common = declare(self, CommonConfig)
         self.add_on_set_parameters_callback(self._validate)
         self._told_afterwards = hasattr(self, "add_post_set_parameters_callback")  # not on Humble
         if self._told_afterwards:
             self.add_post_set_parameters_callback(self._apply)
+        self._callback_faults = Faults()
+        self._cpu = (time.monotonic(), time.process_time())
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", RESULT)
-        self.create_timer(1.0, self.report_health, clock=STEADY)
+        self._endpoints = Endpoints(self, COMMAND)
+        self._reporter = self.create_timer(
+            self.common.diagnostics.period, self.report_health, clock=STEADY
+        )
 
     # What a subclass fills in.
 
@@ -237,8 +277,16 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         """Inactive to unconfigured: free what ``configure`` took."""
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
-        """Level (``DiagnosticStatus.OK`` ...), a sentence, and values worth seeing."""
-        return DiagnosticStatus.OK, "active" if self.active else "inactive", {}
+        """The node as a whole: level (``Level.OK`` ...), a sentence, and values worth seeing."""
+        return Level.OK, "active" if self.active else "inactive", {}
+
+    def details(self, now: float) -> list[Status]:
+        """How parts of the node are while it is active; ``now``: ``time.monotonic()``."""
+        return []
+
+    def expected(self) -> dict[str, TopicLimits]:
+        """The topics, read or written, that should not be silent while the node is active."""
+        return {}
 
     # What a subclass uses.
 
@@ -254,32 +302,114 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         try:
             callback(*args)
         except Exception as error:  # noqa: BLE001 as in ``guarded``
-            self.callback_errors += 1
+            self.note_fault(error, getattr(callback, "__name__", "posted"))
             self.get_logger().error(f"{type(error).__name__}: {error}", throttle_duration_sec=1.0)
 
     def seconds(self) -> float:
         """The node's clock [s]; simulated when ``use_sim_time`` is set."""
         return float(self.get_clock().now().nanoseconds) * 1e-9
 
+    @property
+    def callback_errors(self) -> int:
+        """Exceptions stopped by :func:`guarded` or in a post."""
+        return sum(self._callback_faults.counts.values())
+
+    def note_fault(self, error: Exception, where: str) -> None:
+        """Have the diagnostics tell of an exception that was caught."""
+        kind = type(error).__name__
+        self._callback_faults.add(kind, f"{where}: {kind}: {error}", time.monotonic())
+
     def report_health(self) -> None:
-        """Publish the diagnostics now."""
+        """Publish the diagnostics now, if anybody wants them."""
+        if not self._diagnostics.get_subscription_count():
+            return
+        now = time.monotonic()
+        try:
+            statuses = [self._whole(now)]
+            if self.active and self._endpoints is not None:
+                statuses += self.details(now)
+                statuses += self._endpoints.statuses(self.expected(), now)
+        except Exception as error:  # noqa: BLE001 a robot must not stop because of its diagnostics
+            statuses = [
+                Status("node", Level.ERROR, f"diagnostics: {type(error).__name__}: {error}")
+            ]
+        name = self.get_fully_qualified_name().lstrip("/")
+        hardware_id = self.common.diagnostics.hardware_id or socket.gethostname()
+        array = DiagnosticArray()
+        array.header.stamp = self.get_clock().now().to_msg()
+        array.status = [
+            DiagnosticStatus(
+                level=bytes(status.level),
+                name=f"{name}: {status.name}",
+                hardware_id=hardware_id,
+                message=status.message,
+                values=[KeyValue(key=k, value=str(v)) for k, v in status.values.items()],
+            )
+            for status in statuses
+        ]
+        self._diagnostics.publish(array)
+
+    def _whole(self, now: float) -> Status:
+        """The node, and what it shares with the others of its process: memory and time."""
+        config = self.common.diagnostics
         level, message, values = self.diagnose()
+        failed = self._callback_faults.recent(now, config.recent)
+        if failed and level == Level.OK:
+            level, message = Level.WARN, f"a callback failed: {failed}"
+        (then, used), used_now = self._cpu, time.process_time()
+        self._cpu = (now, used_now)
         values = {
             **values,
             "callback_errors": self.callback_errors,
             # What must not grow. The name is rclpy's own (Jazzy); others may not have it.
             "executor_tasks": len(getattr(self.executor, "_tasks", ())),
+            "process_cpu_percent": f"{100 * (used_now - used) / max(now - then, 1e-3):.1f}",
         }
-        status = DiagnosticStatus(
-            level=level,
-            name=self.get_fully_qualified_name().lstrip("/"),
-            hardware_id=self.get_name(),
-            message=message,
-            values=[KeyValue(key=k, value=str(v)) for k, v in values.items()],
-        )
-        array = DiagnosticArray(status=[status])
-        array.header.stamp = self.get_clock().now().to_msg()
-        self._diagnostics.publish(array)
+        if (memory := read_memory()) is not None:
+            values["process_memory_mib"] = memory.resident >> 20
+            scarce, told = memory.judge(config)
+            if scarce > level:
+                level, message = scarce, told
+        return Status("node", Level(level), message, values)
+
+    # Topics and services as rclpy makes them, with what ``endpoints.py`` adds to each.
+
+    def create_publisher(
+        self, msg_type: type, topic: str, qos_profile: QoSProfile | int, **options: Any
+    ) -> Publisher:
+        make = super().create_publisher
+        if self._endpoints is None:
+            return make(msg_type, topic, qos_profile, **options)
+        return self._endpoints.publisher(make, msg_type, topic, qos_profile, options)
+
+    def create_subscription(
+        self,
+        msg_type: type,
+        topic: str,
+        callback: Callable[..., Any],
+        qos_profile: QoSProfile | int,
+        **options: Any,
+    ) -> Subscription:
+        make = super().create_subscription
+        if self._endpoints is None:
+            return make(msg_type, topic, callback, qos_profile, **options)
+        return self._endpoints.subscription(make, msg_type, topic, callback, qos_profile, options)
+
+    def create_service(self, *arguments: Any, **options: Any) -> Service:
+        service = super().create_service(*arguments, **options)
+        if self._endpoints is None:
+            return service
+        return self._endpoints.service(service, self.common.introspection)
+
+    def destroy_publisher(self, publisher: Publisher) -> bool:
+        if self._endpoints is not None:
+            self._endpoints.forget(publisher)
+        return bool(super().destroy_publisher(publisher))
+
+    def destroy_subscription(self, subscription: Subscription) -> bool:
+        if self._endpoints is not None:
+            self._endpoints.forget(subscription)
+        return bool(super().destroy_subscription(subscription))
 
     def start(self) -> None:
         """Configure and activate, unless the parameter ``autostart`` is false.
@@ -287,7 +417,7 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         Raises:
             ConfigError: a transition failed; the log has the cause.
         """
-        if not self._autostart:
+        if not self.common.autostart:
             return
         for transition in (self.trigger_configure, self.trigger_activate):
             if transition() != TransitionCallbackReturn.SUCCESS:
@@ -308,6 +438,8 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         result = self._transition(self.activate, super().on_activate, state)
         self.active = result == TransitionCallbackReturn.SUCCESS
+        if self._endpoints is not None:
+            self._endpoints.restart()
         return result
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -344,8 +476,12 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
     # Dynamic parameters: validate without side effects, then replace the configuration.
 
     def _validate(self, parameters: list[Parameter]) -> SetParametersResult:
+        changes = {p.name: p.value for p in parameters}
+        if _of_qos(changes):
+            return SetParametersResult(successful=True)
         try:
-            _read(self, self._config_type, {p.name: p.value for p in parameters})
+            _read(self, self._config_type, changes)
+            _read(self, CommonConfig, changes)
         except ConfigError as error:
             return SetParametersResult(successful=False, reason=str(error))
         if not self._told_afterwards:
@@ -353,7 +489,18 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         return SetParametersResult(successful=True)
 
     def _apply(self, parameters: list[Parameter]) -> None:
+        if _of_qos(p.name for p in parameters):
+            return
         self.config = _read(self, self._config_type, {})
+        before, self.common = self.common, _read(self, CommonConfig, {})
+        if self._endpoints is not None and self.common.introspection != before.introspection:
+            self._endpoints.introspect(self.common.introspection)
+        self._reporter.timer_period_ns = int(self.common.diagnostics.period * 1e9)
+
+
+def _of_qos(names: Iterable[str]) -> bool:
+    """Whether these are parameters that a topic brings with it; rclpy declares and reads them."""
+    return all(name.startswith("qos_overrides.") for name in names)
 
 
 def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:

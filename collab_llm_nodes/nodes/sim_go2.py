@@ -79,6 +79,7 @@ class SimGo2(ManagedNode[SimConfig]):
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("sim_go2", SimConfig, **node_arguments)
         self._steps = 0  # of 1 / rate each: the simulated time
+        self._looked = (wall(), 0.0)  # by the diagnostics: machine's and simulated time
         self._renderer: Renderer | None = None
         self._command = (0.0, 0.0)
         self._commanded_at = -math.inf  # simulated
@@ -130,7 +131,15 @@ class SimGo2(ManagedNode[SimConfig]):
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
         level, message, _ = super().diagnose()
-        return level, message, {"seed": self.config.seed, "simulated_s": f"{self.time:.2f}"}
+        now, before = (wall(), self.time), self._looked
+        self._looked = now
+        pace = (now[1] - before[1]) / max(now[0] - before[0], 1e-3)
+        values = {
+            "seed": self.config.seed,
+            "simulated_s": f"{self.time:.2f}",
+            "real_time_factor": f"{pace:.2f}",
+        }
+        return level, message, values
 
     @property
     def time(self) -> float:
