@@ -6,21 +6,16 @@ of it, and notes when each message on the way to the action arrives.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import rclpy
 from builtin_interfaces.msg import Time as TimeMsg
 from diagnostic_msgs.msg import DiagnosticArray
 from rcl_interfaces.srv import SetParameters
 from rclpy.action import ActionClient
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
-from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.time import Time
 from sensor_msgs.msg import CompressedImage
@@ -28,8 +23,9 @@ from sensor_msgs.msg import CompressedImage
 from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText, NavigationAction, Observation
 from collab_llm_nodes.edge_cloud.messages import Failure, error_of
-from collab_llm_nodes.errors import CollabError, DeadlineExceeded
+from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.nodes.client import GraphClient
 from collab_llm_nodes.nodes.convert import code_of
 from collab_llm_nodes.nodes.ros import CAMERA, REQUESTS, RESULT
 
@@ -55,46 +51,30 @@ class Asked:
     action: float
 
 
-class BenchClient:
-    """Use as a context manager; every wait has a deadline."""
+class BenchClient(GraphClient):
+    """See the module docstring."""
 
     def __init__(self) -> None:
-        self._context = rclpy.Context()
-        self._context.init()
-        self._node = Node("bench_client", context=self._context)
-        self._changed = threading.Condition()
+        super().__init__("bench_client")
         self._stamp = TimeMsg()  # of the picture asked about; messages about others do not count
         self._observation: Observation | None = None
         self._totals: list[float] = []  # metrics.total_s after each round of the present answer
         self._ages: dict[str, float] = {}
         self._health: dict[str, dict[str, str]] = {}
         self._setters: dict[str, Any] = {}
-        self._pictures = self._node.create_publisher(CompressedImage, "image/compressed", CAMERA)
-        subscribe = self._node.create_subscription
+        self._pictures = self.node.create_publisher(CompressedImage, "image/compressed", CAMERA)
+        subscribe = self.node.create_subscription
         subscribe(Observation, "observation", self._on_observation, RESULT)
         subscribe(GeneratedText, "generated_text", self._on_text, RESULT)
         subscribe(NavigationAction, "navigation_action", self._on_action, RESULT)
         subscribe(DiagnosticArray, "/diagnostics", self._on_diagnostics, RESULT)
         self._generate = ActionClient(
-            self._node, Generate, "generate", goal_service_qos_profile=REQUESTS
+            self.node, Generate, "generate", goal_service_qos_profile=REQUESTS
         )
-        self._executor = SingleThreadedExecutor(context=self._context)
-        self._executor.add_node(self._node)
-        self._thread = threading.Thread(target=self._spin, name="bench-client")
-        self._thread.start()
-
-    def __enter__(self) -> BenchClient:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._executor.shutdown()
-        self._thread.join()
-        self._node.destroy_node()
-        self._context.try_shutdown()
 
     def wait_for_graph(self, deadline_s: float, alive: Callable[[], None]) -> None:
         """Until all five nodes are connected; ``alive`` raises if one of them has ended."""
-        node = self._node
+        node = self.node
 
         def ready() -> bool:
             alive()
@@ -109,23 +89,23 @@ class BenchClient:
                 and node.count_publishers("draft") >= 2
             )
 
-        self._wait(ready, deadline_s, "the graph to come up")
+        self.wait(ready, deadline_s, "the graph to come up")
 
     def set_parameters(self, node: str, values: Mapping[str, Any]) -> None:
         """Set parameters of another node. Raises CollabError when it refuses."""
         if node not in self._setters:
-            self._setters[node] = self._node.create_client(SetParameters, f"{node}/set_parameters")
+            self._setters[node] = self.node.create_client(SetParameters, f"{node}/set_parameters")
         setter = self._setters[node]
-        self._wait(setter.service_is_ready, 10.0, node)
+        self.wait(setter.service_is_ready, 10.0, node)
         parameters = [Parameter(name, value=v).to_parameter_msg() for name, v in values.items()]
         request = SetParameters.Request(parameters=parameters)
-        for answer in self._result(lambda: setter.call_async(request), 10.0, node).results:
+        for answer in self.result(lambda: setter.call_async(request), 10.0, node).results:
             if not answer.successful:
                 raise CollabError(answer.reason, field=node)
 
     def health(self, node: str) -> dict[str, str]:
-        """The values of the node's last diagnostics; empty before the first."""
-        with self._changed:
+        """The values of all parts of the node's last diagnostics; empty before the first."""
+        with self.changed:
             return self._health.get(node, {})
 
     def ask(self, prompt: Prompt, max_tokens: int) -> Asked:
@@ -138,7 +118,7 @@ class BenchClient:
         picture = CompressedImage(format="jpeg", data=array("B", prompt.images[0]))
         picture.header.stamp = self._start_anew()
         self._pictures.publish(picture)
-        self._wait(lambda: self._observation is not None, ANSWER_DEADLINE_S, "the observation")
+        self.wait(lambda: self._observation is not None, ANSWER_DEADLINE_S, "the observation")
         observation = self._observation
         assert observation is not None
         goal = Generate.Goal(
@@ -149,41 +129,41 @@ class BenchClient:
             deadline_s=ANSWER_DEADLINE_S,
         )
         started = time.monotonic()
-        handle = self._result(
+        handle = self.result(
             lambda: self._generate.send_goal_async(goal), ANSWER_DEADLINE_S, "generate to accept"
         )
-        ended = self._result(handle.get_result_async, ANSWER_DEADLINE_S, "the result")
+        ended = self.result(handle.get_result_async, ANSWER_DEADLINE_S, "the result")
         answer_s = time.monotonic() - started
         result = ended.result
         if result.status != result.OK:
             raise error_of(Failure(code_of(result.status), result.error_msg))
         rounds = result.metrics.rounds
-        self._wait(lambda: len(self._totals) == rounds, ANSWER_DEADLINE_S, f"{rounds} texts")
-        self._wait(lambda: len(self._ages) == 4, ANSWER_DEADLINE_S, "the action")
-        with self._changed:
+        self.wait(lambda: len(self._totals) == rounds, ANSWER_DEADLINE_S, f"{rounds} texts")
+        self.wait(lambda: len(self._ages) == 4, ANSWER_DEADLINE_S, "the action")
+        with self.changed:
             totals = [0.0, *self._totals]
             round_s = tuple(b - a for a, b in zip(totals, totals[1:], strict=False))
             return Asked(tuple(result.tokens), round_s, answer_s, **self._ages)
 
     def _start_anew(self) -> TimeMsg:
         """Forget the last answer; the stamp of the picture that the next one is about."""
-        with self._changed:
+        with self.changed:
             self._observation = None
             self._totals.clear()
             self._ages.clear()
-            self._stamp = self._node.get_clock().now().to_msg()
+            self._stamp = self.node.get_clock().now().to_msg()
             return self._stamp
 
     # Callbacks, in the executor's thread.
 
     def _on_observation(self, msg: Observation) -> None:
-        with self._changed:
+        with self.changed:
             if msg.header.stamp == self._stamp:
                 self._observation = msg
                 self._note("observed", msg)
 
     def _on_text(self, msg: GeneratedText) -> None:
-        with self._changed:
+        with self.changed:
             if msg.header.stamp != self._stamp:
                 return
             if msg.final:
@@ -192,53 +172,20 @@ class BenchClient:
             self._totals.append(msg.metrics.total_s)
             if len(self._totals) == 1:
                 self._note("first_text", msg)
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def _on_action(self, msg: NavigationAction) -> None:
-        with self._changed:
+        with self.changed:
             if msg.header.stamp == self._stamp:
                 self._note("action", msg)
 
     def _on_diagnostics(self, msg: DiagnosticArray) -> None:
-        with self._changed:
+        with self.changed:
             for status in msg.status:
-                self._health[status.hardware_id] = {v.key: v.value for v in status.values}
+                node = status.name.partition(": ")[0]
+                self._health.setdefault(node, {}).update((v.key, v.value) for v in status.values)
 
     def _note(self, what: str, msg: Any) -> None:
-        age = self._node.get_clock().now() - Time.from_msg(msg.header.stamp)
+        age = self.node.get_clock().now() - Time.from_msg(msg.header.stamp)
         self._ages[what] = age.nanoseconds * 1e-9
-        self._changed.notify_all()
-
-    # Waiting.
-
-    def _result(self, call: Callable[[], Any], deadline_s: float, what: str) -> Any:
-        """What the future that ``call`` makes comes to.
-
-        It is made in the executor's thread: rclpy's action client, which has no lock, would not
-        know of a request whose answer comes at once.
-        """
-        results: list[Any] = []
-
-        def take(future: Any) -> None:
-            with self._changed:
-                results.append(future.result())
-                self._changed.notify_all()
-
-        self._executor.create_task(lambda: call().add_done_callback(take))
-        self._wait(lambda: results, deadline_s, what)
-        return results[0]
-
-    def _wait(self, condition: Callable[[], Any], deadline_s: float, what: str) -> None:
-        due = time.monotonic() + deadline_s
-        with self._changed:
-            while not condition():
-                left = due - time.monotonic()
-                if left <= 0:
-                    raise DeadlineExceeded(
-                        f"waited {deadline_s:g} s for {what}", remedy="see the nodes' logs"
-                    )
-                self._changed.wait(min(left, 0.1))  # discovery announces itself to nobody
-
-    def _spin(self) -> None:
-        with contextlib.suppress(ExternalShutdownException):
-            self._executor.spin()
+        self.changed.notify_all()
