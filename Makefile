@@ -4,7 +4,7 @@
 # ARGS goes to the command:  make demo ARGS="--rooms 3 --seed 7"   make test ARGS="-k grammar"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test colcon-test lint format docs train eval bench clean distclean
+.PHONY: help setup build demo test colcon-test lint format docs bag train eval bench clean distclean
 
 ARGS ?=
 RUN := scripts/with-ros
@@ -51,6 +51,9 @@ format: build ## Format the code and apply safe fixes
 
 docs: build ## Write the tables of docs/interfaces.md anew
 	@$(RUN) python scripts/interface_tables.py
+
+bag: build ## Record the bag of the tests anew (test/bags/room)
+	@scripts/record_test_bag.sh
 
 train: build ## Train the embedded navigation pair (hours; resumes)
 	@$(CLI) train nav $(ARGS)

@@ -32,6 +32,7 @@ OPTIONAL = {
     "nav2_msgs",
     "nicegui",
     "ray",
+    "rosbag2_interfaces",
     "torchao",
     "torchvision",
     "unitree_api",

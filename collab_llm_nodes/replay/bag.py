@@ -16,7 +16,7 @@ from typing import Any
 
 from rosbags.highlevel import AnyReader
 from rosbags.interfaces import Connection, Qos
-from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
@@ -116,9 +116,7 @@ class BagWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         while (path := self._folder / f"{self._name}_{self._number:03}").exists():
             self._number += 1
-        writer = Writer(path, version=9, storage_plugin=STORAGES[self._storage])
-        writer.open()
-        self._writer, self.path = writer, path
+        self._writer, self.path = new_bag(path, self._storage), path
         self._connections.clear()
         self._part_size = 0
         self._parts.append(path)
@@ -139,6 +137,15 @@ class BagWriter:
         self.messages += 1
         self.size += len(data)
         self._part_size += len(data)
+
+
+def new_bag(path: Path, storage: str) -> Writer:
+    """An empty bag, open for writing; the chunks of mcap are compressed."""
+    writer = Writer(path, version=9, storage_plugin=STORAGES[storage])
+    if storage == "mcap":
+        writer.set_compression(CompressionMode.STORAGE, CompressionFormat.ZSTD)
+    writer.open()
+    return writer
 
 
 @cache
@@ -213,7 +220,7 @@ class Bag:
             return
         stored = self._reader.messages(connections)
         while True:
-            with _damage(self.path):
+            with damage(self.path):
                 found = next(stored, None)
                 if found is None:
                     return
@@ -237,7 +244,7 @@ def open_bag(path: Path) -> Iterator[Bag]:
             is not true.
     """
     _check_complete(path)
-    with _damage(path):
+    with damage(path):
         reader = AnyReader([path])
         reader.open()
     try:
@@ -286,8 +293,8 @@ def _ends_well(file: Path) -> bool:
 
 
 @contextmanager
-def _damage(path: Path) -> Iterator[None]:
-    """What the parsers raise for a damaged bag becomes one typed error."""
+def damage(path: Path, remedy: str = "") -> Iterator[None]:
+    """What parsers raise for a damaged bag becomes one typed error."""
     try:
         yield
     except CollabError:
@@ -296,6 +303,8 @@ def _damage(path: Path) -> Iterator[None]:
         words = str(error) or type(error).__name__
         if "hash mismatch" in words:
             remedy = "the bag's types are not those it names: it was edited, or is damaged"
-        else:
-            remedy = f"collab-llm record --mend {path} makes a bag of what can be read"
-        raise InvalidInput(f"{path} cannot be read: {words}", field="bag", remedy=remedy) from error
+        raise InvalidInput(
+            f"{path} cannot be read: {words}",
+            field="bag",
+            remedy=remedy or f"collab-llm record --mend {path} makes a bag of what can be read",
+        ) from error

@@ -11,32 +11,21 @@ import mmap
 import shutil
 import sqlite3
 import struct
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lz4.frame import decompress as decompress_lz4
 from rosbags.interfaces import Connection
 from rosbags.rosbag2 import Writer
 from rosbags.rosbag2.metadata import parse_qos
+from rosbags.rosbag2.storage_mcap import decompress
 
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.replay.bag import STORAGES, SUFFIXES, storage_file, type_hash
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from collab_llm_nodes.replay.bag import SUFFIXES, damage, new_bag, storage_file, type_hash
 
 _MAGIC = b"\x89MCAP0\r\n"
 _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _DATA_END = 0x03, 0x04, 0x05, 0x06, 0x0F
-_UNPACK: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    "lz4": decompress_lz4,
-    "zstd": zstd.decompress,
-}
 
 
 @dataclass(frozen=True)
@@ -68,17 +57,25 @@ def mend(path: Path, out: Path | None = None) -> tuple[Path, int]:
     if out.exists():
         raise InvalidInput(f"{out} exists", field="out", remedy="name another folder, or move it")
     storage = SUFFIXES[file.suffix]
-    messages = _read_mcap(file) if storage == "mcap" else _read_sqlite3(file)
-    first = next(messages, None)
-    if first is None:
-        raise InvalidInput(f"no message of {path} can be read", field="bag")
-    writer = Writer(out, version=9, storage_plugin=STORAGES[storage])
-    writer.open()
+    writer = new_bag(out, storage)
+    try:
+        with damage(path, "nothing of it can be saved"):
+            count = _copy(_read_mcap(file) if storage == "mcap" else _read_sqlite3(file), writer)
+            if not count:
+                raise InvalidInput(f"no message of {path} can be read", field="bag")
+            writer.close()
+    except InvalidInput:
+        writer.abort()
+        shutil.rmtree(out)
+        raise
+    return out, count
+
+
+def _copy(messages: Iterator[_Message], writer: Writer) -> int:
+    """The number of messages written."""
     connections: dict[_Topic, Connection] = {}
     count = 0
-    message: _Message | None = first
-    while message is not None:
-        topic, stamp, data = message
+    for topic, stamp, data in messages:
         if topic not in connections:
             connections[topic] = writer.add_connection(
                 topic.name,
@@ -89,9 +86,7 @@ def mend(path: Path, out: Path | None = None) -> tuple[Path, int]:
             )
         writer.write(connections[topic], stamp, data)
         count += 1
-        message = next(messages, None)
-    writer.close()
-    return out, count
+    return count
 
 
 def _read_mcap(file: Path) -> Iterator[_Message]:
@@ -102,19 +97,30 @@ def _read_mcap(file: Path) -> Iterator[_Message]:
         if opened.read(len(_MAGIC)) != _MAGIC:
             return
         with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for kind, body in _records(data, len(_MAGIC)):
-                inside = _records(_unpacked(body), 0) if kind == _CHUNK else [(kind, body)]
-                for op, record in inside:
-                    if op == _SCHEMA:
+            for kind, record in _unchunked(data):
+                try:
+                    if kind == _SCHEMA:
                         name, _, text = _strings(record, 2, 3)
                         schemas[struct.unpack_from("<H", record)[0]] = name, text
-                    elif op == _CHANNEL:
+                    elif kind == _CHANNEL:
                         number, schema = struct.unpack_from("<HH", record)
-                        topic, _, *metadata = _strings(record, 4, 2) + _metadata(record)
-                        topics[number] = _Topic(topic, *schemas[schema], qos="".join(metadata))
-                    elif op == _MESSAGE:
+                        (topic, _), qos = _strings(record, 4, 2), _qos(record)
+                        topics[number] = _Topic(topic, *schemas[schema], qos)
+                    elif kind == _MESSAGE:
                         number, _, stamp = struct.unpack_from("<HIQ", record)
                         yield topics[number], stamp, record[22:]
+                except (struct.error, KeyError):
+                    return
+
+
+def _unchunked(data: mmap.mmap) -> Iterator[tuple[int, bytes]]:
+    for kind, body in _records(data, len(_MAGIC)):
+        if kind != _CHUNK:
+            yield kind, body
+        elif (inside := _unpacked(body)) is not None:
+            yield from _records(inside, 0)
+        else:
+            return
 
 
 def _records(data: bytes | mmap.mmap, position: int) -> Iterator[tuple[int, bytes]]:
@@ -128,18 +134,18 @@ def _records(data: bytes | mmap.mmap, position: int) -> Iterator[tuple[int, byte
         position += size
 
 
-def _unpacked(chunk: bytes) -> bytes:
-    """The records in a chunk; none if what it holds cannot be unpacked."""
-    (name_size,) = struct.unpack_from("<I", chunk, 28)
-    name = chunk[32 : 32 + name_size].decode("ascii", "replace")
+def _unpacked(chunk: bytes) -> bytes | None:
+    """The records in a chunk; None if what it holds cannot be unpacked."""
     try:
-        return _UNPACK[name](chunk[40 + name_size :])
-    except (KeyError, RuntimeError, zstd.ZstdError):  # lz4 raises RuntimeError
-        return b""
+        size, crc, name_size = struct.unpack_from("<QII", chunk, 16)
+        name = chunk[32 : 32 + name_size].decode()
+        return decompress(chunk[40 + name_size :], name, size, crc)
+    except Exception:  # noqa: BLE001 each way of compression has errors of its own
+        return None
 
 
 def _strings(record: bytes, position: int, count: int) -> list[str]:
-    """``count`` strings with their lengths before them."""
+    """``count`` strings, each after its length."""
     found = []
     for _ in range(count):
         (size,) = struct.unpack_from("<I", record, position)
@@ -148,18 +154,19 @@ def _strings(record: bytes, position: int, count: int) -> list[str]:
     return found
 
 
-def _metadata(channel: bytes) -> list[str]:
-    """The value of ``offered_qos_profiles`` in a channel's map; an empty list without it."""
-    topic, encoding = _strings(channel, 4, 2)
-    position = 4 + 8 + len(topic.encode()) + len(encoding.encode())
+def _qos(channel: bytes) -> str:
+    """The value of ``offered_qos_profiles`` in a channel's metadata; empty without it."""
+    position = 4
+    for _ in ("topic", "encoding"):
+        position += 4 + int(struct.unpack_from("<I", channel, position)[0])
     (size,) = struct.unpack_from("<I", channel, position)
     end, position = position + 4 + size, position + 4
     while position < end:
         key, value = _strings(channel, position, 2)
         if key == "offered_qos_profiles":
-            return [value]
+            return value
         position += 8 + len(key.encode()) + len(value.encode())
-    return []
+    return ""
 
 
 def _read_sqlite3(file: Path) -> Iterator[_Message]:
