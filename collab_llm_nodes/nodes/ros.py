@@ -495,7 +495,9 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         before, self.common = self.common, _read(self, CommonConfig, {})
         if self._endpoints is not None and self.common.introspection != before.introspection:
             self._endpoints.introspect(self.common.introspection)
-        self._reporter.timer_period_ns = int(self.common.diagnostics.period * 1e9)
+        if self.common.diagnostics.period != before.diagnostics.period:
+            self._reporter.timer_period_ns = int(self.common.diagnostics.period * 1e9)
+            self._reporter.reset()  # else the old period ends first
 
 
 def _of_qos(names: Iterable[str]) -> bool:
