@@ -10,13 +10,14 @@ import math
 import time
 import uuid
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event, Lock
 from typing import Any
 
+import torch
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.callback_groups import ReentrantCallbackGroup
@@ -62,6 +63,7 @@ from collab_llm_nodes.nodes.convert import (
     status_of,
     verdict_from_msg,
 )
+from collab_llm_nodes.nodes.health import AnswerLimits, Answers, Level, Status
 from collab_llm_nodes.nodes.ros import REQUESTS, RESULT, STEADY, ManagedNode, guarded, run
 
 PROTOCOLS = ("edge_cloud",)
@@ -86,6 +88,7 @@ class DraftVlmConfig:
     ahead: AheadConfig = field(default_factory=AheadConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     link_loss: LinkLossConfig = field(default_factory=LinkLossConfig)
+    health: AnswerLimits = field(default_factory=AnswerLimits)
     deadline_s: float = setting(
         10.0, "One answer, when the request names no deadline [s].", low=0.05, high=3600.0
     )
@@ -124,6 +127,7 @@ class _Answer:
         self.cancelled = False
         self.error: CollabError | None = None
         self.text = ""
+        self.ends: list[int] = []  # of the tokens' texts, as far as they were told
         self.untold = 0  # tokens that no message has told of yet
         self.abandon: Callable[[CollabError], None] = lambda error: None
         self._claimed = Lock()
@@ -154,6 +158,8 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         self._answers: dict[str, _Answer] = {}  # by session id
         self._goals: dict[bytes, _Answer] = {}
         self._waiting: list[_Answer] = []
+        self._health = Answers()
+        self._mode = ""  # of decoding, of the last answer
         self.answered = 0
         self.failed = 0
 
@@ -163,6 +169,9 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         """Load the model and offer the interfaces; the load blocks the transition."""
         loaded = load(self.config.model)
         self._engine = Engine(loaded)
+        parts = (*loaded.model.parameters(), *loaded.model.buffers())
+        self._weights = sum(part.numel() * part.element_size() for part in parts)
+        self._device = loaded.device
         self._vocabulary = vocabulary_hash(loaded.tokenizer)
         gamma, depth = self.config.client.gamma, self.config.ahead.push_depth
         self._planner = Planner(self.config.planner, gamma, depth)
@@ -242,6 +251,17 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             "failed": self.failed,
         }
         return level, message, values
+
+    def details(self, now: float) -> list[Status]:
+        """The last answers, and what the model takes."""
+        limits, recent = self.config.health, self.common.diagnostics.recent
+        decoding = self._health.status("decoding", limits, now, recent)
+        decoding.values["mode"] = self._mode
+        values = {"weights_mib": f"{self._weights / 2**20:.1f}", "device": str(self._device)}
+        if self._device.type == "cuda":
+            values["allocated_mib"] = f"{torch.cuda.memory_allocated(self._device) / 2**20:.1f}"
+        told = f"{self._weights / 2**20:.0f} MiB of weights"
+        return [decoding, Status("model", Level.OK, told, values)]
 
     # Requests. Callbacks of actions and services must answer in any state.
 
@@ -375,6 +395,8 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         if answer.error is not None:
             self.failed += 1
             result.status, result.error_msg = status_of(answer.error.code), str(answer.error)
+            if answer.error.code != Cancelled.code:  # which is the caller's wish
+                self._health.faults.add(answer.error.code, str(answer.error), time.monotonic())
         else:
             self.answered += 1
         if answer.loop is None:
@@ -384,6 +406,8 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         result.tokens, result.sources = client.generated, [int(s) for s in client.sources]
         result.verified = answer.verified
         result.metrics = metrics_to_msg(client.metrics)
+        if answer.error is None:
+            self._health.on_answer(client.metrics)
 
     async def _serve_predraft(
         self, request: PreDraft.Request, response: PreDraft.Response
@@ -454,13 +478,13 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             answer.error = error
         except Exception as error:  # noqa: BLE001 - whatever a model raises must reach the caller
             answer.error = CollabError(f"{type(error).__name__}: {error}")
-            self.get_logger().error(str(answer.error))
+            self.get_logger().error(str(answer.error), throttle_duration_sec=1.0)
         try:
             if answer.error is not None:
                 self._close_client.call_async(CloseSession.Request(session_id=answer.session_id))
             self._publish_text(answer, final=True)
         except Exception as error:  # noqa: BLE001 - the caller waits for ``over`` in any case
-            self.get_logger().error(f"{type(error).__name__}: {error}")
+            self.get_logger().error(f"{type(error).__name__}: {error}", throttle_duration_sec=1.0)
         finally:
             over()
 
@@ -471,6 +495,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             raise Cancelled("the caller gave the answer up")
         encoded = encode(request.prompt, engine.loaded)  # refuses what cannot be used
         mode = self._planner.choose()
+        self._mode = mode.name
         predraft, ahead = settings_of(mode, self.config.predraft, self.config.ahead)
         client = EdgeClient(replace(request.client, gamma=mode.gamma))
         drafter = Drafter(engine, encoded, request.sampling, self.config.drafter)
@@ -520,7 +545,9 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
                 raise error
 
         check()
-        self.get_logger().warning(f"the draft model finishes the answer alone: {error}")
+        self.get_logger().warning(
+            f"the draft model finishes the answer alone: {error}", throttle_duration_sec=2.0
+        )
         self._close_client.call_async(CloseSession.Request(session_id=answer.session_id))
         finish_alone(
             answer.loop.client,
@@ -610,6 +637,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             delta=text[len(answer.text) :],
             tokens=array("i", generated),
             sources=array("B", [int(s) for s in client.sources] if client else []),
+            ends=array("I", _ends(engine, answer, generated, text)),
             final=final,
             verified=answer.verified,
         )
@@ -620,6 +648,16 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         answer.text = text
         self._texts.publish(msg)
         return msg
+
+
+def _ends(engine: Engine, answer: _Answer, tokens: Sequence[int], text: str) -> list[int]:
+    """Where the text of each token ends in ``text``. A character of several tokens is the last
+    one's. Only tokens that were not told of yet are decoded, each with what is before it."""
+    for n in range(len(answer.ends) + 1, len(tokens)):
+        begun = engine.decode(tokens[:n])
+        before = answer.ends[-1] if answer.ends else 0
+        answer.ends.append(before if begun.endswith(_REPLACEMENT) else min(len(begun), len(text)))
+    return [*answer.ends, len(text)] if tokens else []
 
 
 def main() -> int:
