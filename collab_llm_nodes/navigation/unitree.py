@@ -1,0 +1,570 @@
+"""How one speaks with a Unitree Go2: what may be asked of it, its answers, when it obeys. No I/O.
+
+Facts: unitree_ros2 (v0.2, 2025-07, and later), unitree_sdk2_python, and the vendor's pages on the
+sport services. All times are seconds of the machine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from collab_llm_nodes.config import check_ranges, setting
+
+
+class Api(Enum):
+    """Every function of the robot that this project can call: service and number.
+
+    A request is made from one of these and in one place (``Requests.make``), so that nothing else
+    can be sent: no flip, jump or handstand, nor Damp, which lets the robot fall.
+    """
+
+    BALANCE_STAND = ("sport", 1002)
+    STOP_MOVE = ("sport", 1003)
+    MOVE = ("sport", 1008)
+    AVOID_SWITCH_SET = ("obstacles_avoid", 1001)
+    AVOID_SWITCH_GET = ("obstacles_avoid", 1002)
+    AVOID_MOVE = ("obstacles_avoid", 1003)
+    AVOID_REMOTE = ("obstacles_avoid", 1004)
+    GET_IMAGE = ("videohub", 1001)
+
+    @property
+    def service(self) -> str:
+        return self.value[0]
+
+    @property
+    def number(self) -> int:
+        return self.value[1]
+
+
+NO_ANSWER = 3104
+
+CODES = {
+    0: "done",
+    3001: "unknown error",
+    3102: "the request could not be sent",
+    3103: "the client does not know this function",
+    NO_ANSWER: "no answer in time",
+    3105: "the answer is to another function",
+    3106: "the answer cannot be read",
+    3107: "invalid lease",
+    3201: "the robot could not send its answer",
+    3202: "internal error of the robot's service",
+    3203: "the robot does not have this function",
+    3204: "the robot does not accept the parameter",
+    3205: "refused: another program has exclusive use of the service",
+    3206: "the lease does not exist",
+    3207: "the lease exists already",
+    4101: "bad path points",
+    4201: "the motion took too long",
+    4202: "the motion service is not ready",
+    4205: "the motion service is not ready",
+}
+"""What the vendor's codes mean."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request.
+
+    Attributes:
+        id: unique; the answer repeats it.
+        parameter: JSON.
+        reply: an answer is wanted.
+    """
+
+    id: int
+    api: Api
+    parameter: str
+    reply: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a call; ``code`` 0 is success, see ``CODES``."""
+
+    call: Call
+    code: int
+    data: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.call.api.name}: {self.code}, {CODES.get(self.code, 'unknown code')}"
+
+    def value(self, key: str) -> Any:
+        """``key`` of the JSON object in ``data``; None if there is none."""
+        try:
+            found = json.loads(self.data)
+        except json.JSONDecodeError:
+            return None
+        return found.get(key) if isinstance(found, dict) else None
+
+
+class Requests:
+    """Makes requests with unique numbers and finds the request that an answer belongs to."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self._last = 0
+        self._waiting: dict[int, tuple[Call, float]] = {}
+
+    def make(
+        self, api: Api, parameter: Mapping[str, Any], now: float, *, reply: bool = True
+    ) -> Call:
+        """A call to be sent now. Numbers are monotonic nanoseconds, as in the vendor's clients:
+        they differ between processes that use one service."""
+        self._last = max(self._last + 1, int(now * 1e9))
+        call = Call(self._last, api, json.dumps(parameter), reply)
+        if reply:
+            self._waiting[call.id] = (call, now)
+        return call
+
+    def on_response(self, id: int, number: int, code: int, data: str = "") -> Answer | None:
+        """The answer to one of our calls; None for those to others, and what comes too late."""
+        call, _ = self._waiting.pop(id, (None, 0.0))
+        if call is None:
+            return None
+        return Answer(call, code if number == call.api.number else 3105, data)
+
+    def overdue(self, now: float) -> list[Answer]:
+        """Those that nobody answered in time, once."""
+        late = [call for call, sent in self._waiting.values() if now - sent > self.timeout]
+        for call in late:
+            del self._waiting[call.id]
+        return [Answer(call, NO_ANSWER) for call in late]
+
+
+# What the robot says of itself.
+
+
+class Stance(Enum):
+    """Whether the robot would obey a velocity."""
+
+    READY = "ready"
+    LOCKED = "standing with locked joints"
+    DAMPED = "its joints are in damping"
+    OTHER = "in another state"
+
+
+_STANCES = {
+    100: Stance.READY,  # agile
+    1001: Stance.DAMPED,
+    1002: Stance.LOCKED,  # as after StandUp
+    1013: Stance.READY,  # balance stand
+    1015: Stance.READY,  # walking
+    1016: Stance.READY,  # running
+    1017: Stance.READY,  # endurance gait
+    2007: Stance.READY,  # dodging
+}
+"""Of the state machine's numbers. Greeting, lying, sitting, flips and unknown ones are OTHER."""
+
+_STANCES_OF_MODES = {
+    0: Stance.READY,  # idle, standing
+    1: Stance.READY,  # balance stand
+    3: Stance.READY,  # locomotion
+    6: Stance.LOCKED,
+    7: Stance.DAMPED,
+}
+"""Of ``mode``, for firmware that leaves the state machine's number empty."""
+
+
+@dataclass(frozen=True)
+class SportState:
+    """What of SportModeState matters for motion.
+
+    Attributes:
+        machine: number of the state machine; the vendor's field is called ``error_code``.
+        mode: the older, coarser field.
+        speed: measured, m/s in the plane.
+        turn: measured, rad/s.
+    """
+
+    machine: int = 0
+    mode: int = 0
+    speed: float = 0.0
+    turn: float = 0.0
+
+    @property
+    def stance(self) -> Stance:
+        if self.machine >= 100:  # smaller ones are no states but errors, or nothing
+            return _STANCES.get(self.machine, Stance.OTHER)
+        return _STANCES_OF_MODES.get(self.mode, Stance.OTHER)
+
+    @property
+    def stands(self) -> bool:
+        return self.speed < 0.05 and abs(self.turn) < 0.1
+
+    def obeys(self, command: Command, share: float) -> bool:
+        """It moves by at least ``share`` of ``command``, or too little is asked to tell."""
+        wanted, turn = math.hypot(command.x, command.y), abs(command.yaw)
+        if wanted < 0.08 and turn < 0.15:
+            return True
+        walks = wanted >= 0.08 and self.speed >= share * wanted
+        return walks or (turn >= 0.15 and abs(self.turn) >= share * turn)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A velocity in the robot's frame (REP 103): x ahead, y left [m/s], yaw left [rad/s]."""
+
+    x: float = 0.0
+    y: float = 0.0
+    yaw: float = 0.0
+
+
+REST = Command()
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why the robot does not, or might not, do as it is told: a code and words."""
+
+    code: str = ""
+    text: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.code)
+
+
+FINE = Trouble()
+
+
+@dataclass(frozen=True)
+class Go2Config:
+    """How the robot is driven."""
+
+    avoid: bool = setting(
+        False,
+        "Move by the robot's own obstacle avoidance instead of its plain Move.",
+        read_only=True,
+    )
+    rate: float = setting(
+        20.0,
+        "Move is sent this often while moving [1/s]: the robot holds one for 1 s only, and walks"
+        " unevenly below 20.",
+        low=10.0,
+        high=100.0,
+    )
+    watchdog: float = setting(
+        0.4, "Without a command for this long the robot is stopped [s].", low=0.05, high=0.5
+    )
+    state_timeout: float = setting(
+        0.4, "Without a word from the robot for this long it is stopped [s].", low=0.05, high=0.5
+    )
+    request_timeout: float = setting(
+        0.5, "Longest wait for the robot's answer [s].", low=0.05, high=5.0
+    )
+    stop_repeat: float = setting(
+        0.1, "StopMove is sent again after this time until it is obeyed [s].", low=0.02, high=0.5
+    )
+    unlock: bool = setting(
+        True, "Send BalanceStand when a motion is wanted and the joints are locked."
+    )
+    unlock_pause: float = setting(
+        1.0, "Time from one BalanceStand to the next [s].", low=0.2, high=10.0
+    )
+    unlock_tries: int = setting(
+        8, "BalanceStand at most this often for one motion.", low=1, high=50
+    )
+    deaf_after: float = setting(
+        0.8, "Commanded for this long without moving, the robot is deaf [s].", low=0.3, high=10.0
+    )
+    deaf_share: float = setting(
+        0.2, "Less than this share of the commanded speed is not moving.", low=0.02, high=0.9
+    )
+    linear_speed: float = setting(1.0, "Never faster, ahead or back [m/s].", low=0.05, high=2.5)
+    lateral_speed: float = setting(0.4, "Never faster sideways [m/s].", low=0.0, high=1.0)
+    angular_speed: float = setting(1.5, "Never turns faster [rad/s].", low=0.1, high=4.0)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+class Phase(Enum):
+    """What the driver is doing."""
+
+    STANDING = "standing"
+    STOPPING = "stopping"
+    UNLOCKING = "unlocking"
+    MOVING = "moving"
+
+
+class Go2:
+    """Decides which calls the robot gets. Report every event and send what comes back.
+
+    It begins, and ends, with stopping. A motion is carried out while its commands are fresh, the
+    robot speaks and its stance allows it; a stop is repeated until the robot answers it and stands.
+
+    Attributes:
+        config: may be replaced at any time.
+        phase: what is being done.
+        refusing: a motion is commanded and not carried out; ``trouble(now)`` says why.
+    """
+
+    def __init__(self, config: Go2Config) -> None:
+        self.config = config
+        self.requests = Requests(config.request_timeout)
+        self.phase = Phase.STANDING
+        self.refusing = False
+        self._halted = True
+        self._command, self._commanded_at = REST, -math.inf
+        self._state, self._heard_at = SportState(), -math.inf
+        self._sent, self._sent_at = REST, -math.inf
+        self._obeyed_at = -math.inf  # or began to be asked
+        self._deaf = False
+        self._unlocked_at, self._tries = -math.inf, 0
+        self._stop_began = self._stop_sent = -math.inf
+        self._stop_answered = False
+        self._complaint: Answer | None = None
+        self._done: dict[Api, int] = {}  # number of the last call that was
+        self._avoidance = Avoidance()
+
+    # Events.
+
+    def begin(self, now: float) -> list[Call]:
+        """The driver becomes active: whatever the robot does, it stops first."""
+        self._halted = False
+        self._command = REST
+        return self._begin_stop(now)
+
+    def halt(self, now: float) -> list[Call]:
+        """The driver ends: stop. ``tick`` repeats it for as long as it is called."""
+        self._halted = True
+        self._command = REST
+        calls = self._begin_stop(now)
+        if self.config.avoid:
+            self._avoidance = Avoidance()
+            off = {"is_remote_commands_from_api": False}
+            calls.append(self.requests.make(Api.AVOID_REMOTE, off, now))
+        return calls
+
+    def on_command(self, command: Command, now: float) -> list[Call]:
+        """Somebody wants this velocity; one that is not finite is a stop."""
+        finite = all(map(math.isfinite, (command.x, command.y, command.yaw)))
+        self._command, self._commanded_at = command if finite else REST, now
+        return self._decide(now)
+
+    def on_state(self, state: SportState, now: float) -> list[Call]:
+        """The robot says how it is."""
+        back = self._silent(now) and now - self._stop_sent > self.config.stop_repeat
+        self._state, self._heard_at = state, now
+        if back and self.phase is Phase.STOPPING:
+            return self._begin_stop(now)
+        if self.phase is Phase.MOVING and state.obeys(self._sent, self.config.deaf_share):
+            self._obeyed_at = now
+            if not state.stands:
+                self._deaf = False
+        return self._decide(now)
+
+    def on_answer(self, answer: Answer, now: float) -> list[Call]:
+        """The robot answered a call, or did not."""
+        if answer.code == 0:
+            self._complaint = None
+            self._done[answer.call.api] = answer.call.id
+        elif answer.call.id > self._done.get(answer.call.api, 0):  # not said better since
+            self._complaint = answer
+        if answer.call.api is Api.STOP_MOVE and answer.code == 0:
+            self._stop_answered = True
+        self._avoidance.on_answer(answer, now)
+        return self._decide(now)
+
+    def tick(self, now: float) -> list[Call]:
+        """Time goes by; call it a few times as often as ``rate``."""
+        calls = []
+        for answer in self.requests.overdue(now):
+            calls += self.on_answer(answer, now)
+        return calls + self._decide(now)
+
+    # What is wrong.
+
+    def trouble(self, now: float) -> Trouble:
+        """The first thing that keeps the robot from moving, or that might."""
+        stance, state = self._state.stance, self._state
+        if self._heard_at == -math.inf:
+            return Trouble("NO_STATE", "the robot has not been heard: network, CYCLONEDDS_URI?")
+        if self._silent(now):
+            return Trouble("STALE_STATE", f"the robot is silent for {now - self._heard_at:.1f} s")
+        if stance is Stance.DAMPED:
+            return Trouble("DAMPED", "its joints are in damping: let it stand up by remote control")
+        if stance is Stance.OTHER:
+            doing = f"state machine {state.machine}, mode {state.mode}"
+            return Trouble("NOT_STANDING", f"it neither stands nor walks ({doing})")
+        if stance is Stance.LOCKED:
+            return Trouble("LOCKED", "it stands with locked joints; BalanceStand unlocks them")
+        if self._deaf:
+            return Trouble("DEAF", "it does not move although commanded")
+        if self.config.avoid and not self._avoidance.armed:
+            why = f" ({self._complaint})" if self._complaint is not None else ""
+            return Trouble("NO_AVOIDANCE", f"its obstacle avoidance is not on yet{why}")
+        if self._complaint is not None:
+            code = "NO_ANSWER" if self._complaint.code == NO_ANSWER else "REFUSED"
+            return Trouble(code, str(self._complaint))
+        return FINE
+
+    def _silent(self, now: float) -> bool:
+        return now - self._heard_at > self.config.state_timeout
+
+    # What to do.
+
+    def _decide(self, now: float) -> list[Call]:
+        fresh = now - self._commanded_at <= self.config.watchdog
+        wanted = self._command != REST and fresh and not self._halted
+        arms = self.config.avoid and not self._halted
+        calls = self._avoidance.arm(self.requests, now) if arms else []
+        self._notice_deafness(now)
+        trouble = self.trouble(now).code if wanted else ""
+        self.refusing = trouble not in ("", "NO_ANSWER", "REFUSED")
+        if not wanted:
+            self._tries, self._deaf = 0, False
+            return calls + self._stop(now)
+        if trouble in ("LOCKED", "DEAF") and self.config.unlock:
+            return calls + self._unlock(now)
+        return calls + (self._stop(now) if self.refusing else self._move(now))
+
+    def _notice_deafness(self, now: float) -> None:
+        if self.phase is Phase.MOVING and now - self._obeyed_at > self.config.deaf_after:
+            self._deaf = True
+
+    def _move(self, now: float) -> list[Call]:
+        if self.phase is not Phase.MOVING:
+            self.phase, self._obeyed_at = Phase.MOVING, now
+        c, command = self.config, self._command
+        command = Command(
+            _clamp(command.x, c.linear_speed),
+            _clamp(command.y, c.lateral_speed),
+            _clamp(command.yaw, c.angular_speed),
+        )
+        # A change goes out sooner, but a flood of commands is not passed on.
+        due = (0.9 if command == self._sent else 0.4) / c.rate
+        if now - self._sent_at < due:
+            return []
+        self._sent, self._sent_at = command, now
+        return [self._velocity(command, now)]
+
+    def _velocity(self, command: Command, now: float) -> Call:
+        if self.config.avoid:
+            ways = {"x": command.x, "y": command.y, "yaw": command.yaw, "mode": 0}
+            return self.requests.make(Api.AVOID_MOVE, ways, now, reply=False)
+        ways = {"x": command.x, "y": command.y, "z": command.yaw}
+        return self.requests.make(Api.MOVE, ways, now, reply=False)
+
+    def _unlock(self, now: float) -> list[Call]:
+        """BalanceStand and a pause; then a robot that is deaf, not locked, is tried again."""
+        if self.phase is Phase.UNLOCKING and now - self._unlocked_at < self.config.unlock_pause:
+            return []
+        trying = self.phase is Phase.MOVING and now - self._obeyed_at <= self.config.deaf_after
+        if self._state.stance is Stance.READY and (trying or self.phase is Phase.UNLOCKING):
+            return self._move(now)
+        if self._tries >= self.config.unlock_tries:
+            return self._stop(now)
+        self.phase, self._unlocked_at, self._tries = Phase.UNLOCKING, now, self._tries + 1
+        self._sent, self._sent_at = REST, -math.inf
+        return [self.requests.make(Api.BALANCE_STAND, {}, now)]
+
+    def _begin_stop(self, now: float) -> list[Call]:
+        self.phase, self._stop_began, self._stop_answered = Phase.STOPPING, now, False
+        self._sent, self._sent_at = REST, -math.inf
+        return self._send_stop(now)
+
+    def _send_stop(self, now: float) -> list[Call]:
+        self._stop_sent = now
+        calls = [self.requests.make(Api.STOP_MOVE, {}, now)]
+        if self.config.avoid:
+            calls.insert(0, self._velocity(REST, now))
+        return calls
+
+    def _stop(self, now: float) -> list[Call]:
+        if self.phase is Phase.STANDING:
+            return []
+        if self.phase is not Phase.STOPPING:
+            return self._begin_stop(now)
+        lasted = now - self._stop_began
+        stands = self._state.stands and not self._silent(now)
+        # Not for ever: somebody with the remote control may want to walk it away.
+        if self._stop_answered and (stands or lasted > 1.0) or (stands and lasted > 2.0):
+            self.phase = Phase.STANDING
+            return []
+        if lasted > 2.0 and self._silent(now):
+            return []  # nobody is there; on_state stops it when it comes back
+        pause = self.config.stop_repeat if lasted < 2.0 else 1.0
+        return self._send_stop(now) if now - self._stop_sent >= pause else []
+
+
+class Avoidance:
+    """Takes the robot's obstacle avoidance into use, in the vendor's order: SwitchSet until
+    SwitchGet says true, then commands of the API instead of those of the remote control. Looks
+    again now and then, since the remote control can switch it off.
+
+    Attributes:
+        armed: it obeys our commands.
+    """
+
+    PAUSE_S = 0.2
+    LOOK_S = 2.0
+
+    def __init__(self) -> None:
+        self.armed = False
+        self._next = Api.AVOID_SWITCH_GET
+        self._due = -math.inf
+        self._pending: Call | None = None
+
+    def arm(self, requests: Requests, now: float) -> list[Call]:
+        """The next call of the sequence, if it is due."""
+        if self._pending is not None or now < self._due:
+            return []
+        parameter = {
+            Api.AVOID_SWITCH_SET: {"enable": True},
+            Api.AVOID_REMOTE: {"is_remote_commands_from_api": True},
+        }.get(self._next, {})
+        self._pending = requests.make(self._next, parameter, now)
+        return [self._pending]
+
+    def on_answer(self, answer: Answer, now: float) -> None:
+        """Go on in the sequence; after any failure begin anew, after a pause."""
+        if answer.call != self._pending:
+            return
+        self._pending = None
+        api, done = answer.call.api, answer.code == 0
+        self._next, self._due = Api.AVOID_SWITCH_GET, now + self.PAUSE_S
+        if api is Api.AVOID_SWITCH_GET and done:
+            on = answer.value("enable") is True
+            if on and self.armed:
+                self._due = now + self.LOOK_S
+                return
+            self._next, self._due = (Api.AVOID_REMOTE if on else Api.AVOID_SWITCH_SET), now
+            self.armed = False
+        elif api is Api.AVOID_REMOTE and done:
+            self.armed, self._due = True, now + self.LOOK_S
+        elif not done:
+            self.armed = False
+
+
+def _clamp(value: float, most: float) -> float:
+    return max(-most, min(most, value))
+
+
+class ClockAlignment:
+    """Puts the robot's time stamps on our clock, without trusting that the two agree.
+
+    The message that travelled fastest shows the clocks' difference best; what came later than it
+    was delayed by so much, and its stamp shall say so. Clocks drift, hence the slow growth.
+    """
+
+    DRIFT = 2e-4  # of quartz clocks, generously
+    JUMP_S = 10.0  # a delay this long is taken for a clock that was set
+
+    def __init__(self) -> None:
+        self._difference = math.inf
+        self._at = 0.0
+
+    def stamp(self, robot: float, received: float) -> float:
+        """Our time [s] of what the robot stamped ``robot`` and we ``received``."""
+        allowed = self._difference + self.DRIFT * max(0.0, received - self._at)
+        measured = received - robot
+        jumped = measured - allowed > self.JUMP_S
+        self._difference = measured if jumped else min(allowed, measured)
+        self._at = received
+        return robot + self._difference

@@ -1,0 +1,335 @@
+"""Drives a Unitree Go2: ``cmd_vel`` to the robot's own requests, its state to ``odom`` and ``imu``.
+
+The decisions are those of ``navigation/unitree.py``. Whatever ends this node - deactivation, a
+signal, an exception - stops the robot first. Its own watchdog stops a robot whose ``cmd_vel`` falls
+silent; an emergency stop of ``motion_guard`` is obeyed whoever moves the robot. Run it in another
+process than the models (``nodes/motion.py``). Should this process itself be killed, the robot holds
+its last velocity for one second: that is the robot's own limit.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from builtin_interfaces.msg import Time as TimeMsg
+from geometry_msgs.msg import Quaternion, TransformStamped, Twist, TwistStamped
+from nav_msgs.msg import Odometry
+from rclpy.parameter import Parameter
+from rclpy.publisher import Publisher
+from sensor_msgs.msg import Imu, Joy
+
+from collab_llm.msg import MotionState
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.navigation.unitree import (
+    Answer,
+    Call,
+    ClockAlignment,
+    Command,
+    Go2,
+    Go2Config,
+    SportState,
+    Trouble,
+)
+from collab_llm_nodes.nodes.health import Level, TopicLimits
+from collab_llm_nodes.nodes.ros import CAMERA, COMMAND, STATE, STEADY, ManagedNode, run, wall
+from collab_llm_nodes.nodes.unitree import STATE_TOPIC, Services, sport_state, vendor, yaw_of
+
+_TICK_S = 0.01
+
+
+@dataclass(frozen=True)
+class Go2DriverConfig(Go2Config):
+    """Parameters of the node."""
+
+    state_topic: str = setting(
+        STATE_TOPIC,
+        "The robot's state: /sportmodestate, several hundred a second, or /lf/sportmodestate.",
+        read_only=True,
+    )
+    stamped: bool = setting(False, "cmd_vel is a TwistStamped.", read_only=True)
+    odometry_rate: float = setting(
+        50.0, "odom and imu at most this often [1/s].", low=5.0, high=500.0
+    )
+    stamps: str = setting(
+        "aligned",
+        "Stamps of odom and imu: aligned = when the robot measured, by our clock; receive = when"
+        " the message came; robot = as the robot's clock says.",
+        choices=("aligned", "receive", "robot"),
+    )
+    velocity_frame: str = setting(
+        "body",
+        "Frame of the velocity that the robot reports; firmware differs. odom = that of its"
+        " position; it is turned into the body's.",
+        choices=("body", "odom"),
+    )
+    odom_frame: str = setting("odom", "Frame of the odometry's poses.")
+    base_frame: str = setting("base_link", "Frame of the body.")
+    imu_frame: str = setting("imu_link", "Frame of the inertial measurements.")
+    publish_tf: bool = setting(
+        True,
+        "Publish odom_frame to base_frame on /tf, where tf2_msgs is installed.",
+        read_only=True,
+    )
+    publish_joy: bool = setting(
+        True,
+        "Publish the robot's remote control as joy, for the emergency stop button of motion_guard:"
+        " axes lx ly rx ry, one button for each bit of keys.",
+        read_only=True,
+    )
+    health: TopicLimits = TopicLimits(min_rate=10.0, max_age=0.3, silent_after=0.5)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self)
+
+
+def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
+    """Runs in every lifecycle state, since a stop goes on after deactivation. An exception stops
+    the robot before it is reported."""
+
+    def call(self: Go2Driver, *args: Any) -> None:
+        try:
+            callback(self, *args)
+        except Exception as error:  # noqa: BLE001 one bad message must not end the node
+            self.note_fault(error, callback.__name__)
+            self._send(self._go2.on_command(Command(), wall()))
+            self.get_logger().error(
+                f"{callback.__name__}: {type(error).__name__}: {error}", throttle_duration_sec=1.0
+            )
+
+    return call
+
+
+class Go2Driver(ManagedNode[Go2DriverConfig]):
+    """See the module docstring."""
+
+    def __init__(self, **node_arguments: Any) -> None:
+        super().__init__("go2_driver", Go2DriverConfig, **node_arguments)
+        self._go2 = Go2(self.config)
+        self._alignment = ClockAlignment()
+        self._published_at = -math.inf
+        self._robot: SportState | None = None
+        self._emergency = False
+        self._told = ""
+        self._transforms: Publisher | None = None
+
+    # Lifecycle.
+
+    def configure(self) -> None:
+        c = self.config
+        state_type = vendor("unitree_go").SportModeState
+        self._go2 = Go2(c)
+        services = ("sport", "obstacles_avoid") if c.avoid else ("sport",)
+        self._services = Services(self, self._go2.requests, services, self._on_answer)
+        self._odometry = self.create_publisher(Odometry, "odom", COMMAND)
+        self._imu = self.create_publisher(Imu, "imu", CAMERA)
+        self._published = [self._odometry, self._imu]
+        self._subscribed = [
+            self.create_subscription(state_type, c.state_topic, self._on_state, CAMERA),
+            self.create_subscription(
+                TwistStamped if c.stamped else Twist, "cmd_vel", self._on_command, COMMAND
+            ),
+            self.create_subscription(MotionState, "motion_state", self._on_motion_state, STATE),
+        ]
+        if c.publish_joy:
+            self._joy = self.create_publisher(Joy, "joy", CAMERA)
+            self._published.append(self._joy)
+            self._subscribed.append(
+                self.create_subscription(
+                    vendor("unitree_go").WirelessController,
+                    "/wirelesscontroller",
+                    self._on_remote_control,
+                    CAMERA,
+                )
+            )
+        if c.publish_tf:
+            self._transforms = self._make_transforms()
+        self._clock_timer = self.create_timer(_TICK_S, self._on_tick, clock=STEADY)
+
+    def _make_transforms(self) -> Publisher | None:
+        try:
+            messages = importlib.import_module("tf2_msgs.msg")
+        except ImportError:
+            self.get_logger().info("tf2_msgs is not installed, so /tf is not published")
+            return None
+        publisher = self.create_publisher(messages.TFMessage, "/tf", COMMAND)
+        self._published.append(publisher)
+        self._transform_type = messages.TFMessage
+        return publisher
+
+    def activate(self) -> None:
+        self._alignment, self._robot, self._told = ClockAlignment(), None, ""
+        self._send(self._go2.begin(wall()))
+
+    def deactivate(self) -> None:
+        self._send(self._go2.halt(wall()))
+
+    def cleanup(self) -> None:
+        self.destroy_timer(self._clock_timer)
+        self._services.destroy()
+        for subscription in self._subscribed:
+            self.destroy_subscription(subscription)
+        for publisher in self._published:
+            self.destroy_publisher(publisher)
+        self._transforms = None
+
+    def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
+        level, message, _ = super().diagnose()
+        trouble, robot = self._go2.trouble(wall()), self._robot or SportState()
+        if self.active and trouble:
+            waits = trouble.code in ("LOCKED", "NO_AVOIDANCE") and not self._go2.refusing
+            level = Level.WARN if waits else Level.ERROR
+            message = f"{trouble.code}: {trouble.text}"
+        values = {
+            "phase": self._go2.phase.value,
+            "trouble": trouble.code,
+            "state_machine": robot.machine,
+            "mode": robot.mode,
+            "stance": robot.stance.value,
+            "speed": f"{robot.speed:.2f}",
+            "turn": f"{robot.turn:.2f}",
+        }
+        return level, message, values
+
+    def expected(self) -> dict[str, TopicLimits]:
+        return {"odom": self.config.health}
+
+    def _apply(self, parameters: list[Parameter]) -> None:
+        super()._apply(parameters)
+        self._go2.config = self.config
+        self._go2.requests.timeout = self.config.request_timeout
+
+    # Events.
+
+    @_stopping
+    def _on_command(self, msg: Twist | TwistStamped) -> None:
+        if not self.active:
+            return
+        twist = msg.twist if isinstance(msg, TwistStamped) else msg
+        command = Command(twist.linear.x, twist.linear.y, twist.angular.z)
+        self._send(self._go2.on_command(command, wall()))
+
+    @_stopping
+    def _on_motion_state(self, msg: MotionState) -> None:
+        """An emergency stop also ends what did not come by cmd_vel (a step of the robot's own
+        obstacle avoidance, the remote control), once."""
+        pressed, self._emergency = msg.emergency_stop and not self._emergency, msg.emergency_stop
+        if pressed and self.active:
+            self._send(self._go2.begin(wall()))
+
+    @_stopping
+    def _on_state(self, msg: Any) -> None:
+        now, c = wall(), self.config
+        yaw = yaw_of(msg.imu_state.quaternion)
+        ahead, left = float(msg.velocity[0]), float(msg.velocity[1])
+        if c.velocity_frame == "odom":
+            ahead, left = _rotated(ahead, left, -yaw)
+        values = (*msg.position, ahead, left, msg.yaw_speed, yaw)
+        if not all(map(math.isfinite, values)):
+            raise InvalidInput("not finite", field=c.state_topic, remedy="restart the robot")
+        self._robot = state = sport_state(msg)
+        self._send(self._go2.on_state(state, now))
+        stamp = self._stamp(msg.stamp)
+        if self.active and now - self._published_at >= 0.95 / c.odometry_rate:
+            self._published_at = now
+            self._publish(msg, ahead, left, stamp)
+
+    @_stopping
+    def _on_answer(self, answer: Answer, binary: bytes) -> None:
+        if answer.code:
+            self.get_logger().warning(f"the robot: {answer}", throttle_duration_sec=2.0)
+        self._send(self._go2.on_answer(answer, wall()))
+
+    @_stopping
+    def _on_tick(self) -> None:
+        now = wall()
+        self._send(self._go2.tick(now))
+        self._report(self._go2.trouble(now) if self._go2.refusing else Trouble())
+
+    @_stopping
+    def _on_remote_control(self, msg: Any) -> None:
+        if self.active:
+            joy = Joy(axes=array("f", (msg.lx, msg.ly, msg.rx, msg.ry)))
+            joy.header.stamp = self.get_clock().now().to_msg()
+            joy.buttons = array("i", (msg.keys >> bit & 1 for bit in range(16)))
+            self._joy.publish(joy)
+
+    # What follows.
+
+    def _send(self, calls: list[Call]) -> None:
+        if calls:
+            self._services.send(calls)
+
+    def _report(self, trouble: Trouble) -> None:
+        """A motion that is commanded and not carried out is said at once, and when it goes on."""
+        if trouble.code == self._told:
+            return
+        self._told = trouble.code
+        self.report_health()
+        if trouble:
+            self.get_logger().error(
+                f"the robot is commanded but does not move: {trouble.code}: {trouble.text}",
+                throttle_duration_sec=1.0,
+            )
+
+    def _stamp(self, robot: Any) -> TimeMsg:
+        stamps, received = self.config.stamps, self.seconds()
+        if stamps == "receive":
+            return self.get_clock().now().to_msg()
+        measured = robot.sec + robot.nanosec * 1e-9
+        if stamps == "aligned":
+            measured = self._alignment.stamp(measured, received)
+        nanoseconds = max(0, round(measured * 1e9))
+        return TimeMsg(sec=nanoseconds // 10**9, nanosec=nanoseconds % 10**9)
+
+    def _publish(self, msg: Any, ahead: float, left: float, stamp: TimeMsg) -> None:
+        """Odometry and IMU: REP 103 units and axes, REP 105 frames."""
+        c, inertial = self.config, msg.imu_state
+        orientation = _quaternion(inertial.quaternion)
+        odometry = Odometry(child_frame_id=c.base_frame)
+        odometry.header.stamp, odometry.header.frame_id = stamp, c.odom_frame
+        position = odometry.pose.pose.position
+        position.x, position.y, position.z = map(float, msg.position)
+        odometry.pose.pose.orientation = orientation
+        twist = odometry.twist.twist
+        twist.linear.x, twist.linear.y, twist.linear.z = ahead, left, float(msg.velocity[2])
+        twist.angular.z = float(msg.yaw_speed)
+        self._odometry.publish(odometry)
+        imu = Imu(orientation=orientation)
+        imu.header.stamp, imu.header.frame_id = stamp, c.imu_frame
+        rate, acceleration = imu.angular_velocity, imu.linear_acceleration
+        rate.x, rate.y, rate.z = map(float, inertial.gyroscope)
+        acceleration.x, acceleration.y, acceleration.z = map(float, inertial.accelerometer)
+        self._imu.publish(imu)
+        if self._transforms is not None:
+            transform = TransformStamped(header=odometry.header, child_frame_id=c.base_frame)
+            way = transform.transform.translation
+            way.x, way.y, way.z = position.x, position.y, position.z
+            transform.transform.rotation = orientation
+            self._transforms.publish(self._transform_type(transforms=[transform]))
+
+
+def _quaternion(wxyz: Any) -> Quaternion:
+    """The vendor's order is w, x, y, z; ROS's is x, y, z, w."""
+    w, x, y, z = map(float, wxyz)
+    return Quaternion(x=x, y=y, z=z, w=w)
+
+
+def _rotated(x: float, y: float, angle: float) -> tuple[float, float]:
+    cos, sin = math.cos(angle), math.sin(angle)
+    return cos * x - sin * y, sin * x + cos * y
+
+
+def main() -> int:
+    """Run the node."""
+    return run(Go2Driver)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
