@@ -34,7 +34,7 @@ from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from collab_llm.action import Generate, Navigate
-from collab_llm.msg import GeneratedText, NavigationAction, Observation
+from collab_llm.msg import GeneratedText, MotionState, NavigationAction, Observation
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.navigation.grammar import Code, Kind
 from collab_llm_nodes.nodes import camera_ingest
@@ -174,7 +174,7 @@ class Camera:
         """Whether the newest report has ``level`` and ``words``."""
 
         def look() -> Any:
-            own = [s for a in self.health for s in a.status if s.name == "camera_ingest"]
+            own = [s for a in self.health for s in a.status if s.name == "camera_ingest: node"]
             return own and own[-1].level == level and words in own[-1].message
 
         return look
@@ -315,7 +315,7 @@ def test_a_camera_does_not_publish_its_password(graph: Any) -> None:
     url = "rtsp://me:secret@127.0.0.1:9/live"  # nothing listens there
     camera = Camera(graph, source="opencv", url=url, silent_after=0.2, open_timeout=0.5)
     graph.wait_for(camera.status(DiagnosticStatus.ERROR, "cannot open 'rtsp://***@127.0.0.1:9/"))
-    own = [s for array in camera.health for s in array.status if s.name == "camera_ingest"]
+    own = [s for array in camera.health for s in array.status if "camera_ingest" in s.name]
     assert all("secret" not in str(status) for status in own)
     assert "secret" not in camera.node._source()
 
@@ -450,12 +450,17 @@ PATIENT = {
 """Parameters of a navigator that a busy machine does not make impatient, and that is quick."""
 
 
+COMMANDS = "cmd_vel"
+"""Where the navigator publishes velocities."""
+
+
 class Robot:
     """A navigator with parser, a base that obeys, a camera, and a scripted ``generate``.
 
     ``script``: what the answers say, one after the other; the last is repeated. A callable is
     given the goal handle and returns a result itself. Without any, real nodes answer.
-    ``process``: a navigator that runs already. ``reading``: parameters of the parser.
+    ``process``: a navigator that runs already. ``reading``: parameters of the parser. In place of
+    motion_guard it says ``allowed`` (None: there is no guard).
     """
 
     def __init__(
@@ -470,7 +475,7 @@ class Robot:
         self.user = graph.node("robot")
         self.prompts: list[str] = []
         self.seeds: list[int] = []
-        self.commands: list[Twist] = graph.collect(self.user, Twist, "cmd_vel", COMMAND)
+        self.commands: list[Twist] = graph.collect(self.user, Twist, COMMANDS, COMMAND)
         self.odometry = self.user.create_publisher(Odometry, "odom", COMMAND)
         self.observations = self.user.create_publisher(Observation, "observation", RESULT)
         self.texts = self.user.create_publisher(GeneratedText, "generated_text", RESULT)
@@ -478,7 +483,10 @@ class Robot:
         self.picture = jpeg()
         self.camera_on = self.odometry_on = self.obeys = True
         self.generations_cancelled = 0
-        self.user.create_subscription(Twist, "cmd_vel", self._obey, COMMAND)
+        self.user.create_subscription(Twist, COMMANDS, self._obey, COMMAND)
+        self.guard = self.user.create_publisher(MotionState, "motion_state", STATE)
+        self.allowed: MotionState | None = MotionState(allowed=True, speed_limit=math.inf)
+        self.user.create_timer(0.2, self.permit)
         self.user.create_timer(0.02, self._measure)
         self.user.create_timer(0.05, self._look)
         if script:
@@ -503,6 +511,13 @@ class Robot:
             self.x += 0.05 * command.linear.x * math.cos(self.yaw)
             self.y += 0.05 * command.linear.x * math.sin(self.yaw)
         self._measure()
+
+    def permit(self, **fields: Any) -> None:
+        """Say what motion_guard would; with ``fields``, from now on."""
+        if fields:
+            self.allowed = MotionState(**fields)
+        if self.allowed is not None:
+            self.guard.publish(self.allowed)
 
     def _measure(self) -> None:
         message = Odometry()

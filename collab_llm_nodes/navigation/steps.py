@@ -14,6 +14,11 @@ from typing import Protocol
 from collab_llm_nodes.navigation.executor import ZERO, ExecutorConfig, Outcome, Pose2D, Velocity
 from collab_llm_nodes.navigation.grammar import Kind, ParsedAction
 
+_MOVES = 0.02
+"""Less is no progress (m, or rad)."""
+_NEAR = 0.05
+"""Who stops so near the goal has arrived, by its own lights (m, or rad)."""
+
 
 class Steps(Protocol):
     """What the mission needs of whoever carries steps out; see :class:`StepExecutor`."""
@@ -49,10 +54,12 @@ class StepOutput(Protocol):
         outcome: RUNNING from ``start`` until it is over, then how it ended: DONE, BLOCKED
             (something is in the way), TIMEOUT, or FAILED for whatever else.
         message: why, for people; empty when DONE.
+        tells_the_end: it knows when a step is done; else odometry decides.
     """
 
     outcome: Outcome
     message: str
+    tells_the_end: bool
 
     def start(self, action: ParsedAction, speed: float, allowance: float) -> None:
         """Begin a FORWARD or TURN step at ``speed`` [m/s or rad/s]; ``allowance``: time for it [s].
@@ -77,6 +84,7 @@ class DelegatedSteps:
         self._action: ParsedAction | None = None
         self._start = self._last = Pose2D()
         self._deadline = self._seen = 0.0
+        self._progress, self._progress_at = 0.0, 0.0  # farthest, and since when
 
     @property
     def time_left(self) -> float:
@@ -95,8 +103,8 @@ class DelegatedSteps:
         c = self.config
         self._action = action
         self._start = self._last = pose
-        self._seen = now
-        self.travelled, self.message = 0.0, ""
+        self._seen = self._progress_at = now
+        self.travelled, self._progress, self.message = 0.0, 0.0, ""
         if action.kind not in (Kind.FORWARD, Kind.TURN):
             self.outcome = Outcome.DONE
             return ZERO
@@ -127,6 +135,8 @@ class DelegatedSteps:
                 yaw = self._start.yaw
                 self.travelled = dx * math.cos(yaw) + dy * math.sin(yaw)
             self._last = pose
+            if not self._output.tells_the_end:
+                self._judge(now)
         return ZERO
 
     def tick(self, now: float) -> Velocity:
@@ -147,6 +157,24 @@ class DelegatedSteps:
             self._take_back(Outcome.CANCELLED)
         return ZERO
 
+    def _judge(self, now: float) -> None:
+        """Done at the goal, or where it stays near it; blocked where it stays elsewhere."""
+        assert self._action is not None, "a step is under way"
+        turning = self._action.kind is Kind.TURN
+        remaining = abs(self._action.value) - self.travelled
+        if remaining <= (
+            self.config.angle_tolerance if turning else self.config.distance_tolerance
+        ):
+            self._take_back(Outcome.DONE)
+        elif self.travelled > self._progress + _MOVES:
+            self._progress, self._progress_at = self.travelled, now
+        elif now - self._progress_at > self.config.allowance_base:
+            self._take_back(Outcome.DONE if remaining <= _NEAR else Outcome.BLOCKED)
+
     def _take_back(self, outcome: Outcome) -> None:
         self.outcome = outcome
         self._output.cancel()
+
+
+def _tolerance(config: ExecutorConfig, turning: bool) -> float:
+    return config.angle_tolerance if turning else config.distance_tolerance

@@ -1,7 +1,8 @@
 """Follows one instruction at a time: the action ``navigate``.
 
 The decisions are those of ``navigation/mission.py``; here its events come from topics and its
-wishes go out: frames to the ``generate`` action, velocities to ``cmd_vel``, progress as feedback.
+wishes go out: frames to the ``generate`` action, velocities to ``cmd_vel_nav``, progress as
+feedback. What of them reaches the robot is ``motion_guard``'s to say; ``motion_state`` tells it.
 
 Which action belongs to which answer: the ``navigation_action`` about the frame asked about (capture
 stamps of asked frames only grow, so an answer that comes after its time matches nothing) and of the
@@ -15,6 +16,7 @@ could not say why.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -31,7 +33,7 @@ from rclpy.time import Time
 from std_msgs.msg import String
 
 from collab_llm.action import Generate, Navigate
-from collab_llm.msg import GenerationMetrics, NavigationAction, Observation
+from collab_llm.msg import GenerationMetrics, MotionState, NavigationAction, Observation
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import Busy, CollabError, ConfigError, Inactive, InvalidInput
 from collab_llm_nodes.navigation.executor import ZERO, Pose2D, Velocity
@@ -40,11 +42,15 @@ from collab_llm_nodes.navigation.mission import (
     DEADLINE_LIMITS_S,
     Mission,
     MissionConfig,
+    Permission,
     Phase,
     check_instruction,
 )
 from collab_llm_nodes.navigation.prompt import DEFAULT_TEMPLATE, user_text
+from collab_llm_nodes.navigation.steps import DelegatedSteps
 from collab_llm_nodes.nodes.convert import code_of, of_a_request
+from collab_llm_nodes.nodes.health import Faults, Level, Status, TopicLimits
+from collab_llm_nodes.nodes.outputs import OUTPUTS, make_output
 from collab_llm_nodes.nodes.ros import (
     CAMERA,
     COMMAND,
@@ -83,16 +89,35 @@ class AnswerConfig:
 
 
 @dataclass(frozen=True)
+class NavigatorHealth:
+    """What is expected of the topics that a mission needs."""
+
+    observation: TopicLimits = TopicLimits(min_rate=1.0, max_age=1.0, silent_after=2.0)
+    odom: TopicLimits = TopicLimits(min_rate=5.0, max_age=0.5, silent_after=1.0)
+
+
+@dataclass(frozen=True)
 class NavigatorConfig:
     """Parameters of the node."""
 
+    health: NavigatorHealth = NavigatorHealth()
     mission: MissionConfig = field(default_factory=MissionConfig)
     answer: AnswerConfig = field(default_factory=AnswerConfig)
     rate: float = setting(
         20.0, "Commands per second, robot's clock.", low=1.0, high=200.0, read_only=True
     )
+    output: str = setting(
+        "velocity",
+        "Who carries a step out: velocity = the navigator, by cmd_vel_nav; nav2 = its actions"
+        " drive_on_heading and spin; increments = the Go2's obstacle avoidance.",
+        choices=("velocity", *OUTPUTS),
+        read_only=True,
+    )
+    require_guard: bool = setting(
+        False, "No motion unless motion_guard says so; without it nothing moves the robot."
+    )
     stamped: bool = setting(
-        False, "cmd_vel is a TwistStamped (newer navigation stacks).", read_only=True
+        False, "cmd_vel_nav is a TwistStamped (newer navigation stacks).", read_only=True
     )
     base_frame: str = setting("base_link", "Frame of stamped commands.")
     odometry_max_age: float = setting(
@@ -114,6 +139,7 @@ class _Run:
     generation: ClientGoalHandle | None = None
     stamp: TimeMsg = field(default_factory=TimeMsg)  # capture time of the frame asked about
     session: str = ""  # that produces the answer; "" until it is known
+    acting: tuple[TimeMsg, str] | None = None  # frame and session of the action carried out last
     early: list[NavigationAction] = field(default_factory=list)  # about the frame, before that
     metrics: GenerationMetrics = field(default_factory=GenerationMetrics)
 
@@ -125,9 +151,11 @@ class Navigator(ManagedNode[NavigatorConfig]):
         super().__init__("navigator", NavigatorConfig, **node_arguments)
         self._run: _Run | None = None
         self._pose = Pose()
+        self._permission: tuple[Permission, float] | None = None  # and when it was heard
         self._sent_at = -math.inf
         self._sent = ZERO
-        self._results: dict[str, int] = {}
+        self._failed = Faults()  # missions, by the code of their end
+        self._followed = 0
         self._generate: ActionClient | None = None
         self._navigate: ActionServer | None = None
 
@@ -140,7 +168,9 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self.create_subscription(
                 NavigationAction, "navigation_action", self._on_action, RESULT
             ),
+            self.create_subscription(MotionState, "motion_state", self._on_motion_state, STATE),
         ]
+        self._output = make_output(self.config.output, self)
         self._clocks = [
             self.create_timer(1.0 / self.config.rate, self._tick),
             self.create_timer(0.1, self._tick, clock=STEADY),  # the robot's clock may stand still
@@ -184,15 +214,27 @@ class Navigator(ManagedNode[NavigatorConfig]):
         for subscription in self._subscribed:
             self.destroy_subscription(subscription)
         self.destroy_publisher(self._commands)
+        if self._output is not None:
+            self._output.close()
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
-        level, message, _ = super().diagnose()
-        values: dict[str, Any] = dict(self._results)
+        level, message, values = super().diagnose()
         if self._run is not None:
             mission = self._run.mission
             message = mission.phase.value
             values |= {"phase": mission.phase.value, "steps": mission.steps}
         return level, message, values
+
+    def expected(self) -> dict[str, TopicLimits]:
+        """Pictures and odometry."""
+        return {"observation": self.config.health.observation, "odom": self.config.health.odom}
+
+    def details(self, now: float) -> list[Status]:
+        """How the missions ended."""
+        failed = self._failed.recent(now, self.common.diagnostics.recent)
+        level = Level.WARN if failed else Level.OK
+        message = f"the last one failed: {failed}" if failed else f"{self._followed} followed"
+        return [Status("missions", level, message, {"OK": self._followed, **self._failed.counts})]
 
     # The action.
 
@@ -205,6 +247,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
             return result
         run_ = self._run = _Run(goal, mission, Future())
         self._instructions.publish(String(data=goal.request.instruction))
+        self._tell_permission(mission)
+        self._follow_up(run_)
         if goal.is_cancel_requested:  # before this coroutine had its first turn
             self._cancel(run_)
         try:
@@ -241,20 +285,31 @@ class Navigator(ManagedNode[NavigatorConfig]):
                 max_steps=request.max_steps or config.max_steps,
                 deadline=request.deadline_s or config.deadline,
             )
-        return Mission(config, self.seconds(), wall())
+        steps = self._output and DelegatedSteps(config.executor, self._output)
+        guarded = self.config.require_guard
+        return Mission(config, self.seconds(), wall(), steps=steps, guarded=guarded)
+
+    def _tell_permission(self, mission: Mission) -> None:
+        """What motion_guard said before the mission began."""
+        if self._permission is not None:
+            permission, heard = self._permission
+            if wall() - heard <= mission.config.guard_timeout:
+                mission.on_motion_state(permission, self.seconds(), wall())
 
     def _conclude(
         self, goal: ServerGoalHandle, result: Navigate.Result, code: str, message: str
     ) -> None:
         result.status = getattr(Navigate.Result, code, Navigate.Result.INTERNAL)
         result.error_msg = message or ("" if code == "OK" else code)
-        self._results[code.lower()] = self._results.get(code.lower(), 0) + 1
         if code == "OK":
+            self._followed += 1
             goal.succeed()
         elif goal.is_cancel_requested:
             goal.canceled()
         else:
-            self.get_logger().warning(f"navigate ended: {code}: {message}")
+            self._failed.add(code, f"{code}: {message}", time.monotonic())
+            told = f"navigate ended: {code}: {message}"
+            self.get_logger().warning(told, throttle_duration_sec=1.0)
             goal.abort()
 
     def _on_cancel(self, goal: ServerGoalHandle) -> CancelResponse:
@@ -299,11 +354,25 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self._follow_up(self._run, 0.9 / self.config.rate)
 
     @guarded
+    def _on_motion_state(self, msg: MotionState) -> None:
+        permission = Permission(
+            msg.allowed, msg.emergency_stop, tuple(msg.reasons), msg.text, msg.speed_limit
+        )
+        self._permission = permission, wall()
+        if self._run is not None:
+            self._run.mission.on_motion_state(permission, self.seconds(), wall())
+            self._follow_up(self._run)
+
+    @guarded
     def _on_action(self, msg: NavigationAction) -> None:
         run_ = self._run
-        if run_ is None or msg.header.stamp != run_.stamp:
+        if run_ is None:
             return
-        if not run_.session:
+        if _source(msg) == run_.acting:
+            self._act(run_, msg)
+        elif msg.header.stamp != run_.stamp:
+            return
+        elif not run_.session:
             run_.early.append(msg)
         elif msg.session_id == run_.session:
             self._act(run_, msg)
@@ -324,8 +393,11 @@ class Navigator(ManagedNode[NavigatorConfig]):
         span = (msg.span_begin, msg.span_end)
         action = ParsedAction(kind, value, code, span, msg.text, msg.reason)
         mission = run_.mission
-        if mission.on_action(action, self.seconds(), wall(), verified=msg.verified):
+        if _source(msg) == run_.acting:  # a second reading, of the whole answer
+            mission.on_retraction(action, self.seconds(), wall())
+        elif mission.on_action(action, self.seconds(), wall(), verified=msg.verified):
             assert mission.action is not None, "a step begins"
+            run_.acting = _source(msg)
             if kind is Kind.FORWARD:  # as it is carried out: perhaps less than was read
                 msg.distance = mission.action.value
             else:
@@ -345,11 +417,13 @@ class Navigator(ManagedNode[NavigatorConfig]):
     def _follow_up(self, run_: _Run, spacing: float = 0.0) -> None:
         """After any event: command what the mission wants; end what nobody waits for any more."""
         mission = run_.mission
-        self._send(mission.velocity, spacing)
+        ends = mission.phase is Phase.ENDED and not run_.over.done()
+        if self._output is None or ends:  # else somebody else's velocities would meet our zeros
+            self._send(mission.velocity, 0.0 if ends else spacing)
         if run_.generation is not None and not mission.answering:
             run_.generation.cancel_goal_async()
             run_.generation = None
-        if mission.phase is Phase.ENDED and not run_.over.done():
+        if ends:
             run_.over.set_result(None)
 
     def _send(self, velocity: Velocity, spacing: float) -> None:
@@ -382,7 +456,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         goal = Generate.Goal(
             header=observation.header,
             protocol=answer.protocol,
-            prompt=user_text(run_.goal.request.instruction, run_.mission.history, answer.prompt),
+            prompt=user_text(run_.goal.request.instruction, run_.mission.told, answer.prompt),
             images=[observation.image],
             temperature=answer.temperature,
             top_k=answer.top_k,
@@ -432,11 +506,18 @@ class Navigator(ManagedNode[NavigatorConfig]):
 
     def _fail(self, run_: _Run, code: str, message: str) -> None:
         run_.mission.on_answer_ended(wall())
-        if run_.mission.phase is Phase.THINK:
+        if run_.mission.awaits_action:
             run_.mission.on_failure(code, message, self.seconds(), wall())
             if run_.mission.ending is None:  # else its result says so
-                self.get_logger().warning(f"answer failed, another try: {code}: {message}")
+                self.get_logger().warning(
+                    f"answer failed, another try: {code}: {message}", throttle_duration_sec=1.0
+                )
         self._follow_up(run_)
+
+
+def _source(msg: NavigationAction) -> tuple[TimeMsg, str]:
+    """Which answer an action was read from: about which frame, of which session."""
+    return msg.header.stamp, msg.session_id
 
 
 def main() -> int:
