@@ -1,4 +1,5 @@
-"""The robot side: camera, draft model, bridge to the verifier, action parser, navigator.
+"""The robot side: camera, draft model, bridge to the verifier, action parser, navigator; the guard
+over motion and the robot's driver, in a process of their own.
 
     ros2 launch collab_llm go2.launch.py verifier:=cloud:50551 instruction:="find the red ball"
 
@@ -14,8 +15,7 @@ from typing import Any
 import yaml
 from launch import LaunchContext, LaunchDescription
 from launch.actions import DeclareLaunchArgument, OpaqueFunction, Shutdown
-from launch.conditions import IfCondition, UnlessCondition
-from launch.substitutions import LaunchConfiguration, NotEqualsSubstitution
+from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 from launch_ros.substitutions import FindPackageShare
 
@@ -27,6 +27,8 @@ NODES = (
     "navigation_action_parser",
     "navigator",
 )
+EXTRAS = {"record": "recorder", "dashboard": "dashboard", "markers": "markers"}
+DRIVERS = {"go2": ["go2_driver"], "sim": ["sim_go2"], "none": []}
 
 ARGUMENTS = {
     "robot_file": ("go2.yaml", "Camera and motion: a file, or a name in the config folder."),
@@ -36,11 +38,14 @@ ARGUMENTS = {
     "instruction": ("", "Followed once everything is up. Empty: send goals to `navigate`."),
     "namespace": ("", "Namespace of the nodes and their topics."),
     "log_level": ("info", "debug, info, warn or error."),
+    "bags": ("bags", "Where record:=true puts its bags, each named by date and time."),
 }
 FLAGS = {
-    "composed": ("true", "All nodes in one process; else one process each."),
+    "composed": ("true", "Two processes: what thinks, what moves; else one for each node."),
     "autostart": ("true", "Configure and activate at the start; else by a lifecycle manager."),
-    "simulator": ("false", "Start sim_go2 in place of a robot; see sim.launch.py."),
+    "dashboard": ("false", "Start the dashboard, a web page for people (docs/dashboard.md)."),
+    "record": ("false", "Record the drive as a bag (docs/replay.md)."),
+    "markers": ("false", "Publish markers for RViz and Foxglove (docs/diagnostics.md)."),
 }
 
 
@@ -56,7 +61,14 @@ def generate_launch_description() -> LaunchDescription:
         )
         for name, (default, text) in FLAGS.items()
     ]
-    return LaunchDescription([*declared, OpaqueFunction(function=_nodes)])
+    driver = DeclareLaunchArgument(
+        "driver",
+        default_value="go2",
+        description="Who carries cmd_vel out: go2_driver, sim_go2 (see sim.launch.py), or a node"
+        " of somebody else's.",
+        choices=list(DRIVERS),
+    )
+    return LaunchDescription([*declared, driver, OpaqueFunction(function=_nodes)])
 
 
 def _nodes(context: LaunchContext) -> list[Node]:
@@ -67,44 +79,42 @@ def _nodes(context: LaunchContext) -> list[Node]:
 
     config = Path(FindPackageShare("collab_llm").perform(context)) / "config"
     files = [_file(name, value(name), config) for name in ("robot_file", "params_file")]
-    simulated = value("simulator") == "true"
+    overrides = _overrides(value, config.parent)
     common: dict[str, Any] = {
+        "package": "collab_llm",
         "namespace": value("namespace"),
-        "parameters": [*files, _overrides(value, config.parent)],
+        "parameters": [*files, overrides],
+        "ros_arguments": ["--log-level", value("log_level")],
         "output": "screen",
         "sigterm_timeout": "20",  # s; results are delivered and models freed first
     }
-    ros_arguments = ["--log-level", value("log_level")]
-    composed = LaunchConfiguration("composed")
-    graph = Node(
-        package="collab_llm",
-        executable="graph",
-        arguments=["--sim"] if simulated else [],
-        ros_arguments=ros_arguments,
-        condition=IfCondition(composed),
-        on_exit=Shutdown(reason="the robot's nodes ended"),
-        **common,
-    )
-    apart = [
+    # Either way the guard and the driver are not in the process of the models: a crash there must
+    # not keep the robot moving. The end of either ends everything.
+    processes = {
+        "motion": ["--driver", value("driver")],
+        "graph": [],
+    }
+    composed = [
         Node(
-            package="collab_llm",
             executable=name,
-            name=name,
-            ros_arguments=ros_arguments,
-            condition=UnlessCondition(composed),
+            arguments=arguments,
+            on_exit=Shutdown(reason="the robot's nodes ended"),
             **common,
         )
-        for name in (("sim_go2",) if simulated else ()) + NODES
+        for name, arguments in processes.items()
     ]
-    instruct = Node(
-        package="collab_llm",
-        executable="instruct",
-        arguments=[value("instruction")],
-        namespace=value("namespace"),
-        output="screen",
-        condition=IfCondition(NotEqualsSubstitution(LaunchConfiguration("instruction"), "")),
-    )
-    return [graph, *apart, instruct]
+    apart = [
+        Node(executable=name, name=name, **common)
+        for name in (*DRIVERS[value("driver")], "motion_guard", *NODES)
+    ]
+    started = composed if value("composed") == "true" else apart
+    for flag, executable in EXTRAS.items():
+        if value(flag) == "true":
+            started.append(Node(executable=executable, name=executable, **common))
+    if value("instruction"):
+        instruct = {k: common[k] for k in ("package", "namespace", "output")}
+        started.append(Node(executable="instruct", arguments=[value("instruction")], **instruct))
+    return started
 
 
 def _file(argument: str, value: str, config: Path) -> str:
@@ -125,7 +135,7 @@ def _overrides(value: Any, share: Path) -> str:
     space = f"/{value('namespace').strip('/')}".rstrip("/")
     nodes: dict[str, dict[str, Any]] = {
         f"{space}/{name}": {"autostart": value("autostart") == "true"}
-        for name in (*NODES, "sim_go2")
+        for name in (*NODES, "motion_guard", "go2_driver", "sim_go2", *EXTRAS.values())
     }
     model = value("model")
     if not model and Path(value("params_file")).name == "embedded.yaml":
@@ -134,6 +144,7 @@ def _overrides(value: Any, share: Path) -> str:
         nodes[f"{space}/draft_vlm"]["model.path"] = model
     if value("verifier"):
         nodes[f"{space}/cloud_verifier_bridge"]["verifier.address"] = value("verifier")
+    nodes[f"{space}/recorder"]["folder"] = value("bags")
     content = {name: {"ros__parameters": values} for name, values in nodes.items()}
     with tempfile.NamedTemporaryFile("w", prefix="collab_llm_", suffix=".yaml", delete=False) as f:
         yaml.safe_dump(content, f)

@@ -1,5 +1,6 @@
 """Everything on one machine: the simulated Go2, the robot's nodes, and a local verifier.
 
+    ros2 launch collab_llm sim.launch.py dashboard:=true
     ros2 launch collab_llm sim.launch.py instruction:="find the red ball"
 
 The instruction must name what is in the room: `ros2 topic echo --once /ground_truth/room` tells.
@@ -28,7 +29,12 @@ ARGUMENTS = {
     "target_model": ("", "Target model: folder or hub id. Empty: as in config, or the embedded."),
     "instruction": ("", "Followed once everything is up. Empty: send goals to `navigate`."),
     "namespace": ("", "Namespace of the nodes and their topics."),
-    "composed": ("true", "All nodes in one process; else one process each."),
+    "log_level": ("info", "debug, info, warn or error."),
+    "bags": ("bags", "Where record:=true puts its bags, each named by date and time."),
+    "composed": ("true", "Two processes: what thinks, what moves; else one for each node."),
+    "dashboard": ("false", "Start the dashboard, a web page for people (docs/dashboard.md)."),
+    "record": ("false", "Record the drive as a bag (docs/replay.md)."),
+    "markers": ("false", "Publish markers for RViz and Foxglove (docs/diagnostics.md)."),
 }
 
 
@@ -46,7 +52,7 @@ def generate_launch_description() -> LaunchDescription:
         PathJoinSubstitution([launch, "go2.launch.py"]),
         launch_arguments={
             **{k: v for k, v in passed.items() if k not in ("config", "target_model")},
-            "simulator": "true",
+            "driver": "sim",
         }.items(),
     )
     discovery = DeclareLaunchArgument(

@@ -26,7 +26,10 @@ NODES = [
     "predraft_cache",
     "navigation_action_parser",
     "navigator",
+    "motion_guard",
 ]
+COMPOSED = ["graph", "motion"]
+EXTRAS = ["recorder", "dashboard", "markers", "instruct", "collab-llm"]
 
 pytestmark = [pytest.mark.ros, pytest.mark.launch]
 
@@ -69,8 +72,8 @@ def launch(
     )
 
 
-# Says how it was called, and keeps what will be gone afterwards. The end of the verifier, of
-# the graph or of `instruct` ends the others, so these wait for them.
+# Says how it was called, and keeps what will be gone afterwards. The end of one may end the others,
+# so all wait for those that are expected.
 RECORD = """#!/bin/sh
 echo "$ROS_AUTOMATIC_DISCOVERY_RANGE" > "{seen}/{name}"
 for argument in "$@"; do
@@ -78,12 +81,7 @@ for argument in "$@"; do
 done
 printf "%s\\n" "$@" > "{calls}/{name}.new"
 mv "{calls}/{name}.new" "{calls}/{name}"
-await() {{ while [ ! -e "{calls}/$1" ]; do sleep 0.05; done; }}
-case "{name} $*" in
-    collab-llm*) await graph ;;
-    graph*--sim*) await collab-llm ;;
-    instruct*) for each in {nodes}; do await $each; done ;;
-esac
+for each in $EXPECTED; do while [ ! -e "{calls}/$each" ]; do sleep 0.05; done; done
 """
 
 
@@ -100,11 +98,9 @@ class Package:
         (prefix / "lib/collab_llm").mkdir(parents=True)
         self.calls.mkdir()
         self.seen.mkdir()
-        for name in [*NODES, "sim_go2", "graph", "instruct", "collab-llm"]:
+        for name in [*NODES, "sim_go2", "go2_driver", *COMPOSED, *EXTRAS]:
             script = prefix / "lib/collab_llm" / name
-            script.write_text(
-                RECORD.format(name=name, nodes=" ".join(NODES), calls=self.calls, seen=self.seen)
-            )
+            script.write_text(RECORD.format(name=name, calls=self.calls, seen=self.seen))
             script.chmod(0o755)
 
     def launch(self, file: str, **arguments: str) -> subprocess.CompletedProcess[str]:
@@ -112,11 +108,12 @@ class Package:
         path = f"{self.prefix}:{os.environ.get('AMENT_PREFIX_PATH', '')}"
         return launch(file, arguments, 100.0, AMENT_PREFIX_PATH=path)
 
-    def started(self, file: str, **arguments: str) -> dict[str, list[str]]:
-        """Executables and their arguments."""
+    def started(self, expected: list[str], file: str, **arguments: str) -> dict[str, list[str]]:
+        """The arguments of the executables that a launch file starts: these, and no others."""
+        os.environ["EXPECTED"] = " ".join(expected)
         done = self.launch(file, **arguments)
         calls = {f.name: f.read_text().splitlines() for f in self.calls.iterdir()}
-        assert calls, done.stdout + done.stderr
+        assert set(calls) == set(expected), done.stdout + done.stderr
         for call in calls.values():  # what was written for them is gone with the launch
             assert not any(f.is_file() for f in parameter_files(call)[2:])
         return calls
@@ -132,7 +129,8 @@ class Package:
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Package:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
+    monkeypatch.setenv("EXPECTED", "")
     return Package(tmp_path / "prefix")
 
 
@@ -140,30 +138,36 @@ def parameter_files(arguments: list[str]) -> list[Path]:
     return [Path(b) for a, b in zip(arguments, arguments[1:], strict=False) if a == "--params-file"]
 
 
-def test_the_robot_side_in_one_process(package: Package) -> None:
-    started = package.started("go2.launch.py", verifier="cloud:50551")
-    assert set(started) == {"graph"}
-    files = parameter_files(started["graph"])
-    assert [f.name for f in files[:2]] == ["go2.yaml", "qwen2_vl_2b_7b.yaml"]
-    assert all(f.is_file() for f in files[:2])
-    assert len(files) == 3
-    assert "--sim" not in started["graph"]
+def test_what_thinks_and_what_moves_are_processes_of_their_own(package: Package) -> None:
+    started = package.started(COMPOSED, "go2.launch.py", verifier="cloud:50551")
+    for arguments in started.values():
+        files = parameter_files(arguments)
+        assert [f.name for f in files[:2]] == ["go2.yaml", "qwen2_vl_2b_7b.yaml"]
+        assert all(f.is_file() for f in files[:2])
+        assert len(files) == 3
+    assert started["motion"][:2] == ["--driver", "go2"]
     bridge = package.override("graph", "/cloud_verifier_bridge")
     assert bridge == {"autostart": True, "verifier.address": "cloud:50551"}
     assert "model.path" not in package.override("graph", "/draft_vlm")
 
 
-def test_one_process_each_in_a_namespace_with_an_instruction(package: Package) -> None:
+@pytest.mark.parametrize(
+    ("driver", "node"), [("go2", ["go2_driver"]), ("none", []), ("sim", ["sim_go2"])]
+)
+def test_one_process_each_in_a_namespace_with_an_instruction(
+    package: Package, driver: str, node: list[str]
+) -> None:
     instruction = 'it\'s "here"; find it'
     started = package.started(
+        [*NODES, *node, "instruct"],
         "go2.launch.py",
         composed="false",
         namespace="robot1",
         model="/models/draft",
         autostart="false",
         instruction=instruction,
+        driver=driver,
     )
-    assert set(started) == {*NODES, "instruct"}
     assert started["instruct"][0] == instruction
     for arguments in started.values():
         assert any(a.endswith("__ns:=/robot1") for a in arguments)
@@ -172,19 +176,32 @@ def test_one_process_each_in_a_namespace_with_an_instruction(package: Package) -
 
 
 def test_the_simulation_has_everything(package: Package) -> None:
-    started = package.started("sim.launch.py", verifier="127.0.0.1:50999")
-    assert set(started) == {"collab-llm", "graph"}
+    started = package.started(
+        [*COMPOSED, "collab-llm"], "sim.launch.py", verifier="127.0.0.1:50999"
+    )
     assert started["collab-llm"][:2] == ["verifier", "--config"]
     assert started["collab-llm"][2].endswith("config/verifier_embedded.yaml")
     assert started["collab-llm"][3:6] == ["--address", "127.0.0.1:50999", "--model"]
     assert started["collab-llm"][6].endswith("models/nav-target")
-    assert "--sim" in started["graph"]
-    names = [f.name for f in parameter_files(started["graph"])[:2]]
-    assert names == ["sim.yaml", "embedded.yaml"]
+    assert started["motion"][:2] == ["--driver", "sim"]
+    for name in COMPOSED:
+        names = [f.name for f in parameter_files(started[name])[:2]]
+        assert names == ["sim.yaml", "embedded.yaml"]
     draft = package.override("graph", "/draft_vlm")
     assert draft["model.path"].endswith("models/nav-draft")
     bridge = package.override("graph", "/cloud_verifier_bridge")
     assert bridge["verifier.address"] == "127.0.0.1:50999"
+
+
+@pytest.mark.parametrize("file", ["sim.launch.py", "go2.launch.py"])
+def test_dashboard_recording_and_markers_are_asked_for(package: Package, file: str) -> None:
+    verifier = ["collab-llm"] if file == "sim.launch.py" else []
+    expected = [*COMPOSED, *verifier, "dashboard", "recorder", "markers"]
+    asked = {"dashboard": "true", "record": "true", "markers": "true"}
+    package.started(expected, file, bags="/tmp/drives", **asked)
+    recorder = package.override("recorder", "/recorder")
+    assert recorder == {"autostart": True, "folder": "/tmp/drives"}
+    assert package.discovery("dashboard") == package.discovery("motion")
 
 
 @pytest.mark.parametrize(
@@ -203,11 +220,12 @@ def test_a_file_that_does_not_exist_is_named(package: Package, file: str, argume
     assert not list(package.calls.iterdir())
 
 
-def test_the_end_of_the_graph_ends_the_launch(package: Package) -> None:
-    instruct = package.prefix / "lib/collab_llm/instruct"
-    instruct.write_text("#!/bin/sh\nexec sleep 300\n")
+@pytest.mark.parametrize("name", COMPOSED)
+def test_the_end_of_either_process_ends_the_launch(package: Package, name: str) -> None:
+    for other in {*COMPOSED, "instruct"} - {name}:
+        (package.prefix / "lib/collab_llm" / other).write_text("#!/bin/sh\nexec sleep 300\n")
     done = package.launch("go2.launch.py", instruction="find it")
-    assert "process[graph-1] was required" in done.stdout + done.stderr
+    assert re.search(rf"process\[{name}-\d\] was required", done.stdout + done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +244,8 @@ def test_a_simulated_robot_is_heard_on_this_machine_only(
     discovery: str,
 ) -> None:
     monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "SYSTEM_DEFAULT")
-    for executable in package.started(file, **arguments):
+    expected = [*COMPOSED, "collab-llm"] if file == "sim.launch.py" else COMPOSED
+    for executable in package.started(expected, file, **arguments):
         assert package.discovery(executable) == discovery
 
 

@@ -136,7 +136,6 @@ def _nodes(
     for file in files:
         command += ["--params-file", str(file)]
     command += ["-p", f"cloud_verifier_bridge:verifier.address:={address}"]
-    command += ["-r", "navigator:cmd_vel:=cmd_vel_nav"]
     return run_process(name, command)
 
 

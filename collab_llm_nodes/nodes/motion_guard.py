@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from diagnostic_msgs.msg import DiagnosticStatus
 from geometry_msgs.msg import Twist, TwistStamped
 from nav_msgs.msg import Odometry
 from rclpy.parameter import Parameter
@@ -32,6 +31,7 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.navigation.executor import ZERO, Velocity
 from collab_llm_nodes.navigation.guard import Guard, GuardConfig, GuardState, Source
 from collab_llm_nodes.navigation.obstacles import gap_in_scan, gap_of_range
+from collab_llm_nodes.nodes.health import Level
 from collab_llm_nodes.nodes.ros import (
     CAMERA,
     COMMAND,
@@ -130,6 +130,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         self._clock_timer = self.create_timer(self.config.period, self._on_period, clock=STEADY)
 
     def activate(self) -> None:
+        self._guard.config = self.config
         self._guard.on_halt(wall())
 
     def deactivate(self) -> None:
@@ -153,16 +154,17 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             **{f"stops.{code}": count for code, count in self._guard.stops.items()},
         }
         if state.emergency_stop:
-            level, message = DiagnosticStatus.ERROR, state.text
+            level, message = Level.ERROR, state.text
         elif self.active and self.count_publishers("cmd_vel") > 1:
-            level, message = DiagnosticStatus.ERROR, "another node publishes cmd_vel as well"
+            level, message = Level.ERROR, "another node publishes cmd_vel as well"
         elif self.active and not state.allowed:
-            level, message = DiagnosticStatus.WARN, state.text
+            level, message = Level.WARN, state.text
         return level, message, values
 
     def _apply(self, parameters: list[Parameter]) -> None:
         super()._apply(parameters)
-        self._guard.config = self.config
+        if self.active:  # else when it becomes so
+            self._guard.config = self.config
 
     # Events.
 

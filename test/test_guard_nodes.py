@@ -1,0 +1,319 @@
+"""motion_guard as a real node: what it passes on, what stops it, and how its process ends."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
+
+from geometry_msgs.msg import Twist, TwistStamped
+from nav_msgs.msg import Odometry
+from rclpy.parameter import Parameter
+from sensor_msgs.msg import Joy, LaserScan, Range
+from std_msgs.msg import Bool
+from std_srvs.srv import Trigger
+
+from collab_llm.msg import LinkState, MotionState, Observation
+from collab_llm_nodes.nodes.motion_guard import MotionGuard
+from collab_llm_nodes.nodes.ros import CAMERA, COMMAND, RESULT, STATE
+
+pytestmark = pytest.mark.ros
+
+LATE = 30.0  # s: for a busy machine
+GENEROUS = {"freshness.command": 0.5, "freshness.odometry": 0.5, "freshness.camera": 0.5}
+
+
+class World:
+    """A robot and a driver of it: sensors and velocities at 50 Hz, each of which can fall silent.
+
+    Attributes:
+        sent: what reached the robot, the newest last.
+        states: what the guard said of itself.
+        silent: names of what says nothing now.
+    """
+
+    def __init__(self, graph: Any, stamped: bool = False) -> None:
+        self.graph, self.silent = graph, set[str]()
+        self.command: Any = TwistStamped() if stamped else Twist()
+        self.link = LinkState(state=LinkState.UP)
+        self.node = graph.node("world")
+        publish, kind = self.node.create_publisher, type(self.command)
+        self.publishers = {
+            "command": publish(kind, "cmd_vel_nav", COMMAND),
+            "odometry": publish(Odometry, "odom", COMMAND),
+            "camera": publish(Observation, "observation", RESULT),
+            "link": publish(LinkState, "link_state", STATE),
+        }
+        self.stops = publish(Bool, "emergency_stop", COMMAND)
+        self.joy = publish(Joy, "joy", CAMERA)
+        self.sent: list[Any] = graph.collect(self.node, kind, "cmd_vel", 1000)
+        self.states: list[MotionState] = graph.collect(
+            self.node, MotionState, "motion_state", STATE
+        )
+        self.press = self.node.create_client(Trigger, "emergency_stop")
+        self.reset = self.node.create_client(Trigger, "reset_emergency_stop")
+        self.node.create_timer(0.02, self._say)
+
+    def _say(self) -> None:
+        now = self.node.get_clock().now().to_msg()
+        messages = {
+            "odometry": Odometry(),
+            "camera": Observation(),
+            "link": self.link,
+            "command": self.command,
+        }
+        for name, message in messages.items():
+            if hasattr(message, "header"):
+                message.header.stamp = now
+            if name not in self.silent:
+                self.publishers[name].publish(message)
+
+    def drive(self, linear: float, angular: float = 0.0) -> None:
+        """Command this from now on."""
+        twist = self.command.twist if hasattr(self.command, "twist") else self.command
+        twist.linear.x, twist.angular.z = linear, angular
+
+    def got(self, linear: float, angular: float = 0.0) -> bool:
+        """Whether the robot's last velocity is this one."""
+        if not self.sent:
+            return False
+        twist = getattr(self.sent[-1], "twist", self.sent[-1])
+        return (twist.linear.x, twist.angular.z) == pytest.approx((linear, angular))
+
+    def moves(self, linear: float = 0.4) -> None:
+        """Command motion and see it reach the robot."""
+        self.drive(linear)
+        self.wait(lambda: self.got(linear))
+
+    def stands(self) -> bool:
+        return self.got(0.0)
+
+    def state(self, *reasons: str) -> bool:
+        """Whether the last state has exactly these reasons."""
+        return bool(self.states) and list(self.states[-1].reasons) == list(reasons)
+
+    def wait(self, condition: Callable[[], Any]) -> None:
+        self.graph.wait_for(condition, timeout=LATE)
+
+    def call(self, client: Any) -> Trigger.Response:
+        self.wait(client.service_is_ready)
+        return self.graph.result(client.call_async(Trigger.Request()), timeout=LATE)
+
+
+@pytest.fixture
+def graph(ros_graph: Any) -> Iterator[Any]:
+    """The running graph; nodes started in it are stopped in the thread that ran them."""
+    ros_graph.started = []
+    yield ros_graph
+    for node in ros_graph.started:
+        node.post(node.stop)
+    ros_graph.wait_for(lambda: not any(node.active for node in ros_graph.started))
+
+
+def start(graph: Any, **parameters: Any) -> tuple[MotionGuard, World]:
+    """A guard in the graph's thread, with a world around it; ``__`` is a dot."""
+    values = {**GENEROUS, **{k.replace("__", "."): v for k, v in parameters.items()}}
+    overrides = [Parameter(name, value=value) for name, value in values.items()]
+    node = MotionGuard(context=graph.context, parameter_overrides=overrides)
+    graph.add(node)
+    graph.started.append(node)
+    node.post(node.start)
+    graph.wait_for(lambda: node.active, timeout=LATE)
+    world = World(graph, stamped=bool(parameters.get("stamped")))
+    return node, world
+
+
+@pytest.mark.parametrize("stamped", [False, True])
+def test_velocities_reach_the_robot_once_all_is_there(graph: Any, stamped: bool) -> None:
+    _, world = start(graph, stamped=stamped)
+    world.silent = {"camera", "link", "command"}
+    world.wait(lambda: world.state("STALE_CAMERA", "LINK_DOWN"))
+    assert not world.states[-1].allowed
+    assert not world.sent  # a guard that has nothing to stop is silent
+    world.silent = {"link"}
+    world.drive(0.4, 0.1)
+    world.wait(lambda: world.state("LINK_DOWN"))
+    world.wait(lambda: world.stands() and len(world.sent) > 3)  # each is refused
+    world.silent = set()
+    world.wait(lambda: world.got(0.4, 0.1))
+    world.wait(lambda: world.state() and world.states[-1].allowed)
+    world.wait(lambda: world.states[-1].linear == pytest.approx(0.4))
+    assert world.states[-1].speed_limit == pytest.approx(0.8)
+    if stamped:
+        assert world.sent[-1].header.frame_id == "base_link"
+        assert world.sent[-1].header.stamp.sec > 0
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("command", "NO_COMMAND"),
+        ("odometry", "STALE_ODOMETRY"),
+        ("camera", "STALE_CAMERA"),
+        ("link", "LINK_DOWN"),
+    ],
+)
+def test_whoever_falls_silent_stops_the_robot(graph: Any, source: str, reason: str) -> None:
+    _, world = start(graph)
+    world.moves()
+    world.silent = {source}
+    world.wait(world.stands)
+    world.wait(lambda: any(reason in s.reasons for s in world.states))
+    world.silent = set()
+    world.wait(lambda: world.got(0.4))  # whoever commands still wants to go on
+
+
+def test_a_link_that_is_down_stops_the_robot_unless_policy_says_slowly(graph: Any) -> None:
+    node, world = start(graph, unverified_share=0.25)
+    world.moves()
+    world.link.state = LinkState.CONNECTING
+    world.wait(lambda: world.stands() and world.state("LINK_DOWN"))
+    setting = Parameter("link_policy", value="draft_only")
+    node.post(node.set_parameters, [setting])
+    world.wait(lambda: world.got(0.2))  # a quarter of 0.8 m/s
+    world.wait(lambda: world.states[-1].speed_limit == pytest.approx(0.2))
+
+
+def test_a_velocity_that_is_no_number_stops_the_robot(graph: Any) -> None:
+    _, world = start(graph)
+    world.moves()
+    world.command.linear.y = math.nan  # even where it would not be used
+    world.wait(lambda: world.stands() and world.state("INVALID_COMMAND"))
+    world.command.linear.y = 0.0
+    world.wait(lambda: world.got(0.4))
+
+
+def test_the_emergency_stop_is_latched_and_only_a_reset_clears_it(graph: Any) -> None:
+    _, world = start(graph)
+    world.moves()
+    assert world.call(world.press).success
+    world.wait(world.stands)
+    world.wait(lambda: world.state("EMERGENCY_STOP") and world.states[-1].emergency_stop)
+    world.stops.publish(Bool(data=False))  # does nothing
+    refused = world.call(world.reset)
+    assert not refused.success
+    assert "still commanded" in refused.message
+    world.drive(0.0)
+    world.wait(lambda: world.call(world.reset).success)
+    world.wait(lambda: world.state())
+    assert world.stands()
+    world.moves()
+
+
+@pytest.mark.parametrize("way", ["topic", "joystick"])
+def test_a_button_that_is_held_cannot_be_reset(graph: Any, way: str) -> None:
+    _, world = start(graph, joy_button=2)
+    world.moves()
+    world.joy.publish(Joy(buttons=[1, 1]))  # has no third button
+    world.joy.publish(Joy(buttons=[1, 1, 0, 1]))
+
+    def hold() -> bool:
+        if way == "topic":
+            world.stops.publish(Bool(data=True))
+        else:
+            world.joy.publish(Joy(buttons=[0, 0, 1]))
+        return world.stands() and world.state("EMERGENCY_STOP")
+
+    world.wait(hold)
+    world.drive(0.0)
+    hold()
+    assert not world.call(world.reset).success
+    world.wait(lambda: world.call(world.reset).success)  # a second after it was let go
+    world.moves()
+
+
+def test_the_emergency_stop_works_before_the_guard_is_active(graph: Any) -> None:
+    node, world = start(graph)
+    node.post(node.trigger_deactivate)
+    world.wait(lambda: not node.active)
+    assert world.call(world.press).success
+    world.wait(lambda: world.states and world.states[-1].emergency_stop)
+    node.post(node.trigger_activate)
+    world.drive(0.4)
+    world.wait(lambda: world.state("EMERGENCY_STOP"))
+    assert world.stands() or not world.sent
+
+
+def test_an_obstacle_ahead_leaves_the_turn(graph: Any) -> None:
+    _, world = start(graph, obstacle__scan="required", obstacle__range="optional")
+    world.wait(lambda: world.state("STALE_SCAN"))
+    scans = world.node.create_publisher(LaserScan, "scan", CAMERA)
+    finder = world.node.create_publisher(Range, "range", CAMERA)
+    distance = [5.0, 5.0]
+
+    def look() -> None:
+        now = world.node.get_clock().now().to_msg()
+        scan = LaserScan(angle_min=-0.5, angle_increment=0.5, range_min=0.1, range_max=9.0)
+        scan.ranges, scan.header.stamp = [math.inf, distance[0], math.nan], now
+        scans.publish(scan)
+        beam = Range(range=distance[1], min_range=0.1, max_range=4.0)
+        beam.header.stamp = now
+        finder.publish(beam)
+
+    world.node.create_timer(0.02, look)
+    world.drive(0.4, 0.3)
+    world.wait(lambda: world.got(0.4, 0.3))
+    for place in (0, 1):
+        distance[place] = 0.5  # from the centre, or the front: 0.15 m or 0.5 m of way
+        if place:
+            distance[place] = 0.2
+        world.wait(lambda: world.got(0.0, 0.3) and world.state("OBSTACLE"))
+        assert world.states[-1].allowed
+        distance[place] = 5.0
+        world.wait(lambda: world.got(0.4, 0.3))
+
+
+def test_deactivation_stops_first(graph: Any) -> None:
+    node, world = start(graph)
+    world.moves()
+    node.post(node.trigger_deactivate)
+    world.wait(world.stands)
+    world.wait(lambda: not node.active)
+    count = len(world.sent)
+    world.wait(lambda: world.states and not world.states[-1].allowed)
+    node.post(node.trigger_activate)
+    world.wait(lambda: world.got(0.4) and len(world.sent) > count)
+
+
+def test_an_error_in_the_guard_stops_the_robot(graph: Any, monkeypatch: Any) -> None:
+    node, world = start(graph)
+    world.moves()
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(node._guard, "on_camera", fails)
+    world.wait(world.stands)
+    world.wait(lambda: node.callback_errors > 2)
+    assert "STALE_CAMERA" in world.states[-1].reasons
+    monkeypatch.undo()
+    world.wait(lambda: world.got(0.4))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_robot_before_the_process_ends(graph: Any, number: int) -> None:
+    world = World(graph)
+    command = [sys.executable, "-m", "collab_llm_nodes.nodes.motion", "--driver", "none"]
+    guard = subprocess.Popen([*command, "--ros-args", "-p", "freshness.max_age:=0.0"])
+    try:
+        world.drive(0.4)
+        world.wait(lambda: world.got(0.4) or guard.poll() is not None)
+        guard.send_signal(number)
+        assert guard.wait(timeout=LATE) == 0
+        world.wait(world.stands)
+    finally:
+        guard.kill()
+
+
+def test_drivers_have_names() -> None:
+    command = [sys.executable, "-m", "collab_llm_nodes.nodes.motion", "--driver", "tank"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "go2|sim|none" in done.stderr
