@@ -391,13 +391,15 @@ def test_the_committed_code_is_generated_from_the_proto(tmp_path: Path) -> None:
 def test_the_answer_is_the_targets_alone(serve: Serve, connect: Connect) -> None:
     target = FakeEngine(1)
     run = runner(connect(serve(target).port))
+    early_exits = 0
     for sampling in (GREEDY, SamplingConfig(1.0, law="coupled", seed=4)):
         for text in ("go to the red box", "find the blue ball"):
             prompt = Prompt(text)
             answer = run.generate(prompt, sampling, 24)
             assert answer.tokens == target.answer(encode(prompt), sampling, 24)
             assert answer.metrics.bytes_up > 0
-            assert answer.metrics.early_exits > 0
+            early_exits += answer.metrics.early_exits
+    assert early_exits > 0  # of dozens; one that comes with its verdict is too late
 
 
 def test_the_rejection_law_needs_no_luck_with_time(serve: Serve, connect: Connect) -> None:
