@@ -133,7 +133,9 @@ class Go2:
             if call.reply:
                 data = json.dumps({"enable": self.on})
                 code = self.code if call.api is Api.AVOID_MOVE else 0
-                self.take(self.machine.on_response(call.id, call.api.number, code, data, self.now))
+                answer = self.machine.requests.on_response(call.id, call.api.number, code, data)
+                assert answer is not None
+                self.take(self.machine.on_answer(answer, self.now))
 
     def run(self, seconds: float) -> None:
         for _ in range(round(seconds / DT)):

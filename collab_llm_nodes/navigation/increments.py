@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collab_llm_nodes.navigation.executor import Outcome
 from collab_llm_nodes.navigation.grammar import Kind, ParsedAction
-from collab_llm_nodes.navigation.unitree import Answer, Api, Avoidance, Call, Requests
+from collab_llm_nodes.navigation.unitree import NO_ANSWER, Answer, Api, Avoidance, Call, Requests
 
 ARM_S = 3.0
 """Longest wait for the obstacle avoidance to come on."""
@@ -54,16 +54,20 @@ class Increments:
             self.requests.make(Api.AVOID_REMOTE, back, now, reply=False),
         ]
 
-    def on_response(self, id: int, number: int, code: int, data: str, now: float) -> list[Call]:
-        """The robot answered somebody."""
-        answer = self.requests.on_response(id, number, code, data)
-        return self._on_answer(answer, now) if answer else []
+    def on_answer(self, answer: Answer, now: float) -> list[Call]:
+        """The robot answered one of our calls, or did not. The vendor's own client wants no answer
+        to the increment, so that one may be missing: odometry shows what became of it."""
+        self._avoidance.on_answer(answer, now)
+        refused = answer.call == self._sent and answer.code not in (0, NO_ANSWER)
+        if refused and self.outcome is Outcome.RUNNING:
+            return self._fail(str(answer), now)
+        return []
 
     def tick(self, now: float) -> list[Call]:
         """Time goes by; call it some 20 times a second."""
         calls: list[Call] = []
         for answer in self.requests.overdue(now):
-            calls += self._on_answer(answer, now)
+            calls += self.on_answer(answer, now)
         if self.outcome is not Outcome.RUNNING or self._sent is not None:
             return calls
         if self._avoidance.armed:
@@ -72,12 +76,6 @@ class Increments:
         if now - self._began > ARM_S:
             return calls + self._fail("its obstacle avoidance does not come on", now)
         return calls + self._avoidance.arm(self.requests, now)
-
-    def _on_answer(self, answer: Answer, now: float) -> list[Call]:
-        self._avoidance.on_answer(answer, now)
-        if answer.call == self._sent and answer.code != 0 and self.outcome is Outcome.RUNNING:
-            return self._fail(str(answer), now)
-        return []
 
     def _fail(self, message: str, now: float) -> list[Call]:
         self.outcome, self.message = Outcome.FAILED, f"Go2: {message}"

@@ -21,8 +21,9 @@ from collab_llm_nodes.navigation.executor import Outcome
 from collab_llm_nodes.navigation.grammar import Kind, ParsedAction
 from collab_llm_nodes.navigation.increments import Increments
 from collab_llm_nodes.navigation.steps import StepOutput
-from collab_llm_nodes.navigation.unitree import Call
-from collab_llm_nodes.nodes.ros import RESULT, STEADY, wall
+from collab_llm_nodes.navigation.unitree import Answer
+from collab_llm_nodes.nodes.ros import STEADY, wall
+from collab_llm_nodes.nodes.unitree import Services
 
 
 class Output(StepOutput, Protocol):
@@ -145,29 +146,16 @@ class IncrementsOutput:
     """The Go2's obstacle avoidance; see ``navigation/increments.py``.
 
     Raises:
-        ConfigError: there is no package unitree_api.
+        ConfigError: the robot's package unitree_api is missing.
     """
 
     tells_the_end = False
 
     def __init__(self, node: Node) -> None:
-        try:
-            from unitree_api.msg import Request, Response
-        except ImportError as error:
-            raise ConfigError(
-                f"increments need the package unitree_api ({error})",
-                field="output",
-                remedy="build unitree_ros2 and source it (docs/go2.md), or output: velocity",
-            ) from error
-        self._node, self._request = node, Request
+        self._node = node
         self._machine = Increments()
-        self._publishers = {
-            name: node.create_publisher(Request, f"api/{name}/request", RESULT)
-            for name in ("sport", "obstacles_avoid")
-        }
-        self._answers = node.create_subscription(
-            Response, "api/obstacles_avoid/response", self._on_response, RESULT
-        )
+        services = ("sport", "obstacles_avoid")
+        self._services = Services(node, self._machine.requests, services, self._on_answer)
         self._ticker = node.create_timer(0.05, self._tick, clock=STEADY)
 
     @property
@@ -180,34 +168,23 @@ class IncrementsOutput:
 
     def start(self, action: ParsedAction, speed: float, allowance: float) -> None:
         """As ``StepOutput.start``; how fast it goes is the robot's to say."""
-        self._send(self._machine.start(action, wall()))
+        self._services.send(self._machine.start(action, wall()))
 
     def cancel(self) -> None:
         """As ``StepOutput.cancel``."""
-        self._send(self._machine.cancel(wall()))
+        self._services.send(self._machine.cancel(wall()))
 
     def close(self) -> None:
         """Stop, and let go of the topics."""
         self.cancel()
         self._node.destroy_timer(self._ticker)
-        self._node.destroy_subscription(self._answers)
-        for publisher in self._publishers.values():
-            self._node.destroy_publisher(publisher)
+        self._services.destroy()
 
     def _tick(self) -> None:
-        self._send(self._machine.tick(wall()))
+        self._services.send(self._machine.tick(wall()))
 
-    def _on_response(self, msg: Any) -> None:
-        identity, code = msg.header.identity, msg.header.status.code
-        calls = self._machine.on_response(identity.id, identity.api_id, code, msg.data, wall())
-        self._send(calls)
-
-    def _send(self, calls: list[Call]) -> None:
-        for call in calls:
-            request = self._request(parameter=call.parameter)
-            request.header.identity.id, request.header.identity.api_id = call.id, call.api.number
-            request.header.policy.noreply = not call.reply
-            self._publishers[call.api.service].publish(request)
+    def _on_answer(self, answer: Answer, binary: bytes) -> None:
+        self._services.send(self._machine.on_answer(answer, wall()))
 
 
 OUTPUTS: dict[str, Callable[[Node], Output]] = {
