@@ -1,4 +1,4 @@
-"""Camera, parser, navigator and simulator as real nodes, against scripted answers and bad input."""
+"""Parser, navigator and simulator as real nodes, against scripted answers and bad input."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import math
 import signal
 import subprocess
 import sys
-import threading
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -22,27 +20,24 @@ from PIL import Image as Pil
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
 from action_msgs.msg import GoalStatus
-from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import PoseStamped, Twist
 from nav_msgs.msg import Odometry
 from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.parameter import Parameter
 from rclpy.task import Future
-from sensor_msgs.msg import CompressedImage, Image
+from sensor_msgs.msg import CompressedImage
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import GeneratedText, MotionState, NavigationAction, Observation
-from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.navigation.grammar import Code, Kind
-from collab_llm_nodes.nodes import camera_ingest
 from collab_llm_nodes.nodes.camera_ingest import CameraIngest
-from collab_llm_nodes.nodes.images import encode_jpeg, read_compressed, to_rgb
+from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
 from collab_llm_nodes.nodes.navigator import Navigator
-from collab_llm_nodes.nodes.ros import CAMERA, COMMAND, RESULT, STATE
+from collab_llm_nodes.nodes.ros import COMMAND, RESULT, STATE
 
 pytestmark = pytest.mark.ros
 
@@ -73,251 +68,6 @@ def jpeg(width: int = 16, height: int = 8, format: str = "JPEG") -> bytes:
     buffer = io.BytesIO()
     Pil.fromarray(np.full((height, width, 3), 90, np.uint8)).save(buffer, format)
     return buffer.getvalue()
-
-
-# Pictures.
-
-
-@pytest.mark.parametrize(
-    ("encoding", "pixel"),
-    [
-        ("rgb8", [10, 20, 30]),
-        ("BGR8", [30, 20, 10]),
-        ("rgba8", [10, 20, 30, 99]),
-        ("bgra8", [30, 20, 10, 99]),
-        ("8UC3", [30, 20, 10]),
-    ],
-)
-def test_colours_come_out_as_rgb(encoding: str, pixel: list[int]) -> None:
-    padding = [7, 7]
-    data = bytes((pixel * 3 + padding) * 2)
-    rgb = to_rgb(encoding, 3, 2, 3 * len(pixel) + 2, data)
-    assert rgb.shape == (2, 3, 3)
-    assert (rgb == (10, 20, 30)).all()
-
-
-def test_grey_and_yuv() -> None:
-    assert (to_rgb("mono8", 2, 1, 2, bytes([5, 5])) == 5).all()
-    assert (to_rgb("mono16", 2, 1, 4, bytes([0, 5, 0, 5])) == 5).all()
-    assert (to_rgb("mono16", 2, 1, 4, bytes([5, 0, 5, 0]), big_endian=True) == 5).all()
-    for encoding, quad in (("yuv422_yuy2", [80, 128, 80, 128]), ("uyvy", [128, 80, 128, 80])):
-        assert (to_rgb(encoding, 2, 1, 4, bytes(quad)) == 80).all()
-
-
-@pytest.mark.parametrize(
-    ("encoding", "width", "step", "size"),
-    [("bayer_rggb8", 4, 4, 16), ("rgb8", 4, 12, 20), ("rgb8", 4, 4, 48), ("rgb8", 0, 0, 0)],
-)
-def test_impossible_images_are_refused(encoding: str, width: int, step: int, size: int) -> None:
-    with pytest.raises(InvalidInput):
-        to_rgb(encoding, width, 4, step, bytes(size))
-
-
-def test_jpegs_are_checked_scaled_and_else_left_alone() -> None:
-    data = jpeg(64, 32)
-    assert read_compressed(data, 90).data == data
-    scaled = read_compressed(data, 90, max_width=32)
-    assert (scaled.width, scaled.height) == (32, 16)
-    assert read_compressed(jpeg(format="PNG"), 90).data.startswith(b"\xff\xd8")
-    for broken in (data[:-40], b"", b"\xff\xd8" + bytes(50), jpeg(format="GIF")):
-        with pytest.raises(InvalidInput, match="JPEG or PNG") as caught:
-            read_compressed(broken, 90)
-        assert "object at" not in str(caught.value)
-    rgb = np.zeros((8, 16, 3), np.uint8)
-    assert encode_jpeg(rgb, 90).width == 16
-
-
-# camera_ingest.
-
-
-class Camera:
-    """A camera node with a publisher in front and a listener behind."""
-
-    def __init__(self, graph: Any, **parameters: Any) -> None:
-        self.graph = graph
-        self.node = start(graph, CameraIngest, **parameters)
-        self.user = graph.node("user")
-        self.raw = self.user.create_publisher(Image, "image", CAMERA)
-        self.compressed = self.user.create_publisher(CompressedImage, "image/compressed", CAMERA)
-        self.observations: list[Observation] = graph.collect(
-            self.user, Observation, "observation", RESULT
-        )
-        self.health = graph.collect(self.user, DiagnosticArray, "/diagnostics", RESULT)
-        graph.wait_for(lambda: self.user.count_publishers("observation"))
-        topics = ("image", "image/compressed")
-        if parameters.get("source") != "opencv":
-            graph.wait_for(lambda: any(self.user.count_subscribers(t) for t in topics))
-
-    def send(self, stamp: float, data: bytes = b"", encoding: str = "") -> None:
-        if encoding:
-            image = Image(height=2, width=2, step=6, encoding=encoding)
-            image.data = array("B", bytes(12))
-            message, publisher = image, self.raw
-        else:
-            message = CompressedImage(format="jpeg", data=array("B", data or jpeg()))
-            publisher = self.compressed
-        message.header.stamp.sec, nanosec = int(stamp), stamp % 1
-        message.header.stamp.nanosec = int(nanosec * 1e9)
-        message.header.frame_id = "cam"
-        publisher.publish(message)
-
-    def send_until(self, condition: Callable[[], Any], stamp: float, *content: Any) -> None:
-        """Send the same frame until ``condition``: best effort may lose the first ones."""
-
-        def send() -> Any:
-            self.send(stamp, *content)
-            return condition()
-
-        self.graph.wait_for(send)
-
-    def status(self, level: bytes, words: str) -> Callable[[], Any]:
-        """Whether the newest report has ``level`` and ``words``."""
-
-        def look() -> Any:
-            own = [s for a in self.health for s in a.status if s.name == "camera_ingest: node"]
-            return own and own[-1].level == level and words in own[-1].message
-
-        return look
-
-
-def test_camera_keeps_stamp_and_bytes(graph: Any) -> None:
-    camera = Camera(graph, source="compressed")
-    data = jpeg()
-    camera.send_until(lambda: camera.observations, 12.5, data)
-    seen = camera.observations[0]
-    assert bytes(seen.image.data) == data
-    assert (seen.header.stamp.sec, seen.header.stamp.nanosec) == (12, 500_000_000)
-    assert seen.header == seen.image.header
-    assert (seen.width, seen.height, seen.image.format) == (16, 8, "jpeg")
-    assert seen.source == "/image/compressed"
-
-
-def test_camera_publishes_at_most_at_its_rate(graph: Any) -> None:
-    camera = Camera(graph, max_rate=10.0)
-    camera.send_until(lambda: camera.observations, 1.0, b"", "rgb8")
-    for stamp in (1.02, 1.04, 1.06):  # by the time of capture, however late they come
-        dropped = camera.node._counts["dropped"]
-        camera.send(stamp, encoding="rgb8")
-        graph.wait_for(lambda: camera.node._counts["dropped"] > dropped)  # noqa: B023
-    camera.send_until(lambda: len(camera.observations) > 1, 1.5, b"", "rgb8")
-    assert [o.header.stamp.nanosec for o in camera.observations[:2]] == [0, 500_000_000]
-    assert camera.observations[1].dropped >= 3
-    assert camera.observations[1].sequence == 1
-
-
-def test_camera_counts_what_it_cannot_use_and_recovers(graph: Any) -> None:
-    camera = Camera(graph, source="compressed")
-    camera.send_until(lambda: camera.node._counts["rejected"], 1.0, jpeg()[:-60])
-    assert not camera.observations
-    graph.wait_for(camera.status(DiagnosticStatus.WARN, "not a readable JPEG or PNG"))
-    camera.send_until(lambda: camera.observations, 2.0)
-    assert camera.observations[0].rejected >= 1
-    graph.wait_for(camera.status(DiagnosticStatus.OK, "active"))
-
-
-def test_camera_refuses_unknown_encodings(graph: Any) -> None:
-    camera = Camera(graph)
-    camera.send_until(lambda: camera.node._counts["rejected"], 1.0, b"", "bayer_rggb8")
-    graph.wait_for(camera.status(DiagnosticStatus.WARN, "bayer_rggb8"))
-    assert not camera.observations
-
-
-def test_camera_reports_a_topic_that_stops(graph: Any) -> None:
-    camera = Camera(graph, source="compressed", silent_after=0.3)
-    camera.send_until(lambda: camera.observations, 1.0)
-    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "no frame from /image/compressed"))
-    camera.send(2.0)
-    graph.wait_for(camera.status(DiagnosticStatus.OK, "active"))
-
-
-def test_camera_reads_a_file_and_says_when_it_ends(graph: Any, tmp_path: Path) -> None:
-    cv2 = pytest.importorskip("cv2")
-    film = tmp_path / "film.avi"
-    writer = cv2.VideoWriter(str(film), cv2.VideoWriter_fourcc(*"MJPG"), 20.0, (32, 16))
-    for i in range(8):
-        writer.write(np.full((16, 32, 3), 20 * i, np.uint8))
-    writer.release()
-    camera = Camera(graph, source="opencv", url=str(film), max_rate=0.0, silent_after=0.3)
-    graph.wait_for(lambda: camera.observations)
-    assert camera.observations[0].width == 32
-    assert camera.observations[0].header.frame_id == "camera_optical"
-    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "the file has ended"))
-
-
-def test_camera_opens_again_with_growing_pauses(graph: Any, tmp_path: Path) -> None:
-    absent = str(tmp_path / "absent.avi")
-    camera = Camera(
-        graph, source="opencv", url=absent, retry_first=0.02, retry_most=0.1, silent_after=0.2
-    )
-    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "cannot open"))
-    graph.wait_for(lambda: camera.node._grabber.reconnects >= 3)
-    camera.node.post(camera.node.stop)
-    graph.wait_for(lambda: camera.node._grabber is None)
-
-
-class StuckCapture:
-    """An OpenCV source whose read hangs until the test lets it go."""
-
-    def __init__(self) -> None:
-        self.reading, self.free = threading.Event(), threading.Event()
-
-    def isOpened(self) -> bool:
-        return True
-
-    def get(self, key: int) -> float:
-        return 0.0
-
-    def read(self) -> tuple[bool, Any]:
-        self.reading.set()
-        return self.free.wait(30.0), np.zeros((2, 2, 3), np.uint8)
-
-    def release(self) -> None:
-        pass
-
-
-def test_a_camera_that_hangs_does_not_hold_up_the_node(
-    graph: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("cv2")
-    capture = StuckCapture()
-    monkeypatch.setattr(camera_ingest, "_open", lambda config: capture)
-    camera = Camera(graph, source="opencv", url="rtsp://10.0.0.1/live", open_timeout=30.0)
-    assert capture.reading.wait(10.0)
-    thread = camera.node._grabber._thread
-    camera.node.post(camera.node.trigger_deactivate)
-    graph.wait_for(lambda: not camera.node.active)
-    assert thread.is_alive()
-    capture.free.set()
-    thread.join(10.0)
-    assert not thread.is_alive()
-    assert not camera.observations  # nor is what came after the end published
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("rtsp://me:se@cret@cam:554/live?a=b", "rtsp://***@cam:554/live?a=b"),
-        (
-            "rtspsrc location=rtsp://me:secret@cam/live ! decodebin ! appsink",
-            "rtspsrc location=rtsp://***@cam/live ! decodebin ! appsink",
-        ),
-        ("rtsp://cam/a@b", "rtsp://cam/a@b"),
-        ("/dev/video0", "/dev/video0"),
-        ("2", "2"),
-    ],
-)
-def test_passwords_of_cameras_are_masked(url: str, shown: str) -> None:
-    assert camera_ingest.without_password(url) == shown
-
-
-def test_a_camera_does_not_publish_its_password(graph: Any) -> None:
-    pytest.importorskip("cv2")
-    url = "rtsp://me:secret@127.0.0.1:9/live"  # nothing listens there
-    camera = Camera(graph, source="opencv", url=url, silent_after=0.2, open_timeout=0.5)
-    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "cannot open 'rtsp://***@127.0.0.1:9/"))
-    own = [s for array in camera.health for s in array.status if "camera_ingest" in s.name]
-    assert all("secret" not in str(status) for status in own)
-    assert "secret" not in camera.node._source()
 
 
 # navigation_action_parser.
@@ -450,7 +200,7 @@ PATIENT = {
 """Parameters of a navigator that a busy machine does not make impatient, and that is quick."""
 
 
-COMMANDS = "cmd_vel"
+COMMANDS = "cmd_vel_nav"
 """Where the navigator publishes velocities."""
 
 
@@ -1024,6 +774,14 @@ def test_the_navigator_reaches_the_target_in_the_simulated_room(graph: Any) -> N
     start(graph, CameraIngest, source="compressed", use_sim_time=True)
     start(graph, NavigationActionParser, use_sim_time=True)
     start(graph, Navigator, use_sim_time=True)
+    start(
+        graph,
+        MotionGuard,
+        use_sim_time=True,
+        link_policy="ignore",
+        freshness__max_age=0.0,
+        **{f"freshness__{what}": 0.5 for what in ("command", "odometry", "camera")},
+    )
     texts = room.user.create_publisher(GeneratedText, "generated_text", RESULT)
     graph.wait_for(lambda: room.user.count_subscribers("generated_text"))
 

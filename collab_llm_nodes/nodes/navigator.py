@@ -114,7 +114,8 @@ class NavigatorConfig:
         read_only=True,
     )
     require_guard: bool = setting(
-        False, "No motion unless motion_guard says so; without it nothing moves the robot."
+        True,
+        "No motion unless motion_guard says so. False: where another node takes cmd_vel_nav.",
     )
     stamped: bool = setting(
         False, "cmd_vel_nav is a TwistStamped (newer navigation stacks).", read_only=True
@@ -161,7 +162,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
 
     def configure(self) -> None:
         kind = TwistStamped if self.config.stamped else Twist
-        self._commands = self.create_publisher(kind, "cmd_vel", COMMAND)
+        self._commands = self.create_publisher(kind, "cmd_vel_nav", COMMAND)
         self._subscribed = [
             self.create_subscription(Observation, "observation", self._on_observation, CAMERA),
             self.create_subscription(Odometry, "odom", self._on_odometry, CAMERA),
