@@ -157,7 +157,8 @@ class Dashboard(ManagedNode[DashboardConfig]):
         except CollabError:
             self._disconnect()
             raise
-        self.get_logger().info(f"dashboard at http://{config.host}:{self.port}/")
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        self.get_logger().info(f"dashboard at http://{host}:{self.port}/")
 
     def cleanup(self) -> None:
         if self._site is not None:  # first: it uses what follows

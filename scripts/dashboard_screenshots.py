@@ -1,0 +1,103 @@
+"""Take the pictures of docs/dashboard.md: the simulator, the models and the page, in Chromium.
+
+scripts/with-ros python scripts/dashboard_screenshots.py [FOLDER]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
+
+from collab_llm_nodes.assets import config_file
+from collab_llm_nodes.demo.domain import isolate_ros
+from collab_llm_nodes.demo.processes import free_port, run_process, verifier_process
+from collab_llm_nodes.sim.rooms import make_room
+
+SEED = 7
+PROCESSES = {"motion": ["--driver", "sim"], "graph": [], "dashboard": []}
+DEADLINE_S = 120.0
+
+
+def main() -> int:
+    """Start everything, drive, and write ``dashboard.png`` and ``dashboard_stop.png``."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
+    isolate_ros()
+    cloud, page = f"127.0.0.1:{free_port()}", free_port()
+    common = ["--ros-args"]
+    for name in ("embedded.yaml", "sim.yaml"):
+        common += ["--params-file", str(config_file(name))]
+    for setting in (
+        f"cloud_verifier_bridge:verifier.address:={cloud}",
+        f"sim_go2:seed:={SEED}",
+        "sim_go2:real_time_factor:=1.0",
+        "sim_go2:lockstep:=false",
+        f"dashboard:port:={page}",
+    ):
+        common += ["-p", setting]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(verifier_process(cloud, compute_s=0.05))
+        for name, arguments in PROCESSES.items():
+            node = [sys.executable, "-m", f"collab_llm_nodes.nodes.{name}"]
+            stack.enter_context(run_process(name, [*node, *arguments, *common]))
+        browser = stack.enter_context(_browser())
+        _until(lambda: _loads(browser, f"http://127.0.0.1:{page}/"), "the page")
+        _until(lambda: "motion allowed" in _text(browser), "motion")
+        _until(lambda: "UP," in _text(browser), "the link")
+        wish = f"find the {make_room(SEED).goal.name}"
+        browser.find_element("css selector", "[data-id=instruction]").send_keys(wish + "\n")
+        _until(lambda: "step 6" in _text(browser), "six steps")
+        _until(lambda: browser.execute_script(_WHOLE_ANSWER), "an answer")
+        browser.save_screenshot(str(folder / "dashboard.png"))
+        browser.find_element("id", "stop").click()
+        _until(lambda: "STOPPED" in _text(browser), "the stop")
+        _until(lambda: "EMERGENCY STOP." in _text(browser), "the state of motion")
+        browser.set_window_size(420, 760)
+        browser.get(f"http://127.0.0.1:{page}/stop")
+        _until(lambda: "EMERGENCY STOP." in _text(browser), "the stop page")
+        browser.save_screenshot(str(folder / "dashboard_stop.png"))
+    return 0
+
+
+_WHOLE_ANSWER = "return document.querySelector('[data-id=answer] .matched') !== null"
+
+
+def _browser() -> Any:
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or "chromium"
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(argument)
+    options.add_argument("--window-size=1500,1150")
+    driver = shutil.which("chromedriver") or "chromedriver"
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+
+
+def _loads(browser: Any, address: str) -> bool:
+    try:
+        browser.get(address)
+    except WebDriverException:  # nobody listens yet
+        return False
+    return "EMERGENCY STOP" in _text(browser)
+
+
+def _text(browser: Any) -> str:
+    return str(browser.execute_script("return document.body.innerText"))
+
+
+def _until(condition: Callable[[], Any], what: str) -> None:
+    due = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > due:
+            raise SystemExit(f"{what}: not within {DEADLINE_S:g} s")
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
