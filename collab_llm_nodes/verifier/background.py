@@ -1,8 +1,9 @@
 """The process's one asyncio loop for gRPC, in a daemon thread of its own.
 
 grpc.aio hands the events of all its loops to whichever wakes first; an event for a loop that was
-closed meanwhile is an error there and holds up the rest. So there is one loop, and like gRPC's own
-polling thread it is started on first use and stays, idle, until the process ends.
+closed meanwhile is an error there and holds up the rest. So there is one loop, which is started on
+first use and stays, idle, until the process ends. So does gRPC's polling thread: by itself it ends
+with the last channel, and is detached from the loop in whichever thread happens to collect that.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import asyncio
 import threading
 from collections.abc import Awaitable
 from typing import TypeVar
+
+from grpc.aio import init_grpc_aio
 
 T = TypeVar("T")
 
@@ -25,6 +28,7 @@ def background_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
+            _loop.call_soon(init_grpc_aio)  # counts uses; ours never ends
             _thread = threading.Thread(target=_loop.run_forever, name="grpc-loop", daemon=True)
             _thread.start()
         return _loop
