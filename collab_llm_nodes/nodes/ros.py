@@ -113,7 +113,7 @@ def declare(node: Node, config_type: type[C]) -> C:
     Raises:
         ConfigError: a value is out of its range, of the wrong type, or breaks ``__post_init__``.
     """
-    for name, facts, default in _flatten(config_type(), ""):
+    for name, facts, default in flatten(config_type(), ""):
         try:
             node.declare_parameter(name, default, _descriptor(facts, default))
         except (
@@ -126,14 +126,15 @@ def declare(node: Node, config_type: type[C]) -> C:
     return _read(node, config_type, {})
 
 
-def _flatten(defaults: Any, prefix: str) -> list[tuple[str, dataclasses.Field[Any], Any]]:
+def flatten(defaults: Any, prefix: str) -> list[tuple[str, dataclasses.Field[Any], Any]]:
+    """The parameters of a configuration: name, field and default of each, nested ones dotted."""
     flat = []
     for each in dataclasses.fields(defaults):
         if each.metadata.get("secret"):
             continue  # parameters can be read by everybody in the graph
         default = getattr(defaults, each.name)
         if dataclasses.is_dataclass(default):
-            flat += _flatten(default, f"{prefix}{each.name}.")
+            flat += flatten(default, f"{prefix}{each.name}.")
         else:
             value = list(default) if isinstance(default, tuple) else default
             flat.append((prefix + each.name, each, value))
@@ -172,7 +173,7 @@ def _descriptor(of: dataclasses.Field[Any], default: Any) -> ParameterDescriptor
 def _read(node: Node, config_type: type[C], changes: dict[str, Any]) -> C:
     """The configuration the parameters hold, with ``changes`` applied."""
     tree: dict[str, Any] = {}
-    for name, _, _ in _flatten(config_type(), ""):
+    for name, _, _ in flatten(config_type(), ""):
         value = changes[name] if name in changes else node.get_parameter(name).value
         *parents, leaf = name.split(".")
         branch = tree
