@@ -145,6 +145,10 @@ def test_an_answer_through_the_whole_graph(edge: Edge, expected: tuple[int, ...]
     final = edge.graph.wait_for(lambda: [t for t in edge.texts if t.final])[0]
     assert final.text == result.text
     assert "".join(t.delta for t in edge.texts) == result.text
+    for text in edge.texts:
+        assert len(text.ends) == len(text.tokens)
+        assert list(text.ends) == sorted(text.ends)
+        assert text.ends[-1] == len(text.text)
     metrics = result.metrics
     assert metrics.rounds == len(edge.verdicts) > 1
     assert metrics.tokens == len(result.tokens)
@@ -465,3 +469,23 @@ def test_every_request_of_a_burst_is_answered(edge: Edge) -> None:
     edge.graph.wait_for(lambda: all(future.done() for future in asked), timeout=20.0)
     statuses = {future.result().status for future in asked}
     assert EdgeCloudGenerate.Response.BUSY in statuses
+
+
+class Bytes:
+    """An engine whose tokens are bytes."""
+
+    def decode(self, tokens: Any) -> str:
+        return bytes(tokens).decode("utf-8", "replace")
+
+
+@pytest.mark.ros
+def test_a_character_of_several_tokens_is_the_last_ones() -> None:
+    answer: Any = draft_vlm._Answer.__new__(draft_vlm._Answer)
+    answer.ends = []
+    tokens, told = list("é a😀b".encode()), []
+    for count in (1, 3, 5, 6, len(tokens)):  # as rounds come
+        text = Bytes().decode(tokens[:count]).rstrip("\N{REPLACEMENT CHARACTER}")
+        told = draft_vlm._ends(Bytes(), answer, tokens[:count], text)  # type: ignore[arg-type]
+        assert len(told) == count
+        assert told[-1] == len(text)
+    assert told == [0, 1, 2, 3, 3, 3, 3, 4, 5]
