@@ -104,7 +104,7 @@ def test_requests_are_made_and_sent_in_one_place_each() -> None:
 
     assert who("identity.api_id =") == {"nodes/unitree.py"}
     assert who("messages.Request") | who("unitree_api.msg import") == {"nodes/unitree.py"}
-    assert who("call = Call(") | who("return Call(") == {"navigation/unitree.py"}
+    assert who("Call(self._last") | who("return Call(") == {"navigation/unitree.py"}
     with pytest.raises(AttributeError):
         Requests(1.0).make(("sport", 1030), {}, 0.0).api.number  # type: ignore[arg-type]  # noqa: B018
 

@@ -73,7 +73,7 @@ class Call:
 
     Attributes:
         id: unique; the answer repeats it.
-        parameter: JSON.
+        parameter: JSON, or empty.
         reply: an answer is wanted.
     """
 
@@ -112,12 +112,14 @@ class Requests:
         self._waiting: dict[int, tuple[Call, float]] = {}
 
     def make(
-        self, api: Api, parameter: Mapping[str, Any], now: float, *, reply: bool = True
+        self, api: Api, parameter: Mapping[str, Any] | None, now: float, *, reply: bool = True
     ) -> Call:
-        """A call to be sent now. Numbers are monotonic nanoseconds, as in the vendor's clients:
-        they differ between processes that use one service."""
+        """A call to be sent now, with JSON or nothing as parameter. Numbers are monotonic
+        nanoseconds, as in the vendor's clients: they differ between processes that use one
+        service."""
         self._last = max(self._last + 1, int(now * 1e9))
-        call = Call(self._last, api, json.dumps(parameter), reply)
+        text = "" if parameter is None else json.dumps(parameter)
+        call = Call(self._last, api, text, reply)
         if reply:
             self._waiting[call.id] = (call, now)
         return call

@@ -368,7 +368,7 @@ class Videohub:
         if self._asked is None and now >= self._due:
             self._asked = self._node.get_clock().now().to_msg()
             self._due = now + 0.95 / (self._node.config.max_rate or 100.0)
-            self._services.send([self._requests.make(Api.GET_IMAGE, {}, now)])
+            self._services.send([self._requests.make(Api.GET_IMAGE, None, now)])
 
     def _on_answer(self, answer: Answer, binary: bytes) -> None:
         stamp, self._asked, c = self._asked, None, self._node.config

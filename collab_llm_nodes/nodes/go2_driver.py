@@ -9,6 +9,7 @@ its last velocity for one second: that is the robot's own limit.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from array import array
@@ -93,6 +94,7 @@ def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
     """Runs in every lifecycle state, since a stop goes on after deactivation. An exception stops
     the robot before it is reported."""
 
+    @functools.wraps(callback)
     def call(self: Go2Driver, *args: Any) -> None:
         try:
             callback(self, *args)
