@@ -502,6 +502,19 @@ def test_avoidance_that_is_switched_off_is_noticed() -> None:
     assert bench.moving
 
 
+def test_a_robot_that_avoids_something_is_reported_and_not_unlocked() -> None:
+    bench = Bench(Go2Config(avoid=True))
+    bench.run(1.0)
+    bench.command, bench.robot.deaf_until = AHEAD, bench.now + 2.0  # stands before an obstacle
+    bench.run(1.8)
+    assert bench.go2.trouble(bench.now).code == "DEAF"
+    assert "in its way" in bench.go2.trouble(bench.now).text
+    assert not bench.times(Api.BALANCE_STAND)
+    bench.run(1.0)  # it is gone
+    assert bench.moving
+    assert not bench.go2.trouble(bench.now)
+
+
 def test_avoidance_is_given_back_at_the_end() -> None:
     bench = Bench(Go2Config(avoid=True))
     bench.command = AHEAD

@@ -397,7 +397,8 @@ class Go2:
         if stance is Stance.LOCKED:
             return Trouble("LOCKED", "it stands with locked joints; BalanceStand unlocks them")
         if self._deaf:
-            return Trouble("DEAF", "it does not move although commanded")
+            why = ": something may be in its way" if self.config.avoid else ""
+            return Trouble("DEAF", f"it does not move although commanded{why}")
         if self.config.avoid and not self._avoidance.armed:
             why = f" ({self._complaint})" if self._complaint is not None else ""
             return Trouble("NO_AVOIDANCE", f"its obstacle avoidance is not on yet{why}")
@@ -422,6 +423,8 @@ class Go2:
         if not wanted:
             self._tries, self._deaf = 0, False
             return calls + self._stop(now)
+        if trouble == "DEAF" and self.config.avoid:
+            return calls + self._move(now)  # its avoidance decides whether it can walk
         if trouble in ("LOCKED", "DEAF") and self.config.unlock:
             return calls + self._unlock(now)
         return calls + (self._stop(now) if self.refusing else self._move(now))
