@@ -6,8 +6,9 @@ Every disturbed answer is compared with the undisturbed one, token by token.
 Recovery is the time from the moment the link works again to the next verdict, less what that
 verdict costs on a connection that stands (one round trip, prefill and verification; measured on
 the same link). The bound: two round trips, which TCP and HTTP/2 take to connect, and the back-off
-in force; with jitter the slowest round trips, the verdict's too. Lost packets come on top: a second attempt to connect begins 0.25 s after the first (TCP
-would repeat a lost SYN after a second), and TCP repeats other packets after 0.2 s or more.
+in force; with jitter the slowest round trips, the verdict's too. Lost packets come on top: a second
+attempt to connect begins 0.25 s after the first (TCP would repeat a lost SYN after a second), and
+TCP repeats other packets after 0.2 s or more.
 """
 
 from __future__ import annotations
