@@ -116,6 +116,7 @@ class BagWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         while (path := self._folder / f"{self._name}_{self._number:03}").exists():
             self._number += 1
+        self._number += 1  # never used again, though the oldest parts may go
         self._writer, self.path = new_bag(path, self._storage), path
         self._connections.clear()
         self._part_size = 0
@@ -272,11 +273,11 @@ def storage_file(path: Path) -> Path:
 
 
 def _check_complete(path: Path) -> None:
-    file = storage_file(path)
-    closed = file.suffix != ".mcap" or _ends_well(file)
-    if path.is_dir() and not (path / "metadata.yaml").is_file():
-        closed = False
-    if not closed:
+    if (path / "metadata.yaml").is_file():
+        files, closed = [*path.glob("*.mcap")], True
+    else:
+        files, closed = [storage_file(path)], path.is_file()
+    if not closed or not all(_ends_well(f) for f in files if f.suffix == ".mcap"):
         raise InvalidInput(
             f"{path} was not closed: the recorder was killed or lost power, or a copy is truncated",
             field="bag",
