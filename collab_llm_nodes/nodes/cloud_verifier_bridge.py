@@ -49,6 +49,7 @@ from collab_llm_nodes.verifier.client import (
     SessionHandle,
     VerifierClient,
 )
+from collab_llm_nodes.verifier.heartbeat import HeartbeatConfig
 
 _NO_FAULTS = (Cancelled.code, Inactive.code)
 """Ends of a session that somebody here wanted."""
@@ -59,6 +60,14 @@ class BridgeConfig:
     """Parameters of the node."""
 
     verifier: ClientLinkConfig = field(default_factory=ClientLinkConfig)
+    heartbeat: HeartbeatConfig = field(default_factory=HeartbeatConfig)
+    state_period: float = setting(
+        0.1,
+        "link_state at least this often: motion_guard takes its silence for a lost link [s].",
+        low=0.02,
+        high=0.2,
+        read_only=True,
+    )
     health: LinkLimits = field(default_factory=LinkLimits)
     session_deadline_s: float = setting(
         60.0, "One session at most, when its opener names no deadline [s].", low=0.1, high=86400.0
@@ -92,7 +101,9 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         self._link_states = self.create_publisher(LinkState, "link_state", STATE)
         # After the publishers: its first report may come at once, from its own thread.
         self._client = VerifierClient(
-            self.config.verifier, on_state=lambda state: self.post(self._publish_link)
+            self.config.verifier,
+            on_state=lambda state: self.post(self._publish_link),
+            heartbeat=self.config.heartbeat,
         )
         self._draft_subscription = self.create_subscription(Draft, "draft", self._on_draft, RESULT)
         self._offered = [
@@ -100,7 +111,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
             self.create_service(CloseSession, "close_session", self._close, qos_profile=REQUESTS),
         ]
         self._periodic = [
-            self.create_timer(1.0, self._publish_link, clock=STEADY),
+            self.create_timer(self.config.state_period, self._publish_link, clock=STEADY),
             self.create_timer(1.0, self._end_overdue, clock=STEADY),
         ]
 

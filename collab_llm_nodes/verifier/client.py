@@ -61,6 +61,7 @@ from collab_llm_nodes.verifier.background import (
     within,
 )
 from collab_llm_nodes.verifier.connection import Connector, failure_of_status, no_connection
+from collab_llm_nodes.verifier.heartbeat import CHECK, Heartbeat, HeartbeatConfig
 from collab_llm_nodes.verifier.info import ServerInfo
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,14 @@ log = logging.getLogger(__name__)
 _START_S = 10.0  # for the background loop to do what it does at once
 _CLOSE_GRACE_S = 1.0  # for a stream to end by itself after Close
 _LEFTOVERS_S = 30.0  # for calls to end on a connection that takes no new ones
+_SIGN_S = 2.0  # an answer that comes later is none: the connection will be given up
 _PROBE_S = 2.0  # deadline of, and pause between, looks at a verifier that does not answer well
+
+_NO_ANSWER = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
 
 
 @dataclass(frozen=True)
@@ -294,6 +302,7 @@ class SessionHandle:
             await call.done_writing()
 
     def _receive(self, data: bytes) -> None:
+        self._client._heard()
         self._client.bytes_down += len(data)
         self.bytes_down += len(data)
         message = codec.decode_server(data)
@@ -320,6 +329,8 @@ class VerifierClient:
     Args:
         config: where and how.
         on_state: called in the background thread whenever state or error change.
+        heartbeat: with it, a verifier that falls silent is not UP; without, only one whose
+            connection was closed.
 
     Raises:
         ConfigError: a certificate, key or token file cannot be read.
@@ -329,8 +340,10 @@ class VerifierClient:
         self,
         config: ClientLinkConfig,
         on_state: Callable[[LinkStatus], None] = lambda status: None,
+        heartbeat: HeartbeatConfig | None = None,
     ) -> None:
         self.config = config
+        self._heartbeat = Heartbeat(heartbeat) if heartbeat is not None else None
         self.bytes_up = 0
         self.bytes_down = 0
         self.reconnects = 0
@@ -354,8 +367,16 @@ class VerifierClient:
     @property
     def status(self) -> LinkStatus:
         """A snapshot."""
+        status = self._status
+        if self._heartbeat is not None and self._heartbeat.lost and status.state == "UP":
+            silent = DeadlineExceeded(
+                f"nothing heard for {self._heartbeat.config.timeout_s:g} s", field="verifier"
+            )
+            status = replace(
+                status, state="CONNECTING", error_code=silent.code, error_msg=str(silent)
+            )
         return replace(
-            self._status,
+            status,
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
             reconnects=self.reconnects,
@@ -475,12 +496,50 @@ class VerifierClient:
     async def _look_after(self, channel: grpc.aio.Channel) -> None:
         """Until the connection is lost; asks what it leads to until that is answered well."""
         ready = grpc.ChannelConnectivity.READY
-        while channel.get_state() is ready:
-            if self._status.state != "UP":
-                await self._probe(channel)
-            pause = None if self._status.state == "UP" else _PROBE_S
-            with contextlib.suppress(asyncio.TimeoutError):
-                await within(channel.wait_for_state_change(ready), pause)
+        beats = asyncio.ensure_future(self._feel_pulse(channel))
+        try:
+            while channel.get_state() is ready:
+                if self._status.state != "UP":
+                    await self._probe(channel)
+                pause = None if self._status.state == "UP" else _PROBE_S
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await within(channel.wait_for_state_change(ready), pause)
+        finally:
+            beats.cancel()
+
+    async def _feel_pulse(self, channel: grpc.aio.Channel) -> None:
+        """Ask a silent verifier for signs of life, until cancelled."""
+        beat, now = self._heartbeat, self._loop.time
+        if beat is None:
+            return
+        self._heard()  # it has just accepted a connection
+        questions: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                ask, changed = beat.on_time(now())
+                if ask:
+                    question = asyncio.ensure_future(self._ask_for_a_sign(channel))
+                    questions.add(question)
+                    question.add_done_callback(questions.discard)
+                if changed:
+                    self._tell()
+                await asyncio.sleep(max(0.0, beat.next_time - now()))
+        finally:
+            for question in list(questions):
+                question.cancel()
+
+    async def _ask_for_a_sign(self, channel: grpc.aio.Channel) -> None:
+        """Whoever answers is there, even if it knows no such service."""
+        try:
+            await channel.unary_unary(CHECK)(b"", timeout=_SIGN_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _NO_ANSWER:
+                return
+        self._heard()
+
+    def _heard(self) -> None:
+        if self._heartbeat is not None and self._heartbeat.on_heard(self._loop.time()):
+            self._tell()
 
     async def _probe(self, channel: grpc.aio.Channel) -> None:
         started = time.monotonic()
@@ -500,6 +559,9 @@ class VerifierClient:
         if changed == self._status:
             return
         self._status = changed
+        self._tell()
+
+    def _tell(self) -> None:
         try:
             self._on_state(self.status)
         except Exception:  # as above
