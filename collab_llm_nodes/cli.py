@@ -431,6 +431,30 @@ def bench_ros(
     raise typer.Exit(0 if not rounds or results["growth"]["bounded"] else 1)
 
 
+@bench_app.command("safety")
+def bench_safety(
+    trials: Annotated[int, typer.Option(help="Of each fault.", min=1)] = 200,
+    soak: Annotated[
+        float, typer.Option(help="Minutes of driving under random faults; 0: without.", min=0.0)
+    ] = 0.0,
+    seed: SeedOption = 1,
+    json_file: JsonOption = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write the plot here.", callback=_writable)
+    ] = None,
+) -> None:
+    """Time from a fault to zero velocity, with real nodes and a simulator in real time.
+
+    Exits with 0 only if every trial is within 0.5 s and one control period, and nothing ever moved
+    unasked. 200 trials take about half an hour.
+    """
+    from collab_llm_nodes.bench.safety.report import run_safety
+
+    results = run_safety(trials=trials, soak_minutes=soak, seed=seed, plot=plot, console=console)
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["ok"] else 1)
+
+
 def fail(error: CollabError, status: int = 1) -> NoReturn:
     """Print a typed error and end with ``status``."""
     Console(stderr=True).print(f"[bold red]{error.code}[/]: {escape(str(error))}", highlight=False)

@@ -163,8 +163,9 @@ class GuardState:
 class Guard:
     """See the module docstring.
 
-    Report every event, send what ``on_command`` returns, and after any other event and at a fixed
-    rate what ``tick`` returns. An event's ``age`` is the robot's clock minus its stamp [s].
+    Report every event, send what ``on_command`` returns, and what ``tick`` returns after any other
+    event and at a fixed rate: a high one while ``watches``. An event's ``age`` is the robot's clock
+    minus its stamp [s].
 
     Attributes:
         config: may be replaced at any time.
@@ -255,9 +256,7 @@ class Guard:
         if self.velocity == ZERO:
             if self.silence(Source.COMMAND, wall) > _FORGET_S:
                 self._asked, self._valid = ZERO, True
-            rest = self._stands and not self._silent(Source.ODOMETRY, wall)
-            repeat = _LEAST_REPEAT_S if rest else self.config.stop_repeat
-            return ZERO if wall - self._stopped_at < repeat else None
+            return ZERO if self.watches(wall) else None
         stops = self._stops(wall)
         if stops:
             return self._set(ZERO, wall, stops)
@@ -266,6 +265,14 @@ class Guard:
             slower = Velocity(limit, self.velocity.angular)
             return self._set(slower, wall, ("OBSTACLE",) if limit <= 0.0 else ())
         return None
+
+    def watches(self, wall: float) -> bool:
+        """Whether ``tick`` is to be called often: the robot moves, or a stop is being repeated."""
+        if self.velocity != ZERO:
+            return True
+        rest = self._stands and not self._silent(Source.ODOMETRY, wall)
+        repeat = _LEAST_REPEAT_S if rest else self.config.stop_repeat
+        return wall - self._stopped_at < repeat
 
     # What is.
 

@@ -2,7 +2,8 @@
 
 The decisions are those of ``navigation/guard.py``; here its events come from topics. Whoever drives
 publishes on ``cmd_vel_nav``; each velocity is passed on at once, within the limits, or refused. In
-between the guard looks at the clock every ``period`` and stops what has lost its ground.
+between the guard looks at the clock, every ``period`` while the robot moves, and stops what has
+lost its ground.
 
 The emergency stop works in every lifecycle state: service ``emergency_stop``, topic
 ``emergency_stop`` (true), a joystick button. Only the service ``reset_emergency_stop`` clears it.
@@ -57,7 +58,7 @@ class MotionGuardConfig(GuardConfig):
 
     period: float = setting(
         0.02,
-        "The clock is looked at, and a stop repeated, this often [s].",
+        "While the robot moves, the clock is looked at, and a stop repeated, this often [s].",
         low=0.005,
         high=0.05,
         read_only=True,
@@ -127,7 +128,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             self._subscribed.append(
                 self.create_subscription(Range, "range", self._on_range, CAMERA)
             )
-        self._clock_timer = self.create_timer(self.config.period, self._on_period, clock=STEADY)
+        self._clock_timer = self.create_timer(_STATE_PERIOD_S, self._on_period, clock=STEADY)
 
     def activate(self) -> None:
         self._guard.config = self.config
@@ -214,6 +215,8 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
     @_stopping
     def _on_period(self) -> None:
         self._follow_up()
+        if not self._guard.watches(wall()):
+            self._look_every(_STATE_PERIOD_S)
 
     # The emergency stop: in any lifecycle state, hence not guarded.
 
@@ -285,7 +288,16 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         self._states.publish(msg)
         self._told, self._told_at = state, now
 
+    def _look_every(self, seconds: float) -> None:
+        """Set the clock's period; the next look comes after the first one."""
+        period = int(seconds * 1e9)
+        if self._clock_timer.timer_period_ns != period:
+            self._clock_timer.timer_period_ns = period
+            self._clock_timer.reset()
+
     def _publish(self, velocity: Velocity) -> None:
+        if velocity != ZERO:
+            self._look_every(self.config.period)
         twist = Twist()
         twist.linear.x, twist.angular.z = velocity.linear, velocity.angular
         if self.config.stamped:

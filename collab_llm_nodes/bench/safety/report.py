@@ -1,0 +1,100 @@
+"""``collab-llm bench safety``: how soon the robot stops, and whether it ever moves unasked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from collab_llm_nodes.bench.safety.soak import drive_undisturbed, run_soak
+from collab_llm_nodes.bench.safety.trials import run_trials
+from collab_llm_nodes.demo.domain import isolate_ros
+
+UNDISTURBED_S = 90.0
+
+
+def run_safety(
+    *, trials: int, soak_minutes: float, seed: int, plot: Path | None, console: Console
+) -> dict[str, Any]:
+    """Stop latencies, then what the undisturbed graph costs, then a soak if one is asked for.
+
+    Returns:
+        What ``run_trials`` and ``drive_undisturbed`` return, ``soak`` as ``run_soak`` does (absent
+        without one), ``ok``.
+
+    Raises:
+        CollabError: a process ended by itself, or the robot did not move, or did not stop.
+    """
+    isolate_ros()
+    results: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "seed": seed}
+    results |= run_trials(trials, seed, console)
+    results |= drive_undisturbed(UNDISTURBED_S, seed, console)
+    if soak_minutes:
+        results["soak"] = run_soak(soak_minutes, seed, console)
+    faults = all(row["ok"] for row in results["faults"].values())
+    soak = results.get("soak", {"ok": True})["ok"]
+    results["ok"] = faults and soak and not results["unintended_motions"]
+    _print(results, console)
+    if plot is not None:
+        _plot(results, plot)
+    return results
+
+
+def _print(results: Mapping[str, Any], console: Console) -> None:
+    table = Table(title=f"from the fault to zero velocity; limit {1e3 * results['limit_s']:.0f} ms")
+    for column in ("fault", "trials", "median [ms]", "max [ms]"):
+        table.add_column(column, justify="left" if column == "fault" else "right")
+    for name, row in results["faults"].items():
+        colour = "green" if row["ok"] else "red"
+        worst = f"[{colour}]{1e3 * row['max_s']:.0f}[/]"
+        table.add_row(name, str(row["trials"]), f"{1e3 * row['median_s']:.0f}", worst)
+    console.print(table)
+    table = Table(title="every node in a process of its own, simulator in real time")
+    for column in ("process", "CPU [% of a core]", "memory [MB]"):
+        table.add_column(column, justify="left" if column == "process" else "right")
+    for name, row in results["nodes"].items():
+        table.add_row(name, f"{row['cpu_percent']:.1f}", f"{row['rss_mb']:.0f}")
+    console.print(table)
+    age = results["camera_to_action_age"]
+    console.print(
+        f"from picture to action: median {1e3 * age['median']:.0f} ms,"
+        f" 95 % {1e3 * age['p95']:.0f} ms; unintended motions: {results['unintended_motions']}"
+    )
+    for words in results["unintended"]:
+        console.print(f"  {words}")
+    if "soak" in results:
+        soak = results["soak"]
+        console.print(
+            f"soak of {soak['minutes']:g} min: {soak['instructions']} instructions,"
+            f" {sum(soak['faults'].values())} faults, {soak['crashes']} crashes,"
+            f" {soak['hangs']} hangs, {soak['leaks']} leaks,"
+            f" {soak['unintended_motions']} unintended motions"
+        )
+        for words in (*soak["crashed"], *soak["unintended"]):
+            console.print(f"  {words}", markup=False)
+
+
+def _plot(results: Mapping[str, Any], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4))
+    names = list(results["faults"])
+    axes.boxplot(
+        [[1e3 * s for s in results["faults"][n]["latencies_s"]] for n in names],
+        orientation="horizontal",
+        whis=(0, 100),
+        tick_labels=names,
+    )
+    axes.axvline(1e3 * results["limit_s"], linestyle="--", color="grey")
+    axes.set_xlim(left=0)
+    axes.set_xlabel("from the fault to zero velocity [ms]; whiskers: all trials; dashed: the limit")
+    figure.tight_layout()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)
