@@ -397,8 +397,8 @@ def disagreements(config: GrammarConfig, count: int) -> tuple[list[str], int]:
         if parsed.code is not Code.OK:
             same = meant is None and (parsed.kind, parsed.value) == (Kind.NONE, 0.0)
         else:
-            same = meant is not None and parsed.kind is meant[0]
-            same = same and math.isclose(parsed.value, meant[1], abs_tol=1e-12)
+            kind, value = meant or (Kind.NONE, math.nan)
+            same = parsed.kind is kind and math.isclose(parsed.value, value, abs_tol=1e-12)
         if not same:
             wrong.append(text)
     return wrong, orders

@@ -539,7 +539,7 @@ def test_an_answer_that_comes_after_the_step_is_waited_for_at_rest() -> None:
 def test_an_unusable_answer_ahead_does_not_end_the_step() -> None:
     drive = looking_ahead("move forward 75 cm")
     drive.answer("hello")
-    assert drive.mission.phase is Phase.ACT
+    assert drive.mission.velocity != ZERO
     drive.run(0.3)
     assert not drive.observe()  # a pause, as after any failure
     drive.run(2.0)

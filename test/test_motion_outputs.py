@@ -11,14 +11,17 @@ import pytest
 
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
-from geometry_msgs.msg import Twist
+from geometry_msgs.msg import Twist, TwistStamped
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
-from test_motion_nodes import Robot, graph
+from rclpy.parameter import Parameter
+from test_motion_nodes import Reader, Robot, graph, start
 
 from collab_llm.action import Navigate
+from collab_llm.msg import NavigationAction
 from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.nodes.navigator import Navigator
 from collab_llm_nodes.nodes.outputs import make_output
-from collab_llm_nodes.nodes.ros import RESULT
+from collab_llm_nodes.nodes.ros import COMMAND, RESULT
 
 pytestmark = pytest.mark.ros
 __all__ = ["graph"]  # a fixture
@@ -28,6 +31,26 @@ def allowed(robot: Robot) -> bool | None:
     """What the navigator has heard of motion_guard; None if nothing."""
     heard = robot.navigator._permission
     return heard and heard[0].allowed
+
+
+# Phrases.
+
+
+def test_phrases_are_parameters(graph: Any) -> None:
+    reader = Reader(graph, grammar__forward=["walk {distance}"], grammar__json=True)
+    assert reader.read("a", "the next action is walk 0.5 m.").distance == 0.5
+    assert reader.read("b", '{"action": "walk 25 cm"}').distance == 0.25
+    assert reader.read("c", "move forward 25 cm").kind == NavigationAction.NONE
+    results: list[Any] = []
+
+    def change() -> None:
+        wish = [Parameter("grammar.forward", value=["(a+)+ {distance}"])]
+        results.extend(reader.node.set_parameters(wish))
+
+    reader.node.post(change)
+    graph.wait_for(lambda: results)
+    assert not results[0].successful
+    assert "is no phrase" in results[0].reason
 
 
 # motion_guard.
@@ -93,6 +116,43 @@ def test_a_required_guard_that_is_not_there_is_an_error(graph: Any) -> None:
     assert result.status == Navigate.Result.MOTION_REFUSED
     assert "motion_guard is silent" in result.error_msg
     assert "require_guard" in result.error_msg
+
+
+def test_a_guard_need_not_be_there_where_it_is_not_required(graph: Any) -> None:
+    robot = Robot(graph, ["move forward 25 cm", "stop"], require_guard=False)
+    robot.allowed = None
+    robot.navigator._permission = None
+    assert robot.navigate().status == Navigate.Result.OK
+    assert robot.x == pytest.approx(0.25, abs=0.08)
+
+
+def test_an_error_that_nobody_foresaw_stops_the_robot_and_ends_the_goal(graph: Any) -> None:
+    robot = Robot(graph, ["move forward 75 cm"], mission__executor__linear_speed=0.2)
+    handle = robot.send()
+    graph.wait_for(robot.moved)
+    robot.navigator._run.mission._executor._limits = None
+    result = graph.result(handle.get_result_async(), timeout=30).result
+    assert result.status == Navigate.Result.INTERNAL
+    assert "TypeError" in result.error_msg
+    graph.wait_for(robot.stands)
+    robot.script = ["stop"]
+    assert robot.navigate().status == Navigate.Result.OK
+
+
+@pytest.mark.parametrize("stamped", [False, True])
+def test_commands_are_stamped_where_wanted(graph: Any, stamped: bool) -> None:
+    kind = TwistStamped if stamped else Twist
+    node = start(graph, Navigator, stamped=stamped, base_frame="trunk")
+    user = graph.node("driver")
+    commands = graph.collect(user, kind, "cmd_vel_nav", COMMAND)
+    graph.wait_for(lambda: user.count_publishers("cmd_vel_nav"))
+    node.post(node.trigger_deactivate)
+    stop = graph.wait_for(lambda: commands)[-1]
+    twist = stop.twist if stamped else stop
+    assert twist == Twist()
+    if stamped:
+        assert stop.header.frame_id == "trunk"
+        assert stop.header.stamp.sec > 0
 
 
 # Answers asked for on the way.

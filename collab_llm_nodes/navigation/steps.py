@@ -57,9 +57,14 @@ class StepOutput(Protocol):
         tells_the_end: it knows when a step is done; else odometry decides.
     """
 
-    outcome: Outcome
-    message: str
-    tells_the_end: bool
+    @property
+    def outcome(self) -> Outcome: ...
+
+    @property
+    def message(self) -> str: ...
+
+    @property
+    def tells_the_end(self) -> bool: ...
 
     def start(self, action: ParsedAction, speed: float, allowance: float) -> None:
         """Begin a FORWARD or TURN step at ``speed`` [m/s or rad/s]; ``allowance``: time for it [s].

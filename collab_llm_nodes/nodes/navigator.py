@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from action_msgs.msg import GoalStatus
@@ -143,6 +144,25 @@ class _Run:
     acting: tuple[TimeMsg, str] | None = None  # frame and session of the action carried out last
     early: list[NavigationAction] = field(default_factory=list)  # about the frame, before that
     metrics: GenerationMetrics = field(default_factory=GenerationMetrics)
+
+
+def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
+    """As ``guarded``; an error that nobody foresaw stops the robot first, and ends the goal."""
+
+    @guarded
+    @wraps(callback)
+    def call(self: Navigator, *args: Any) -> None:
+        try:
+            callback(self, *args)
+        except CollabError:
+            raise  # a message that cannot be used, and is not: its silence is noticed
+        except Exception as error:
+            if self._run is not None:
+                self._run.mission.end("INTERNAL", f"{type(error).__name__}: {error}")
+                self._follow_up(self._run)
+            raise
+
+    return call
 
 
 class Navigator(ManagedNode[NavigatorConfig]):
@@ -286,7 +306,9 @@ class Navigator(ManagedNode[NavigatorConfig]):
                 max_steps=request.max_steps or config.max_steps,
                 deadline=request.deadline_s or config.deadline,
             )
-        steps = self._output and DelegatedSteps(config.executor, self._output)
+        steps = None
+        if self._output is not None:
+            steps = DelegatedSteps(config.executor, self._output)
         guarded = self.config.require_guard
         return Mission(config, self.seconds(), wall(), steps=steps, guarded=guarded)
 
@@ -325,7 +347,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
 
     # Events.
 
-    @guarded
+    @_stopping
     def _on_observation(self, msg: Observation) -> None:
         run_ = self._run
         if run_ is None:
@@ -335,7 +357,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             run_.stamp = msg.header.stamp
             self._ask(run_, msg)
 
-    @guarded
+    @_stopping
     def _on_odometry(self, msg: Odometry) -> None:
         now, limit = self.seconds(), self.config.odometry_max_age
         age = now - Time.from_msg(msg.header.stamp).nanoseconds * 1e-9
@@ -354,7 +376,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self._run.mission.on_odometry(Pose2D(p.x, p.y, yaw), now, wall())
             self._follow_up(self._run, 0.9 / self.config.rate)
 
-    @guarded
+    @_stopping
     def _on_motion_state(self, msg: MotionState) -> None:
         permission = Permission(
             msg.allowed, msg.emergency_stop, tuple(msg.reasons), msg.text, msg.speed_limit
@@ -364,7 +386,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self._run.mission.on_motion_state(permission, self.seconds(), wall())
             self._follow_up(self._run)
 
-    @guarded
+    @_stopping
     def _on_action(self, msg: NavigationAction) -> None:
         run_ = self._run
         if run_ is None:
@@ -408,7 +430,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             run_.goal.publish_feedback(feedback)
         self._follow_up(run_)
 
-    @guarded
+    @_stopping
     def _tick(self) -> None:
         """Deadlines; and the command again when odometry is slower than the rate."""
         if self._run is not None:
@@ -484,13 +506,13 @@ class Navigator(ManagedNode[NavigatorConfig]):
             run_.generation = handle
             handle.get_result_async().add_done_callback(partial(self._on_answer, run_, number))
 
-    @guarded
+    @_stopping
     def _on_feedback(self, run_: _Run, number: int, msg: Any) -> None:
         if number == run_.number:
             run_.metrics = msg.feedback.metrics
             self._know(run_, msg.feedback.session_id)
 
-    @guarded
+    @_stopping
     def _on_answer(self, run_: _Run, number: int, answered: Future) -> None:
         if number != run_.number or not run_.mission.answering:
             return
