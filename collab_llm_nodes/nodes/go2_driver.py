@@ -128,7 +128,7 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         state_type = vendor("unitree_go").SportModeState
         self._go2 = Go2(c)
         services = ("sport", "obstacles_avoid") if c.avoid else ("sport",)
-        self._services = Services(self, self._go2.requests, services, self._on_answer)
+        self._api = Services(self, self._go2.requests, services, self._on_answer)
         self._odometry = self.create_publisher(Odometry, "odom", COMMAND)
         self._imu = self.create_publisher(Imu, "imu", CAMERA)
         self._published = [self._odometry, self._imu]
@@ -174,7 +174,7 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
 
     def cleanup(self) -> None:
         self.destroy_timer(self._clock_timer)
-        self._services.destroy()
+        self._api.destroy()
         for subscription in self._subscribed:
             self.destroy_subscription(subscription)
         for publisher in self._published:
@@ -266,7 +266,7 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
 
     def _send(self, calls: list[Call]) -> None:
         if calls:
-            self._services.send(calls)
+            self._api.send(calls)
 
     def _report(self, trouble: Trouble) -> None:
         """A motion that is commanded and not carried out is said at once, and when it goes on."""
