@@ -10,6 +10,7 @@ by replaying token ids.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -159,9 +160,24 @@ class VerifierSession:
         confidence = top.prod() if self._exits.confidence == "joint" else top.max()
         return EarlyExit(draft.round, layer, tokens, accepted, finished, float(confidence))
 
-    def conclude(self, logits: Tensor, compute_s: float, queue_s: float = 0.0) -> Verdict:
-        """The final verdict from the last layer's logits [gamma + 1, vocabulary]."""
-        draft, tokens, accepted, self.finished = self._judge(logits)
+    @property
+    def greedy(self) -> bool:
+        """Judges by the most likely tokens alone."""
+        return self._open.sampling.greedy
+
+    def conclude(
+        self,
+        logits: Tensor,
+        compute_s: float,
+        queue_s: float = 0.0,
+        likely: Sequence[int] | None = None,
+    ) -> Verdict:
+        """The final verdict from the last layer's logits [gamma + 1, vocabulary].
+
+        Args:
+            likely: ``most_likely(logits)``, if the caller has it.
+        """
+        draft, tokens, accepted, self.finished = self._judge(logits, likely)
         self._draft = None
         self.generated += tokens
         self.round += 1
@@ -169,13 +185,16 @@ class VerifierSession:
             self._next = self._ahead.next(draft, self.round, self.generated)
         return Verdict(draft.round, tokens, accepted, self.finished, compute_s, queue_s)
 
-    def _judge(self, logits: Tensor) -> tuple[Draft, tuple[int, ...], int, bool]:
+    def _judge(
+        self, logits: Tensor, likely: Sequence[int] | None = None
+    ) -> tuple[Draft, tuple[int, ...], int, bool]:
         """The draft, the tokens it yields, how many of them are its own, and whether they end."""
         draft, sampling = self._draft, self._open.sampling
         if draft is None:
             raise ProtocolError("no draft is under verification", field="round")
         if sampling.greedy:
-            outcome = verify_own(most_likely(logits), draft.tokens, self._eos)
+            own = most_likely(logits) if likely is None else likely
+            outcome = verify_own(own, draft.tokens, self._eos)
         else:
             outcome = verify_chain(
                 distribution(logits, sampling),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -108,9 +108,24 @@ class TargetSession:
 
         return Feed(self._kv, (pending, *tokens), on_exit if exits_until >= 1 else None)
 
-    def conclude(self, logits: Tensor, compute_s: float, queue_s: float = 0.0) -> Verdict:
-        """The verdict, from what the pass returned for :meth:`begin`."""
-        verdict = self._state.conclude(logits, compute_s, queue_s)
+    @property
+    def greedy(self) -> bool:
+        """As ``VerifierSession.greedy``."""
+        return self._state.greedy
+
+    def conclude(
+        self,
+        logits: Tensor,
+        compute_s: float,
+        queue_s: float = 0.0,
+        likely: Sequence[int] | None = None,
+    ) -> Verdict:
+        """The verdict, from what the pass returned for :meth:`begin`.
+
+        Args:
+            likely: as for ``VerifierSession.conclude``.
+        """
+        verdict = self._state.conclude(logits, compute_s, queue_s, likely)
         # Keep all confirmed tokens but the newest, which the next pass feeds.
         self._kv.length = len(self._prompt_ids) + len(self._state.generated) - 1
         return verdict

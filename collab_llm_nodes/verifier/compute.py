@@ -7,16 +7,19 @@ are taken in while a pass runs, and whatever becomes of a client, its KV cache i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from collab_llm_nodes.decoding.engine import Engine, Feed
@@ -45,8 +48,12 @@ class Client(Protocol):
     id: str
     gone: threading.Event  # it left: stop computing for it
 
-    def post(self, message: Outgoing) -> None:
-        """Take ``message``, from the compute thread; must not block."""
+    def post(self, message: Outgoing, more: bool = False) -> None:
+        """Take ``message``, from the compute thread; must not block.
+
+        Args:
+            more: others are posted at once, to whomever; they may go out together.
+        """
 
 
 @dataclass(eq=False)
@@ -82,7 +89,7 @@ class Compute:
         self._exits = exits
         self._emulated_s = emulated_compute_s
         self._telemetry = telemetry or Telemetry()
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox = _Inbox()
         self._sessions: dict[Client, _Session] = {}
         self._ready: ReadyQueue[Client] = ReadyQueue(batch)
         self._slots: Slots[Client] = Slots(max_sessions, batch)
@@ -90,6 +97,7 @@ class Compute:
         self._telemetry.waiting.set_function(lambda: self._slots.waiting)
         self._expected_s = math.inf  # of a pass, smoothed
         self._verdicts: list[tuple[Client, Verdict]] = []  # of the present pass
+        self._told: set[Client] = set()  # a verdict of the last drafts, or Opened, and not back
         self._stopping = False
         self._failed = False
         self._on_failure = on_failure
@@ -136,13 +144,15 @@ class Compute:
             for client in self._sessions:
                 client.post(_no_longer())
             self._sessions.clear()  # not closed one by one: that may be what fails
-            while not self._stopping:
-                self._inbox.get()()  # who comes now is told by _open
+            while not self._stopping:  # who comes now is told by _open
+                self._inbox.wait(1, None)
+                while self._inbox:
+                    self._inbox.pop()()
 
     def _serve(self) -> None:
         while not self._stopping:
             self._take_in()
-            starts_at = self._ready.starts_at(coming=self._slots.idle)
+            starts_at = self._ready.starts_at(coming=len(self._told))
             if starts_at is not None and starts_at <= time.monotonic():
                 self._pass()
         for client in tuple(self._sessions):
@@ -150,17 +160,15 @@ class Compute:
 
     def _take_in(self) -> None:
         """Handle what came; wait for it if there is nothing else to do."""
-        times = (self._ready.starts_at(coming=self._slots.idle), self._slots.due)
+        times = (self._ready.starts_at(coming=len(self._told)), self._slots.due)
         next_at = min((t for t in times if t is not None), default=None)
-        try:
-            if next_at is None:
-                self._inbox.get()()
-            elif (wait_s := next_at - time.monotonic()) > 0:
-                self._inbox.get(timeout=wait_s)()
-            while True:
-                self._inbox.get_nowait()()
-        except queue.Empty:
-            self._advance_slots()
+        wait_s = None if next_at is None else next_at - time.monotonic()
+        if wait_s is None or wait_s > 0:
+            # Who waits for several drafts need not be woken, and contend with the loop, by each.
+            self._inbox.wait(max(1, len(self._told)) if self._ready else 1, wait_s)
+        while self._inbox:
+            self._inbox.pop()()
+        self._advance_slots()
 
     def _guarded(self, client: Client, event: Callable[[], None]) -> None:
         """An error ends the client's session, and no other."""
@@ -197,6 +205,7 @@ class Compute:
     def _queue_up(self, client: Client, session: _Session) -> None:
         """Get in line if a draft is due."""
         if session.target.due:
+            self._told.discard(client)
             self._slots.work(client)
             self._ready.add_draft(client, time.monotonic())
 
@@ -219,6 +228,7 @@ class Compute:
 
     def _opened(self, client: Client, session: _Session) -> None:
         session.ready = True
+        self._told.add(client)
         client.post(Opened(client.id, session.target.prompt_tokens))
         self._slots.rest(client, time.monotonic())
         self._queue_up(client, session)
@@ -226,6 +236,8 @@ class Compute:
     def _pass(self) -> None:
         """One forward pass over everybody whose turn it is."""
         batch = self._ready.take()
+        if batch.drafts:
+            self._told.clear()
         run = _Pass(self._emulated_s, self._engine.num_layers)
         spare = 1.0 - self._exits.min_lead_s / max(self._expected_s, 1e-6)
         for client, due_since in batch.drafts:
@@ -236,20 +248,54 @@ class Compute:
         for client, count in batch.prompts:
             run.add(client, self._sessions[client].target.read_on(count))
         results = run.through(self._engine)
+        likely = self._most_likely(run.parts, results)  # a GPU has finished only now
         compute_s = time.monotonic() - run.started
         if batch.drafts:
             old = self._expected_s
             self._expected_s = compute_s if math.isinf(old) else 0.75 * old + 0.25 * compute_s
         for part, result in zip(run.parts, results, strict=True):
-            self._guarded(part.client, partial(self._after, part, result, compute_s))
-        # All at once, or whoever sends the first would contend for the interpreter with the rest.
-        for client, verdict in self._verdicts:
-            client.post(verdict)
+            own = likely.get(part.client)
+            self._guarded(part.client, partial(self._after, part, result, compute_s, own))
         self._telemetry.count_pass(len(batch.drafts), sum(n for _, n in batch.prompts), compute_s)
         self._telemetry.count_verdicts([verdict for _, verdict in self._verdicts])
+        # All at once, or whoever sends the first would contend for the interpreter with the rest.
+        for number, (client, verdict) in enumerate(self._verdicts, start=1):
+            client.post(verdict, more=number < len(self._verdicts))
         self._verdicts.clear()
 
-    def _after(self, part: _Part, result: Tensor | Exception, compute_s: float) -> None:
+    def _most_likely(
+        self, parts: Sequence[_Part], results: Sequence[Tensor | Exception]
+    ) -> dict[Client, list[int]]:
+        """The most likely tokens of those who need no more, fetched from the device at once.
+
+        Without those that have none: theirs to complain about.
+        """
+        judged = {
+            part.client: result
+            for part, result in zip(parts, results, strict=True)
+            if isinstance(result, Tensor)
+            and len(result)
+            and self._sessions[part.client].target.greedy
+        }
+        if not judged:
+            return {}
+        best = [logits.max(dim=-1) for logits in judged.values()]
+        finite = torch.cat([b.values for b in best]).isfinite().tolist()
+        tokens = torch.cat([b.indices for b in best]).tolist()
+        likely, row = {}, 0
+        for client, logits in judged.items():
+            rows = slice(row, row := row + len(logits))
+            if all(finite[rows]):
+                likely[client] = tokens[rows]
+        return likely
+
+    def _after(
+        self,
+        part: _Part,
+        result: Tensor | Exception,
+        compute_s: float,
+        likely: Sequence[int] | None,
+    ) -> None:
         """What a pass means to one of its sessions."""
         if isinstance(result, Exception):
             raise result
@@ -259,11 +305,12 @@ class Compute:
             if not session.target.unread:
                 self._opened(client, session)
             return
-        verdict = session.target.conclude(result, compute_s, part.queue_s)
+        verdict = session.target.conclude(result, compute_s, part.queue_s, likely)
         self._verdicts.append((client, verdict))
         if verdict.finished:
             self._end(client)
         else:
+            self._told.add(client)
             self._slots.rest(client, time.monotonic())
             self._queue_up(client, session)
 
@@ -282,12 +329,44 @@ class Compute:
         if session is None:
             return
         self._ready.discard(client)
+        self._told.discard(client)
         self._slots.leave(client)
         session.target.close()
 
 
 def _no_longer() -> Unavailable:
     return Unavailable("the verifier has failed", field="session", remedy="try again, or another")
+
+
+class _Inbox:
+    """Events for the compute thread, from any other."""
+
+    def __init__(self) -> None:
+        self._events: deque[Callable[[], None]] = deque()
+        self._wanted = math.inf  # events for which the compute thread sleeps; it does not: inf
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def put(self, event: Callable[[], None]) -> None:
+        self._events.append(event)
+        if len(self._events) >= self._wanted:
+            self._bell.put(None)
+
+    def wait(self, count: int, timeout_s: float | None) -> None:
+        """Sleep until ``count`` events are there, or ``timeout_s`` is over."""
+        self._wanted = count
+        if len(self._events) < count:  # asked after the line above: none is missed
+            with contextlib.suppress(queue.Empty):
+                self._bell.get(timeout=timeout_s)
+        self._wanted = math.inf
+        while not self._bell.empty():
+            self._bell.get()
+
+    def pop(self) -> Callable[[], None]:
+        """The oldest event."""
+        return self._events.popleft()
 
 
 class _Part(NamedTuple):

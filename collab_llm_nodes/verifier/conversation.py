@@ -322,9 +322,9 @@ class _Seat:
         self._unanswered = self._unanswered_bytes = 0
         self._timer = self._loop.call_later(min(_OPEN_S, self._idle_s), self._check_silence)
 
-    def post(self, message: Outgoing) -> None:
-        """Have ``message`` delivered, from any thread."""
-        self._post_office.post(self, message)
+    def post(self, message: Outgoing, more: bool = False) -> None:
+        """Have ``message`` delivered, from any thread; with ``more``, when the next one is."""
+        self._post_office.post(self, message, more)
 
     def deliver(self, message: Outgoing) -> None:
         """Have ``message`` sent. Exits wait for all else and are dropped when their verdict is."""
@@ -418,10 +418,10 @@ class _PostOffice:
         self._letters: deque[tuple[_Seat, Outgoing]] = deque()
         self._called = False
 
-    def post(self, seat: _Seat, message: Outgoing) -> None:
+    def post(self, seat: _Seat, message: Outgoing, more: bool) -> None:
         """Have ``seat`` deliver ``message``; from the compute thread."""
         self._letters.append((seat, message))
-        if not self._called:
+        if not (more or self._called):
             self._called = True
             with contextlib.suppress(RuntimeError):  # the loop has ended, and all seats with it
                 self._loop.call_soon_threadsafe(self._deliver)

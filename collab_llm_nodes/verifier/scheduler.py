@@ -30,8 +30,8 @@ class BatchConfig:
     max_batch: int = setting(32, "Drafts verified in one forward pass at most.", low=1, high=4096)
     max_wait_s: float = setting(
         0.002,
-        "A free model waits at most this long for more drafts to join a pass, and only while an"
-        " open session could still send one [s].",
+        "A free model waits at most this long for more drafts to join a pass, and only while"
+        " sessions that took part in the last one, or are new, have not come back [s].",
         low=0.0,
         high=1.0,
     )
@@ -96,7 +96,7 @@ class ReadyQueue(Generic[K]):
         """When the next pass starts if nobody else comes; None: not before somebody does.
 
         Args:
-            coming: sessions that are not in the line but could send a draft.
+            coming: sessions that are not in the line but may well be soon.
         """
         heads = [next(iter(line.values())) for line in (self._drafts, self._prompts) if line]
         if not heads:
@@ -161,11 +161,6 @@ class Slots(Generic[K]):
     def waiting(self) -> int:
         """Newcomers without a slot."""
         return len(self._line)
-
-    @property
-    def idle(self) -> int:
-        """Sessions with a slot and nothing to compute."""
-        return len(self._idle)
 
     def request(self, key: K, now: float) -> None:
         """``key`` is new and wants a slot; :meth:`advance` tells when it has one."""
