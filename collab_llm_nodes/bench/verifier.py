@@ -1,14 +1,16 @@
 """``collab-llm bench verifier``: one verifier, many robots.
 
 The verifier is a process of its own with the embedded target. The robots are coroutines in this
-process, each with a connection of its own; they replay drafts that the embedded pair really
-proposed, recorded beforehand, so that no draft model competes for the cores. There is no think
-time (the next draft leaves when the verdict is in), so the figures are the verifier's capacity.
+process, each with a connection of its own (``wire.py``); they replay drafts that the embedded pair
+really proposed, recorded beforehand, so that no draft model competes for the cores. There is no
+think time (the next draft leaves when the verdict is in), so the figures are the verifier's
+capacity.
 
-Three loads. ``clients``: verification alone; all robots open their sessions, then the clock runs
-while they decode their answers to the end, and so on, wave after wave. ``answers``: whole answers,
-each a new session whose picture and prompt must be read first, which batching hardly makes cheaper.
-``emulated_robots``: whole answers at the pace of robots that draft and of links that take time.
+Three loads. ``clients``: verification alone; every robot opens some sessions, then the clock runs
+while it decodes in one after another, all robots equally many rounds, so that all of them are there
+all the time; and so on, wave after wave. ``answers``: whole answers, each a new session whose
+picture and prompt must be read first, which batching hardly makes cheaper. ``emulated_robots``:
+whole answers at the pace of robots that draft and of links that take time.
 """
 
 from __future__ import annotations
@@ -21,12 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
 from rich.console import Console
 from rich.table import Table
 
 from collab_llm_nodes.bench.scenes import scene_prompts
+from collab_llm_nodes.bench.wire import Call, Connection, connect
 from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.demo.processes import free_port, verifier_process, wait_for_verifier
@@ -39,12 +40,13 @@ from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.verifier import codec
 from collab_llm_nodes.verifier import verifier_pb2 as pb
-from collab_llm_nodes.verifier.background import background_loop
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
 
 GAMMA = 4
 MAX_TOKENS = 48
 PROMPTS = 32
+SESSIONS = 4
+"""Opened by each robot before the clock of a wave runs."""
 T_P_S, T_C_S = 0.012, 0.02
 """Emulated robot: drafting one token, the link one way [s]."""
 WARM_UP_S = 1.0
@@ -71,7 +73,8 @@ class Load:
     """What the robots do.
 
     Attributes:
-        waves: all together open, then decode; only the latter counts. Else each at its own time.
+        waves: all together open sessions, then decode, which alone counts. Else each robot has
+            answer after answer at its own time.
         draft_token_s, link_s: what a robot and its link take (emulated) [s].
     """
 
@@ -116,8 +119,8 @@ def run_verifier(
         ``tokens_per_s``, ``p50_ms``, ``p99_ms`` (from a draft's sending to its verdict, rounds
         after the first), ``first_p50_ms``, ``first_p99_ms`` (the first round: opening, picture and
         prompt included), ``queue_ms``, ``compute_ms`` (medians, as the verifier says),
-        ``answers``, ``rounds``, ``speedup`` over one robot; and ``output_mismatches``: verdicts
-        that differ from those of a session alone.
+        ``answers`` (decoded to the end), ``rounds``, ``speedup`` over one robot; and
+        ``output_mismatches``: verdicts that differ from those of a session alone.
     """
     with console.status("recording what the pair proposes ..."):
         recordings = record(scene_prompts(PROMPTS, seed))
@@ -181,8 +184,7 @@ def _measure(recordings: Sequence[Recording], count: int, seconds: float, load: 
     with verifier_process(address) as process:
         with VerifierClient(ClientLinkConfig(address=address)) as client:
             wait_for_verifier(client, process)
-        driving = drive_robots(address, recordings, count, seconds, load)
-        tally = asyncio.run_coroutine_threadsafe(driving, background_loop()).result()
+        tally = asyncio.run(drive_robots(address, recordings, count, seconds, load))
         process.check()
     return tally
 
@@ -196,78 +198,117 @@ async def drive_robots(
     *,
     warm_up_s: float = WARM_UP_S,
 ) -> Tally:
-    """``count`` robots for ``seconds`` after the warm-up; run it in ``background_loop``."""
-    options = [("grpc.use_local_subchannel_pool", 1)]  # a connection for each robot
-    channels = [grpc.aio.insecure_channel(address, options) for _ in range(count)]
-    robots = [_Robot(channel, load) for channel in channels]
+    """``count`` robots for ``seconds`` after the warm-up."""
+    connections: list[Connection] = []
     warm_up, tally = Tally(), Tally()
     try:
+        for _ in range(count):
+            connections.append(await connect(address))
         for seen, duration in ((warm_up, warm_up_s), (tally, seconds)):
-            await (_waves if load.waves else _stream)(robots, recordings, seen, duration)
+            await (_waves if load.waves else _stream)(connections, recordings, load, seen, duration)
     finally:
-        for channel in channels:
-            await channel.close()
+        for connection in connections:
+            connection.close()
     return tally
 
 
 async def _waves(
-    robots: Sequence[_Robot], recordings: Sequence[Recording], tally: Tally, seconds: float
+    robots: Sequence[Connection],
+    recordings: Sequence[Recording],
+    load: Load,
+    tally: Tally,
+    seconds: float,
 ) -> None:
-    """Open all sessions, then decode all answers, again and again; only decoding is timed."""
+    """Open sessions, then decode in them, again and again; only decoding is timed."""
+
+    async def decode(answers: Sequence[_Answer], rounds: int) -> None:
+        for answer in answers:
+            rounds -= await answer.decode(tally, rounds)
+            answer.close()
+
     wave = 0
     while tally.seconds < seconds:
-        mine = [recordings[(wave + i) % len(recordings)] for i in range(len(robots))]
-        await asyncio.gather(*(r.open(m, tally) for r, m in zip(robots, mine, strict=True)))
+        everybodys = [
+            [
+                _Answer(robot, recordings[(wave + i + 7 * n) % len(recordings)], load)
+                for n in range(SESSIONS)
+            ]
+            for i, robot in enumerate(robots)
+        ]
+        await asyncio.gather(*(answer.open(tally) for own in everybodys for answer in own))
+        # The verifier may wait for sessions that were opened last: not what is to be measured.
+        untimed = Tally()
+        await asyncio.gather(*(own[0].decode(untimed, 1) for own in everybodys))
+        tally.mismatches += untimed.mismatches
+        rounds = min(sum(answer.left for answer in own) for own in everybodys)
         begun = time.perf_counter()
-        await asyncio.gather(*(r.decode(tally) for r in robots))
+        await asyncio.gather(*(decode(own, rounds) for own in everybodys))
         tally.seconds += time.perf_counter() - begun
         wave += 1
 
 
 async def _stream(
-    robots: Sequence[_Robot], recordings: Sequence[Recording], tally: Tally, seconds: float
+    robots: Sequence[Connection],
+    recordings: Sequence[Recording],
+    load: Load,
+    tally: Tally,
+    seconds: float,
 ) -> None:
     """Every robot has answer after answer."""
     begun = time.perf_counter()
 
-    async def work(robot: _Robot, number: int) -> None:
+    async def work(robot: Connection, number: int) -> None:
         while time.perf_counter() < begun + seconds:
-            await robot.open(recordings[number % len(recordings)], tally)
-            await robot.decode(tally)
+            answer = _Answer(robot, recordings[number % len(recordings)], load)
+            await answer.open(tally)
+            await answer.decode(tally, answer.left)
+            answer.close()
             number += 7  # coprime to the number of recordings: everybody asks everything
 
     await asyncio.gather(*(work(robot, number) for number, robot in enumerate(robots)))
     tally.seconds = time.perf_counter() - begun
 
 
-class _Robot:
-    """Replays recordings, one at a time."""
+class _Answer:
+    """A session in which a recording is replayed."""
 
-    def __init__(self, channel: grpc.aio.Channel, load: Load) -> None:
-        self._session = channel.stream_stream(codec.SESSION)
+    def __init__(self, robot: Connection, recording: Recording, load: Load) -> None:
+        self._done = 0  # rounds
+        self._robot = robot
+        self._recording = recording
         self._load = load
 
-    async def open(self, recording: Recording, tally: Tally) -> None:
-        """Open a session and have the first draft verified."""
-        self._recording = recording
-        self._call = self._session(timeout=ANSWER_DEADLINE_S)
-        await self._call.write(recording.opened)
-        tokens, took_s = await self._round(0, tally)
+    async def open(self, tally: Tally) -> None:
+        """Open the session and have the first draft verified."""
+        self._call: Call = self._robot.call(codec.SESSION, ANSWER_DEADLINE_S)
+        await self._call.write(self._recording.opened)
+        tokens, took_s = await self._round(tally)
         tally.first_s.append(took_s)
         if not self._load.waves:
             tally.tokens += tokens
 
-    async def decode(self, tally: Tally) -> None:
-        """All other rounds."""
-        for number in range(1, len(self._recording.drafts)):
-            tokens, took_s = await self._round(number, tally)
+    @property
+    def left(self) -> int:
+        """Rounds to come."""
+        return len(self._recording.drafts) - self._done
+
+    async def decode(self, tally: Tally, rounds: int) -> int:
+        """So many further rounds, or all that are left; returns how many."""
+        rounds = min(rounds, self.left)
+        for _ in range(rounds):
+            tokens, took_s = await self._round(tally)
             tally.tokens += tokens
             tally.rounds_s.append(took_s)
-        tally.answers += 1
-        await self._call.done_writing()
+        tally.answers += not self.left
+        return rounds
 
-    async def _round(self, number: int, tally: Tally) -> tuple[int, float]:
+    def close(self) -> None:
+        """The robot wants no more."""
+        self._call.done_writing()
+
+    async def _round(self, tally: Tally) -> tuple[int, float]:
         """One draft and its verdict: tokens, seconds."""
+        number, self._done = self._done, self._done + 1
         draft, size = self._recording.drafts[number]
         if self._load.draft_token_s:
             await asyncio.sleep(size * self._load.draft_token_s)
