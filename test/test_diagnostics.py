@@ -19,6 +19,7 @@ pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make tes
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from nav_msgs.msg import Odometry
 from rcl_interfaces.srv import SetParameters
+from rclpy.action import ActionClient
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CompressedImage
@@ -27,12 +28,16 @@ from std_msgs.msg import Header, String
 from std_srvs.srv import Trigger
 from visualization_msgs.msg import Marker, MarkerArray
 
-from collab_llm.msg import MotionState, NavigationAction
+from collab_llm.action import Navigate
+from collab_llm.msg import GeneratedText, MotionState, NavigationAction, Observation
+from collab_llm.srv import EdgeCloudGenerate
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.navigation.executor import Pose2D
 from collab_llm_nodes.navigation.grammar import Kind
 from collab_llm_nodes.nodes.camera_ingest import CameraIngest
+from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
+from collab_llm_nodes.nodes.draft_vlm import DraftVlm
 from collab_llm_nodes.nodes.health import (
     ActionLimits,
     Actions,
@@ -48,8 +53,10 @@ from collab_llm_nodes.nodes.health import (
     read_memory,
 )
 from collab_llm_nodes.nodes.markers import Markers, MarkersConfig, Picture
+from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser, ParserConfig
 from collab_llm_nodes.nodes.navigator import Navigator
+from collab_llm_nodes.nodes.predraft_cache import PreDraftCacheNode
 from collab_llm_nodes.nodes.ros import CAMERA, COMMAND, RESULT, STATE, ManagedNode, guarded
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -273,6 +280,66 @@ def test_a_node_tells_of_its_topics_and_of_silence(ros_graph: Any, reports: Repo
     assert "received navigation_action" in reports.wait("navigator: topics", Level.OK)
 
 
+@pytest.mark.parametrize(
+    ("kind", "parts", "parameters"),
+    [
+        (CameraIngest, {"observation"}, {}),
+        (CloudVerifierBridge, {"link"}, {"verifier.address": "127.0.0.1:9"}),
+        (DraftVlm, {"decoding", "model"}, {"model.path": str(ROOT / "models" / "nav-draft")}),
+        (Markers, set(), {}),
+        (MotionGuard, set(), {}),
+        (NavigationActionParser, {"actions"}, {}),
+        (Navigator, {"missions", "observation", "odom"}, {}),
+        (PreDraftCacheNode, set(), {}),
+    ],
+)
+def test_every_node_reports_its_parts(
+    ros_graph: Any, reports: Reports, kind: Any, parts: set[str], parameters: dict[str, Any]
+) -> None:
+    name = start(ros_graph, kind, **parameters).get_name()
+    for part in {"node", "topics", *parts}:
+        ros_graph.wait_for(lambda: reports[f"{name}: {part}"], timeout=30.0)  # noqa: B023
+    whole = reports[f"{name}: node"]
+    assert whole is not None
+    assert not whole.message.startswith("diagnostics:"), whole.message
+
+
+def test_failed_answers_are_told_with_their_code(ros_graph: Any, reports: Reports) -> None:
+    folder = str(ROOT / "models" / "nav-draft")
+    start(ros_graph, DraftVlm, open_deadline_s=0.05, **{"model.path": folder, "health.failures": 2})
+    client = reports.user.create_client(EdgeCloudGenerate, "edge_cloud_generate")
+    ros_graph.wait_for(client.service_is_ready, timeout=30.0)
+    request = EdgeCloudGenerate.Request(prompt="find the red ball", deadline_s=20.0)
+    for level in (Level.WARN, Level.ERROR):  # there is no bridge
+        answer = ros_graph.result(client.call_async(request), timeout=30.0)
+        assert answer.status == answer.UNAVAILABLE, answer.error_msg
+        values = reports.wait("draft_vlm: decoding", level, "open_session is not there")
+    assert values["failed.UNAVAILABLE"] == "2"
+
+
+def test_texts_without_an_action_are_told(ros_graph: Any, reports: Reports) -> None:
+    start(ros_graph, NavigationActionParser, **{"health.refusals": 2})
+    texts = reports.user.create_publisher(GeneratedText, "generated_text", RESULT)
+    ros_graph.wait_for(texts.get_subscription_count, timeout=30.0)
+    for session in ("a", "b"):
+        text = GeneratedText(session_id=session, text="hello", final=True, verified=True)
+        text.header.stamp = reports.user.get_clock().now().to_msg()
+        texts.publish(text)
+    values = reports.wait("navigation_action_parser: actions", Level.WARN, "2 texts without")
+    assert values["UNREADABLE"] == "2"
+
+
+def test_missions_that_fail_are_told(ros_graph: Any, reports: Reports) -> None:
+    start(ros_graph, Navigator, **{"diagnostics.recent": 2.0})
+    client = ActionClient(reports.user, Navigate, "navigate")
+    ros_graph.wait_for(client.server_is_ready, timeout=30.0)
+    goal = ros_graph.result(client.send_goal_async(Navigate.Goal(instruction="?")), timeout=30.0)
+    ros_graph.result(goal.get_result_async(), timeout=30.0)
+    values = reports.wait("navigator: missions", Level.WARN, "INVALID_INPUT")
+    assert values["INVALID_INPUT"] == "1"
+    reports.wait("navigator: missions", Level.OK, "0 followed")
+
+
 def test_reports_say_whose_they_are(ros_graph: Any, reports: Reports) -> None:
     start(ros_graph, NavigationActionParser, **{"diagnostics.hardware_id": "go2-17"})
     reports.wait("navigation_action_parser: actions", Level.OK)
@@ -421,9 +488,6 @@ def test_incompatible_subscribers_are_reported_as_well(ros_graph: Any, reports: 
     """Of a publisher whose reliability somebody has lowered."""
     override = {"qos_overrides./observation.publisher.reliability": "best_effort"}
     start(ros_graph, CameraIngest, source="compressed", **override)
-    reports.user.create_subscription(String, "another", print, RESULT)
-    from collab_llm.msg import Observation
-
     reports.user.create_subscription(Observation, "observation", print, RESULT)
     reports.wait("camera_ingest: topics", Level.WARN, "observation: a subscriber asks for")
 
