@@ -58,10 +58,10 @@ def main() -> int:
         browser.save_screenshot(str(folder / "dashboard.png"))
         browser.find_element("id", "stop").click()
         _until(lambda: "STOPPED" in _text(browser), "the stop")
-        _until(lambda: "EMERGENCY STOP." in _text(browser), "the state of motion")
+        _until(lambda: "EMERGENCY STOP:" in _text(browser), "the state of motion")
         browser.set_window_size(420, 760)
         browser.get(f"http://127.0.0.1:{page}/stop")
-        _until(lambda: "EMERGENCY STOP." in _text(browser), "the stop page")
+        _until(lambda: "EMERGENCY STOP:" in _text(browser), "the stop page")
         browser.save_screenshot(str(folder / "dashboard_stop.png"))
     return 0
 

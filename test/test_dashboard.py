@@ -205,8 +205,14 @@ def test_times_of_an_answer_add_up() -> None:
 
 def test_charts_of_rates_and_round_trips() -> None:
     with_hits = Figures(tau=2.5, cache_hits=3, cache_lookups=4)
-    rates = drawing.rates_chart([Answer(figures=with_hits), Answer(figures=Figures(tau=1.0))])
-    assert [s["data"] for s in rates["series"]] == [[2.5, 1.0], [75, None]]
+    alone = Answer(figures=Figures(tau=1.0), mode="cloud alone")
+    rates = drawing.rates_chart([Answer(figures=with_hits, mode="draft and verify"), alone, alone])
+    assert {s["name"]: s["data"] for s in rates["series"]} == {
+        "tau": [2.5, 1.0, 1.0],
+        "cache hits": [75, None, None],
+        "draft and verify": [0, None, None],
+        "cloud alone": [None, 0, 0],
+    }
     view = View(1.0)
     for n, state in enumerate(("UP", "UP", "DOWN")):
         view.on_link(Link(state, rtt_s=0.02), now=n / 2)  # twice a second: one sample each second
@@ -689,6 +695,7 @@ def test_what_the_graph_says_is_shown(graph: Any) -> None:
 
     from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
     from nav_msgs.msg import Odometry
+    from rclpy.parameter import Parameter
 
     from collab_llm.msg import Draft, GeneratedText, LinkState, NavigationAction, Observation
     from collab_llm_nodes.nodes.dashboard import Dashboard
@@ -741,6 +748,9 @@ def test_what_the_graph_says_is_shown(graph: Any) -> None:
     assert "push-ahead" in shown.answer.mode
     assert (shown.pose.x, shown.link.state, shown.answers[0].figures.tau) == (2.0, "UP", 2.0)
     assert shown.direction.angle == pytest.approx(0.5)
+    assert shown.direction.inside
+    node.set_parameters([Parameter("camera_fov", value=40.0)])
+    graph.wait_for(lambda: not node.shown().direction.inside, 30.0)
     assert any(h.name == "x" and h.level is Level.WARN for h in shown.health)
 
 

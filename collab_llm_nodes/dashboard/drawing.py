@@ -106,17 +106,24 @@ def health_html(health: Sequence[Health]) -> str:
 # Charts.
 
 
-def _chart(title: str, x: Sequence[Any], y: list[dict[str, Any]], series: Any) -> dict[str, Any]:
+def _chart(
+    x: Sequence[Any], axes: list[dict[str, Any]], series: Any, unit: str = ""
+) -> dict[str, Any]:
+    common = {"type": "value", "min": 0, "nameGap": 8}
     return {
         "animation": False,
-        "title": {"text": title, "textStyle": {"fontSize": 13, "fontWeight": "normal"}},
-        "grid": {"left": 46, "right": 40, "top": 50, "bottom": 24},
-        "legend": {"top": 22, "itemHeight": 8, "textStyle": {"fontSize": 11}},
+        "grid": {"left": 46, "right": 40, "top": 46, "bottom": 24},
+        "legend": {"top": 0, "itemHeight": 8, "textStyle": {"fontSize": 11}},
         "tooltip": {"trigger": "axis"},
-        "xAxis": {"type": "category", "data": list(x)},
-        "yAxis": y,
+        "xAxis": {"type": "category", "data": list(x), "name": unit, "nameGap": 4},
+        "yAxis": [{**common, **axis} for axis in axes],
         "series": series,
     }
+
+
+def _line(name: str, colour: str, data: Sequence[Any], **more: Any) -> dict[str, Any]:
+    line = {"type": "line", "name": name, "data": list(data), "itemStyle": {"color": colour}}
+    return {**line, **more}
 
 
 def stages_chart(answers: Sequence[Answer]) -> dict[str, Any]:
@@ -131,44 +138,27 @@ def stages_chart(answers: Sequence[Answer]) -> dict[str, Any]:
         }
         for stage, (name, colour) in STAGES.items()
     ]
-    axis = [{"type": "value", "name": "ms", "nameGap": 6}]
-    return _chart("Time of an answer", range(1, len(answers) + 1), axis, series)
+    return _chart(range(1, len(answers) + 1), [{"name": "ms"}], series)
 
 
 def rates_chart(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Tokens per verification, and the share of rounds that a pre-draft served."""
-    tau = [round(a.figures.tau, 3) for a in answers]
-    hits = [
-        None if a.figures.hit_rate is None else round(100 * a.figures.hit_rate) for a in answers
-    ]
+    """Tokens per verification, the share of rounds that a pre-draft served, and, as marks on the
+    ground, how each answer was decoded."""
+    rates = [a.figures.hit_rate for a in answers]
+    hits = [None if rate is None else round(100 * rate) for rate in rates]
     series = [
-        {"type": "line", "name": "tau", "data": tau, "itemStyle": {"color": "#5f3dc4"}},
-        {
-            "type": "line",
-            "name": "cache hits",
-            "yAxisIndex": 1,
-            "data": hits,
-            "itemStyle": {"color": "#0ca678"},
-        },
+        _line("tau", "#5f3dc4", [round(a.figures.tau, 3) for a in answers]),
+        _line("cache hits", "#0ca678", hits, yAxisIndex=1),
     ]
-    axes = [
-        {"type": "value", "name": "tokens/round", "min": 0, "nameGap": 6},
-        {"type": "value", "name": "%", "min": 0, "max": 100, "nameGap": 6},
-    ]
-    return _chart("tau and hit rate", range(1, len(answers) + 1), axes, series)
+    for mode in dict.fromkeys(a.mode for a in answers if a.mode):
+        marks = [0 if a.mode == mode else None for a in answers]
+        series.append({"type": "scatter", "name": mode, "symbol": "rect", "data": marks})
+    axes = [{"name": "tokens/round"}, {"name": "%", "max": 100}]
+    return _chart(range(1, len(answers) + 1), axes, series)
 
 
 def rtt_chart(rtts: Sequence[float]) -> dict[str, Any]:
     """Round-trip time of the link [ms], one sample per second; gaps while it is down."""
     values = [None if math.isnan(r) else round(1e3 * r, 3) for r in rtts]
-    series = [
-        {
-            "type": "line",
-            "name": "round trip",
-            "showSymbol": False,
-            "data": values,
-            "itemStyle": {"color": "#f08c00"},
-        }
-    ]
-    axis = [{"type": "value", "name": "ms", "min": 0, "nameGap": 6}]
-    return _chart("Round trip to the verifier", range(1 - len(rtts), 1), axis, series)
+    series = [_line("round trip", "#f08c00", values, showSymbol=False)]
+    return _chart(range(1 - len(rtts), 1), [{"name": "ms"}], series, unit="s")

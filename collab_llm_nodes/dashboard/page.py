@@ -173,8 +173,13 @@ class _Page:
 
     def _build_charts(self) -> None:
         self._charts = []
-        for options in (drawing.stages_chart(()), drawing.rates_chart(()), drawing.rtt_chart(())):
+        for heading, options in (
+            ("Time of an answer", drawing.stages_chart(())),
+            ("Tokens per round, hit rate, mode", drawing.rates_chart(())),
+            ("Round trip to the verifier", drawing.rtt_chart(())),
+        ):
             with ui.element("div").classes("panel"):
+                _heading(heading)
                 self._charts.append(ui.echart(options).classes("chart"))
 
     # What the viewer wants.

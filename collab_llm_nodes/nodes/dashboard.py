@@ -25,6 +25,7 @@ from action_msgs.srv import CancelGoal
 from diagnostic_msgs.msg import DiagnosticArray
 from nav_msgs.msg import Odometry
 from rclpy.action import ActionClient
+from rclpy.parameter import Parameter
 from rclpy.task import Future as RosFuture
 from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
@@ -202,6 +203,10 @@ class Dashboard(ManagedNode[DashboardConfig]):
         level, message, values = super().diagnose()
         viewers = self._site.viewers if self._site is not None else 0
         return level, message, {**values, "viewers": viewers, "port": self.port}
+
+    def _apply(self, parameters: list[Parameter]) -> None:
+        super()._apply(parameters)
+        self._view.camera_fov = math.radians(self.config.camera_fov)
 
     # What the graph says.
 

@@ -98,7 +98,7 @@
     element("reset").hidden = !motion.emergency_stop;
     if (!motion.known) show("unknown", "motion_guard was not heard yet");
     else if (motion.age > 1.5) show("unknown", `motion_guard is silent for ${motion.age.toFixed(0)} s`);
-    else if (motion.emergency_stop) show("stopped", `EMERGENCY STOP. ${motion.text}`);
+    else if (motion.emergency_stop) show("stopped", `EMERGENCY STOP: ${motion.text}`);
     else if (!motion.allowed) show("held", `no motion: ${motion.text || motion.reasons.join(", ")}`);
     else {
       const speed = `${motion.linear.toFixed(2)} m/s, ${motion.angular.toFixed(2)} rad/s`;
