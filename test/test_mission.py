@@ -586,6 +586,32 @@ def test_a_picture_that_comes_late_counts_from_where_it_was_taken() -> None:
     assert drive.pose.x == pytest.approx(taken + 0.5, abs=0.03)
 
 
+def drive_ahead(way: float, latency: float, overlap: float) -> tuple[float, int]:
+    """Seconds for ``way`` in steps of 75 cm with answers that take ``latency``; stops on it."""
+    drive = Drive(MissionConfig(overlap=overlap))
+    begun, stops, last, asked = drive.now, 0, 0.0, math.inf
+    while drive.pose.x < way:
+        drive.run(DT)
+        assert drive.now - begun < 60.0
+        if asked == math.inf and drive.observe():
+            asked = drive.now
+        elif drive.now - asked >= latency:
+            drive.answer("move forward 75 cm")
+            asked = math.inf
+        speed = drive.mission.velocity.linear
+        stops, last = stops + (speed == 0.0 < last), speed
+    return drive.now - begun, stops
+
+
+def test_looking_ahead_saves_the_stops() -> None:
+    """The figures of docs/safety.md."""
+    standing, stops = drive_ahead(3.0, 0.6, 0.0)
+    moving, none = drive_ahead(3.0, 0.6, 1.0)
+    assert (stops, none) == (4, 0)
+    assert standing == pytest.approx(12.9, abs=0.3)
+    assert moving == pytest.approx(7.3, abs=0.3)
+
+
 # Motion refused by others.
 
 
