@@ -94,6 +94,17 @@ def test_documentation_has_every_field() -> None:
             assert f"| `{declaration['name']}` |" in interface_tables.tables(path)
 
 
+def test_documentation_has_every_parameter() -> None:
+    pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
+    import parameter_tables
+
+    assert {"camera_ingest", "go2_driver", "motion_guard"} <= {
+        n for n, _ in parameter_tables.nodes()
+    }
+    text = (ROOT / "docs" / "parameters.md").read_text(encoding="utf-8")
+    assert text == parameter_tables.page(), "run `make docs`"
+
+
 @pytest.mark.parametrize("name", WITH_STATUS)
 def test_status_codes_are_the_same_everywhere_and_cover_all_errors(name: str) -> None:
     path = next(p for p in FILES if p.name == name)

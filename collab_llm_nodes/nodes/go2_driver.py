@@ -130,7 +130,7 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         services = ("sport", "obstacles_avoid") if c.avoid else ("sport",)
         self._api = Services(self, self._go2.requests, services, self._on_answer)
         self._odometry = self.create_publisher(Odometry, "odom", COMMAND)
-        self._imu = self.create_publisher(Imu, "imu", CAMERA)
+        self._imu = self.create_publisher(Imu, "imu", COMMAND)
         self._published = [self._odometry, self._imu]
         self._subscribed = [
             self.create_subscription(state_type, c.state_topic, self._on_state, CAMERA),
@@ -140,7 +140,7 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
             self.create_subscription(MotionState, "motion_state", self._on_motion_state, STATE),
         ]
         if c.publish_joy:
-            self._joy = self.create_publisher(Joy, "joy", CAMERA)
+            self._joy = self.create_publisher(Joy, "joy", COMMAND)
             self._published.append(self._joy)
             self._subscribed.append(
                 self.create_subscription(

@@ -1,0 +1,83 @@
+"""Write docs/parameters.md: every parameter of every node, from the configurations in the code.
+
+The dataclasses are the one place where parameters are described; run this after editing one
+(``make docs``). A test compares.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import typing
+from pathlib import Path
+from typing import Any
+
+from collab_llm_nodes.nodes.ros import CommonConfig, ManagedNode, flatten
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "parameters.md"
+HEAD = """# Parameters
+
+Every parameter of every node: its default, what it may be, what it means. Ranges are enforced, at
+the start and when a parameter is set. *Fixed*: read when the node starts; the others can be set at
+any time. `ros2 param describe NODE NAME` says the same.
+
+<!-- Written by `make docs` from the dataclasses in collab_llm_nodes/. -->
+"""
+
+
+def nodes() -> list[tuple[str, type]]:
+    """Name and configuration of every node of the package, in the order of their names."""
+    found = []
+    for file in sorted((ROOT / "collab_llm_nodes" / "nodes").glob("*.py")):
+        module = importlib.import_module(f"collab_llm_nodes.nodes.{file.stem}")
+        for _, kind in inspect.getmembers(module, inspect.isclass):
+            if kind.__module__ == module.__name__ and issubclass(kind, ManagedNode):
+                for base in getattr(kind, "__orig_bases__", ()):
+                    if typing.get_origin(base) is ManagedNode and kind is not ManagedNode:
+                        found.append((file.stem, typing.get_args(base)[0]))
+    return found
+
+
+def table(config: type) -> list[str]:
+    """One line per parameter."""
+    out = ["| parameter | default | range | meaning |", "|---|---|---|---|"]
+    for name, field, default in flatten(config(), ""):
+        facts = field.metadata
+        fixed = " *Fixed.*" if facts.get("read_only") else ""
+        meaning = " ".join(facts.get("doc", "").split()).replace("|", "\\|")
+        cells = (f"`{name}`", _default(default), _range(facts), f"{meaning}{fixed}")
+        out.append(f"| {' | '.join(cells)} |")
+    return out
+
+
+def page() -> str:
+    """The whole page."""
+    out = [HEAD, "## Every node", "", *table(CommonConfig), ""]
+    for name, config in nodes():
+        out += [f"## {name}", "", *table(config), ""]
+    return "\n".join(out)
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, str) and (len(value) > 40 or "\n" in value):
+        return "see the code"
+    if isinstance(value, list) and len(value) > 4:
+        return "see the code"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return '`""`' if value == "" else f"`{value}`"
+
+
+def _range(facts: Any) -> str:
+    if facts.get("choices"):
+        return ", ".join(f"`{c}`" for c in facts["choices"])
+    low, high = facts.get("low"), facts.get("high")
+    if low is not None and high is not None:
+        return f"{low:g} to {high:g}"
+    words = [f"at least {low:g}" if low is not None else "", f"at most {high:g}" if high else ""]
+    return " ".join(filter(None, words))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
