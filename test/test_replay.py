@@ -104,7 +104,7 @@ def test_parts_are_whole_bags_that_begin_with_the_latched_states(
     writer = BagWriter(tmp_path, "drive", storage, max_bytes=300, max_parts=3)
     kind = "std_msgs/msg/String"
     writer.write("/state", kind, 0, serialize_message(String(data="latched")), keep=True)
-    for n in range(40):
+    for n in range(80):
         writer.write("/other", kind, n, serialize_message(String(data=f"number {n:02}")))
     writer.close()
     parts = sorted(tmp_path.iterdir())
@@ -116,7 +116,7 @@ def test_parts_are_whole_bags_that_begin_with_the_latched_states(
             found = [(t, m.data) for t, _, m in bag.messages(["/state", "/other"])]
         assert found[0] == ("/state", "latched")
         told += [data for topic, data in found if topic == "/other"]
-    assert told == [f"number {n:02}" for n in range(40)][-len(told) :]
+    assert told == [f"number {n:02}" for n in range(80)][-len(told) :]
     assert len(told) > 20
 
 

@@ -22,7 +22,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from diagnostic_msgs.msg import DiagnosticStatus
 from rcl_interfaces.msg import ParameterEvent
 from rcl_interfaces.srv import GetParameters, ListParameters
 from rclpy.client import Client
@@ -45,6 +44,7 @@ from std_msgs.msg import String
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.nodes.health import Level
 from collab_llm_nodes.nodes.ros import REQUESTS, RESULT, STEADY, ManagedNode, guarded, run
 from collab_llm_nodes.replay.bag import STORAGES, BagWriter
 
@@ -184,6 +184,7 @@ class Recorder(ManagedNode[RecorderConfig]):
                 self.destroy_client(client)
         self._askers.clear()
         self._asked.clear()
+        self._take_waiting()
         self._end()
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
@@ -197,10 +198,10 @@ class Recorder(ManagedNode[RecorderConfig]):
                 "megabytes": f"{writer.size / _MB:.1f}",
             }
         if self._failure:
-            return DiagnosticStatus.ERROR, f"not recording: {self._failure}", values
+            return Level.ERROR, f"not recording: {self._failure}", values
         if self._refused:
             left_out = ", ".join(sorted(self._refused))
-            return DiagnosticStatus.WARN, f"left out: {left_out}", values
+            return Level.WARN, f"left out: {left_out}", values
         return level, message, values
 
     def _end(self, failure: str = "") -> None:
@@ -264,6 +265,21 @@ class Recorder(ManagedNode[RecorderConfig]):
         if heard is not None:
             latched = heard.qos.durability == DurabilityPolicy.TRANSIENT_LOCAL
             self._write(topic, heard.type_name, data, heard.offered, keep=latched)
+
+    def _take_waiting(self) -> None:
+        """What has arrived but had no turn yet: its publishers believe it received."""
+        waiting = []
+        for topic, heard in self._heard.items():
+            subscription = heard.subscription
+            with subscription.handle:
+                for _ in range(_DEPTH):
+                    taken = subscription.handle.take_message(subscription.msg_type, True)
+                    if taken is None:
+                        break
+                    data, info = taken
+                    waiting.append((info["received_timestamp"], topic, data))
+        for _, topic, data in sorted(waiting):
+            self._on_message(topic, data)
 
     def _write(
         self, topic: str, type_name: str, data: bytes, offered: tuple[Qos, ...], *, keep: bool
