@@ -126,6 +126,16 @@ def test_a_guard_need_not_be_there_where_it_is_not_required(graph: Any) -> None:
     assert robot.x == pytest.approx(0.25, abs=0.08)
 
 
+def test_odometry_from_before_the_goal_counts(graph: Any) -> None:
+    """An answer may come sooner than the next odometry."""
+    robot = Robot(graph, ["move forward 75 cm"], mission__executor__watchdog=0.3)
+    graph.wait_for(lambda: robot.navigator._odometry)
+    robot.odometry_on = False
+    result = robot.navigate()
+    assert (result.status, result.steps) == (Navigate.Result.NO_ODOMETRY, 1)  # it began
+    assert "during a step" in result.error_msg
+
+
 def test_an_error_that_nobody_foresaw_stops_the_robot_and_ends_the_goal(graph: Any) -> None:
     robot = Robot(graph, ["move forward 75 cm"], mission__executor__linear_speed=0.2)
     handle = robot.send()

@@ -173,6 +173,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         self._run: _Run | None = None
         self._pose = Pose()
         self._permission: tuple[Permission, float] | None = None  # and when it was heard
+        self._odometry: tuple[Pose2D, float, float] | None = None  # and when, by both clocks
         self._sent_at = -math.inf
         self._sent = ZERO
         self._failed = Faults()  # missions, by the code of their end
@@ -268,7 +269,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             return result
         run_ = self._run = _Run(goal, mission, Future())
         self._instructions.publish(String(data=goal.request.instruction))
-        self._tell_permission(mission)
+        self._tell_what_is_known(mission)
         self._follow_up(run_)
         if goal.is_cancel_requested:  # before this coroutine had its first turn
             self._cancel(run_)
@@ -312,8 +313,10 @@ class Navigator(ManagedNode[NavigatorConfig]):
         guarded = self.config.require_guard
         return Mission(config, self.seconds(), wall(), steps=steps, guarded=guarded)
 
-    def _tell_permission(self, mission: Mission) -> None:
-        """What motion_guard said before the mission began."""
+    def _tell_what_is_known(self, mission: Mission) -> None:
+        """What odometry and motion_guard said before the mission began."""
+        if self._odometry is not None:
+            mission.on_odometry(*self._odometry)
         if self._permission is not None:
             permission, heard = self._permission
             if wall() - heard <= mission.config.guard_timeout:
@@ -372,8 +375,9 @@ class Navigator(ManagedNode[NavigatorConfig]):
         yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
         if not all(map(math.isfinite, (p.x, p.y, yaw))):
             raise InvalidInput("not finite", field="odom.pose", remedy="check the odometry source")
+        self._odometry = Pose2D(p.x, p.y, yaw), now, wall()
         if self._run is not None:
-            self._run.mission.on_odometry(Pose2D(p.x, p.y, yaw), now, wall())
+            self._run.mission.on_odometry(*self._odometry)
             self._follow_up(self._run, 0.9 / self.config.rate)
 
     @_stopping
