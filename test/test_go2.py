@@ -43,14 +43,20 @@ PATIENT = {"watchdog": 0.5, "state_timeout": 0.5}
 class Stage:
     """A fake robot, its driver (``None``: in another process), and somebody who commands it."""
 
-    def __init__(self, graph: Any, driver: dict[str, Any] | None = None, **behaviour: Any) -> None:
+    def __init__(
+        self,
+        graph: Any,
+        driver: dict[str, Any] | None = None,
+        topic: str = "cmd_vel",
+        **behaviour: Any,
+    ) -> None:
         self.graph = graph
         self.user = graph.node("user")
         self.robot = FakeGo2(graph.node("go2"), **behaviour)
         self.server = self.robot.server
         kind = TwistStamped if driver and driver.get("stamped") else Twist
         self.command: Any = kind()
-        self.commands = self.user.create_publisher(kind, "cmd_vel", COMMAND)
+        self.commands = self.user.create_publisher(kind, topic, COMMAND)
         self.states = self.user.create_publisher(MotionState, "motion_state", STATE)
         self.talks = True
         self.user.create_timer(0.05, self._command)
@@ -61,7 +67,7 @@ class Stage:
         )
         if driver is not None:
             self.driver = start(graph, Go2Driver, **{**PATIENT, **driver})
-        self.wait(lambda: self.user.count_subscribers("cmd_vel"))
+        self.wait(lambda: self.user.count_subscribers(topic))
         self.wait(lambda: self.odometry)
 
     def _command(self) -> None:
@@ -178,20 +184,33 @@ def test_an_exception_in_a_callback_stops_the_robot(
 
 
 @contextlib.contextmanager
-def process(module: str, **parameters: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A node in a process of its own."""
-    words = [w for name, value in parameters.items() for w in ("-p", f"{name}:={value}")]
-    command = [sys.executable, "-m", f"collab_llm_nodes.nodes.{module}", "--ros-args", *words]
-    with subprocess.Popen(command) as child:
+def process(*words: str, **parameters: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A module of nodes with its arguments, in a process of its own."""
+    module, *arguments = words
+    settings = [w for name, value in parameters.items() for w in ("-p", f"{name}:={value}")]
+    command = [sys.executable, "-m", f"collab_llm_nodes.nodes.{module}", *arguments]
+    with subprocess.Popen([*command, "--ros-args", *settings]) as child:
         try:
             yield child
         finally:
             child.kill()
 
 
-def test_a_signal_stops_the_robot_before_the_process_ends(graph: Any) -> None:
-    with process("go2_driver", **PATIENT) as child:
-        stage = Stage(graph)
+GUARD = {"needs_camera": False, "link_policy": "ignore", "freshness.odometry": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("words", "topic"),
+    [(("go2_driver",), "cmd_vel"), (("motion", "--driver", "go2"), "cmd_vel_nav")],
+    ids=["driver", "guard and driver"],
+)
+def test_a_signal_stops_the_robot_before_the_process_ends(
+    graph: Any, words: tuple[str, ...], topic: str
+) -> None:
+    guard = {f"motion_guard:{name}": value for name, value in GUARD.items()}
+    driver = {f"go2_driver:{name}": value for name, value in PATIENT.items()}
+    with process(*words, **guard, **driver) as child:
+        stage = Stage(graph, topic=topic)
         stage.walks()
         moves = stage.count(1008)
         stage.wait(lambda: stage.count(1008) > moves)
@@ -203,15 +222,9 @@ def test_a_signal_stops_the_robot_before_the_process_ends(graph: Any) -> None:
 
 
 def test_the_guard_killed_in_mid_motion_the_driver_stops(graph: Any) -> None:
-    guard = {"needs_camera": False, "link_policy": "ignore", "freshness.odometry": 0.5}
-    with process("motion_guard", **guard) as child:
-        stage = Stage(graph, {})
-        stage.talks = False
-        wish = stage.user.create_publisher(Twist, "cmd_vel_nav", COMMAND)
-        twist = Twist()
-        twist.linear.x = 0.4
-        stage.user.create_timer(0.05, lambda: wish.publish(twist))
-        stage.wait(lambda: stage.server.velocity[0] > 0.3)
+    with process("motion_guard", **GUARD) as child:
+        stage = Stage(graph, {}, topic="cmd_vel_nav")
+        stage.walks()
         stops = stage.count(1003)
         child.kill()
         stage.wait(lambda: stage.count(1003) > stops)
