@@ -554,9 +554,18 @@ def test_a_page_loads_nothing_from_elsewhere(server: Server) -> None:
 
 
 def test_only_so_many_pages(server: Server) -> None:
-    pages = [server.ask("/")[2].decode() for _ in range(3)]
-    assert ["As many pages are open" in page for page in pages] == [False, False, True]
-    assert all('id="stop"' in page for page in pages), "the stop is on every page"
+    """And nothing is kept of requests beyond them."""
+    from nicegui import Client
+
+    before = set(Client.instances)
+    answers = [server.ask("/") for _ in range(10)]
+    assert [status for status, _, _ in answers] == [200] * 2 + [503] * 8
+    for _, _, body in answers:
+        assert b'id="stop"' in body, "the stop is on every page"
+    assert b"max_viewers" in answers[-1][2]
+    assert [server.ask(f"/{n}")[0] for n in range(5)] == [404] * 5
+    assert len(set(Client.instances) - before) == 2
+    assert server.site.viewers == 2
 
 
 def test_the_stop_page_is_nothing_but_the_bar(server: Server) -> None:

@@ -153,7 +153,7 @@ def rates_chart(answers: Sequence[Answer]) -> dict[str, Any]:
     for mode in dict.fromkeys(a.mode for a in answers if a.mode):
         marks = [0 if a.mode == mode else None for a in answers]
         series.append({"type": "scatter", "name": mode, "symbol": "rect", "data": marks})
-    axes = [{"name": "tokens/round"}, {"name": "%", "max": 100}]
+    axes: list[dict[str, Any]] = [{"name": "tokens/round"}, {"name": "%", "max": 100}]
     return _chart(range(1, len(answers) + 1), axes, series)
 
 

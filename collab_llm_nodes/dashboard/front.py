@@ -97,9 +97,8 @@ def make_front(robot: Robot, access: Access, pages: App) -> App:
 
     @front.get("/stop")
     async def stop_page() -> Response:
-        """Nothing but the bar: for a phone beside the robot."""
-        page = (STATIC / "stop.html").read_text(encoding="utf-8")
-        return HTMLResponse(page.replace("BAR", BAR))
+        """For a phone beside the robot."""
+        return only_the_stop()
 
     @front.get("/static/{name}")
     async def static(name: str) -> Response:
@@ -107,8 +106,21 @@ def make_front(robot: Robot, access: Access, pages: App) -> App:
             return PlainTextResponse("no such file", 404)
         return Response((STATIC / name).read_bytes(), media_type=_FILES[name])
 
-    front.mount("/", pages)
+    async def behind(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Nothing else: NiceGUI keeps something of every request it has a page for."""
+        if scope["path"] == "/" or scope["path"].startswith(("/_nicegui", "/favicon.ico")):
+            await pages(scope, receive, send)
+        else:
+            await PlainTextResponse("no such page", 404)(scope, receive, send)
+
+    front.mount("/", behind)
     return _gate(front, access)
+
+
+def only_the_stop(message: str = "", status: int = 200) -> Response:
+    """A page with nothing but the bar, and ``message``."""
+    page = (STATIC / "stop.html").read_text(encoding="utf-8")
+    return HTMLResponse(page.replace("BAR", BAR).replace("MESSAGE", message), status)
 
 
 def _gate(app: App, access: Access) -> App:

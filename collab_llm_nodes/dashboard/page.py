@@ -9,19 +9,17 @@ from __future__ import annotations
 import math
 
 from fastapi import FastAPI
+from fastapi.responses import Response
 from nicegui import ui
 
 from collab_llm_nodes.dashboard import drawing
-from collab_llm_nodes.dashboard.front import BAR
+from collab_llm_nodes.dashboard.front import BAR, only_the_stop
 from collab_llm_nodes.dashboard.robot import Robot
 from collab_llm_nodes.dashboard.view import Action, Answer, Goal, Link, Snapshot
 from collab_llm_nodes.errors import ConfigError
 
 _MAX_INSTRUCTION = 1000
-_FULL = (
-    "As many pages are open as max_viewers allows; close one and load this page again. The"
-    " emergency stop above works nevertheless."
-)
+_FULL = "As many pages are open as max_viewers allows; close one and load this page again."
 
 
 class Host:
@@ -73,15 +71,16 @@ def install(parent: FastAPI, host: Host) -> None:
     """Put NiceGUI and the page into ``parent``; once per process."""
 
     @ui.page("/")
-    def index() -> None:
-        ui.add_head_html('<link rel="stylesheet" href="/static/style.css">')
-        ui.add_body_html(BAR)
+    def index() -> Response | None:
         client = ui.context.client
         if not host.admit(client.id):
-            ui.label(_FULL)
-            return
+            client.delete()  # costs nothing any more
+            return only_the_stop(_FULL, 503)
         client.on_delete(lambda: host.dismiss(client.id))
+        ui.add_head_html('<link rel="stylesheet" href="/static/style.css">')
+        ui.add_body_html(BAR)
         _Page(host)
+        return None
 
     ui.run_with(
         parent,
