@@ -236,7 +236,7 @@ def test_a_file_begins_again_with_loop(graph: Any, film: Path) -> None:
     ],
 )
 def test_what_is_not_there_is_said_and_tried_again_with_growing_pauses(
-    graph: Any, parameters: dict[str, str], words: str
+    graph: Any, parameters: dict[str, Any], words: str
 ) -> None:
     pytest.importorskip("cv2")
     camera = Camera(graph, retry_first=0.02, retry_most=0.1, silent_after=0.2, **parameters)
@@ -273,7 +273,7 @@ def test_an_address_where_nobody_speaks_rtsp_is_said() -> None:
         ({"source": "webcam"}, "source: 'webcam' is unknown"),
     ],
 )
-def test_a_source_that_is_not_complete_is_refused(parameters: dict[str, str], words: str) -> None:
+def test_a_source_that_is_not_complete_is_refused(parameters: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         CameraConfig(**parameters)
 
@@ -310,7 +310,7 @@ def fake_opencv(monkeypatch: pytest.MonkeyPatch, backends: set[str]) -> list[tup
     ],
 )
 def test_a_missing_backend_is_said_with_its_remedy(
-    monkeypatch: pytest.MonkeyPatch, parameters: dict[str, str], backend: str
+    monkeypatch: pytest.MonkeyPatch, parameters: dict[str, Any], backend: str
 ) -> None:
     fake_opencv(monkeypatch, {"V4L2", "FFMPEG", "GSTREAMER"} - {backend})
     with pytest.raises(ConfigError, match=f"is built without {backend}") as caught:
@@ -358,13 +358,13 @@ def test_the_go2s_multicast_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_sources_are_opened_as_they_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = fake_opencv(monkeypatch, {"V4L2", "FFMPEG", "GSTREAMER"})
-    for parameters, expected in (
-        ({"source": "v4l2", "url": "/dev/null"}, ("/dev/null", "V4L2")),
-        ({"source": "gstreamer", "url": "a ! appsink"}, ("a ! appsink", "GSTREAMER")),
-        ({"source": "file", "url": __file__}, (__file__, "FFMPEG", [1, 5000, 2, 5000])),
+    for source, url, expected in (
+        ("v4l2", "/dev/null", ("/dev/null", "V4L2")),
+        ("gstreamer", "a ! appsink", ("a ! appsink", "GSTREAMER")),
+        ("file", __file__, (__file__, "FFMPEG", [1, 5000, 2, 5000])),
     ):
         with pytest.raises(Unavailable, match="cannot open"):
-            open_source(CameraConfig(**parameters))
+            open_source(CameraConfig(source=source, url=url))
         assert asked[-1] == expected
 
 
