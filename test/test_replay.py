@@ -439,6 +439,15 @@ def test_a_mended_bag_is_the_one_it_was(tmp_path: Path, storage: str) -> None:
         mend(path, tmp_path / "new")
 
 
+def test_the_command_mends(tmp_path: Path) -> None:
+    path = write_bag(tmp_path, drive())
+    unclosed(path)
+    result = CliRunner().invoke(app, ["record", "--mend", str(path)], env={"COLUMNS": "300"})
+    assert result.exit_code == 0, result.output
+    assert f"{path.name}_mended: {len(drive())} messages" in result.output
+    assert len(read_recording(path.with_name(f"{path.name}_mended")).steps) == 4
+
+
 def test_mending_never_raises_what_is_not_typed(tmp_path: Path) -> None:
     path = write_bag(tmp_path, drive())
     file = storage_file(path)
