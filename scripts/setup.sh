@@ -237,6 +237,7 @@ build() {
     # Python, launch, parameter and model files are linked, not copied: only a changed *list* of
     # them asks for a build; interfaces and build files ask for one with every change.
     local listed key
+    rm -rf collab_llm_nodes.egg-info # left by `pip install .`; its old list of commands would be found first
     listed=$(find collab_llm_nodes launch config models -type f ! -path '*/__pycache__/*' | LC_ALL=C sort)
     key=$(fingerprint msg/* srv/* action/* CMakeLists.txt package.xml setup.cfg -- "$listed" "$root" "${TESTING:-}" "$(cat "$done_marks/packages")")
     is_done build "$key" && [ -d install/share/collab_llm ] && return
