@@ -30,7 +30,7 @@ from collab_llm.action import Generate, Navigate
 from collab_llm.msg import GeneratedText, LinkState, MotionState, NavigationAction
 from collab_llm_nodes.bench.safety.watch import MotionWatch, Permitted
 from collab_llm_nodes.demo.processes import START_DEADLINE_S
-from collab_llm_nodes.errors import CollabError, DeadlineExceeded
+from collab_llm_nodes.errors import DeadlineExceeded
 from collab_llm_nodes.navigation.executor import ZERO, Pose2D, Velocity
 from collab_llm_nodes.nodes.client import GraphClient
 from collab_llm_nodes.nodes.ros import CAMERA, COMMAND, REQUESTS, RESULT, STATE
@@ -68,6 +68,7 @@ class SafetyClient(GraphClient):
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._goal: Any = None
+        self._gone: set[bytes] = set()  # navigators of killed processes
         self.ended: Navigate.Result | None = None
         node = self.node
         self._images = node.create_publisher(CompressedImage, "image/compressed", CAMERA)
@@ -106,20 +107,21 @@ class SafetyClient(GraphClient):
     def instruct(self, instruction: str, deadline_s: float) -> None:
         """Have ``instruction`` followed from now on; ``ended`` is None until it has an end.
 
-        A navigator that has just started may not have been discovered, and that of a killed process
-        is still known for a while: what is not accepted within a second is sent again.
+        The navigator of a killed process is still known for a while, and a new one knows us a
+        little later than we know it: what is not accepted in time is sent again.
 
         Raises:
             DeadlineExceeded: nobody accepted it.
         """
         due = time.monotonic() + deadline_s
+        self.wait(lambda: self._navigators() - self._gone, deadline_s, "a navigator")
         while True:
             goal = Navigate.Goal(instruction=instruction, max_steps=10_000, deadline_s=86_400.0)
             self.ended = None
             self._event(time.time(), self.watch.on_instruction, True, time.time())
             try:
                 send = lambda goal=goal: self._navigate.send_goal_async(goal)  # noqa: E731
-                self._goal = self.result(send, 1.0, "navigate")
+                self._goal = self.result(send, 2.0, "navigate")
                 break
             except DeadlineExceeded:
                 if time.monotonic() > due:
@@ -138,8 +140,13 @@ class SafetyClient(GraphClient):
     def forget_goal(self) -> None:
         """Whoever followed it is gone."""
         with self.changed:
-            self._goal = None
+            self._goal, self._gone = None, self._navigators()
             self._event(time.time(), self.watch.on_instruction, False, time.time())
+
+    def _navigators(self) -> set[bytes]:
+        """The navigators there are, by their endpoints."""
+        found = self.node.get_publishers_info_by_topic("/navigate/_action/status")
+        return {bytes(each.endpoint_gid) for each in found}
 
     def enter(self, seed: int) -> None:
         """Put the robot into another room."""
@@ -150,16 +157,18 @@ class SafetyClient(GraphClient):
 
     # Motion.
 
-    def wait_for_motion(self, least_s: float, deadline_s: float, alive: Callable[[], None]) -> None:
-        """Until the robot has moved for ``least_s``. ``alive`` raises if something ended."""
+    def wait_for_motion(self, least_s: float, deadline_s: float, alive: Callable[[], None]) -> bool:
+        """Until the robot has moved for ``least_s``; False: the instruction ended before.
+
+        ``alive`` raises if a process ended.
+        """
 
         def moves() -> bool:
             alive()
-            if self.ended is not None:
-                raise CollabError(f"the instruction ended: {self.ended.error_msg}")
             return self._velocity != ZERO and time.time() - self._since >= least_s
 
-        self.wait(moves, deadline_s, "motion")
+        self.wait(lambda: self.ended is not None or moves(), deadline_s, "motion")
+        return self.ended is None
 
     def stopped_at(self, fault_at: float, settle_s: float) -> float:
         """When the robot was sent zero after ``fault_at``, for at least ``settle_s`` on end.

@@ -18,6 +18,7 @@ from rich.console import Console
 from collab_llm_nodes.bench.safety.rig import REAL_TIME, SCRIPTED, Rig, run_rig
 from collab_llm_nodes.bench.safety.watch import STOP_LIMIT_S, MotionWatch
 from collab_llm_nodes.demo.processes import START_DEADLINE_S
+from collab_llm_nodes.errors import CollabError
 
 if TYPE_CHECKING:
     from collab_llm_nodes.nodes.safety_client import SafetyClient
@@ -27,6 +28,8 @@ CONTROL_PERIOD_S = 0.05
 _SETTLE_S = 0.2  # zero for so long is a stop
 _EARLY_S = (0.1, 0.35)  # after the beginning of a motion; a step takes 2.6 s
 _DEADLINE_S = 60.0
+_INSTRUCTIONS = 5
+"""A navigator that has just started may end one before it has heard of odometry or the guard."""
 _PARAMETERS = {
     **REAL_TIME,
     "navigator:rate": str(1.0 / CONTROL_PERIOD_S),
@@ -98,7 +101,13 @@ def run_trials(trials: int, seed: int, console: Console) -> dict[str, Any]:
 
 
 def _trial(fault: Fault, name: str, rig: Rig, client: SafetyClient, chance: random.Random) -> float:
-    client.wait_for_motion(chance.uniform(*_EARLY_S), _DEADLINE_S, rig.check)
+    for _ in range(_INSTRUCTIONS):
+        if client.wait_for_motion(chance.uniform(*_EARLY_S), _DEADLINE_S, rig.check):
+            break
+        client.instruct("turn on the spot", _DEADLINE_S)
+    else:
+        assert client.ended is not None, "why it is not being followed"
+        raise CollabError(f"the instruction ended again and again: {client.ended.error_msg}")
     broken_at = fault.inject()
     stopped_at = client.stopped_at(broken_at, _SETTLE_S)
     client.mended(name)
