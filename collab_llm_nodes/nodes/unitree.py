@@ -88,10 +88,6 @@ class Services:
             request.header.policy.noreply = not call.reply
             self._publishers[call.api.service].publish(request)
 
-    def heard(self, service: str) -> bool:
-        """Somebody listens to the requests for ``service``."""
-        return bool(self._publishers[service].get_subscription_count())
-
     def destroy(self) -> None:
         for publisher in self._publishers.values():
             self._node.destroy_publisher(publisher)
