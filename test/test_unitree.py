@@ -323,6 +323,23 @@ def test_a_stop_is_repeated_until_it_is_answered(repeat: float) -> None:
     assert not bench.go2.trouble(bench.now)
 
 
+def test_a_late_answer_to_an_earlier_stop_is_none_to_this_one() -> None:
+    go2 = Go2(Go2Config())
+    (first,) = go2.begin(1.0)
+    go2.on_state(SportState(BALANCE), 1.0)
+    go2.on_command(AHEAD, 1.01)
+    go2.on_state(SportState(BALANCE, 0, 0.4), 1.02)
+    (second,) = go2.on_command(REST, 1.05)
+    late, right = (go2.requests.on_response(c.id, 1003, 0) for c in (first, second))
+    assert late is not None
+    assert right is not None
+    go2.on_answer(late, 1.06)
+    go2.on_state(SportState(BALANCE), 1.07)
+    before = go2.phase
+    go2.on_answer(right, 1.08)
+    assert (before, go2.phase) == (Phase.STOPPING, Phase.STANDING)
+
+
 def test_a_stop_that_is_never_answered_ends_when_the_robot_stands() -> None:
     bench = Bench(mute={Api.STOP_MOVE.value})
     bench.run(5.0)
@@ -403,6 +420,27 @@ def test_unlocking_can_be_forbidden() -> None:
     bench.run(2.0)
     assert bench.go2.refusing
     assert {call.api for _, call in bench.sent} == {Api.STOP_MOVE}
+
+
+def test_joints_that_somebody_locks_in_mid_motion_stay_locked() -> None:
+    """With the remote control: that is meant as a stop."""
+    bench = Bench()
+    bench.command = AHEAD
+    bench.run(1.0)
+    bench.robot.machine = LOCKED
+    bench.run(3.0)
+    assert not bench.times(Api.BALANCE_STAND)
+    assert bench.go2.refusing
+    assert "locked while it walked" in bench.go2.trouble(bench.now).text
+    bench.command = REST
+    bench.run(1.0)
+    bench.command, since = AHEAD, bench.now  # nor for the next motion
+    bench.run(1.0)
+    assert not bench.times(Api.MOVE, since)
+    assert not bench.times(Api.BALANCE_STAND)
+    bench.robot.machine = BALANCE  # by remote control as well
+    bench.run(1.0)
+    assert bench.moving
 
 
 @pytest.mark.parametrize(("pause", "tries"), [(0.5, 3), (1.0, 2)])

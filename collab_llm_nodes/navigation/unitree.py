@@ -319,7 +319,8 @@ class Go2:
         self._deaf = False
         self._unlocked_at, self._tries = -math.inf, 0
         self._stop_began = self._stop_sent = -math.inf
-        self._stop_answered = False
+        self._stop_answered, self._stop_first = False, 0
+        self._overruled = False  # by whoever locked the joints in mid-motion
         self._complaint: Answer | None = None
         self._done: dict[Api, int] = {}  # number of the last call that was
         self._avoidance = Avoidance()
@@ -355,6 +356,8 @@ class Go2:
         self._state, self._heard_at = state, now
         if back and self.phase is Phase.STOPPING:
             return self._begin_stop(now)
+        if state.stance is Stance.READY or self.phase is Phase.MOVING:
+            self._overruled = state.stance is Stance.LOCKED
         if self.phase is Phase.MOVING and state.obeys(self._sent, self.config.deaf_share):
             self._obeyed_at = now
             if not state.stands:
@@ -369,7 +372,7 @@ class Go2:
         elif answer.call.id > self._done.get(answer.call.api, 0):  # not said better since
             self._complaint = answer
         if answer.call.api is Api.STOP_MOVE and answer.code == 0:
-            self._stop_answered = True
+            self._stop_answered |= answer.call.id >= self._stop_first
         self._avoidance.on_answer(answer, now)
         return self._decide(now)
 
@@ -394,6 +397,8 @@ class Go2:
         if stance is Stance.OTHER:
             doing = f"state machine {state.machine}, mode {state.mode}"
             return Trouble("NOT_STANDING", f"it neither stands nor walks ({doing})")
+        if self._overruled:
+            return Trouble("LOCKED", "its joints were locked while it walked: unlock them likewise")
         if stance is Stance.LOCKED:
             return Trouble("LOCKED", "it stands with locked joints; BalanceStand unlocks them")
         if self._deaf:
@@ -425,7 +430,7 @@ class Go2:
             return calls + self._stop(now)
         if trouble == "DEAF" and self.config.avoid:
             return calls + self._move(now)  # its avoidance decides whether it can walk
-        if trouble in ("LOCKED", "DEAF") and self.config.unlock:
+        if trouble in ("LOCKED", "DEAF") and self.config.unlock and not self._overruled:
             return calls + self._unlock(now)
         return calls + (self._stop(now) if self.refusing else self._move(now))
 
@@ -472,7 +477,9 @@ class Go2:
     def _begin_stop(self, now: float) -> list[Call]:
         self.phase, self._stop_began, self._stop_answered = Phase.STOPPING, now, False
         self._sent, self._sent_at = REST, -math.inf
-        return self._send_stop(now)
+        calls = self._send_stop(now)
+        self._stop_first = calls[-1].id
+        return calls
 
     def _send_stop(self, now: float) -> list[Call]:
         self._stop_sent = now
