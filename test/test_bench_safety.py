@@ -120,6 +120,7 @@ def test_growth_that_levels_off_is_no_leak() -> None:
     assert growth(times, steady)["leaks"]
     assert not growth(times, filling)["leaks"]
     assert not growth(times, [300.0] * 60)["leaks"]
+    assert not growth(times[:5], steady[:5])["leaks"]  # too short to tell
     assert growth(times, steady)["mb_per_hour"] == pytest.approx(2 * LEAK_MB_PER_HOUR)
 
 

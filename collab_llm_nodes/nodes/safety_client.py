@@ -37,6 +37,11 @@ from collab_llm_nodes.nodes.ros import CAMERA, COMMAND, REQUESTS, RESULT, STATE
 
 ORDER_S = 0.15
 """Events are told to the watch so much later, in the order of their times."""
+_STATUS = {
+    value: name
+    for name in dir(Navigate.Result)
+    if name.isupper() and isinstance(value := getattr(Navigate.Result, name), int)
+}
 _ANSWER = "the next action is turn left 45 degree."
 
 
@@ -131,6 +136,11 @@ class SafetyClient(GraphClient):
                 lambda future: self._on_result(goal, future)
             )
         )
+
+    @property
+    def ending(self) -> str:
+        """The name of the status with which the instruction ended; empty while it has not."""
+        return "" if self.ended is None else _STATUS.get(self.ended.status, "?")
 
     def cancel(self) -> None:
         """Give the instruction up, if there is one; see ``ended``."""

@@ -20,31 +20,35 @@ UNDISTURBED_S = 90.0
 def run_safety(
     *, trials: int, soak_minutes: float, seed: int, plot: Path | None, console: Console
 ) -> dict[str, Any]:
-    """Stop latencies, then what the undisturbed graph costs, then a soak if one is asked for.
+    """Stop latencies and what the undisturbed graph costs, unless ``trials`` is 0; then a soak,
+    unless ``soak_minutes`` is 0.
 
     Returns:
-        What ``run_trials`` and ``drive_undisturbed`` return, ``soak`` as ``run_soak`` does (absent
-        without one), ``ok``.
+        What ``run_trials`` and ``drive_undisturbed`` return, ``soak`` as ``run_soak`` does, ``ok``.
 
     Raises:
         CollabError: a process ended by itself, or the robot did not move, or did not stop.
     """
     isolate_ros()
     results: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "seed": seed}
-    results |= run_trials(trials, seed, console)
-    results |= drive_undisturbed(UNDISTURBED_S, seed, console)
+    if trials:
+        results |= run_trials(trials, seed, console)
+        results |= drive_undisturbed(UNDISTURBED_S, seed, console)
     if soak_minutes:
         results["soak"] = run_soak(soak_minutes, seed, console)
-    faults = all(row["ok"] for row in results["faults"].values())
-    soak = results.get("soak", {"ok": True})["ok"]
-    results["ok"] = faults and soak and not results["unintended_motions"]
-    _print(results, console)
-    if plot is not None:
+    in_time = all(row["ok"] for row in results.get("faults", {}).values())
+    soaked = "soak" not in results or results["soak"]["ok"]
+    results["ok"] = in_time and soaked and not results.get("unintended_motions")
+    if trials:
+        _print_trials(results, console)
+    if soak_minutes:
+        _print_soak(results["soak"], console)
+    if plot is not None and trials:
         _plot(results, plot)
     return results
 
 
-def _print(results: Mapping[str, Any], console: Console) -> None:
+def _print_trials(results: Mapping[str, Any], console: Console) -> None:
     table = Table(title=f"from the fault to zero velocity; limit {1e3 * results['limit_s']:.0f} ms")
     for column in ("fault", "trials", "median [ms]", "max [ms]"):
         table.add_column(column, justify="left" if column == "fault" else "right")
@@ -65,17 +69,18 @@ def _print(results: Mapping[str, Any], console: Console) -> None:
         f" 95 % {1e3 * age['p95']:.0f} ms; unintended motions: {results['unintended_motions']}"
     )
     for words in results["unintended"]:
-        console.print(f"  {words}")
-    if "soak" in results:
-        soak = results["soak"]
-        console.print(
-            f"soak of {soak['minutes']:g} min: {soak['instructions']} instructions,"
-            f" {sum(soak['faults'].values())} faults, {soak['crashes']} crashes,"
-            f" {soak['hangs']} hangs, {soak['leaks']} leaks,"
-            f" {soak['unintended_motions']} unintended motions"
-        )
-        for words in (*soak["crashed"], *soak["unintended"]):
-            console.print(f"  {words}", markup=False)
+        console.print(f"  {words}", markup=False)
+
+
+def _print_soak(soak: Mapping[str, Any], console: Console) -> None:
+    console.print(
+        f"soak of {soak['minutes']:g} min: {soak['instructions']} instructions,"
+        f" {sum(soak['faults'].values())} faults, {soak['crashes']} crashes,"
+        f" {soak['hangs']} hangs, {soak['leaks']} leaks,"
+        f" {soak['unintended_motions']} unintended motions"
+    )
+    for words in (*soak["crashed"], *soak["unintended"]):
+        console.print(f"  {words}", markup=False)
 
 
 def _plot(results: Mapping[str, Any], file: Path) -> None:

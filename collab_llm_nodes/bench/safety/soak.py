@@ -183,9 +183,8 @@ class _Soak:
                     self._instruct()
 
     def _look_after_the_instruction(self) -> None:
-        ended = self._client.ended
-        if ended is not None:
-            self._endings[str(ended.status)] += 1
+        if ending := self._client.ending:
+            self._endings[ending] += 1
             self._instruct()
         elif time.monotonic() - self._instructed > _GOAL_S:
             self._hangs += 1

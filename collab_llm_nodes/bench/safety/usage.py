@@ -14,6 +14,8 @@ import numpy as np
 _TICKS = os.sysconf("SC_CLK_TCK")
 LEAK_MB_PER_HOUR = 20.0
 """A steeper growth of resident memory after warm-up counts as a leak."""
+LEAST_S = 300.0
+"""What grows for less than this cannot be told from warm-up."""
 
 
 def cpu_seconds(pid: int) -> float:
@@ -63,7 +65,7 @@ def growth(times_s: Sequence[float], sizes_mb: Sequence[float]) -> dict[str, Any
         "mb_per_hour_late": late,
         "first_mb": sizes_mb[0],
         "last_mb": sizes_mb[-1],
-        "leaks": min(slope, late) > LEAK_MB_PER_HOUR,
+        "leaks": times_s[-1] - times_s[0] >= LEAST_S and min(slope, late) > LEAK_MB_PER_HOUR,
     }
 
 
