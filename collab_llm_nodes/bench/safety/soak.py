@@ -184,8 +184,9 @@ class _Soak:
 
     def _look_after_the_instruction(self) -> None:
         if ending := self._client.ending:
-            self._endings[ending] += 1
-            self._instruct()
+            if not self._client.state.emergency_stop:  # it would end at once
+                self._endings[ending] += 1
+                self._instruct()
         elif time.monotonic() - self._instructed > _GOAL_S:
             self._hangs += 1
             self._client.cancel()
