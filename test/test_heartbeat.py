@@ -105,6 +105,20 @@ def test_a_cut_link_is_known_and_so_is_its_return(link: LinkProxy) -> None:
         assert watched.client.status.error_msg == ""
 
 
+def test_a_background_thread_that_is_stuck_is_no_link(link: LinkProxy) -> None:
+    watched, go_on = Watched(link), threading.Event()
+    with watched.client:
+        watched.wait(watched.is_up)
+        watched.client._loop.call_soon_threadsafe(go_on.wait, 30.0)
+        deadline = time.monotonic() + 20.0
+        while watched.is_up() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        status = watched.client.status
+        go_on.set()
+        assert (status.state, status.error_code) == ("CONNECTING", "DEADLINE_EXCEEDED")
+        watched.wait(watched.is_up)
+
+
 def test_it_costs_little(link: LinkProxy) -> None:
     watched = Watched(link)
     with watched.client:

@@ -367,10 +367,11 @@ class VerifierClient:
     @property
     def status(self) -> LinkStatus:
         """A snapshot."""
-        status = self._status
-        if self._heartbeat is not None and self._heartbeat.lost and status.state == "UP":
+        status, beat = self._status, self._heartbeat
+        # By the clock: a background thread that is stuck could not tell that nothing is heard.
+        if status.state == "UP" and beat is not None and beat.silent(self._loop.time()):
             silent = DeadlineExceeded(
-                f"nothing heard for {self._heartbeat.config.timeout_s:g} s", field="verifier"
+                f"nothing heard for {beat.config.timeout_s:g} s", field="verifier"
             )
             status = replace(
                 status, state="CONNECTING", error_code=silent.code, error_msg=str(silent)

@@ -68,6 +68,10 @@ class Heartbeat:
             self._asked_at = now
         return ask, self._judge(now)
 
+    def silent(self, now: float) -> bool:
+        """Whether the link counts as lost ``now``, even if nobody has called ``on_time``."""
+        return now >= self._heard_at + self.config.timeout_s
+
     @property
     def next_time(self) -> float:
         """When ``on_time`` has something to do."""
@@ -79,5 +83,5 @@ class Heartbeat:
 
     def _judge(self, now: float) -> bool:
         before = self.lost
-        self.lost = now >= self._heard_at + self.config.timeout_s
+        self.lost = self.silent(now)
         return self.lost != before
