@@ -233,6 +233,8 @@ def test_a_file_begins_again_with_loop(graph: Any, film: Path) -> None:
         ({"source": "v4l2", "url": "/dev/video987"}, "there is no /dev/video987"),
         ({"source": "v4l2", "url": "987"}, "there is no /dev/video987"),
         ({"source": "rtsp", "url": "rtsp://127.0.0.1:9/live"}, "127.0.0.1:9: Connection refused"),
+        ({"source": "rtsp", "url": "rtsp://me:sec/ret@cam/live"}, "rtsp://***@cam/live"),
+        ({"source": "rtsp", "url": f"rtsp://{'x' * 70}/live"}, "label"),
     ],
 )
 def test_what_is_not_there_is_said_and_tried_again_with_growing_pauses(
@@ -409,6 +411,13 @@ def test_a_camera_that_hangs_does_not_hold_up_the_node(
             "rtspsrc location=rtsp://***@cam/live ! decodebin ! appsink",
         ),
         ("rtsp://cam/a@b", "rtsp://cam/a@b"),
+        ("rtsp://cam:554/a@b", "rtsp://cam:554/a@b"),
+        ("rtsp://me:sec/ret@cam/live", "rtsp://***@cam/live"),
+        (
+            'rtspsrc location=rtsp://cam/live user-id=me user-pw="sec ret" ! appsink',
+            "rtspsrc location=rtsp://cam/live user-id=me user-pw=*** ! appsink",
+        ),
+        ("http://cam/video?token=secret&size=1", "http://cam/video?token=***&size=1"),
         ("/dev/video0", "/dev/video0"),
         ("2", "2"),
     ],

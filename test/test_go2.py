@@ -296,6 +296,19 @@ def test_an_emergency_stop_ends_motion_that_did_not_come_from_us(graph: Any) -> 
     assert stage.count(1003) == stops  # the remote control may walk it meanwhile
 
 
+def test_while_the_emergency_stop_lasts_nobodys_velocity_is_carried_out(graph: Any) -> None:
+    stage = Stage(graph, {})
+    stage.drive(0.3)
+    stage.wait(lambda: stage.count(1008) > 3)
+    stage.states.publish(MotionState(allowed=False, emergency_stop=True))
+    stage.wait(lambda: stage.driver._go2.phase.value == "standing")
+    moves, seen = stage.count(1008), len(stage.odometry)
+    stage.wait(lambda: len(stage.odometry) > seen + 10)  # cmd_vel goes on meanwhile
+    assert stage.count(1008) == moves
+    stage.states.publish(MotionState(allowed=True))
+    stage.wait(lambda: stage.count(1008) > moves)
+
+
 def test_a_key_of_the_robots_remote_control_can_be_the_emergency_stop(graph: Any) -> None:
     from unitree_go.msg import WirelessController
 

@@ -164,6 +164,29 @@ def test_old_messages_are_no_sign_of_life(source: Source, age: float) -> None:
         assert robot.guard.state(robot.wall).allowed is allowed
 
 
+def test_what_old_messages_say_does_not_count() -> None:
+    robot = Robot(obstacle=ObstacleConfig(scan="optional"))
+    robot.guard.on_gap(Source.SCAN, 0.1, 0.0, robot.wall)
+    robot.guard.on_gap(Source.SCAN, math.inf, 0.6, robot.wall)
+    assert robot.command() == ZERO
+    assert robot.reasons == ("OBSTACLE",)
+    robot = Robot()
+    robot.guard.on_link(False, 0.0, robot.wall)
+    robot.guard.on_link(True, 0.6, robot.wall)
+    assert robot.command() == ZERO
+
+
+def test_old_commands_do_not_move_the_robot_but_may_stop_it() -> None:
+    def old(robot: Robot, speed: float) -> Velocity:
+        return robot.guard.on_command(speed, 0.0, robot.wall, robot.wall, 0.6)
+
+    robot = Robot()
+    assert old(robot, 0.5) == ZERO
+    assert robot.reasons == ("NO_COMMAND",)
+    assert robot.command() == AHEAD
+    assert old(robot, 0.0) == ZERO
+
+
 def test_what_is_not_needed_may_be_silent() -> None:
     robot = Robot(needs_camera=False, needs_odometry=False, link_policy="ignore")
     robot.command()

@@ -51,8 +51,8 @@ class World:
             "camera": publish(Observation, "observation", RESULT),
             "link": publish(LinkState, "link_state", STATE),
         }
-        self.stops = publish(Bool, "emergency_stop", COMMAND)
-        self.joy = publish(Joy, "joy", CAMERA)
+        self.stops = publish(Bool, "emergency_stop", 10)
+        self.joy = publish(Joy, "joy", 10)
         self.sent: list[Any] = graph.collect(self.node, kind, "cmd_vel", 1000)
         self.states: list[MotionState] = graph.collect(
             self.node, MotionState, "motion_state", STATE
@@ -229,6 +229,23 @@ def test_a_button_that_is_held_cannot_be_reset(graph: Any, way: str) -> None:
     world.moves()
 
 
+@pytest.mark.parametrize("way", ["topic", "joystick"])
+def test_a_button_pressed_for_a_moment_is_not_missed(graph: Any, way: str) -> None:
+    """It is let go before the guard looks: the newest message is not the one that counts."""
+    node, world = start(graph, joy_button=0)
+    world.moves()
+
+    def press() -> None:  # in the graph's thread, so nobody looks in between
+        for pressed in (True, False):
+            if way == "topic":
+                world.stops.publish(Bool(data=pressed))
+            else:
+                world.joy.publish(Joy(buttons=[pressed]))
+
+    node.post(press)
+    world.wait(lambda: world.stands() and world.state("EMERGENCY_STOP"))
+
+
 def test_the_emergency_stop_works_before_the_guard_is_active(graph: Any) -> None:
     node, world = start(graph)
     node.post(node.trigger_deactivate)
@@ -268,6 +285,22 @@ def test_an_obstacle_ahead_leaves_the_turn(graph: Any) -> None:
         assert world.states[-1].allowed
         distance[place] = 5.0
         world.wait(lambda: world.got(0.4, 0.3))
+
+
+def test_a_scanner_that_measures_nothing_is_no_free_way(graph: Any) -> None:
+    _, world = start(graph, obstacle__scan="required")
+    scans = world.node.create_publisher(LaserScan, "scan", CAMERA)
+    scan = LaserScan(angle_min=-0.5, angle_increment=0.5, range_min=0.1, range_max=9.0)
+
+    def look(*ranges: float) -> None:
+        scan.ranges, scan.header.stamp = ranges, world.node.get_clock().now().to_msg()
+        scans.publish(scan)
+
+    free = world.node.create_timer(0.02, lambda: look(math.inf, math.nan))
+    world.moves()
+    free.cancel()
+    world.node.create_timer(0.02, lambda: look(math.nan, math.nan))  # covered
+    world.wait(lambda: world.stands() and world.state("STALE_SCAN"))
 
 
 def test_deactivation_stops_first(graph: Any) -> None:

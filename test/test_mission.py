@@ -729,6 +729,14 @@ def test_where_a_guard_is_required_and_there_is_none_the_mission_says_so() -> No
     assert Drive().code() == ""  # where it is not
 
 
+def test_nothing_moves_before_the_guard_was_heard() -> None:
+    drive = Drive(guarded=True)
+    drive.run(0.2)
+    assert not drive.observe()
+    drive.permit()
+    assert drive.step("move forward 75 cm")
+
+
 def test_a_guard_that_falls_silent_is_waited_for() -> None:
     drive = moving()
     drive.run(CONFIG.guard_timeout + 0.1)

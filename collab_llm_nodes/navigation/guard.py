@@ -190,11 +190,13 @@ class Guard:
 
     # Events.
 
-    def on_command(self, linear: float, angular: float, now: float, wall: float) -> Velocity:
+    def on_command(
+        self, linear: float, angular: float, now: float, wall: float, age: float = 0.0
+    ) -> Velocity:
         """Somebody wants this velocity [m/s, rad/s]; returns what the robot gets."""
         self._valid = math.isfinite(linear) and math.isfinite(angular)
         self._asked = Velocity(linear, angular) if self._valid else ZERO
-        self._heard[Source.COMMAND] = wall
+        self._hear(Source.COMMAND, age, wall)
         stops = self._stops(wall)
         if stops:
             return self._set(ZERO, wall, stops)
@@ -213,8 +215,7 @@ class Guard:
 
     def on_odometry(self, age: float, stands: bool, wall: float) -> None:
         """``stands``: its velocities are those of a robot at rest."""
-        self._hear(Source.ODOMETRY, age, wall)
-        self._stands = stands
+        self._stands = self._hear(Source.ODOMETRY, age, wall) and stands
 
     def on_camera(self, age: float, wall: float) -> None:
         """A picture."""
@@ -222,13 +223,12 @@ class Guard:
 
     def on_link(self, up: bool, age: float, wall: float) -> None:
         """What the bridge to the verifier knows of the link."""
-        self._hear(Source.LINK, age, wall)
-        self._link_up = up
+        self._link_up = self._hear(Source.LINK, age, wall) and up
 
     def on_gap(self, source: Source, gap: float, age: float, wall: float) -> None:
         """Free way before the robot's front [m], by ``Source.SCAN`` or ``RANGE``."""
-        self._hear(source, age, wall)
-        self._gaps[source] = gap
+        if self._hear(source, age, wall):
+            self._gaps[source] = gap
 
     def on_emergency(self, who: str, wall: float, *, held: bool = False) -> None:
         """Stop until reset. ``held``: a button; it may be pressed still, and will say so again."""
@@ -337,10 +337,13 @@ class Guard:
         obstacle = self.config.obstacle
         return obstacle.scan if source is Source.SCAN else obstacle.range
 
-    def _hear(self, source: Source, age: float, wall: float) -> None:
+    def _hear(self, source: Source, age: float, wall: float) -> bool:
+        """Whether this is a sign of life; what is not tells nothing else either."""
         limit = self.config.freshness.max_age
-        if not limit or -limit <= age <= limit:
+        fresh: bool = not limit or -limit <= age <= limit
+        if fresh:
             self._heard[source] = wall
+        return fresh
 
     def _silent(self, source: Source, wall: float) -> bool:
         limit: float = getattr(self.config.freshness, source.value)

@@ -226,10 +226,10 @@ class Mission:
         self._seen_from: Pose2D | None = None  # ... here
         self._verified = True
         self._guarded = guarded
-        self._permission = Permission()
+        self._permission = NO_GUARD if guarded else Permission()
         self._permitted_at = -math.inf  # heard from motion_guard, machine's time
         self._began = wall
-        self._refused_since: float | None = None
+        self._refused_since: float | None = wall if guarded else None
 
     @property
     def answering(self) -> bool:

@@ -165,21 +165,15 @@ class DelegatedSteps:
     def _judge(self, now: float) -> None:
         """Done at the goal, or where it stays near it; blocked where it stays elsewhere."""
         assert self._action is not None, "a step is under way"
-        turning = self._action.kind is Kind.TURN
+        c, turning = self.config, self._action.kind is Kind.TURN
         remaining = abs(self._action.value) - self.travelled
-        if remaining <= (
-            self.config.angle_tolerance if turning else self.config.distance_tolerance
-        ):
+        if remaining <= (c.angle_tolerance if turning else c.distance_tolerance):
             self._take_back(Outcome.DONE)
         elif self.travelled > self._progress + _MOVES:
             self._progress, self._progress_at = self.travelled, now
-        elif now - self._progress_at > self.config.allowance_base:
+        elif now - self._progress_at > c.allowance_base:
             self._take_back(Outcome.DONE if remaining <= _NEAR else Outcome.BLOCKED)
 
     def _take_back(self, outcome: Outcome) -> None:
         self.outcome = outcome
         self._output.cancel()
-
-
-def _tolerance(config: ExecutorConfig, turning: bool) -> float:
-    return config.angle_tolerance if turning else config.distance_tolerance

@@ -118,9 +118,15 @@ class Frame:
     jpeg: Callable[[], Jpeg]
 
 
+_NAMED = r"\b((?:user|proxy)-pw|passphrase|password|passwd|pwd|token)=(?:\"[^\"]*\"|[^\s&]*)"
+"""As GStreamer's elements and cameras' URLs call them."""
+
+
 def without_password(url: str) -> str:
-    """``url`` as everybody may see it: user and password, wherever they stand, become ``***``."""
-    return re.sub(r"(?<=://)[^/\s]*@", "***@", url)
+    """``url`` as everybody may see it: user and password, wherever they stand, become ``***``;
+    also those of URLs that cannot be opened because of a slash in the password."""
+    masked = re.sub(r"(?<=://)(?:[^/\s]*|[^/\s:]*:(?!\d+/)\S*)@", "***@", url)
+    return re.sub(_NAMED, r"\1=***", masked, flags=re.IGNORECASE)
 
 
 # OpenCV.
@@ -183,6 +189,8 @@ class Grabber:
                 self.error = "it broke off"
             except CollabError as error:
                 self.error = str(error)
+            except Exception as error:  # noqa: BLE001 the thread must live to open it again
+                self.error = f"{type(error).__name__}: {error}"
             if frames and c.source == "file":
                 if c.loop:
                     continue
@@ -311,14 +319,19 @@ def _check_reach(config: CameraConfig) -> None:
         if not Path(config.url).is_file():
             raise Unavailable(f"there is no file {config.url}", field="url")
         return
-    parts = urlsplit(config.url)
-    port = parts.port or _PORTS.get(parts.scheme)
+    try:
+        parts = urlsplit(config.url)
+        port = parts.port or _PORTS.get(parts.scheme)
+    except ValueError:  # its words would hold a part of the password
+        raise Unavailable(
+            "cannot be read", field="url", remedy="is its port a number? Write / as %2F, @ as %40"
+        ) from None
     if parts.hostname is None or port is None:
         return
     try:
         socket.create_connection((parts.hostname, port), config.open_timeout).close()
-    except OSError as error:
-        why = error.strerror or str(error)
+    except (OSError, UnicodeError) as error:  # the latter: no host can have such a name
+        why = getattr(error, "strerror", "") or str(error)
         raise Unavailable(
             f"{parts.hostname}:{port}: {why}",
             field="url",

@@ -38,7 +38,17 @@ from collab_llm_nodes.navigation.unitree import (
     Trouble,
 )
 from collab_llm_nodes.nodes.health import Level, TopicLimits
-from collab_llm_nodes.nodes.ros import CAMERA, COMMAND, STATE, STEADY, ManagedNode, run, wall
+from collab_llm_nodes.nodes.ros import (
+    BUTTON,
+    CAMERA,
+    COMMAND,
+    RESULT,
+    STATE,
+    STEADY,
+    ManagedNode,
+    run,
+    wall,
+)
 from collab_llm_nodes.nodes.unitree import STATE_TOPIC, Services, sport_state, vendor, yaw_of
 
 _TICK_S = 0.01
@@ -140,14 +150,14 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
             self.create_subscription(MotionState, "motion_state", self._on_motion_state, STATE),
         ]
         if c.publish_joy:
-            self._joy = self.create_publisher(Joy, "joy", COMMAND)
+            self._joy = self.create_publisher(Joy, "joy", RESULT)
             self._published.append(self._joy)
             self._subscribed.append(
                 self.create_subscription(
                     vendor("unitree_go").WirelessController,
                     "/wirelesscontroller",
                     self._on_remote_control,
-                    CAMERA,
+                    BUTTON,
                 )
             )
         if c.publish_tf:
@@ -215,7 +225,8 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
             return
         twist = msg.twist if isinstance(msg, TwistStamped) else msg
         command = Command(twist.linear.x, twist.linear.y, twist.angular.z)
-        self._send(self._go2.on_command(command, wall()))
+        # While it lasts, even from a node that publishes cmd_vel beside motion_guard.
+        self._send(self._go2.on_command(Command() if self._emergency else command, wall()))
 
     @_stopping
     def _on_motion_state(self, msg: MotionState) -> None:

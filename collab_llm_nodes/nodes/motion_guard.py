@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from builtin_interfaces.msg import Time as TimeMsg
 from geometry_msgs.msg import Twist, TwistStamped
 from nav_msgs.msg import Odometry
 from rclpy.parameter import Parameter
@@ -34,9 +35,11 @@ from collab_llm_nodes.navigation.guard import Guard, GuardConfig, GuardState, So
 from collab_llm_nodes.navigation.obstacles import gap_in_scan, gap_of_range
 from collab_llm_nodes.nodes.health import Level
 from collab_llm_nodes.nodes.ros import (
+    BUTTON,
     CAMERA,
     COMMAND,
     REQUESTS,
+    RESULT,
     STATE,
     STEADY,
     ManagedNode,
@@ -101,9 +104,9 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         self._told_at = -math.inf
         # From the start and to the end, whatever the lifecycle state: a stop must not be missed.
         self._states = self.create_publisher(MotionState, "motion_state", STATE)
-        for qos in (COMMAND, CAMERA):  # whoever presses, reliably or not; twice does no harm
+        for qos in (RESULT, BUTTON):  # whoever presses, reliably or not; twice does no harm
             self.create_subscription(Bool, "emergency_stop", self._on_emergency_topic, qos)
-        self.create_subscription(Joy, "joy", self._on_joy, CAMERA)
+        self.create_subscription(Joy, "joy", self._on_joy, BUTTON)
         for name, callback in (
             ("emergency_stop", self._on_emergency_service),
             ("reset_emergency_stop", self._on_reset),
@@ -175,7 +178,10 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         unused = (twist.linear.y, twist.linear.z, twist.angular.x, twist.angular.y)
         forward = twist.linear.x if all(map(math.isfinite, unused)) else math.nan
         before = self._guard.velocity
-        self._publish(self._guard.on_command(forward, twist.angular.z, self.seconds(), wall()))
+        stamped = isinstance(msg, TwistStamped) and msg.header.stamp != TimeMsg()
+        age = self._age(msg.header) if stamped else 0.0  # most leave the stamp empty
+        now = self.seconds()
+        self._publish(self._guard.on_command(forward, twist.angular.z, now, wall(), age))
         self._report(before)
 
     @_stopping
@@ -197,6 +203,8 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
 
     @_stopping
     def _on_scan(self, msg: LaserScan) -> None:
+        if all(map(math.isnan, msg.ranges)):
+            return  # REP 117: no measurement
         limits = (msg.range_min, msg.range_max)
         gap = gap_in_scan(
             msg.ranges, msg.angle_min, msg.angle_increment, limits, self.config.obstacle

@@ -182,6 +182,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         self._navigate: ActionServer | None = None
 
     def configure(self) -> None:
+        self._output = make_output(self.config.output, self)  # first: it may fail
         kind = TwistStamped if self.config.stamped else Twist
         self._commands = self.create_publisher(kind, "cmd_vel_nav", COMMAND)
         self._subscribed = [
@@ -192,7 +193,6 @@ class Navigator(ManagedNode[NavigatorConfig]):
             ),
             self.create_subscription(MotionState, "motion_state", self._on_motion_state, STATE),
         ]
-        self._output = make_output(self.config.output, self)
         self._clocks = [
             self.create_timer(1.0 / self.config.rate, self._tick),
             self.create_timer(0.1, self._tick, clock=STEADY),  # the robot's clock may stand still

@@ -72,6 +72,11 @@ CAMERA = QoSProfile(
 )
 """Frames and odometry: the newest only, never wait for a lost one."""
 
+BUTTON = QoSProfile(
+    depth=50, history=HistoryPolicy.KEEP_LAST, reliability=ReliabilityPolicy.BEST_EFFORT
+)
+"""What people press: a newer message (let go) must not take the place of one not yet looked at."""
+
 COMMAND = QoSProfile(
     depth=1, history=HistoryPolicy.KEEP_LAST, reliability=ReliabilityPolicy.RELIABLE
 )
