@@ -10,7 +10,7 @@ import pytest
 
 from collab_llm_nodes.navigation.executor import ZERO, ExecutorConfig, Outcome, Pose2D
 from collab_llm_nodes.navigation.grammar import ParsedAction, parse
-from collab_llm_nodes.navigation.increments import ARM_S, Increments
+from collab_llm_nodes.navigation.increments import ARM_S, REQUEST_S, STOP_S, Increments
 from collab_llm_nodes.navigation.steps import DelegatedSteps
 from collab_llm_nodes.navigation.unitree import Api, Call
 
@@ -123,6 +123,7 @@ class Go2:
     def __init__(self, *, comes_on: bool = True, code: int = 0) -> None:
         self.machine = Increments()
         self.comes_on, self.code, self.on = comes_on, code, False
+        self.deaf = False
         self.calls: list[tuple[Api, Any]] = []
         self.now = 5.0
 
@@ -130,7 +131,7 @@ class Go2:
         for call in calls:
             self.calls.append((call.api, json.loads(call.parameter)))
             self.on = self.on or (call.api is Api.AVOID_SWITCH_SET and self.comes_on)
-            if call.reply:
+            if call.reply and not self.deaf:
                 data = json.dumps({"enable": self.on})
                 code = self.code if call.api is Api.AVOID_MOVE else 0
                 answer = self.machine.requests.on_response(call.id, call.api.number, code, data)
@@ -168,6 +169,29 @@ def test_an_increment_goes_out_once_the_avoidance_is_on() -> None:
     robot.calls.clear()
     robot.run(3.0)
     assert robot.names() == []
+
+
+def test_a_stop_that_nobody_answers_is_sent_again_but_not_into_the_next_step() -> None:
+    def stopping() -> Go2:
+        robot = Go2()
+        robot.take(robot.machine.start(parse("move forward 75 cm"), robot.now))
+        robot.run(1.0)
+        robot.calls.clear()
+        robot.deaf = True
+        robot.take(robot.machine.cancel(robot.now))
+        robot.run(REQUEST_S + 0.1)
+        return robot
+
+    robot = stopping()
+    assert robot.names() == 2 * ["AVOID_MOVE", "STOP_MOVE", "AVOID_REMOTE"]
+    robot.run(STOP_S + 1.0)
+    assert 4 <= robot.names().count("STOP_MOVE") <= 5  # not for ever
+    robot = stopping()
+    robot.deaf = False
+    robot.take(robot.machine.start(parse("turn left 30 degree"), robot.now))
+    robot.calls.clear()
+    robot.run(STOP_S)
+    assert "STOP_MOVE" not in robot.names()
 
 
 def test_a_turn_is_an_increment_of_yaw() -> None:

@@ -16,6 +16,8 @@ ARM_S = 3.0
 """Longest wait for the obstacle avoidance to come on."""
 REQUEST_S = 0.5
 """Longest wait for an answer."""
+STOP_S = 2.0
+"""For so long a stop that is not answered, or refused, is sent again."""
 
 
 class Increments:
@@ -32,12 +34,14 @@ class Increments:
         self._step: dict[str, float] = {}
         self._sent: Call | None = None
         self._began = 0.0
+        self._stop: Call | None = None  # not answered yet
+        self._stop_began = 0.0
 
     def start(self, action: ParsedAction, now: float) -> list[Call]:
         """Begin ``action``; the increment goes out once the robot is ready for it."""
         self._step = {"x": 0.0, "y": 0.0, "yaw": 0.0, "mode": 1}
         self._step["x" if action.kind is Kind.FORWARD else "yaw"] = action.value
-        self._sent, self._began = None, now
+        self._sent, self._stop, self._began = None, None, now
         self._avoidance = Avoidance()
         self.outcome, self.message = Outcome.RUNNING, ""
         return self.tick(now)
@@ -46,11 +50,16 @@ class Increments:
         """Stop: by the service that moves it, and by the one that always can."""
         if self.outcome is Outcome.RUNNING:
             self.outcome = Outcome.CANCELLED
+        self._stop_began = now
+        return self._send_stop(now)
+
+    def _send_stop(self, now: float) -> list[Call]:
         rest = {"x": 0.0, "y": 0.0, "yaw": 0.0, "mode": 0}
         back = {"is_remote_commands_from_api": False}
+        self._stop = self.requests.make(Api.STOP_MOVE, {}, now)
         return [
             self.requests.make(Api.AVOID_MOVE, rest, now, reply=False),
-            self.requests.make(Api.STOP_MOVE, {}, now, reply=False),
+            self._stop,
             self.requests.make(Api.AVOID_REMOTE, back, now, reply=False),
         ]
 
@@ -58,6 +67,10 @@ class Increments:
         """The robot answered one of our calls, or did not. The vendor's own client wants no answer
         to the increment, so that one may be missing: odometry shows what became of it."""
         self._avoidance.on_answer(answer, now)
+        if answer.call == self._stop:
+            self._stop = None
+            again = answer.code and now - self._stop_began < STOP_S
+            return self._send_stop(now) if again else []
         refused = answer.call == self._sent and answer.code not in (0, NO_ANSWER)
         if refused and self.outcome is Outcome.RUNNING:
             return self._fail(str(answer), now)
