@@ -173,6 +173,8 @@ def test_a_link_is_judged_by_its_limits() -> None:
     assert level("UP", 7.0) == Level.WARN
     assert level("UP", 17.0) == Level.OK
     assert link.status("UP", 0, "", limits, 17.0, 10.0).values["errors.DEADLINE_EXCEEDED"] == 1
+    link.on_state("UP", 99.0)  # while nobody wanted reports
+    assert level("DOWN", 100.0) == Level.WARN
 
 
 def test_actions_are_judged_by_their_limits() -> None:

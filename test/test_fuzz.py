@@ -182,6 +182,13 @@ class Attacker:
         return data[:position] + r.randbytes(r.randrange(1, 8)) + data[position:]
 
 
+@pytest.mark.parametrize("code", ["", "OK", "header", "__class__", "NEW_IN_VERSION_9"])
+def test_a_verifier_s_failure_never_has_a_code_that_nobody_knows(code: str) -> None:
+    """It would become the status of a ROS message: any constant or attribute of that name."""
+    data = pb.ServerMessage(failure=pb.Failure(code=code, message="m")).SerializeToString()
+    assert codec.decode_server(data) == Failure(CollabError.code, "m")
+
+
 def code_of(refusal: CollabError | Failure) -> str:
     """Its code, once it is certain that it tells what is wrong and what to do."""
     assert refusal.code in TYPED, refusal

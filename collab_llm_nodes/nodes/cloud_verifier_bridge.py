@@ -242,6 +242,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         if self._client is None:
             return
         link = self._client.status
+        self._health.on_state(link.state, time.monotonic())
         msg = LinkState(
             state=getattr(LinkState, link.state),
             verifier=self._client.config.address,

@@ -314,6 +314,11 @@ class LinkHealth:
         self.faults = Faults()
         self._up_at = now
 
+    def on_state(self, state: str, now: float) -> None:
+        """The link's state now; whether or not anybody wants a report."""
+        if state == "UP":
+            self._up_at = now
+
     def status(
         self,
         state: str,
@@ -324,8 +329,7 @@ class LinkHealth:
         recent_s: float,
     ) -> Status:
         """``state``: a name of LinkState.msg; ``error``: why it is not UP; ``rtt_s``: 0 unknown."""
-        if state == "UP":
-            self._up_at = now
+        self.on_state(state, now)
         level, message = Level.OK, f"UP, round trip {1e3 * rtt_s:.1f} ms"
         if state != "UP":
             away_s = now - self._up_at

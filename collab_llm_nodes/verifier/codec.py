@@ -27,7 +27,14 @@ from collab_llm_nodes.edge_cloud.messages import (
     ServerMessage,
     Verdict,
 )
-from collab_llm_nodes.errors import ConfigError, InvalidInput, ProtocolError
+from collab_llm_nodes.errors import (
+    BY_CODE,
+    CollabError,
+    ConfigError,
+    InvalidInput,
+    ProtocolError,
+    Replay,
+)
 from collab_llm_nodes.verifier import verifier_pb2 as pb
 from collab_llm_nodes.verifier.info import Limits, ServerInfo
 
@@ -91,7 +98,9 @@ def decode_server(data: bytes) -> ServerMessage:
         return Opened(parsed.opened.session_id, parsed.opened.prompt_tokens)
     if kind == "failure":
         f = parsed.failure
-        return Failure(f.code, f.message, f.field, f.remedy)
+        # Codes become statuses, parts of metrics, decisions: only those that are known.
+        code = f.code if f.code in BY_CODE or f.code == Replay.code else CollabError.code
+        return Failure(code, f.message, f.field, f.remedy)
     if kind == "early_exit":
         e = parsed.early_exit
         _check_outcome(e.tokens, e.accepted, e.confidence)
