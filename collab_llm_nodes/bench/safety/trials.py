@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,6 @@ CONTROL_PERIOD_S = 0.05
 _SETTLE_S = 0.2  # zero for so long is a stop
 _EARLY_S = (0.1, 0.35)  # after the beginning of a motion; a step takes 2.6 s
 _DEADLINE_S = 60.0
-_INSTRUCTIONS = 5
-"""A navigator that has just started may end one before it has heard of odometry or the guard."""
 _PARAMETERS = {
     **REAL_TIME,
     "navigator:rate": str(1.0 / CONTROL_PERIOD_S),
@@ -101,13 +100,12 @@ def run_trials(trials: int, seed: int, console: Console) -> dict[str, Any]:
 
 
 def _trial(fault: Fault, name: str, rig: Rig, client: SafetyClient, chance: random.Random) -> float:
-    for _ in range(_INSTRUCTIONS):
-        if client.wait_for_motion(chance.uniform(*_EARLY_S), _DEADLINE_S, rig.check):
-            break
+    until = time.monotonic() + START_DEADLINE_S  # what was killed before may still be loading
+    while not client.wait_for_motion(chance.uniform(*_EARLY_S), _DEADLINE_S, rig.check):
+        assert client.ended is not None, "why it does not move"
+        if time.monotonic() > until:
+            raise CollabError(f"instructions end again and again: {client.ended.error_msg}")
         client.instruct("turn on the spot", _DEADLINE_S)
-    else:
-        assert client.ended is not None, "why it is not being followed"
-        raise CollabError(f"the instruction ended again and again: {client.ended.error_msg}")
     broken_at = fault.inject()
     stopped_at = client.stopped_at(broken_at, _SETTLE_S)
     client.mended(name)
