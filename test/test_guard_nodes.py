@@ -287,19 +287,23 @@ def test_an_obstacle_ahead_leaves_the_turn(graph: Any) -> None:
         world.wait(lambda: world.got(0.4, 0.3))
 
 
-def test_a_scanner_that_measures_nothing_is_no_free_way(graph: Any) -> None:
+@pytest.mark.parametrize(("ranges", "greatest"), [([math.nan] * 2, 9.0), ([2.0, 2.0], 0.0)])
+def test_a_scanner_that_measures_nothing_is_no_free_way(
+    graph: Any, ranges: list[float], greatest: float
+) -> None:
+    """It is covered, or its driver left range_max empty."""
     _, world = start(graph, obstacle__scan="required")
     scans = world.node.create_publisher(LaserScan, "scan", CAMERA)
     scan = LaserScan(angle_min=-0.5, angle_increment=0.5, range_min=0.1, range_max=9.0)
+    scan.ranges = [math.inf, math.nan]
 
-    def look(*ranges: float) -> None:
-        scan.ranges, scan.header.stamp = ranges, world.node.get_clock().now().to_msg()
+    def look() -> None:
+        scan.header.stamp = world.node.get_clock().now().to_msg()
         scans.publish(scan)
 
-    free = world.node.create_timer(0.02, lambda: look(math.inf, math.nan))
+    world.node.create_timer(0.02, look)
     world.moves()
-    free.cancel()
-    world.node.create_timer(0.02, lambda: look(math.nan, math.nan))  # covered
+    scan.ranges, scan.range_max = ranges, greatest
     world.wait(lambda: world.stands() and world.state("STALE_SCAN"))
 
 

@@ -332,7 +332,7 @@ class StreamingParser:
     def push(self, delta: str) -> ParsedAction | None:
         """Append ``delta``; the action, once, as soon as it is complete."""
         self.text += delta
-        if self._reported:
+        if self._reported or len(self.text) > self._config.max_characters:
             return None
         grammar = _compiled(self._config)
         marker = grammar.marker.search(self.text)

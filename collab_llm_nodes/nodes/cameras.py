@@ -79,7 +79,7 @@ class CameraConfig:
     retry_first: float = setting(0.5, "First pause before opening again [s].", low=0.01, high=60.0)
     retry_most: float = setting(10.0, "Longest such pause [s].", low=0.01, high=600.0)
     open_timeout: float = setting(
-        5.0, "Opening or reading a network source may take this [s].", low=0.1, high=120.0
+        5.0, "rtsp: opening or reading may take this [s].", low=0.1, high=120.0
     )
     frame_id: str = setting("camera_optical", "Frame of sources that are no topics.")
     health: TopicLimits = TopicLimits(min_rate=1.0, max_age=0.5)

@@ -203,8 +203,8 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
 
     @_stopping
     def _on_scan(self, msg: LaserScan) -> None:
-        if all(map(math.isnan, msg.ranges)):
-            return  # REP 117: no measurement
+        if all(map(math.isnan, msg.ranges)) or not msg.range_max > 0.0:
+            return  # REP 117: no measurement; or a driver that says that nothing is one
         limits = (msg.range_min, msg.range_max)
         gap = gap_in_scan(
             msg.ranges, msg.angle_min, msg.angle_increment, limits, self.config.obstacle
@@ -214,8 +214,8 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
 
     @_stopping
     def _on_range(self, msg: Range) -> None:
-        if math.isnan(msg.range):
-            return  # REP 117: no measurement
+        if math.isnan(msg.range) or not msg.max_range > 0.0:
+            return  # likewise
         gap = gap_of_range(msg.range, (msg.min_range, msg.max_range), self.config.obstacle)
         self._guard.on_gap(Source.RANGE, gap, self._age(msg.header), wall())
         self._follow_up()
