@@ -43,7 +43,7 @@ from collab_llm_nodes.dashboard.view import (
     words,
 )
 from collab_llm_nodes.edge_cloud.client import Source
-from collab_llm_nodes.errors import ConfigError, Unavailable
+from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
 
 A, R, B, U = Source.ACCEPTED, Source.RECOVERED, Source.BONUS, Source.UNVERIFIED
 EVIL = '<img src=x onerror="window.evil=1"><script>window.evil=2</script>'
@@ -604,6 +604,42 @@ def test_with_a_token_nothing_is_shown_before_the_log_in() -> None:
         server.site.close()
 
 
+def test_a_log_in_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers can begin one; they shall not collect connections."""
+    pytest.importorskip("nicegui", reason="pip install -r requirements/dashboard.txt")
+    from collab_llm_nodes.dashboard import front
+
+    monkeypatch.setattr(front, "LOG_IN_S", 0.2)
+    server = Server(token=TOKEN)
+    link = http.client.HTTPConnection("127.0.0.1", server.site.port, timeout=30)
+    try:
+        with contextlib.closing(link):
+            link.putrequest("POST", "/log_in")
+            link.putheader("content-length", "100")
+            link.endheaders(b"token=")
+            assert link.getresponse().status == 401
+    finally:
+        server.site.close()
+
+
+def test_a_server_that_does_not_start_leaves_room_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("nicegui", reason="pip install -r requirements/dashboard.txt")
+    from collab_llm_nodes.dashboard import site
+
+    def fails(self: Any, sockets: Any) -> None:
+        """Ends at once."""
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site.uvicorn.Server, "run", fails)
+        with pytest.raises(CollabError, match="did not start"):
+            Server()
+    server = Server()
+    assert server.ask("/motion")[0] == 200
+    server.site.close()
+
+
 def test_a_port_in_use_and_an_address_of_others_are_told(server: Server) -> None:
     from collab_llm_nodes.dashboard.site import Site
 
@@ -612,6 +648,8 @@ def test_a_port_in_use_and_an_address_of_others_are_told(server: Server) -> None
         Site(server.robot, "127.0.0.1", server.site.port, "", **options)
     with pytest.raises(ConfigError, match="token"):
         Site(server.robot, "0.0.0.0", 0, "", **options)
+    with pytest.raises(ConfigError, match="host"):
+        Site(server.robot, "192.0.2.1", 0, TOKEN, **options)  # of no machine: RFC 5737
     assert server.ask("/motion")[0] == 200, "the one that serves is not disturbed"
 
 
@@ -657,6 +695,7 @@ class Guard:
         self.node = self.graph.node("motion_guard")
         self.stopped = False
         self.heard: list[bool] = []
+        self.resets = 0
         self._states = self.node.create_publisher(MotionState, "motion_state", STATE)
         self.node.create_subscription(Bool, "emergency_stop", self._on_stop, COMMAND)
         self.node.create_service(Trigger, "reset_emergency_stop", self._on_reset)
@@ -668,6 +707,7 @@ class Guard:
         self._tell()
 
     def _on_reset(self, request: Any, response: Any) -> Any:
+        self.resets += 1
         self.stopped, response.success, response.message = False, True, "reset"
         return response
 
@@ -786,6 +826,75 @@ def test_the_stop_passes_a_busy_node(graph: Any, guard: Guard) -> None:
     assert post(node, "/reset_emergency_stop") == {"success": True, "message": "reset"}
     assert not guard.stopped
     assert all(guard.heard), "false would mean nothing"
+
+
+@pytest.mark.ros
+def test_a_reset_that_was_given_up_does_not_come_later(graph: Any, guard: Guard) -> None:
+    """The page said that it failed; whoever is beside the robot by now relies on that."""
+    from collab_llm_nodes.nodes.dashboard import Dashboard
+
+    node = start(graph, Dashboard, port=0)
+    guard.graph.wait_for(lambda: node.motion()[0] is not None, 30.0)
+    graph.wait_for(node._resets.service_is_ready, 30.0)
+    assert post(node, "/emergency_stop")["confirmed"]
+    released, passed = threading.Event(), threading.Event()
+    node.post(released.wait, 30.0)
+    told = post(node, "/reset_emergency_stop")
+    assert told == {"success": False, "message": "motion_guard does not answer"}
+    released.set()
+    node.post(passed.set)
+    assert passed.wait(10.0)
+    assert post(node, "/emergency_stop")["confirmed"], "the node's thread runs again"
+    assert guard.resets == 0
+    assert guard.stopped
+
+
+@pytest.mark.ros
+def test_cancel_frees_the_page_when_the_navigator_was_started_anew(graph: Any) -> None:
+    """The one that took the goal was killed, and another came before the loss was noticed."""
+    from rclpy.action import ActionServer
+    from rclpy.task import Future as RosFuture
+    from std_msgs.msg import String
+
+    from collab_llm.action import Navigate
+    from collab_llm_nodes.nodes.dashboard import Dashboard
+    from collab_llm_nodes.nodes.ros import STATE
+
+    endless = RosFuture()
+
+    async def follow(goal: Any) -> Any:
+        return await endless
+
+    node = start(graph, Dashboard, port=0)
+    old, new = graph.node("navigator"), graph.node("navigator_anew")
+    first = ActionServer(old, Navigate, "navigate", follow)
+    instructions = old.create_publisher(String, "instruction", STATE)
+    graph.wait_for(node._navigate.server_is_ready, 30.0)
+    node.instruct("find the cone")
+    graph.wait_for(lambda: node.shown().goal.state == "running", 30.0)
+    instructions.publish(String(data="find the cone"))
+    graph.wait_for(lambda: node.shown().goal.followed, 30.0)
+    ActionServer(new, Navigate, "navigate", follow)
+    graph.wait_for(lambda: node.count_publishers("navigate/_action/status") == 2, 30.0)
+    node.post(first.destroy)
+    graph.wait_for(lambda: node.count_publishers("navigate/_action/status") == 1, 30.0)
+    assert node.shown().goal.busy
+    node.cancel()
+    graph.wait_for(lambda: not node.shown().goal.busy, 30.0)
+    assert node.shown().goal.error
+
+
+@pytest.mark.ros
+def test_a_goal_that_is_accepted_after_its_cancellation_is_cancelled(graph: Any) -> None:
+    """On a bad network the request to cancel can come first, and finds nothing."""
+    from unittest.mock import Mock
+
+    from collab_llm_nodes.nodes.dashboard import Dashboard
+
+    node, handle = start(graph, Dashboard, port=0), Mock()
+    node._view.goal = Goal("cancelling", "find the cone")
+    node._on_accepted(node._goals, Mock(result=lambda: handle))
+    handle.cancel_goal_async.assert_called_once_with()
 
 
 @pytest.mark.ros

@@ -16,6 +16,7 @@ from urllib.parse import parse_qs
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.requests import ClientDisconnect
 
 from collab_llm_nodes.dashboard.access import Access, Refusal
 from collab_llm_nodes.dashboard.bridge import App, Receive, Send
@@ -32,6 +33,8 @@ _RESET_S = 3.0
 _WRONG_TOKEN_S = 1.0
 """Who gives a wrong token waits so long for the answer."""
 _LOG_IN_BYTES = 4096
+LOG_IN_S = 5.0
+"""A log-in must have arrived by then: strangers can begin one."""
 _FILES = {"bar.js": "text/javascript", "style.css": "text/css"}
 _HEADERS = {
     b"x-frame-options": b"DENY",
@@ -171,10 +174,21 @@ async def _refuse(
 
 
 async def _token_of(request: Request) -> str:
-    """From the form; "" for anything that is none."""
+    """From the form; "" for anything that is none, or does not end."""
+    try:
+        body = await asyncio.wait_for(_start_of(request), LOG_IN_S)
+    except (asyncio.TimeoutError, ClientDisconnect):
+        return ""
+    if len(body) > _LOG_IN_BYTES:
+        return ""
+    return parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
+
+
+async def _start_of(request: Request) -> bytes:
+    """The body, as far as it may be a log-in."""
     body = b""
     async for part in request.stream():
         body += part
         if len(body) > _LOG_IN_BYTES:
-            return ""
-    return parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
+            break
+    return body

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import threading
 import time
@@ -37,7 +38,7 @@ class Site:
 
     Raises:
         ConfigError: the address is none of this machine's.
-        Unavailable: the port is in use.
+        Unavailable: the port is in use, or not allowed.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class Site:
         due = time.monotonic() + _START_S
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > due:
+                self.close()
+                listener.close()
                 raise CollabError("the web server did not start", remedy="see the log above")
             time.sleep(0.01)
 
@@ -97,6 +100,9 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError(str(error), field="host", remedy="an address of this machine") from None
     except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            message = f"{host} is no address of this machine"
+            raise ConfigError(message, field="host", remedy="one of: ip -brief address") from None
         raise Unavailable(
             f"cannot listen on {host}:{port}: {error.strerror}",
             field="port",

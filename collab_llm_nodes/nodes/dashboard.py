@@ -322,10 +322,12 @@ class Dashboard(ManagedNode[DashboardConfig]):
             self._view.goal = replace(goal, state="running", step=message.feedback.step)
 
     def _on_accepted(self, number: int, sent: RosFuture) -> None:
-        goal = self._view.goal
-        if number == self._goals and goal.state == "sent":
+        goal, handle = self._view.goal, sent.result()
+        if number == self._goals and goal.state in ("sent", "running"):
             self._view.goal = replace(goal, state="running")
-        sent.result().get_result_async().add_done_callback(partial(self._on_result, number))
+        else:  # cancelled before: that request may have come first, and found nothing
+            handle.cancel_goal_async()
+        handle.get_result_async().add_done_callback(partial(self._on_result, number))
 
     def _on_result(self, number: int, ended: RosFuture) -> None:
         if number != self._goals:
@@ -337,19 +339,30 @@ class Dashboard(ManagedNode[DashboardConfig]):
 
     def _give_up(self) -> None:
         if self._cancels.service_is_ready():
-            self._cancels.call_async(CancelGoal.Request())  # no goal named: all
+            asked = self._cancels.call_async(CancelGoal.Request())  # no goal named: all
+            asked.add_done_callback(partial(self._on_cancelled, self._goals))
             if self._view.goal.state in ("sent", "running"):
                 self._view.goal = replace(self._view.goal, state="cancelling")
+
+    def _on_cancelled(self, number: int, answered: RosFuture) -> None:
+        """Nothing to cancel: whoever followed it is gone, and nobody else will tell its end."""
+        if number != self._goals or answered.result().goals_canceling:
+            return
+        goal = replace(self._view.goal, followed="")
+        if goal.state == "cancelling":
+            goal = replace(goal, state="ended", error="the navigator does not know of it")
+        self._view.goal = goal
 
     def _ask_reset(self, answer: Future[tuple[bool, str]]) -> None:
         def on_response(done: RosFuture) -> None:
             response = done.result()
-            if answer.set_running_or_notify_cancel():
-                answer.set_result((response.success, response.message))
+            answer.set_result((response.success, response.message))
 
+        if not answer.set_running_or_notify_cancel():
+            return  # given up while this thread was busy: nobody expects it any more
         if self._resets.service_is_ready():
             self._resets.call_async(Trigger.Request()).add_done_callback(on_response)
-        elif answer.set_running_or_notify_cancel():
+        else:
             answer.set_result((False, "motion_guard is not there"))
 
     def _watched(self) -> bool:

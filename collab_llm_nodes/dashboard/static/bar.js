@@ -4,7 +4,7 @@
 (() => {
   const element = (id) => document.getElementById(id);
   const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-  const STOP_TRIES = 50;
+  const STOP_FOR = 60000; // ms
 
   function request(path, options = {}, timeout = 2000) {
     return fetch(path, { cache: "no-store", signal: AbortSignal.timeout(timeout), ...options });
@@ -15,7 +15,7 @@
     element("stop-result").dataset.state = state;
   }
 
-  // Emergency stop: nothing is asked first; tried until motion_guard confirms.
+  // Emergency stop: nothing is asked first; tried until motion_guard confirms, for a minute.
 
   let stopping = false;
 
@@ -23,8 +23,9 @@
     if (stopping) return;
     stopping = true;
     say("STOPPING", "sent");
+    const due = performance.now() + STOP_FOR;
     try {
-      for (let n = 0; n < STOP_TRIES && !(await sendStop()); n++) await pause(200);
+      while (!(await sendStop()) && performance.now() < due) await pause(200);
     } finally {
       stopping = false;
     }
