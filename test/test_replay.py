@@ -29,7 +29,7 @@ from collab_llm_nodes.replay.bag import (
     BagWriter,
     definition,
     open_bag,
-    storage_file,
+    storage_files,
     type_hash,
 )
 from collab_llm_nodes.replay.compare import Reply, compare
@@ -312,12 +312,12 @@ def other_hash(path: Path) -> None:
 
 
 def no_definitions(path: Path) -> None:
-    with sqlite3.connect(storage_file(path)) as base:
+    with sqlite3.connect(storage_files(path)[0]) as base:
         base.execute("DELETE FROM message_definitions WHERE topic_type LIKE '%GeneratedText'")
 
 
 def cut(path: Path) -> None:
-    file = storage_file(path)
+    file = storage_files(path)[0]
     file.write_bytes(file.read_bytes()[:-500])
 
 
@@ -326,7 +326,7 @@ def unclosed(path: Path) -> None:
 
 
 def emptied(path: Path) -> None:
-    storage_file(path).unlink()
+    storage_files(path)[0].unlink()
 
 
 def no_yaml(path: Path) -> None:
@@ -382,7 +382,7 @@ def test_fields_of_another_version_are_named(
 @pytest.mark.parametrize("storage", STORAGES)
 def test_no_damage_gets_through_untyped(tmp_path: Path, storage: str) -> None:
     path = write_bag(tmp_path, drive(), storage)
-    file = storage_file(path)
+    file = storage_files(path)[0]
     whole = file.read_bytes()
     dice = random.Random(0)
     refused = 0
@@ -413,7 +413,7 @@ def test_what_is_whole_of_a_cut_file_is_saved(tmp_path: Path, share: float) -> N
     assert path is not None
     writer.close()
     whole = contents(path)
-    file = storage_file(path)
+    file = storage_files(path)[0]
     data = file.read_bytes()
     file.write_bytes(data[: int(share * len(data))])
     (path / "metadata.yaml").unlink()
@@ -439,6 +439,21 @@ def test_a_mended_bag_is_the_one_it_was(tmp_path: Path, storage: str) -> None:
         mend(path, tmp_path / "new")
 
 
+@pytest.mark.parametrize("storage", STORAGES)
+def test_all_files_of_a_bag_are_mended(tmp_path: Path, storage: str) -> None:
+    """``ros2 bag record`` splits a bag into files; ours has one."""
+    path, suffix = tmp_path / "split", {"mcap": ".mcap", "sqlite3": ".db3"}[storage]
+    path.mkdir()
+    for n in (0, 1, 10, 2):
+        part = write_bag(tmp_path / str(n), [("text", String(data=f"part {n}"))], storage)
+        storage_files(part)[0].rename(path / f"split_{n}{suffix}")
+    out, count = mend(path)
+    with open_bag(out) as bag:
+        told = sorted(m.data for _, _, m in bag.messages(["/text"]))
+    assert told == ["part 0", "part 1", "part 10", "part 2"]
+    assert count == 4
+
+
 def test_the_command_mends(tmp_path: Path) -> None:
     path = write_bag(tmp_path, drive())
     unclosed(path)
@@ -450,7 +465,7 @@ def test_the_command_mends(tmp_path: Path) -> None:
 
 def test_mending_never_raises_what_is_not_typed(tmp_path: Path) -> None:
     path = write_bag(tmp_path, drive())
-    file = storage_file(path)
+    file = storage_files(path)[0]
     whole = file.read_bytes()
     dice = random.Random(1)
     for n in range(100):

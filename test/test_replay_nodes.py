@@ -137,6 +137,55 @@ def test_a_topic_that_appears_or_changes_later_is_followed(robot: Robot) -> None
     assert told == ["reliable", "best effort"]
 
 
+def test_a_topic_that_comes_back_with_another_type_is_recorded(robot: Robot) -> None:
+    """As ``cmd_vel`` does when motion_guard is started anew, with stamps."""
+    recorder = robot.record()
+    robot.graph.wait_for(robot.heard, PATIENCE_S)
+    first = robot.node.create_publisher(String, "later", RESULT)
+    robot.graph.wait_for(first.get_subscription_count, PATIENCE_S)
+    first.publish(String(data="text"))
+    robot.written(recorder, 2)
+    robot.in_graph(recorder, lambda: robot.node.destroy_publisher(first))
+    elsewhere = Context()  # one DDS participant cannot have both
+    elsewhere.init(domain_id=robot.graph.domain_id)
+    try:
+        second = Node("other", context=elsewhere).create_publisher(Bool, "later", RESULT)
+        robot.graph.wait_for(second.get_subscription_count, PATIENCE_S)
+        second.publish(Bool(data=True))
+        robot.written(recorder, 3)
+    finally:
+        elsewhere.shutdown()
+    robot.in_graph(recorder, recorder.stop)
+    (path,) = robot.folder.iterdir()
+    with open_bag(path) as bag:
+        assert [m.data for _, _, m in bag.messages(["/later"])] == ["text", True]
+
+
+def test_a_type_without_its_definition_costs_its_own_topic_only(
+    robot: Robot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A class can be imported while its ``.msg`` file, which goes into the bag, is not there."""
+    from collab_llm_nodes.replay import bag
+
+    def lacks(type_name: str) -> tuple[str, str]:
+        if type_name == "std_msgs/msg/Bool":
+            raise ConfigError("not installed", field="topics")
+        return text_of(type_name)
+
+    text_of = bag.definition
+    for module in (bag, sys.modules[Recorder.__module__]):
+        monkeypatch.setattr(module, "definition", lacks, raising=False)
+    flags = robot.node.create_publisher(Bool, "later", STATE)
+    recorder = robot.record(topics=["later", "text", "frame", "state"])
+    robot.graph.wait_for(robot.heard, PATIENCE_S)
+    flags.publish(Bool())
+    robot.texts.publish(String(data="goes on"))
+    robot.written(recorder, 2)
+    level, message, _ = recorder.diagnose()
+    assert (level, "/later" in message) == (Level.WARN, True)
+    robot.in_graph(recorder, recorder.stop)
+
+
 def test_a_topic_of_two_types_is_left_out_and_said(robot: Robot) -> None:
     robot.node.create_publisher(String, "later", 1)
     elsewhere = Context()  # one DDS participant cannot have both

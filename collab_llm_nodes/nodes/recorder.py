@@ -46,7 +46,7 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.health import Level
 from collab_llm_nodes.nodes.ros import REQUESTS, RESULT, STEADY, ManagedNode, guarded, run
-from collab_llm_nodes.replay.bag import STORAGES, BagWriter
+from collab_llm_nodes.replay.bag import STORAGES, BagWriter, definition
 
 TOPICS = (
     "observation",
@@ -184,8 +184,10 @@ class Recorder(ManagedNode[RecorderConfig]):
                 self.destroy_client(client)
         self._askers.clear()
         self._asked.clear()
-        self._take_waiting()
-        self._end()
+        try:
+            self._take_waiting()
+        finally:
+            self._end()
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
         level, message, _ = super().diagnose()
@@ -237,7 +239,7 @@ class Recorder(ManagedNode[RecorderConfig]):
             if publishers and topic not in self._refused:
                 try:
                     self._listen(topic, publishers)
-                except ConfigError as error:
+                except Exception as error:  # noqa: BLE001 one topic must not cost the others
                     self._refused.add(topic)
                     self.get_logger().warning(f"{topic} is not recorded: {error}")
         for node in ASKED:
@@ -246,10 +248,10 @@ class Recorder(ManagedNode[RecorderConfig]):
     def _listen(self, topic: str, publishers: list[TopicEndpointInfo]) -> None:
         """Subscribe, or subscribe anew when the publishers' quality of service asks for it."""
         qos = _fitting([p.qos_profile for p in publishers])
-        known = self._heard.get(topic)
-        if known is not None and known.qos == qos:
-            return
         types = sorted({p.topic_type for p in publishers})
+        known = self._heard.get(topic)
+        if known is not None and known.qos == qos and known.type_name in types:
+            return
         if len(types) > 1:
             raise ConfigError(f"has several types: {', '.join(types)}", field="topics")
         if known is not None:
@@ -358,11 +360,13 @@ def _message_class(type_name: str) -> type:
     """The class of a message type.
 
     Raises:
-        ConfigError: it is no message, or its package is not here.
+        ConfigError: it is no message, or its package is not here, or its definition, which goes
+            into the bag.
     """
     parts = _TYPE.fullmatch(type_name)
     if parts is None:
         raise ConfigError(f"{type_name} is no message type", field="topics")
+    definition(type_name)  # before the import: whoever publishes has chosen this name
     try:
         found = getattr(import_module(f"{parts[1]}.msg"), parts[2])
     except (ImportError, AttributeError) as error:

@@ -254,14 +254,14 @@ def open_bag(path: Path) -> Iterator[Bag]:
         reader.close()
 
 
-def storage_file(path: Path) -> Path:
-    """The first storage file of a bag, which may lack its ``metadata.yaml``.
+def storage_files(path: Path) -> list[Path]:
+    """The storage files of a bag, which may lack its ``metadata.yaml``; ``ros2 bag`` splits them.
 
     Raises:
         InvalidInput: there is none.
     """
     if path.is_file() and path.suffix in SUFFIXES:
-        return path
+        return [path]
     files = sorted(f for f in path.glob("*") if f.suffix in SUFFIXES) if path.is_dir() else []
     if not files:
         raise InvalidInput(
@@ -269,14 +269,14 @@ def storage_file(path: Path) -> Path:
             field="bag",
             remedy=f"give a bag's folder, or its {' or '.join(SUFFIXES)} file",
         )
-    return files[0]
+    return files
 
 
 def _check_complete(path: Path) -> None:
     if (path / "metadata.yaml").is_file():
         files, closed = [*path.glob("*.mcap")], True
     else:
-        files, closed = [storage_file(path)], path.is_file()
+        files, closed = storage_files(path), path.is_file()
     if not closed or not all(_ends_well(f) for f in files if f.suffix == ".mcap"):
         raise InvalidInput(
             f"{path} was not closed: the recorder was killed or lost power, or a copy is truncated",

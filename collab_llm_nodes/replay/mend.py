@@ -14,6 +14,7 @@ import struct
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from rosbags.interfaces import Connection
@@ -22,7 +23,7 @@ from rosbags.rosbag2.metadata import parse_qos
 from rosbags.rosbag2.storage_mcap import decompress
 
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.replay.bag import SUFFIXES, damage, new_bag, storage_file, type_hash
+from collab_llm_nodes.replay.bag import SUFFIXES, damage, new_bag, storage_files, type_hash
 
 _MAGIC = b"\x89MCAP0\r\n"
 _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _DATA_END = 0x03, 0x04, 0x05, 0x06, 0x0F
@@ -52,15 +53,16 @@ def mend(path: Path, out: Path | None = None) -> tuple[Path, int]:
     Raises:
         InvalidInput: there is no bag, ``out`` exists, or no message can be read.
     """
-    file = storage_file(path)
+    files = storage_files(path)
     out = out or path.with_name(f"{path.stem if path.is_file() else path.name}_mended")
     if out.exists():
         raise InvalidInput(f"{out} exists", field="out", remedy="name another folder, or move it")
-    storage = SUFFIXES[file.suffix]
+    storage = SUFFIXES[files[0].suffix]
+    read = _read_mcap if storage == "mcap" else _read_sqlite3
     writer = new_bag(out, storage)
     try:
         with damage(path, "nothing of it can be saved"):
-            count = _copy(_read_mcap(file) if storage == "mcap" else _read_sqlite3(file), writer)
+            count = _copy(chain.from_iterable(map(read, files)), writer)
             if not count:
                 raise InvalidInput(f"no message of {path} can be read", field="bag")
             writer.close()
