@@ -75,7 +75,10 @@ def _range(facts: Any) -> str:
     low, high = facts.get("low"), facts.get("high")
     if low is not None and high is not None:
         return f"{low:g} to {high:g}"
-    words = [f"at least {low:g}" if low is not None else "", f"at most {high:g}" if high else ""]
+    words = [
+        f"at least {low:g}" if low is not None else "",
+        f"at most {high:g}" if high is not None else "",
+    ]
     return " ".join(filter(None, words))
 
 
