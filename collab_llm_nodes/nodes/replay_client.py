@@ -20,8 +20,8 @@ from collab_llm_nodes.nodes.convert import code_of
 from collab_llm_nodes.nodes.ros import COMMAND, REQUESTS, RESULT, STATE
 from collab_llm_nodes.replay.compare import Reply
 from collab_llm_nodes.replay.recording import Action, Step
+from collab_llm_nodes.replay.replayers import ANSWER_DEADLINE_S
 
-ANSWER_DEADLINE_S = 600.0
 MESSAGE_DEADLINE_S = 30.0
 
 
