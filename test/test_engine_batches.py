@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tiny_models import VISION, tiny_folder, tiny_model, tiny_prompt
 
 from collab_llm_nodes.decoding.engine import Engine, Feed, OnExit, Session
+from collab_llm_nodes.decoding.kernels import Linear
 from collab_llm_nodes.errors import Cancelled, CollabError, ConfigError, InvalidInput, ProtocolError
 from collab_llm_nodes.models.architectures import ARCHITECTURES
 from collab_llm_nodes.models.loading import ModelConfig, load
@@ -122,6 +123,36 @@ def test_a_pass_over_many_sessions_equals_single_ones(architecture: str, backend
     for x, y in zip(exits_alone, exits_together, strict=True):
         for a, b in zip(x, y, strict=True):
             close(a, b)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_maps_of_large_passes_see_few_numbers_of_rows(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each they prepare a kernel; what fills the last rows up is nobody's."""
+    engine = Engine(tiny_model(architecture))
+    sessions = []
+    for seed in range(7):
+        session, prompt = opened(engine, architecture, seed)
+        session.feed(prompt.ids, last=0)
+        sessions.append(session)
+    seen = []
+    call = Linear.__call__
+
+    def count_rows(self: Linear, x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.shape[0])
+        return call(self, x)
+
+    monkeypatch.setattr(Linear, "__call__", count_rows)
+    for new in ([5] * 3, [1, 2, 3, 4, 5, 5], [5] * 7, [5, 4, 3, 5, 5, 3, 2]):  # 15, 20, 35, 27
+        feeds = [
+            Feed(session, range(10, 10 + n)) for session, n in zip(sessions, new, strict=False)
+        ]
+        results = engine.run(feeds)
+        assert [len(r) for r in results if isinstance(r, torch.Tensor)] == new
+        for session, n in zip(sessions, new, strict=False):
+            session.length -= n
+    assert set(seen) == {15, 24, 32, 40}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

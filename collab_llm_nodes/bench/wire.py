@@ -1,9 +1,9 @@
 """gRPC streams for a load generator: HTTP/2 by hand, without TLS, at little cost.
 
-The robots of ``bench verifier`` run on the cores of the verifier they measure, and ``grpc.aio``
-takes as much of them for a round as the verifier does. This speaks as much of HTTP/2 (RFC 9113) as
-streams of messages need: flow control, settings, pings. It reads no headers, so of a call that
-fails it only knows that it has ended.
+The robots of ``bench verifier`` run on the cores of the verifier they measure, and must leave them
+to it: a round takes about 0.06 ms of a core here (16 robots); what ``grpc.aio`` would take was not
+measured. This speaks as much of HTTP/2 (RFC 9113) as streams of messages need: flow control,
+settings, pings. It reads no headers, so of a call that fails it only knows that it has ended.
 """
 
 from __future__ import annotations
