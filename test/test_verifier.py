@@ -49,11 +49,13 @@ from collab_llm_nodes.edge_cloud.messages import (
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.edge_cloud.server import ExitConfig
 from collab_llm_nodes.errors import (
+    BY_CODE,
     CollabError,
     ConfigError,
     DeadlineExceeded,
     InvalidInput,
     ProtocolError,
+    Replay,
     Unauthenticated,
     Unavailable,
 )
@@ -240,6 +242,7 @@ EXITS = OUTCOMES.flatmap(
         st.floats(0, 1),
     )
 )
+CODES = st.sampled_from([*BY_CODE, Replay.code])
 VERDICTS = OUTCOMES.flatmap(
     lambda tokens: st.builds(
         Verdict,
@@ -261,7 +264,7 @@ def test_client_messages_cross_the_wire_unchanged(message: ClientMessage) -> Non
 
 @settings(max_examples=150, deadline=None)
 @given(
-    EXITS | VERDICTS | st.builds(Opened, TEXT, COUNTS) | st.builds(Failure, TEXT, TEXT, TEXT, TEXT)
+    EXITS | VERDICTS | st.builds(Opened, TEXT, COUNTS) | st.builds(Failure, CODES, TEXT, TEXT, TEXT)
 )
 def test_server_messages_cross_the_wire_unchanged(message: ServerMessage) -> None:
     assert codec.decode_server(codec.encode(message)) == message
