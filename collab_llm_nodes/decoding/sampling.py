@@ -193,10 +193,13 @@ def to_wire_rows(p: NDArray[np.float64], max_support: int) -> list[SparseDistrib
     best = p > 0
     if max_support < p.shape[1]:
         best &= p >= np.partition(p, -max_support, axis=-1)[:, -max_support, None]
-        for row in np.flatnonzero(np.count_nonzero(best, axis=1) > max_support):  # ties with it
+    rows, ids = best.nonzero()
+    counts = np.bincount(rows)
+    if counts.max() > max_support:  # ties with the last one
+        for row in np.flatnonzero(counts > max_support):
             best[row] = False
             best[row, _most_probable(p[row], max_support)[:max_support]] = True
-    rows, ids = best.nonzero()
+        rows, ids = best.nonzero()
     mass = p[rows, ids]
     rounded = (mass / np.bincount(rows, mass)[rows]).astype(np.float16)
     kept = rounded > 0  # fp16 ends at 6e-8
