@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from collab_llm_nodes.errors import CollabError, ConfigError
 
@@ -23,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 train_app = typer.Typer(no_args_is_help=True, help="Train the models that ship with the package.")
-eval_app = typer.Typer(no_args_is_help=True, help="Measure the shipped models against the gates.")
+eval_app = typer.Typer(no_args_is_help=True, help="Measure the shipped models.")
 bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks; each writes JSON and a plot.")
 check_app = typer.Typer(no_args_is_help=True, help="Checks that must hold on any machine.")
 for name, sub in (
@@ -277,7 +278,24 @@ def eval_nav(
     """Closed-loop success, perception, losslessness and tau of the embedded pair."""
     from collab_llm_nodes.training.evaluate import EvalConfig, eval_nav
 
-    write_json(json_file, eval_nav(EvalConfig(rooms=rooms, seed=seed)))
+    found = eval_nav(EvalConfig(rooms=rooms, seed=seed))
+    table = Table("figure", "measured")
+    for name, value in (
+        ("rooms solved, target", f"{found['target']['success_rate']:.1%}"),
+        ("rooms solved, draft alone", f"{found['draft']['success_rate']:.1%}"),
+        ("direction of things in view", f"{found['in_view_direction']:.3f}"),
+        ('"not in view" right', f"{found['not_in_view']:.3f}"),
+        ("invalid actions", str(found["invalid_actions"])),
+        (
+            "steps whose action differs from the target's alone",
+            f"{found['action_mismatches']} of {found['steps_compared']}",
+        ),
+        ("tau", f"{found['tau']:.2f}"),
+        ("tau on decision words", f"{found['tau_decision']:.2f}"),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+    write_json(json_file, found)
 
 
 @check_app.command("lossless")

@@ -91,6 +91,16 @@ def test_a_real_node_shuts_down_unconfigured(ros_context: Any) -> None:
     node.destroy_node()
 
 
+def test_a_misspelt_parameter_is_an_error_and_not_ignored(
+    ros_context: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = [Parameter("grammar.max_distanze", value=0.1)]
+    node = NavigationActionParser(context=ros_context, parameter_overrides=given)
+    assert node.trigger_configure() == TransitionCallbackReturn.FAILURE
+    assert "did you mean grammar.max_distance?" in capfd.readouterr().err
+    node.destroy_node()
+
+
 def test_a_dynamic_parameter_applies_where_rclpy_does_not_tell_afterwards(
     ros_graph: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

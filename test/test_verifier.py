@@ -1079,3 +1079,9 @@ first = lambda port: os.kill(os.getpid(), signal.SIGINT)
 asyncio.run(run_until_signal(Server(), 1.0, first))
 os.kill(os.getpid(), signal.SIGINT)
 """
+
+
+@pytest.mark.parametrize("address", ["foo", "127.0.0.1", "127.0.0.1:999999", ":50551", "host:ftp"])
+def test_an_address_without_a_port_is_refused_before_grpc_guesses_one(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"host:port"):
+        load_config("verifier_embedded.yaml", model="nav-target", address=address)

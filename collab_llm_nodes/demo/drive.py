@@ -87,7 +87,12 @@ def run_demo(
         client = stack.enter_context(DemoClient())
         with console.status("starting the verifier and the ROS graph ..."):
             wait_for_verifier(link, cloud)
-            client.wait_for_graph(START_DEADLINE_S, graph.check)
+
+            def check() -> None:
+                graph.check()
+                motion.check()
+
+            client.wait_for_graph(START_DEADLINE_S, check)
             if recorder is not None:
                 client.wait_for_recorder(START_DEADLINE_S, recorder.check)
         console.print(

@@ -69,10 +69,10 @@ from collab_llm_nodes.nodes.ros import REQUESTS, RESULT, STEADY, ManagedNode, gu
 PROTOCOLS = ("edge_cloud",)
 MAX_DEADLINE_S = 86400.0
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_RESULT_S = 3
-"""How long a result waits for its caller, who asks for it when the goal is accepted [s]. rclpy's
-default of 15 minutes would keep the pictures of all goals of that time; and announcing a goal
-leaks memory in proportion to the goals that are kept."""
+_RESULT_S = 15
+"""How long a result waits for its caller, who should ask for it when the goal is accepted [s].
+rclpy's default of 15 minutes would keep the pictures of all goals of that time; and announcing a
+goal leaks memory in proportion to the goals that are kept."""
 _WATCH_S = 0.05
 """How often deadlines and the silence of the verifier are looked at."""
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import gc
 import signal
@@ -439,7 +440,11 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
     # Lifecycle transitions: rclpy swallows their exceptions, so they are logged here.
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        return self._transition(self.configure, super().on_configure, state)
+        def configure() -> None:
+            self._refuse_unknown_parameters()
+            self.configure()
+
+        return self._transition(configure, super().on_configure, state)
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         result = self._transition(self.activate, super().on_activate, state)
@@ -478,6 +483,23 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
             self.get_logger().error(f"{hook.__name__}: {type(error).__name__}: {error}")
             return TransitionCallbackReturn.FAILURE
         return managed_entities(state)
+
+    def _refuse_unknown_parameters(self) -> None:
+        """rclpy ignores what a file or ``-p`` sets and nobody declares: a misspelt limit.
+
+        Raises:
+            ConfigError: naming the first one.
+        """
+        given = getattr(self, "_parameter_overrides", {})  # the name is rclpy's own
+        known = self.get_parameters_by_prefix("")
+        for name in given:
+            if not self.has_parameter(name) and not name.startswith("qos_overrides."):
+                close = difflib.get_close_matches(name, known, 1)
+                raise ConfigError(
+                    f"{self.get_name()} has no such parameter",
+                    field=name,
+                    remedy=f"did you mean {close[0]}?" if close else "see docs/parameters.md",
+                )
 
     # Dynamic parameters: validate without side effects, then replace the configuration.
 
