@@ -68,5 +68,5 @@ def generate_launch_description() -> LaunchDescription:
         DeclareLaunchArgument(name, default_value=default, description=text)
         for name, (default, text) in ARGUMENTS.items()
     ]
-    # The robot first: what is wrong with its files is said before a verifier is started for nothing.
+    # The robot first: what is wrong with its files is said before a verifier is started.
     return LaunchDescription([*declared, discovery, GroupAction([confine, robot, verifier])])
