@@ -11,7 +11,7 @@ from fake_models import VOCABULARY, FakeEngine, as_engine, encode
 
 from collab_llm_nodes.bench.wire import Connection, connect
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.edge_cloud.messages import Draft, Failure, Open, Opened, Verdict
+from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Failure, Open, Opened, Verdict
 from collab_llm_nodes.errors import DeadlineExceeded, Unavailable
 from collab_llm_nodes.verifier import codec
 from collab_llm_nodes.verifier.service import ServerHandle, VerifierConfig, start_server
@@ -47,8 +47,10 @@ def test_calls_together_and_one_after_another_on_one_connection(server: ServerHa
                 await call.write(codec.encode(Draft(0, 0, ())))
             for call in calls:
                 assert isinstance(codec.decode_server(await call.read()), Opened)
-                verdict = codec.decode_server(await call.read())
-                assert isinstance(verdict, Verdict)
+                verdict: Any = None
+                while not isinstance(verdict, Verdict):  # on a busy machine exits come before it
+                    verdict = codec.decode_server(await call.read())
+                    assert isinstance(verdict, Verdict | EarlyExit)
                 assert len(verdict.tokens) == 1
                 call.done_writing()
                 with pytest.raises(Unavailable, match="the call has ended"):

@@ -33,6 +33,7 @@ OPTIONAL = {
     "nicegui",
     "ray",
     "rosbag2_interfaces",
+    "starlette",
     "torchao",
     "torchvision",
     "unitree_api",
