@@ -411,8 +411,8 @@ def test_a_lost_syn_costs_less_than_tcp_s_own_patience() -> None:
         bed.link.swallow(1)
         bed.link.cut()
         assert bed.runner.generate(PROMPTS[0], report.LAW, report.MAX_TOKENS).tokens == truth[0]
-        assert bed.link.accepted == before + 2
-        assert bed.link.connections == 1
+        assert bed.link.accepted >= before + 2  # a busy machine may begin more
+        wait_for(lambda: bed.link.connections == 1)  # whatever else was begun is given up
 
 
 def test_refused_attempts_to_connect_come_after_ever_longer_pauses() -> None:
