@@ -92,7 +92,8 @@ def test_refused_motion_is_waited_for_then_done(graph: Any) -> None:
     robot.permit(allowed=True, speed_limit=1.0)
     result = graph.result(handle.get_result_async(), timeout=30).result
     assert (result.status, result.steps) == (Navigate.Result.OK, 3)
-    assert robot.x == pytest.approx(stopped + 0.1, abs=0.05)
+    # The new step, not the rest of the old one; on a busy machine it may end early, as blocked.
+    assert stopped < robot.x < stopped + 0.2
 
 
 def test_motion_refused_for_too_long_names_the_reason(graph: Any) -> None:
