@@ -174,7 +174,7 @@ def test_caches_are_lent_in_order_and_never_taken_from_who_works(data: st.DataOb
         for change in changes:
             if isinstance(change, Evicted):
                 assert change.key == next(iter(idle)), "not the longest idle"
-                assert now - idle.pop(change.key) >= config.evict_idle_s
+                assert now - idle.pop(change.key) >= config.evict_idle_s - 1e-9  # sums of seconds
             elif isinstance(change, Granted):
                 assert change.key == next(iter(line)), "not the first in line"
                 del line[change.key]
@@ -186,7 +186,7 @@ def test_caches_are_lent_in_order_and_never_taken_from_who_works(data: st.DataOb
         assert slots.waiting == len(line)
         if line:  # whoever waits, waits for a reason
             assert len(slots) == count
-            assert all(now - since < config.evict_idle_s for since in idle.values())
+            assert all(now - since < config.evict_idle_s + 1e-9 for since in idle.values())
             assert slots.due is not None
             assert slots.due > now
 
