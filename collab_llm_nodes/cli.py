@@ -56,6 +56,9 @@ JsonOption = Annotated[
         "--json", help="Write the results here as JSON.", dir_okay=False, callback=_writable
     ),
 ]
+PlotOption = Annotated[
+    Path | None, typer.Option("--plot", help="Write the plot here.", callback=_writable)
+]
 SeedOption = Annotated[int, typer.Option("--seed", help="Key of everything random.", min=0)]
 
 
@@ -325,9 +328,7 @@ def bench_link(
     cuts: Annotated[int, typer.Option(help="Cuts in each run that has them.", min=1)] = 20,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Write the plot here.", callback=_writable)
-    ] = None,
+    plot: PlotOption = None,
 ) -> None:
     """Answers over an emulated bad link: cuts, loss, jitter, reordering, throttle, silence.
 
@@ -352,9 +353,7 @@ def bench_engine(
     ] = 6,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Write the plot here.", callback=_writable)
-    ] = None,
+    plot: PlotOption = None,
 ) -> None:
     """The engine against transformers: decoding, speculation, early exits, pre-drafts, batches.
 
@@ -383,9 +382,7 @@ def bench_verifier(
     seconds: Annotated[float, typer.Option(help="Length of each measurement.", min=1.0)] = 10.0,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Write the plot here.", callback=_writable)
-    ] = None,
+    plot: PlotOption = None,
 ) -> None:
     """One verifier with the embedded target, many robots that replay recorded drafts.
 
@@ -412,9 +409,7 @@ def bench_edge_cloud(
         bool, typer.Option(help="Also gamma, workers and queues (paper 003, Figure 4, Table 7).")
     ] = True,
     json_file: JsonOption = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Write the plot here.", callback=_writable)
-    ] = None,
+    plot: PlotOption = None,
 ) -> None:
     """Every way of decoding at four operating points, emulated; predicted beside measured."""
     from collab_llm_nodes.bench.edge_cloud import run_edge_cloud
@@ -434,9 +429,7 @@ def bench_ros(
     ] = 10000,
     seed: SeedOption = 3,
     json_file: JsonOption = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Write the plot here.", callback=_writable)
-    ] = None,
+    plot: PlotOption = None,
 ) -> None:
     """The graph in five processes against the same loop without ROS: time added, age, growth.
 
@@ -457,9 +450,7 @@ def bench_safety(
     ] = 0.0,
     seed: SeedOption = 1,
     json_file: JsonOption = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Write the plot here.", callback=_writable)
-    ] = None,
+    plot: PlotOption = None,
 ) -> None:
     """Time from a fault to zero velocity, with real nodes and a simulator in real time.
 

@@ -6,7 +6,7 @@ import math
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,12 +19,14 @@ from rclpy.parameter import Parameter
 from sensor_msgs.msg import Joy, LaserScan, Range
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
+from test_motion_nodes import graph
 
 from collab_llm.msg import LinkState, MotionState, Observation
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.ros import CAMERA, COMMAND, RESULT, STATE
 
 pytestmark = pytest.mark.ros
+__all__ = ["graph"]  # a fixture
 
 LATE = 30.0  # s: for a busy machine
 GENEROUS = {"freshness.command": 0.5, "freshness.odometry": 0.5, "freshness.camera": 0.5}
@@ -105,16 +107,6 @@ class World:
     def call(self, client: Any) -> Trigger.Response:
         self.wait(client.service_is_ready)
         return self.graph.result(client.call_async(Trigger.Request()), timeout=LATE)
-
-
-@pytest.fixture
-def graph(ros_graph: Any) -> Iterator[Any]:
-    """The running graph; nodes started in it are stopped in the thread that ran them."""
-    ros_graph.started = []
-    yield ros_graph
-    for node in ros_graph.started:
-        node.post(node.stop)
-    ros_graph.wait_for(lambda: not any(node.active for node in ros_graph.started))
 
 
 def start(graph: Any, **parameters: Any) -> tuple[MotionGuard, World]:

@@ -7,27 +7,21 @@ of it, and notes when each message on the way to the action arrives.
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from builtin_interfaces.msg import Time as TimeMsg
 from diagnostic_msgs.msg import DiagnosticArray
 from rcl_interfaces.srv import SetParameters
-from rclpy.action import ActionClient
 from rclpy.parameter import Parameter
 from rclpy.time import Time
-from sensor_msgs.msg import CompressedImage
 
 from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText, NavigationAction, Observation
-from collab_llm_nodes.edge_cloud.messages import Failure, error_of
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import Prompt
-from collab_llm_nodes.nodes.client import GraphClient
-from collab_llm_nodes.nodes.convert import code_of
-from collab_llm_nodes.nodes.ros import CAMERA, REQUESTS, RESULT
+from collab_llm_nodes.nodes.asking_client import AskingClient
+from collab_llm_nodes.nodes.ros import CAMERA, RESULT
 
 ANSWER_DEADLINE_S = 20.0
 
@@ -51,26 +45,19 @@ class Asked:
     action: float
 
 
-class BenchClient(GraphClient):
+class BenchClient(AskingClient):
     """See the module docstring."""
 
     def __init__(self) -> None:
-        super().__init__("bench_client")
-        self._stamp = TimeMsg()  # of the picture asked about; messages about others do not count
-        self._observation: Observation | None = None
+        super().__init__("bench_client", CAMERA)
         self._totals: list[float] = []  # metrics.total_s after each round of the present answer
         self._ages: dict[str, float] = {}
         self._health: dict[str, dict[str, str]] = {}
         self._setters: dict[str, Any] = {}
-        self._pictures = self.node.create_publisher(CompressedImage, "image/compressed", CAMERA)
         subscribe = self.node.create_subscription
-        subscribe(Observation, "observation", self._on_observation, RESULT)
         subscribe(GeneratedText, "generated_text", self._on_text, RESULT)
         subscribe(NavigationAction, "navigation_action", self._on_action, RESULT)
         subscribe(DiagnosticArray, "/diagnostics", self._on_diagnostics, RESULT)
-        self._generate = ActionClient(
-            self.node, Generate, "generate", goal_service_qos_profile=REQUESTS
-        )
 
     def wait_for_graph(self, deadline_s: float, alive: Callable[[], None]) -> None:
         """Until all five nodes are connected; ``alive`` raises if one of them has ended."""
@@ -79,14 +66,9 @@ class BenchClient(GraphClient):
         def ready() -> bool:
             alive()
             return (
-                self._generate.server_is_ready()
-                and self._pictures.get_subscription_count() > 0
-                and node.count_publishers("observation") > 0
-                and node.count_publishers("navigation_action") > 0
+                self.connected()
                 and node.count_subscribers("generated_text") >= 3  # cache, parser, this one
-                and node.count_subscribers("draft") >= 3
                 and node.count_publishers("verdict") > 0
-                and node.count_publishers("draft") >= 2
             )
 
         self.wait(ready, deadline_s, "the graph to come up")
@@ -115,12 +97,7 @@ class BenchClient(GraphClient):
             DeadlineExceeded: a message did not come.
             CollabError: the answer failed.
         """
-        picture = CompressedImage(format="jpeg", data=array("B", prompt.images[0]))
-        picture.header.stamp = self._start_anew()
-        self._pictures.publish(picture)
-        self.wait(lambda: self._observation is not None, ANSWER_DEADLINE_S, "the observation")
-        observation = self._observation
-        assert observation is not None
+        observation = self.show(prompt.images[0], ANSWER_DEADLINE_S)
         goal = Generate.Goal(
             header=observation.header,
             prompt=prompt.text,
@@ -129,14 +106,8 @@ class BenchClient(GraphClient):
             deadline_s=ANSWER_DEADLINE_S,
         )
         started = time.monotonic()
-        handle = self.result(
-            lambda: self._generate.send_goal_async(goal), ANSWER_DEADLINE_S, "generate to accept"
-        )
-        ended = self.result(handle.get_result_async, ANSWER_DEADLINE_S, "the result")
+        result = self.answer(goal, ANSWER_DEADLINE_S)
         answer_s = time.monotonic() - started
-        result = ended.result
-        if result.status != result.OK:
-            raise error_of(Failure(code_of(result.status), result.error_msg))
         rounds = result.metrics.rounds
         self.wait(lambda: len(self._totals) == rounds, ANSWER_DEADLINE_S, f"{rounds} texts")
         self.wait(lambda: len(self._ages) == 4, ANSWER_DEADLINE_S, "the action")
@@ -145,26 +116,18 @@ class BenchClient(GraphClient):
             round_s = tuple(b - a for a, b in zip(totals, totals[1:], strict=False))
             return Asked(tuple(result.tokens), round_s, answer_s, **self._ages)
 
-    def _start_anew(self) -> TimeMsg:
-        """Forget the last answer; the stamp of the picture that the next one is about."""
-        with self.changed:
-            self._observation = None
-            self._totals.clear()
-            self._ages.clear()
-            self._stamp = self.node.get_clock().now().to_msg()
-            return self._stamp
+    def forget(self) -> None:
+        self._totals.clear()
+        self._ages.clear()
+
+    def observed(self, msg: Observation) -> None:
+        self._note("observed", msg)
 
     # Callbacks, in the executor's thread.
 
-    def _on_observation(self, msg: Observation) -> None:
-        with self.changed:
-            if msg.header.stamp == self._stamp:
-                self._observation = msg
-                self._note("observed", msg)
-
     def _on_text(self, msg: GeneratedText) -> None:
         with self.changed:
-            if msg.header.stamp != self._stamp:
+            if not self.about_it(msg):
                 return
             if msg.final:
                 self._note("final_text", msg)
@@ -176,7 +139,7 @@ class BenchClient(GraphClient):
 
     def _on_action(self, msg: NavigationAction) -> None:
         with self.changed:
-            if msg.header.stamp == self._stamp:
+            if self.about_it(msg):
                 self._note("action", msg)
 
     def _on_diagnostics(self, msg: DiagnosticArray) -> None:
