@@ -412,7 +412,7 @@ def test_a_lost_syn_costs_less_than_tcp_s_own_patience() -> None:
         bed.link.cut()
         wait_for(lambda: bed.link.accepted == before + 1)  # else a call revives the old channel
         assert bed.runner.generate(PROMPTS[0], report.LAW, report.MAX_TOKENS).tokens == truth[0]
-        assert bed.link.accepted >= before + 2  # a busy machine may begin more
+        assert bed.link.accepted == before + 2
         wait_for(lambda: bed.link.connections == 1)  # whatever else was begun is given up
 
 
