@@ -398,6 +398,39 @@ def test_no_damage_gets_through_untyped(tmp_path: Path, storage: str) -> None:
     assert refused > 10
 
 
+def flipped(file: Path, position: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[position] ^= 1 << position % 8
+    file.write_bytes(data)
+
+
+def test_one_flipped_bit_of_an_mcap_file_is_found_or_changes_nothing(tmp_path: Path) -> None:
+    path = write_bag(tmp_path, drive())
+    file, recorded = storage_files(path)[0], read_recording(path)
+    refused = 0
+    for position in range(0, file.stat().st_size, 61):
+        flipped(file, position)
+        try:
+            assert read_recording(path) == recorded, position
+        except InvalidInput:
+            refused += 1
+        flipped(file, position)
+    assert refused > 100
+
+
+def test_sqlite3_has_no_checksums_but_indices_and_counts(tmp_path: Path) -> None:
+    path = write_bag(tmp_path, drive(), "sqlite3")
+    with sqlite3.connect(storage_files(path)[0]) as base:
+        base.execute("DELETE FROM messages WHERE id = 4")
+    with pytest.raises(InvalidInput, match="as many messages as it says"):
+        read_recording(path)
+    with sqlite3.connect(storage_files(path)[0]) as base:
+        base.execute("PRAGMA writable_schema = 1")
+        base.execute("DELETE FROM sqlite_master WHERE name = 'timestamp_idx'")
+    with pytest.raises(InvalidInput, match="is damaged: .*never used"):
+        read_recording(path)
+
+
 # Mending.
 
 
@@ -435,7 +468,7 @@ def test_a_mended_bag_is_the_one_it_was(tmp_path: Path, storage: str) -> None:
     assert contents(out) == contents(path)
     assert count == len(drive())
     assert read_recording(out).steps == read_recording(path).steps
-    with pytest.raises(InvalidInput, match="exists"):
+    with pytest.raises(InvalidInput, match="^mend: .*exists; .*earlier --mend .*move or delete it"):
         mend(path, tmp_path / "new")
 
 

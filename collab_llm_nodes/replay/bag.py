@@ -2,17 +2,24 @@
 
 The format is rosbag2's (version 9: Jazzy and newer), so ``ros2 bag`` reads what is written here,
 and what it records is read here. Message definitions travel inside.
+
+What is written as mcap carries checksums, of its chunks and of its index, which are checked when it
+is read; an sqlite3 file has none, so only damage to its structure is found.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
+import struct
+import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+from zlib import crc32
 
 from rosbags.highlevel import AnyReader
 from rosbags.interfaces import Connection, Qos
@@ -20,6 +27,11 @@ from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, W
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd  # comes with rosbags
 
 STORAGES = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}
 SUFFIXES = {".mcap": "mcap", ".db3": "sqlite3"}
@@ -110,7 +122,7 @@ class BagWriter:
         writer, self._writer = self._writer, None
         self.path = None
         if writer is not None:
-            writer.close()
+            close_bag(writer)
 
     def _open(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -141,12 +153,48 @@ class BagWriter:
 
 
 def new_bag(path: Path, storage: str) -> Writer:
-    """An empty bag, open for writing; the chunks of mcap are compressed."""
+    """An empty bag, open for writing, for ``close_bag``; the chunks of mcap are compressed."""
     writer = Writer(path, version=9, storage_plugin=STORAGES[storage])
     if storage == "mcap":
         writer.set_compression(CompressionMode.STORAGE, CompressionFormat.ZSTD)
     writer.open()
+    if storage == "mcap":
+        mcap: Any = writer.storage
+        mcap.compressor = _compressed  # rosbags itself writes no checksum of a chunk
     return writer
+
+
+def _compressed(chunk: bytes) -> bytes:
+    """With a checksum of the content, which whoever unpacks it checks."""
+    return zstd.compress(chunk, options={zstd.CompressionParameter.checksum_flag: 1})
+
+
+def close_bag(writer: Writer) -> None:
+    """Complete a bag: index, its checksum (mcap), ``metadata.yaml``."""
+    storage: Any = writer.storage
+    file: Path = storage.path
+    writer.close()
+    if file.suffix == ".mcap":
+        with file.open("r+b") as opened:
+            _, computed = _index_checksums(opened)  # rosbags leaves it 0: none
+            opened.seek(-_CHECKSUM_FROM_END, os.SEEK_END)
+            opened.write(struct.pack("<I", computed))
+
+
+MAGIC = b"\x89MCAP0\r\n"
+_FOOTER = 9 + 20 + len(MAGIC)
+"""Bytes of the footer and what ends the file: where the index begins, its offsets, its checksum."""
+_CHECKSUM_FROM_END = 4 + len(MAGIC)
+
+
+def _index_checksums(mcap: BinaryIO) -> tuple[int, int]:
+    """The checksum of the index (summary) as stored, 0 for none, and as it is
+    (https://mcap.dev/spec, Footer)."""
+    size = mcap.seek(0, os.SEEK_END)
+    mcap.seek(size - _FOOTER)
+    begin, _, stored = struct.unpack_from("<QQI", mcap.read(_FOOTER), 9)
+    mcap.seek(begin or size - _FOOTER)
+    return stored, crc32(mcap.read()[:-_CHECKSUM_FROM_END])
 
 
 @cache
@@ -220,11 +268,19 @@ class Bag:
         if not connections:
             return
         stored = self._reader.messages(connections)
+        missing = sum(c.msgcount for c in connections)
         while True:
             with damage(self.path):
                 found = next(stored, None)
+                if found is None and missing:
+                    raise InvalidInput(
+                        f"{self.path} does not hold as many messages as it says",
+                        field="bag",
+                        remedy=_mending(self.path),
+                    )
                 if found is None:
                     return
+                missing -= 1
                 connection, stamp, data = found
                 if connection.msgtype not in self._reader.typestore.fielddefs:
                     raise InvalidInput(
@@ -274,23 +330,44 @@ def storage_files(path: Path) -> list[Path]:
 
 def _check_complete(path: Path) -> None:
     if (path / "metadata.yaml").is_file():
-        files, closed = [*path.glob("*.mcap")], True
+        files, closed = [f for f in path.glob("*") if f.suffix in SUFFIXES], True
     else:
         files, closed = storage_files(path), path.is_file()
     if not closed or not all(_ends_well(f) for f in files if f.suffix == ".mcap"):
         raise InvalidInput(
             f"{path} was not closed: the recorder was killed or lost power, or a copy is truncated",
             field="bag",
-            remedy=f"collab-llm record --mend {path} makes a whole bag of what can be read",
+            remedy=_mending(path),
         )
+    for file in files:
+        with damage(path):
+            fault = _fault_of_mcap(file) if file.suffix == ".mcap" else _fault_of_sqlite3(file)
+        if fault:
+            raise InvalidInput(f"{file} is damaged: {fault}", field="bag", remedy=_mending(path))
 
 
 def _ends_well(file: Path) -> bool:
-    magic = b"\x89MCAP0\r\n"
     with file.open("rb") as opened:
-        opened.seek(0, os.SEEK_END)
-        opened.seek(max(0, opened.tell() - len(magic)))
-        return opened.read() == magic
+        opened.seek(max(0, opened.seek(0, os.SEEK_END) - len(MAGIC)))
+        return opened.read() == MAGIC
+
+
+def _fault_of_mcap(file: Path) -> str:
+    """Of its index; chunks are checked as they are read."""
+    with file.open("rb") as opened:
+        stored, computed = _index_checksums(opened)
+    return "its index does not have its checksum" if stored not in (0, computed) else ""
+
+
+def _fault_of_sqlite3(file: Path) -> str:
+    """Of its structure: all that can be told without checksums."""
+    with closing(sqlite3.connect(f"{file.absolute().as_uri()}?immutable=1", uri=True)) as base:
+        (found,) = base.execute("PRAGMA integrity_check(1)").fetchone()
+    return "" if found == "ok" else " ".join(str(found).split())
+
+
+def _mending(path: Path) -> str:
+    return f"collab-llm record --mend {path} makes a whole bag of what can be read"
 
 
 @contextmanager
@@ -307,5 +384,5 @@ def damage(path: Path, remedy: str = "") -> Iterator[None]:
         raise InvalidInput(
             f"{path} cannot be read: {words}",
             field="bag",
-            remedy=remedy or f"collab-llm record --mend {path} makes a bag of what can be read",
+            remedy=remedy or _mending(path),
         ) from error

@@ -23,9 +23,16 @@ from rosbags.rosbag2.metadata import parse_qos
 from rosbags.rosbag2.storage_mcap import decompress
 
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.replay.bag import SUFFIXES, damage, new_bag, storage_files, type_hash
+from collab_llm_nodes.replay.bag import (
+    MAGIC,
+    SUFFIXES,
+    close_bag,
+    damage,
+    new_bag,
+    storage_files,
+    type_hash,
+)
 
-_MAGIC = b"\x89MCAP0\r\n"
 _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _DATA_END = 0x03, 0x04, 0x05, 0x06, 0x0F
 
 
@@ -56,7 +63,11 @@ def mend(path: Path, out: Path | None = None) -> tuple[Path, int]:
     files = storage_files(path)
     out = out or path.with_name(f"{path.stem if path.is_file() else path.name}_mended")
     if out.exists():
-        raise InvalidInput(f"{out} exists", field="out", remedy="name another folder, or move it")
+        raise InvalidInput(
+            f"{out} exists; it may be what an earlier --mend made",
+            field="mend",
+            remedy="use it, or move or delete it and mend again",
+        )
     storage = SUFFIXES[files[0].suffix]
     read = _read_mcap if storage == "mcap" else _read_sqlite3
     writer = new_bag(out, storage)
@@ -65,7 +76,7 @@ def mend(path: Path, out: Path | None = None) -> tuple[Path, int]:
             count = _copy(chain.from_iterable(map(read, files)), writer)
             if not count:
                 raise InvalidInput(f"no message of {path} can be read", field="bag")
-            writer.close()
+            close_bag(writer)
     except InvalidInput:
         writer.abort()
         shutil.rmtree(out)
@@ -96,7 +107,7 @@ def _read_mcap(file: Path) -> Iterator[_Message]:
     schemas: dict[int, tuple[str, str]] = {}
     topics: dict[int, _Topic] = {}
     with file.open("rb") as opened:
-        if opened.read(len(_MAGIC)) != _MAGIC:
+        if opened.read(len(MAGIC)) != MAGIC:
             return
         with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for kind, record in _unchunked(data):
@@ -116,7 +127,7 @@ def _read_mcap(file: Path) -> Iterator[_Message]:
 
 
 def _unchunked(data: mmap.mmap) -> Iterator[tuple[int, bytes]]:
-    for kind, body in _records(data, len(_MAGIC)):
+    for kind, body in _records(data, len(MAGIC)):
         if kind != _CHUNK:
             yield kind, body
         elif (inside := _unpacked(body)) is not None:
