@@ -1084,6 +1084,7 @@ class Cloud:
 @pytest.mark.timeout(400)
 def test_a_visitor_instructs_sees_motion_and_stops(graph: Any, browser: Any) -> None:
     """The whole page, with the simulator, the real navigator and the real motion_guard."""
+    from collab_llm_nodes.navigation.mission import MissionConfig
     from collab_llm_nodes.nodes.camera_ingest import CameraIngest
     from collab_llm_nodes.nodes.dashboard import Dashboard
     from collab_llm_nodes.nodes.motion_guard import MotionGuard
@@ -1110,7 +1111,11 @@ def test_a_visitor_instructs_sees_motion_and_stops(graph: Any, browser: Any) -> 
     assert "no action yet" in page.text("action")
 
     # Instruct, and see what happens.
-    page.find("[data-id=instruction]").send_keys("find the cone")
+    wish = page.find("[data-id=instruction]")
+    wish.send_keys("   ", "\ue007")  # Enter
+    page.wait(lambda: "write where to go" in page.script("document.body.innerText"), "a reaction")
+    assert wish.get_attribute("maxlength") == str(MissionConfig().max_instruction)
+    wish.send_keys("find the cone")
     page.find("[data-id=go]").click()
     page.wait(lambda: "step" in page.text("goal"), "the instruction is followed")
     page.wait(lambda: "ahead" in page.text("action"), "the second action")

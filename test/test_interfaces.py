@@ -153,6 +153,17 @@ def test_requests_carry_the_whole_sampling_config(name: str) -> None:
     ) == SamplingConfig(seed=0)
 
 
+@pytest.mark.parametrize("name", ["OpenSession.srv", "EdgeCloudGenerate.srv", "Generate.action"])
+def test_zero_switches_top_p_off_as_documented(name: str) -> None:
+    from collab_llm_nodes.nodes.convert import sampling_from
+
+    path = next(p for p in FILES if p.name == name)
+    (told,) = (d["comment"] for d in declarations(path)[0] if d["name"] == "top_p")
+    assert "0 or 1 = off" in told
+    generated, _ = parts_of(path)[0]
+    assert sampling_from(generated(top_p=0.0)) == sampling_from(generated(top_p=1.0))
+
+
 @pytest.mark.ros
 def test_a_draft_survives_the_wire(ros_graph: Any) -> None:
     import array

@@ -331,6 +331,15 @@ def test_instructions_are_checked() -> None:
     check_instruction("find the red ball", CONFIG)
 
 
+@pytest.mark.parametrize("character", ["\x00", "\x1b", "\x07", "\x7f", "\x85"])
+def test_an_instruction_has_no_control_characters(character: str) -> None:
+    with pytest.raises(InvalidInput, match="control character .* at 5") as caught:
+        check_instruction(f"go to{character}[2J the ball", CONFIG)
+    assert caught.value.field == "instruction"
+    assert character not in str(caught.value), "nor does the message"
+    check_instruction("find the bal\u00e9\tor\r\nthe box\n", CONFIG)
+
+
 EVENTS = st.sampled_from(
     [
         "observe",

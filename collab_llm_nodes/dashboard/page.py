@@ -17,8 +17,8 @@ from collab_llm_nodes.dashboard.front import BAR, only_the_stop
 from collab_llm_nodes.dashboard.robot import Robot
 from collab_llm_nodes.dashboard.view import Action, Answer, Goal, Link, Snapshot
 from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.navigation.mission import MAX_INSTRUCTION
 
-_MAX_INSTRUCTION = 1000
 _FULL = "As many pages are open as max_viewers allows; close one and load this page again."
 
 
@@ -126,7 +126,7 @@ class _Page:
             self._wish = (
                 ui.input("Instruction", placeholder="find the red ball")
                 .classes("wide")
-                .props(f"maxlength={_MAX_INSTRUCTION} data-id=instruction")
+                .props(f"maxlength={MAX_INSTRUCTION} data-id=instruction")
                 .on("keydown.enter", self._send)
             )
             with ui.row():
@@ -184,8 +184,10 @@ class _Page:
     # What the viewer wants.
 
     def _send(self) -> None:
-        wish = (self._wish.value or "").strip()[:_MAX_INSTRUCTION]
-        if wish and self._host.robot is not None:
+        wish = (self._wish.value or "").strip()[:MAX_INSTRUCTION]
+        if not wish:
+            ui.notify("Nothing to do: write where to go, then press Enter or Go.", type="warning")
+        elif self._host.robot is not None:
             self._host.robot.instruct(wish)
 
     def _give_up(self) -> None:

@@ -19,6 +19,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from unicodedata import category
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import InvalidInput
@@ -34,6 +35,9 @@ from collab_llm_nodes.navigation.steps import Steps
 
 DEADLINE_LIMITS_S = (1.0, 86_400.0)
 """Least and greatest time for a mission."""
+
+MAX_INSTRUCTION = 500
+"""Longest instruction [characters], unless ``MissionConfig`` says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,9 @@ class MissionConfig:
         low=DEADLINE_LIMITS_S[0],
         high=DEADLINE_LIMITS_S[1],
     )
-    max_instruction: int = setting(500, "Longest instruction [characters].", low=1, high=10_000)
+    max_instruction: int = setting(
+        MAX_INSTRUCTION, "Longest instruction [characters].", low=1, high=10_000
+    )
     observation_timeout: float = setting(
         5.0, "Wait for a camera frame, machine's time [s].", low=0.1, high=600.0
     )
@@ -167,7 +173,19 @@ _REMEMBERED_S = 3.0
 
 
 def check_instruction(instruction: str, config: MissionConfig) -> None:
-    """Raises InvalidInput for an instruction without a letter or digit, or an oversized one."""
+    """Refuse what is no instruction.
+
+    Raises:
+        InvalidInput: no letter or digit, a control character (terminals and logs would obey it)
+            other than tabulator and line ends, or too long.
+    """
+    control = next((c for c in instruction if category(c) == "Cc" and c not in "\t\n\r"), None)
+    if control is not None:
+        raise InvalidInput(
+            f"has the control character {control!r} at {instruction.index(control)}",
+            field="instruction",
+            remedy="plain text only",
+        )
     if not any(character.isalnum() for character in instruction):
         raise InvalidInput("empty", field="instruction", remedy="say where to go")
     if len(instruction) > config.max_instruction:

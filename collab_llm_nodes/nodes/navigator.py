@@ -78,7 +78,7 @@ class AnswerConfig:
     )
     temperature: float = setting(0.0, "0 = greedy.", low=0.0, high=10.0)
     top_k: int = setting(0, "0 = off.", low=0)
-    top_p: float = setting(1.0, "1 = off.", low=0.0, high=1.0)
+    top_p: float = setting(1.0, "0 or 1 = off.", low=0.0, high=1.0)
     seed: int = setting(0, "Key of all random streams; the n-th answer uses seed + n.", low=0)
     law: str = setting("rejection", "Output law.", choices=("rejection", "coupled"))
     max_tokens: int = setting(0, "Length of an answer; 0 = the default.", low=0, high=100_000)
