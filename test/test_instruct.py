@@ -116,7 +116,7 @@ def test_the_instruction_waits_for_the_models_and_the_link(
     ros_graph.wait_for(lambda: client._present and len(client.missing) == 2)
     navigator.do(navigator.load)
     ros_graph.wait_for(lambda: client.missing == [LINK])
-    assert not client.sent
+    assert client.goal is None
     navigator.link(LinkState.UP)
     ros_graph.wait_for(lambda: navigator.goals)
     assert client.missing == []
@@ -194,5 +194,5 @@ def test_a_goal_given_up_before_it_is_sent_is_never_sent(ros_graph: Any) -> None
     navigator = FakeNavigator(ros_graph)
     ros_graph.add(client.node)
     ros_graph.wait_for(lambda: client._present)
-    assert not client.sent
+    assert client.goal is None
     assert not navigator.goals

@@ -66,17 +66,15 @@ class AskingClient(GraphClient):
         assert observation is not None
         return observation
 
-    def answer(self, goal: Generate.Goal, accept_s: float) -> Generate.Result:
-        """The result of ``goal``, accepted within ``accept_s``, ended within its own deadline.
+    def answer(self, goal: Generate.Goal, spare_s: float) -> Generate.Result:
+        """The result of ``goal``, ``spare_s`` after its own deadline at the latest.
 
         Raises:
-            DeadlineExceeded: it is not.
+            DeadlineExceeded: it is not there.
             CollabError: the answer failed.
         """
-        handle = self.result(
-            lambda: self._generate.send_goal_async(goal), accept_s, "generate to accept"
-        )
-        result = self.result(handle.get_result_async, goal.deadline_s, "the answer").result
+        deadline_s = goal.deadline_s + spare_s
+        result: Generate.Result = self.carry_out(self._generate, goal, deadline_s, "the answer")
         if result.status != result.OK:
             raise error_of(Failure(code_of(result.status), result.error_msg))
         return result

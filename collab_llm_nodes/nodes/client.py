@@ -12,12 +12,16 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import rclpy
+from action_msgs.msg import GoalStatus
+from rclpy.action import ActionClient
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 
-from collab_llm_nodes.errors import DeadlineExceeded
+from collab_llm_nodes.errors import DeadlineExceeded, Unavailable
+from collab_llm_nodes.nodes.goals import SentGoal
 
 Self = TypeVar("Self", bound="GraphClient")
+_CALLED_OFF_S = 10.0
 
 
 class GraphClient:
@@ -66,6 +70,33 @@ class GraphClient:
         self._executor.create_task(lambda: call().add_done_callback(take))
         self.wait(lambda: results, deadline_s, what)
         return results[0]
+
+    def carry_out(self, client: ActionClient, goal: Any, deadline_s: float, what: str) -> Any:
+        """The result of ``goal``, which is called off if that is not there in time.
+
+        Raises:
+            DeadlineExceeded: ``what`` was waited for in vain.
+            Unavailable: the server refused the goal, or does not know it any more.
+        """
+        ended: list[Any] = []
+        sent: list[SentGoal] = []
+
+        def take(response: Any) -> None:
+            with self.changed:
+                ended.append(response)
+                self.changed.notify_all()
+
+        self._executor.create_task(lambda: sent.append(SentGoal(self.node, client, goal, take)))
+        try:
+            self.wait(lambda: ended, deadline_s, what)
+        except DeadlineExceeded:
+            self._executor.create_task(lambda: sent[0].call_off())
+            with contextlib.suppress(DeadlineExceeded):
+                self.wait(lambda: ended, _CALLED_OFF_S, "the cancellation")
+            raise
+        if ended[0].status == GoalStatus.STATUS_UNKNOWN:
+            raise Unavailable(f"no server carries out the goal: {what}", remedy="see its log")
+        return ended[0].result
 
     def wait(self, condition: Callable[[], Any], deadline_s: float, what: str) -> None:
         """Until ``condition()`` is true.

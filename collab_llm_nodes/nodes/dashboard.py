@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from action_msgs.msg import GoalStatus
 from action_msgs.srv import CancelGoal
 from diagnostic_msgs.msg import DiagnosticArray
 from nav_msgs.msg import Odometry
@@ -54,6 +55,7 @@ from collab_llm_nodes.dashboard.view import (
 )
 from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.nodes.convert import code_of
+from collab_llm_nodes.nodes.goals import SentGoal
 from collab_llm_nodes.nodes.ros import (
     CAMERA,
     COMMAND,
@@ -124,6 +126,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
         self._motion: tuple[Motion | None, float] = (None, -math.inf)
         self._asked_at = -math.inf
         self._goals = 0  # sent; the newest one's number
+        self._sent: SentGoal | None = None
 
     @property
     def port(self) -> int:
@@ -283,7 +286,9 @@ class Dashboard(ManagedNode[DashboardConfig]):
 
     @guarded
     def _on_instruction(self, msg: String) -> None:
-        self._view.goal = replace(self._view.goal, followed=msg.data[:1000])
+        goal, followed = self._view.goal, msg.data[:1000]
+        ours = goal.state == "sent" and followed == goal.instruction
+        self._view.goal = replace(goal, followed=followed, state="running" if ours else goal.state)
 
     @guarded
     def _on_diagnostics(self, msg: DiagnosticArray) -> None:
@@ -311,28 +316,24 @@ class Dashboard(ManagedNode[DashboardConfig]):
             return
         self._goals += 1
         self._view.goal = Goal("sent", instruction)
-        sent = self._navigate.send_goal_async(
-            Navigate.Goal(instruction=instruction), partial(self._on_feedback, self._goals)
+        goal, number = Navigate.Goal(instruction=instruction), self._goals
+        on_result, on_feedback = (
+            partial(self._on_result, number),
+            partial(self._on_feedback, number),
         )
-        sent.add_done_callback(partial(self._on_accepted, self._goals))
+        self._sent = SentGoal(self, self._navigate, goal, on_result, on_feedback)
 
     def _on_feedback(self, number: int, message: Any) -> None:
         goal = self._view.goal
         if number == self._goals and goal.state in ("sent", "running"):
             self._view.goal = replace(goal, state="running", step=message.feedback.step)
 
-    def _on_accepted(self, number: int, sent: RosFuture) -> None:
-        goal, handle = self._view.goal, sent.result()
-        if number == self._goals and goal.state in ("sent", "running"):
-            self._view.goal = replace(goal, state="running")
-        else:  # cancelled before: that request may have come first, and found nothing
-            handle.cancel_goal_async()
-        handle.get_result_async().add_done_callback(partial(self._on_result, number))
-
-    def _on_result(self, number: int, ended: RosFuture) -> None:
+    def _on_result(self, number: int, response: Any) -> None:
         if number != self._goals:
             return
-        result = ended.result().result
+        result = response.result
+        if response.status == GoalStatus.STATUS_UNKNOWN:
+            result.error_msg = "the navigator does not know of it"
         over = result.status == Navigate.Result.OK
         error = "" if over else result.error_msg or f"ended with status {result.status}"
         self._view.goal = replace(self._view.goal, state="ended", error=error)
@@ -341,7 +342,8 @@ class Dashboard(ManagedNode[DashboardConfig]):
         if self._cancels.service_is_ready():
             asked = self._cancels.call_async(CancelGoal.Request())  # no goal named: all
             asked.add_done_callback(partial(self._on_cancelled, self._goals))
-            if self._view.goal.state in ("sent", "running"):
+            if self._sent is not None and self._view.goal.state in ("sent", "running"):
+                self._sent.call_off()  # it may be on its way yet
                 self._view.goal = replace(self._view.goal, state="cancelling")
 
     def _on_cancelled(self, number: int, answered: RosFuture) -> None:

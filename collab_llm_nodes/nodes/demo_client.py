@@ -115,21 +115,19 @@ class DemoClient(GraphClient):
         """Enter ``room``, give the instruction, wait for the end, ``deadline_s`` at most.
 
         Raises:
-            DeadlineExceeded: the graph did not take the room or the instruction.
+            DeadlineExceeded: the graph did not take the room.
+            Unavailable: the navigator did not take the instruction.
         """
         self._enter(room.seed)
         drive = Drive(room, instruction, path=[room.start])
         with self._recording(drive):
             started = time.monotonic()
             goal = Navigate.Goal(instruction=instruction, max_steps=max_steps)
-            handle = self.result(lambda: self._navigate.send_goal_async(goal), 10.0, "navigate")
             try:
-                ended = self.result(handle.get_result_async, deadline_s, "the drive's end")
+                result = self.carry_out(self._navigate, goal, deadline_s, "the drive's end")
             except DeadlineExceeded as error:
                 drive.error = str(error)
-                self.result(handle.cancel_goal_async, 10.0, "the cancellation")
             else:
-                result = ended.result
                 drive.status, drive.error = result.status, result.error_msg
                 drive.steps = result.steps
             drive.seconds = time.monotonic() - started

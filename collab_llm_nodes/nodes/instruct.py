@@ -14,15 +14,14 @@ from typing import Any
 import rclpy
 from action_msgs.msg import GoalStatus
 from rclpy.action import ActionClient
-from rclpy.action.client import ClientGoalHandle
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
-from rclpy.task import Future
 from rclpy.utilities import remove_ros_args
 
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import LinkState
+from collab_llm_nodes.nodes.goals import SentGoal
 from collab_llm_nodes.nodes.ros import STATE, STEADY
 
 START_DEADLINE_S = 300.0
@@ -38,7 +37,7 @@ class _Client:
     Attributes:
         ended: nothing more is to be expected.
         result: of the goal; None if it has none.
-        sent: the goal is on its way, or was.
+        goal: None until it is sent.
         missing: what has to be there before the goal is sent, and is not yet.
         seen_at: when the navigator was there last; until the goal is sent, the start
             [s, time.monotonic].
@@ -47,7 +46,7 @@ class _Client:
     def __init__(self, instruction: str, **node_arguments: Any) -> None:
         self.ended = threading.Event()
         self.result: Navigate.Result | None = None
-        self.sent = False
+        self.goal: SentGoal | None = None
         self.missing: list[str] = []
         self.seen_at = time.monotonic()
         self.node = Node("instruct", **node_arguments)
@@ -56,28 +55,27 @@ class _Client:
         self._link_up = False
         self.node.create_subscription(LinkState, "link_state", self._on_link, STATE)
         self._instruction = instruction
-        self._goal: ClientGoalHandle | None = None
         self._present = self._given_up = False
         self.node.create_timer(0.1, self._look, clock=STEADY)
 
     def give_up(self) -> None:
-        """Cancel the goal: now, or as soon as it is accepted."""
+        """Cancel the goal, or do not send it."""
         self._given_up = True
-        if not self.sent:
+        if self.goal is None:
             self.ended.set()
-        elif self._goal is not None:
-            self._goal.cancel_goal_async()
+        else:
+            self.goal.call_off()
 
     def _look(self) -> None:
         """Send once all is there; a navigator that was away is asked what it still knows."""
         was, self._present = self._present, self._action.server_is_ready()
-        if not self.sent:
+        if self.goal is None:
             self._send_when_complete()
             return
         if self._present:
             self.seen_at = time.monotonic()
-        if self._present and not was and self._goal is not None and not self._given_up:
-            self._goal.get_result_async().add_done_callback(self._on_result)
+        if self._present and not was and not self._given_up:
+            self.goal.ask()
 
     def _send_when_complete(self) -> None:
         """In separate processes the navigator is up long before the models are loaded."""
@@ -91,11 +89,9 @@ class _Client:
             if self.missing != before:
                 print(f"waiting for {', '.join(self.missing)}", file=sys.stderr, flush=True)
         elif not self._given_up:
-            self.seen_at = time.monotonic()  # before `sent`, which makes the limit a short one
-            self.sent = True
+            self.seen_at = time.monotonic()  # before `goal`, which makes the limit a short one
             goal = Navigate.Goal(instruction=self._instruction)
-            sent = self._action.send_goal_async(goal, self._on_feedback)
-            sent.add_done_callback(self._on_goal)
+            self.goal = SentGoal(self.node, self._action, goal, self._on_result, self._on_feedback)
 
     def _on_link(self, link: LinkState) -> None:
         self._link_up = link.state == LinkState.UP
@@ -103,14 +99,7 @@ class _Client:
     def _on_feedback(self, message: Any) -> None:
         print(f"{message.feedback.step:3d}  {message.feedback.text}", flush=True)
 
-    def _on_goal(self, future: Future) -> None:
-        self._goal = future.result()
-        self._goal.get_result_async().add_done_callback(self._on_result)
-        if self._given_up:
-            self._goal.cancel_goal_async()
-
-    def _on_result(self, future: Future) -> None:
-        response = future.result()
+    def _on_result(self, response: Any) -> None:
         if response.status != GoalStatus.STATUS_UNKNOWN:  # to a navigator that has started anew
             self.result = response.result
         self.ended.set()
@@ -127,7 +116,7 @@ def instruct(instruction: str) -> int:
     spinner = threading.Thread(target=_spin, args=(executor, finished), name="ros-spin")
     spinner.start()
     while not client.ended.wait(0.2) and not interrupted.is_set():
-        limit = LOST_S if client.sent else START_DEADLINE_S
+        limit = LOST_S if client.goal else START_DEADLINE_S
         if time.monotonic() - client.seen_at > limit:
             break
     if interrupted.is_set():
@@ -148,11 +137,11 @@ def _report(client: _Client, interrupted: bool) -> int:
         verdict = "arrived" if result.status == Navigate.Result.OK else f"ended: {result.error_msg}"
         print(f"{verdict} ({result.steps} steps, {result.distance_travelled:.2f} m)", flush=True)
         return 0 if result.status == Navigate.Result.OK else 1
-    if not client.sent and not interrupted:
+    if client.goal is None and not interrupted:
         missing = ", ".join(client.missing)
         print(f"not there within {START_DEADLINE_S:g} s: {missing}", file=sys.stderr)
         return 2
-    if client.sent:
+    if client.goal is not None:
         print("UNAVAILABLE: the navigator is gone, and the result with it", file=sys.stderr)
     return 1
 

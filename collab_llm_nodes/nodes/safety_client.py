@@ -16,6 +16,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from geometry_msgs.msg import PoseStamped, Twist
@@ -30,9 +31,9 @@ from collab_llm.action import Generate, Navigate
 from collab_llm.msg import GeneratedText, LinkState, MotionState, NavigationAction
 from collab_llm_nodes.bench.safety.watch import MotionWatch, Permitted
 from collab_llm_nodes.demo.processes import START_DEADLINE_S
-from collab_llm_nodes.errors import DeadlineExceeded
 from collab_llm_nodes.navigation.executor import ZERO, Pose2D, Velocity
 from collab_llm_nodes.nodes.client import GraphClient
+from collab_llm_nodes.nodes.goals import SentGoal
 from collab_llm_nodes.nodes.ros import CAMERA, COMMAND, REQUESTS, RESULT, STATE
 
 ORDER_S = 0.15
@@ -72,7 +73,8 @@ class SafetyClient(GraphClient):
         self._due: tuple[float, float] | None = None  # age of an action, and its picture's arrival
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._goal: Any = None
+        self._goal: SentGoal | None = None
+        self._goals = 0  # the last one counts
         self._gone: set[bytes] = set()  # navigators of killed processes
         self.ended: Navigate.Result | None = None
         node = self.node
@@ -112,30 +114,21 @@ class SafetyClient(GraphClient):
     def instruct(self, instruction: str, deadline_s: float) -> None:
         """Have ``instruction`` followed from now on; ``ended`` is None until it has an end.
 
-        The navigator of a killed process is still known for a while, and a new one knows us a
-        little later than we know it: what is not accepted in time is sent again.
-
         Raises:
-            DeadlineExceeded: nobody accepted it.
+            DeadlineExceeded: there is no navigator.
         """
-        due = time.monotonic() + deadline_s
+        # That of a killed process is still known for a while.
         self.wait(lambda: self._navigators() - self._gone, deadline_s, "a navigator")
-        while True:
-            goal = Navigate.Goal(instruction=instruction, max_steps=10_000, deadline_s=86_400.0)
+        with self.changed:
             self.ended = None
+            self._goals += 1
             self._event(time.time(), self.watch.on_instruction, True, time.time())
-            try:
-                send = lambda goal=goal: self._navigate.send_goal_async(goal)  # noqa: E731
-                self._goal = self.result(send, 2.0, "navigate")
-                break
-            except DeadlineExceeded:
-                if time.monotonic() > due:
-                    raise
-        self._executor.create_task(
-            lambda goal=self._goal: goal.get_result_async().add_done_callback(
-                lambda future: self._on_result(goal, future)
-            )
-        )
+        self._executor.create_task(self._send, instruction, self._goals)
+
+    def _send(self, instruction: str, number: int) -> None:
+        goal = Navigate.Goal(instruction=instruction, max_steps=10_000, deadline_s=86_400.0)
+        on_result = partial(self._on_result, number)
+        self._goal = SentGoal(self.node, self._navigate, goal, on_result)
 
     @property
     def ending(self) -> str:
@@ -145,12 +138,13 @@ class SafetyClient(GraphClient):
     def cancel(self) -> None:
         """Give the instruction up, if there is one; see ``ended``."""
         if self._goal is not None:
-            self.result(self._goal.cancel_goal_async, 10.0, "the cancellation")
+            self._executor.create_task(self._goal.call_off)
 
     def forget_goal(self) -> None:
         """Whoever followed it is gone."""
         with self.changed:
-            self._goal, self._gone = None, self._navigators()
+            self._goals += 1
+            self._gone = self._navigators()
             self._event(time.time(), self.watch.on_instruction, False, time.time())
 
     def _navigators(self) -> set[bytes]:
@@ -281,10 +275,10 @@ class SafetyClient(GraphClient):
             self.link = msg
             self.changed.notify_all()
 
-    def _on_result(self, goal: Any, future: Any) -> None:
+    def _on_result(self, number: int, response: Any) -> None:
         with self.changed:
-            if goal is self._goal:
-                self.ended = future.result().result
+            if number == self._goals:
+                self.ended = response.result
                 self._event(time.time(), self.watch.on_instruction, False, time.time())
                 self.changed.notify_all()
 

@@ -1,0 +1,74 @@
+"""Goals that do not get lost with the answer to them.
+
+An action server may know a new client later than that client knows it. Its answer then reaches
+nobody, and the goal is carried out all the same: a robot drives, and who sent it does not know. So
+a goal's id is chosen here; with it the goal can be called off, and its result be asked for, whether
+or not its acceptance is known.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from rclpy.action import ActionClient
+from rclpy.action.client import ClientGoalHandle
+from rclpy.node import Node
+from rclpy.task import Future
+from unique_identifier_msgs.msg import UUID
+
+from collab_llm_nodes.nodes.ros import STEADY
+
+ANSWER_S = 5.0
+"""A goal that is not answered for so long is asked about: it may be carried out, or never have
+arrived."""
+
+
+class SentGoal:
+    """One goal on its way, or being carried out. Belongs to the thread that spins ``node``.
+
+    Args:
+        on_result: called with the result response: ``status`` (``GoalStatus``; UNKNOWN: the server
+            refused the goal or does not know it) and ``result``.
+        on_feedback: called with feedback messages.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        client: ActionClient,
+        goal: Any,
+        on_result: Callable[[Any], None],
+        on_feedback: Callable[[Any], None] | None = None,
+    ) -> None:
+        goal_id = UUID(uuid=list(uuid.uuid4().bytes))
+        self._handle = ClientGoalHandle(client, goal_id, None)
+        self._on_result = on_result
+        self._called_off = self._asked = False
+        self._node = node
+        self._timer = node.create_timer(ANSWER_S, self._ask_once, clock=STEADY)
+        client.send_goal_async(goal, on_feedback, goal_id).add_done_callback(self._on_answer)
+
+    def call_off(self) -> None:
+        """Have it cancelled; its result will tell."""
+        self._called_off = True
+        self._handle.cancel_goal_async()
+
+    def ask(self) -> None:
+        """Ask for the result, perhaps again: a server that has started anew was not asked yet."""
+        self._handle.get_result_async().add_done_callback(self._on_end)
+
+    def _on_end(self, ended: Future) -> None:
+        self._on_result(ended.result())
+
+    def _on_answer(self, _: Future) -> None:
+        if self._called_off:  # that may have come before the goal, and found nothing
+            self._handle.cancel_goal_async()
+        self._ask_once()
+
+    def _ask_once(self) -> None:
+        if not self._asked:
+            self._asked = True
+            self._node.destroy_timer(self._timer)
+            self.ask()
