@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -38,9 +39,31 @@ for name, sub in (
 console = Console()
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from collab_llm_nodes.verifier.conversation import version
+
+        console.print(f"collab-llm {version()}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", is_eager=True, callback=_version
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 def _writable(file: Path | None) -> Path | None:
     """Make the folder, and refuse before the work starts rather than lose its results."""
     if file is not None:
+        if file.is_dir():
+            raise typer.BadParameter(f"{file} is a folder; name a file")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -52,12 +75,16 @@ def _writable(file: Path | None) -> Path | None:
 
 JsonOption = Annotated[
     Path | None,
-    typer.Option(
-        "--json", help="Write the results here as JSON.", dir_okay=False, callback=_writable
-    ),
+    typer.Option("--json", help="Write the results here as JSON.", callback=_writable),
 ]
 PlotOption = Annotated[
     Path | None, typer.Option("--plot", help="Write the plot here.", callback=_writable)
+]
+ComputeOption = Annotated[
+    float,
+    typer.Option(
+        help="Seconds a pass takes at least: an emulated larger model.", min=0.0, max=60.0
+    ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Key of everything random.", min=0)]
 
@@ -75,18 +102,18 @@ def demo(
     seed: SeedOption = 0,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", help="Write the results here.", dir_okay=False, callback=_writable),
+        typer.Option("--json", help="Write the results here.", callback=_writable),
     ] = Path("out/demo.json"),
     film: Annotated[
-        Path,
-        typer.Option(help="Animated GIF of the first rooms.", dir_okay=False, callback=_writable),
+        Path, typer.Option(help="Animated GIF of the first rooms.", callback=_writable)
     ] = Path("out/demo.gif"),
     config: Annotated[
-        Path | None, typer.Option(help="ROS parameters, read after the shipped ones.", exists=True)
+        Path | None,
+        typer.Option(
+            help="ROS parameters, read after the shipped ones.", exists=True, dir_okay=False
+        ),
     ] = None,
-    emulated_compute_s: Annotated[
-        float, typer.Option(help="Seconds a pass takes at least: an emulated larger model.")
-    ] = 0.04,
+    emulated_compute_s: ComputeOption = 0.04,
     record: Annotated[
         Path | None, typer.Option(help="Record it as a bag in this folder.", file_okay=False)
     ] = None,
@@ -119,9 +146,7 @@ def verifier(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Target model: directory or hub id.")] = None,
     address: Annotated[str | None, typer.Option(help="host:port to listen on.")] = None,
-    emulated_compute_s: Annotated[
-        float, typer.Option(help="Seconds a pass takes at least: an emulated larger model.")
-    ] = 0.0,
+    emulated_compute_s: ComputeOption = 0.0,
     ray: Annotated[
         bool, typer.Option("--ray", help="Several replicas, by Ray Serve (docs/cloud.md).")
     ] = False,
@@ -217,7 +242,11 @@ def replay(
     nodes: Annotated[bool, typer.Option("--nodes", help="Through the real ROS nodes.")] = False,
     config: Annotated[
         Path | None,
-        typer.Option(help="ROS parameters for --nodes, read after the recorded.", exists=True),
+        typer.Option(
+            help="ROS parameters for --nodes, read after the recorded.",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None,
     texts: Annotated[
         bool, typer.Option("--texts", help="Another text is a difference, not only another action.")
@@ -260,7 +289,9 @@ def train_nav(
     out: Annotated[Path, typer.Option(help="Where runs are kept; resumes from there.")] = Path(
         "runs/nav"
     ),
-    hours: Annotated[float, typer.Option(help="Stop after this long; 0 = the whole plan.")] = 0.0,
+    hours: Annotated[
+        float, typer.Option(help="Stop after this long; 0 = the whole plan.", min=0.0)
+    ] = 0.0,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
 ) -> None:
@@ -347,7 +378,9 @@ def bench_link(
 def bench_engine(
     answers: Annotated[int, typer.Option(help="Answers per comparison.", min=1)] = 20,
     repeats: Annotated[int, typer.Option(help="Timings per variant of a pass.", min=1)] = 100,
-    threads: Annotated[list[int] | None, typer.Option(help="Numbers of threads; repeat.")] = None,
+    threads: Annotated[
+        list[int] | None, typer.Option(help="Numbers of threads; repeat.", min=1)
+    ] = None,
     paper_layers: Annotated[
         int, typer.Option(help="Layers of the model with 152k tokens (3 GB); 0: without.", min=0)
     ] = 6,
@@ -444,7 +477,7 @@ def bench_ros(
 
 @bench_app.command("safety")
 def bench_safety(
-    trials: Annotated[int, typer.Option(help="Of each fault; 0: none.", min=0)] = 200,
+    trials: Annotated[int, typer.Option(help="Of each fault; 0: only --soak.", min=0)] = 200,
     soak: Annotated[
         float, typer.Option(help="Minutes of driving under random faults; 0: without.", min=0.0)
     ] = 0.0,
@@ -457,6 +490,8 @@ def bench_safety(
     Exits with 0 only if every trial is within 0.5 s and one control period, and nothing ever moved
     unasked. 200 trials take about 40 minutes.
     """
+    if not trials and not soak:
+        raise typer.BadParameter("0 without --soak measures nothing", param_hint="--trials")
     from collab_llm_nodes.bench.safety.report import run_safety
 
     results = run_safety(trials=trials, soak_minutes=soak, seed=seed, plot=plot, console=console)
@@ -472,6 +507,7 @@ def fail(error: CollabError, status: int = 1) -> NoReturn:
 
 def main() -> None:
     """Entry point: typed errors become one clear line instead of a traceback."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it ends by an exception
     try:
         app()
     except CollabError as error:

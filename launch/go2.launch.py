@@ -28,6 +28,7 @@ NODES = (
     "navigator",
 )
 EXTRAS = {"record": "recorder", "dashboard": "dashboard", "markers": "markers"}
+LOG_LEVELS = ["debug", "info", "warn", "error", "fatal"]
 DRIVERS = {"go2": ["go2_driver"], "sim": ["sim_go2"], "none": []}
 
 ARGUMENTS = {
@@ -37,7 +38,6 @@ ARGUMENTS = {
     "verifier": ("", "Verifier, host:port. Empty: as in params_file."),
     "instruction": ("", "Followed once everything is up. Empty: send goals to `navigate`."),
     "namespace": ("", "Namespace of the nodes and their topics."),
-    "log_level": ("info", "debug, info, warn or error."),
     "bags": ("bags", "Where record:=true puts its bags, each named by date and time."),
 }
 FLAGS = {
@@ -68,7 +68,13 @@ def generate_launch_description() -> LaunchDescription:
         " of somebody else's.",
         choices=list(DRIVERS),
     )
-    return LaunchDescription([*declared, driver, OpaqueFunction(function=_nodes)])
+    log_level = DeclareLaunchArgument(
+        "log_level",
+        default_value="info",
+        description="What is logged: this and worse.",
+        choices=LOG_LEVELS,
+    )
+    return LaunchDescription([*declared, driver, log_level, OpaqueFunction(function=_nodes)])
 
 
 def _nodes(context: LaunchContext) -> list[Node]:

@@ -29,7 +29,7 @@ ARGUMENTS = {
     "target_model": ("", "Target model: folder or hub id. Empty: as in config, or the embedded."),
     "instruction": ("", "Followed once everything is up. Empty: send goals to `navigate`."),
     "namespace": ("", "Namespace of the nodes and their topics."),
-    "log_level": ("info", "debug, info, warn or error."),
+    "log_level": ("info", "debug, info, warn, error or fatal."),
     "bags": ("bags", "Where record:=true puts its bags, each named by date and time."),
     "composed": ("true", "Two processes: what thinks, what moves; else one for each node."),
     "dashboard": ("false", "Start the dashboard, a web page for people (docs/dashboard.md)."),

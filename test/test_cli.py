@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from collab_llm_nodes import programs
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.demo.domain import DOMAINS, own_domain
 
+ROOT = Path(__file__).parent.parent
 COMMANDS = [
     ["demo"],
     ["verifier"],
@@ -39,6 +46,69 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     assert "--json" in result.output
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_folder_is_no_place_for_results(command: list[str], tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        app, [*command, "--json", str(tmp_path)], env={"COLUMNS": "300", "TERM": "dumb"}
+    )
+    assert result.exit_code == 2
+    assert "--json" in result.output
+    assert "is a folder" in result.output
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("verifier --emulated-compute-s -1", "--emulated-compute-s"),
+        ("demo --emulated-compute-s -1", "--emulated-compute-s"),
+        ("demo --config /", "--config"),
+        ("bench safety --trials 0", "--trials"),
+        ("bench engine --threads 0", "--threads"),
+        ("train nav --hours -1", "--hours"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_the_options_name(command: str, option: str) -> None:
+    result = CliRunner().invoke(app, command.split(), env={"COLUMNS": "300", "TERM": "dumb"})
+    assert result.exit_code == 2
+    assert option in result.output
+
+
+def test_the_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert re.fullmatch(r"collab-llm \S+\n", result.output)
+
+
+def test_interrupted_while_it_imports_a_program_ends_quietly(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import os, signal, threading\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "threading.Event().wait(30)\n"
+        "print('still here')\n"
+        "def main(): pass\n"
+    )
+    start = "from collab_llm_nodes.programs import _program; _program('slow')()"
+    done = subprocess.run(
+        [sys.executable, "-c", start],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_every_console_script_starts_in_that_way() -> None:
+    scripts = ConfigParser()
+    scripts.read(ROOT / "setup.cfg")
+    for line in scripts["options.entry_points"]["console_scripts"].split("\n")[1:]:
+        name, _, start = line.partition(" = ")
+        assert start == f"collab_llm_nodes.programs:{name.replace('-', '_')}"
+        assert callable(getattr(programs, name.replace("-", "_")))
+
+
 def test_an_unknown_model_is_one_clear_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["verifier", "--model", "nonsense"])
     assert type(result.exception).__name__ == "ModelError"
@@ -47,8 +117,7 @@ def test_an_unknown_model_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_the_shipped_pair_s_figures_pass_the_gates() -> None:
     """docs/benchmarks/nav_eval.json, as `collab-llm eval nav` wrote it for these checkpoints."""
-    root = Path(__file__).parent.parent
-    figures = json.loads((root / "docs/benchmarks/nav_eval.json").read_text(encoding="utf-8"))
+    figures = json.loads((ROOT / "docs/benchmarks/nav_eval.json").read_text(encoding="utf-8"))
     assert figures["target"]["rooms"] >= 200
     assert figures["target"]["success_rate"] >= 0.80
     assert figures["target"]["success_rate"] - figures["draft"]["success_rate"] >= 0.10

@@ -220,6 +220,16 @@ def test_a_file_that_does_not_exist_is_named(package: Package, file: str, argume
     assert not list(package.calls.iterdir())
 
 
+@pytest.mark.parametrize("file", ["go2.launch.py", "sim.launch.py"])
+def test_a_log_level_that_is_none_is_one_clear_line(package: Package, file: str) -> None:
+    done = package.launch(file, log_level="loud")
+    told = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert 'Argument "log_level" provided value "loud" is not valid' in told
+    assert "Traceback" not in told
+    assert not list(package.calls.iterdir())
+
+
 @pytest.mark.parametrize("name", COMPOSED)
 def test_the_end_of_either_process_ends_the_launch(package: Package, name: str) -> None:
     for other in {*COMPOSED, "instruct"} - {name}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from rclpy.parameter import Parameter
 
 from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser, ParserConfig
-from collab_llm_nodes.nodes.ros import ManagedNode
+from collab_llm_nodes.nodes.ros import ManagedNode, _warn_of_unknown_nodes
 
 pytestmark = pytest.mark.ros
 
@@ -99,6 +100,49 @@ def test_a_misspelt_parameter_is_an_error_and_not_ignored(
     assert node.trigger_configure() == TransitionCallbackReturn.FAILURE
     assert "did you mean grammar.max_distance?" in capfd.readouterr().err
     node.destroy_node()
+
+
+def test_a_misspelt_node_in_a_parameter_file_is_told(
+    ros_context: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The file may serve other processes too, by any namespace; foreign names are told as well."""
+    file = tmp_path / "robot.yaml"
+    file.write_text(
+        """
+        /**: {ros__parameters: {use_sim_time: false}}
+        /**/motion_guard: {ros__parameters: {period: 0.1}}
+        robot: {navigator: {ros__parameters: {rate: 10.0}}}
+        renamed: {ros__parameters: {max_age: 1.0}}
+        /robot/navigater: {ros__parameters: {rate: 10.0}}
+        """
+    )
+    node = NavigationActionParser(
+        context=ros_context, cli_args=["--ros-args", "-r", "__node:=renamed"]
+    )
+    _warn_of_unknown_nodes([node], ["x", "--ros-args", "--params-file", str(file)])
+    told = capfd.readouterr().err
+    assert told.count("WARN") == 1
+    assert f"{file}: the parameters of navigater are read by no node" in told
+    assert "did you mean navigator?" in told
+    node.destroy_node()
+
+
+@pytest.mark.parametrize("content", [None, "a: [b", "navigator: 3", "\x00"])
+def test_a_parameter_file_that_cannot_be_read_is_one_clear_line(
+    ros_context: Any, tmp_path: Path, content: str | None
+) -> None:
+    file = tmp_path / "robot.yaml"
+    if content is not None:
+        file.write_text(content)
+    start = "from collab_llm_nodes.nodes.motion import MotionGuard, run; raise SystemExit(run("
+    start += f"MotionGuard, args=['--ros-args', '--params-file', {str(file)!r}]))"
+    done = subprocess.run(
+        [sys.executable, "-c", start], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "INVALID_CONFIG: --ros-args: Couldn't parse params file" in done.stderr
+    assert str(file) in done.stderr
 
 
 def test_a_dynamic_parameter_applies_where_rclpy_does_not_tell_afterwards(

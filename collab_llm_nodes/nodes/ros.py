@@ -23,6 +23,7 @@ import dataclasses
 import difflib
 import functools
 import gc
+import re
 import signal
 import socket
 import sys
@@ -30,11 +31,14 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import rclpy
+import yaml
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rcl_interfaces.msg import (
     FloatingPointRange,
@@ -544,16 +548,21 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
         The exit status: 0 after a signal or a shutdown, 1 when a node failed to start or a
         callback failed that nothing guards.
     """
-    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
+    try:
+        _init(args)
+    except ConfigError as error:
+        print(f"{error.code}: {error}", file=sys.stderr)
+        return 1
     executor = SingleThreadedExecutor()
     nodes: list[Node] = []
     try:
         for factory in factories:
             nodes.append(factory())
             executor.add_node(nodes[-1])
+        _warn_of_unknown_nodes(nodes, sys.argv if args is None else args)
         for node in nodes:
             if isinstance(node, ManagedNode):
                 node.start()
@@ -574,6 +583,55 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
     executor.create_task(lambda: None)  # wakes it; shutdown() from here would race with it
     spinner.join()
     return 1 if failures else 0
+
+
+def _init(args: list[str] | None) -> None:
+    """Start rclpy.
+
+    Raises:
+        ConfigError: an argument, or a file it names, cannot be read.
+    """
+    try:
+        rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    except RuntimeError as error:  # the base of rcl's own errors, which rclpy does not export
+        told = str(error).removeprefix("failed to initialize rcl: ")
+        raise ConfigError(
+            " ".join(re.sub(r",? at /\S+:\d+", "", told).split()),  # lines of rcl's source
+            field="--ros-args",
+            remedy="correct the argument, or the file that it names",
+        ) from error
+
+
+def _warn_of_unknown_nodes(nodes: list[Node], arguments: list[str]) -> None:
+    """rclpy reads from a parameter file what is under its node's name; not if that is misspelt.
+
+    A file may serve several processes, so the names of all nodes of this package are known; a node
+    has the name of its file.
+    """
+    known = {file.stem for file in Path(__file__).parent.glob("*.py")}
+    known |= {node.get_name() for node in nodes}
+    for option, file in pairwise(arguments):
+        if option != "--params-file":
+            continue
+        content: Any = None
+        with contextlib.suppress(yaml.YAMLError):  # rcl has read it, by a parser of its own
+            content = yaml.safe_load(Path(file).read_bytes())
+        for name in sorted({*_node_names(content)} - known):
+            close = difflib.get_close_matches(name, known, 1)
+            nodes[0].get_logger().warning(
+                f"{file}: the parameters of {name} are read by no node of this package"
+                + (f"; did you mean {close[0]}?" if close else "")
+            )
+
+
+def _node_names(content: Any) -> Iterator[str]:
+    """The names in (a part of) a parameter file, without namespaces and wildcards."""
+    for key, value in content.items() if isinstance(content, dict) else ():
+        name = str(key).rpartition("/")[2]
+        if isinstance(value, dict) and "ros__parameters" in value and "*" not in name:
+            yield name
+        if key != "ros__parameters":
+            yield from _node_names(value)
 
 
 def _spin(

@@ -1,0 +1,40 @@
+"""What the console scripts (setup.cfg) start, each importing its module only then.
+
+Imports take seconds. Ctrl-C meanwhile ends a program at once and without a traceback; nothing moves
+and nothing is held yet. Each ``main()`` puts a handler of its own in place of this one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from importlib import import_module
+
+
+def _program(module: str) -> Callable[[], int | None]:
+    def start() -> int | None:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
+        status: int | None = import_module(module).main()
+        return status
+
+    return start
+
+
+collab_llm = _program("collab_llm_nodes.cli")
+
+camera_ingest = _program("collab_llm_nodes.nodes.camera_ingest")
+cloud_verifier_bridge = _program("collab_llm_nodes.nodes.cloud_verifier_bridge")
+dashboard = _program("collab_llm_nodes.nodes.dashboard")
+draft_vlm = _program("collab_llm_nodes.nodes.draft_vlm")
+go2_driver = _program("collab_llm_nodes.nodes.go2_driver")
+graph = _program("collab_llm_nodes.nodes.graph")
+instruct = _program("collab_llm_nodes.nodes.instruct")
+markers = _program("collab_llm_nodes.nodes.markers")
+motion = _program("collab_llm_nodes.nodes.motion")
+motion_guard = _program("collab_llm_nodes.nodes.motion_guard")
+navigation_action_parser = _program("collab_llm_nodes.nodes.navigation_action_parser")
+navigator = _program("collab_llm_nodes.nodes.navigator")
+predraft_cache = _program("collab_llm_nodes.nodes.predraft_cache")
+recorder = _program("collab_llm_nodes.nodes.recorder")
+sim_go2 = _program("collab_llm_nodes.nodes.sim_go2")
