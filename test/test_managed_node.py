@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from rcl_interfaces.srv import SetParameters
 from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.node import Node
 from rclpy.parameter import Parameter
+from rclpy.utilities import get_rmw_implementation_identifier
 
 from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
+from collab_llm_nodes.nodes.motion import DRIVERS
+from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser, ParserConfig
 from collab_llm_nodes.nodes.ros import ManagedNode, _warn_of_unknown_nodes
 
@@ -39,6 +43,23 @@ class Node(ManagedNode):
 raise SystemExit(run(lambda: Node("bad", ParserConfig), lambda: Node("good", ParserConfig)))
 """
 
+# Says whether its process shares memory with others, and ends.
+PROBE = """
+import sys
+from rclpy.node import Node
+from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.nodes.ros import run
+
+class Probe(Node):
+    shares_memory = sys.argv[1] == "True"
+    def __init__(self):
+        super().__init__("probe")
+        print("/dev/shm/fast" in open("/proc/self/maps").read(), flush=True)
+        raise CollabError("enough")
+
+run(Probe)
+"""
+
 
 def test_a_failing_callback_stops_the_nodes_and_is_an_error(ros_context: Any) -> None:
     done = subprocess.run(
@@ -50,6 +71,26 @@ def test_a_failing_callback_stops_the_nodes_and_is_an_error(ros_context: Any) ->
     for node in ("bad", "good"):
         assert f"{node} deactivated" in done.stdout
         assert f"{node} cleaned up" in done.stdout
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_nodes_that_must_not_wait_for_the_dead_share_no_memory(
+    ros_context: Any, monkeypatch: pytest.MonkeyPatch, shares: bool
+) -> None:
+    if not get_rmw_implementation_identifier().startswith("rmw_fastrtps"):
+        pytest.skip("of Fast DDS")
+    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "OFF")  # LOCALHOST always shares
+    command = [sys.executable, "-c", PROBE, str(shares)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == [str(shares)], done.stderr
+
+
+def test_what_moves_the_robot_shares_no_memory() -> None:
+    assert not MotionGuard.shares_memory
+    for driver in filter(None, DRIVERS.values()):
+        module, name = driver.split(".")
+        node = getattr(import_module(f"collab_llm_nodes.nodes.{module}"), name)
+        assert not node.shares_memory
 
 
 class Counting(ManagedNode[ParserConfig]):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.errors import Unavailable
 
 DOMAINS = range(1, 102)
@@ -19,12 +20,27 @@ ephemeral ones."""
 _held = contextlib.ExitStack()  # until the process ends
 
 
-def isolate_ros() -> None:
-    """Whatever the caller's shell is set up for: a simulated velocity must not reach a robot."""
+def isolate_ros(*, shared_memory: bool = True) -> None:
+    """Whatever the caller's shell is set up for: a simulated velocity must not reach a robot.
+
+    Args:
+        shared_memory: False: messages go through UDP alone, where processes are to be killed
+            (``nodes.ros.over_udp`` says why). On Fast DDS ``LOCALHOST`` always adds shared memory.
+    """
     for name in ("ROS_DISCOVERY_SERVER", "ROS_STATIC_PEERS"):
         os.environ.pop(name, None)
     os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+    if not shared_memory and _on_fast_dds():
+        os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "SYSTEM_DEFAULT"  # which is the profile's
+        for name in ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE"):
+            os.environ[name] = str(config_file("fastdds_loopback.xml"))
     os.environ["ROS_DOMAIN_ID"] = str(_held.enter_context(own_domain(os.getpid())))
+
+
+def _on_fast_dds() -> bool:
+    from rclpy.utilities import get_rmw_implementation_identifier
+
+    return str(get_rmw_implementation_identifier()).startswith("rmw_fastrtps")
 
 
 @contextlib.contextmanager

@@ -121,6 +121,8 @@ def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
 class Go2Driver(ManagedNode[Go2DriverConfig]):
     """See the module docstring."""
 
+    shares_memory = False  # as motion_guard
+
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("go2_driver", Go2DriverConfig, **node_arguments)
         self._go2 = Go2(self.config)

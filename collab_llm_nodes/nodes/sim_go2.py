@@ -76,6 +76,8 @@ class SimConfig:
 class SimGo2(ManagedNode[SimConfig]):
     """See the module docstring."""
 
+    shares_memory = False  # it stands for a robot, which is another machine
+
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("sim_go2", SimConfig, **node_arguments)
         self._steps = 0  # of 1 / rate each: the simulated time

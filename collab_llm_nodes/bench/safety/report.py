@@ -29,7 +29,7 @@ def run_safety(
     Raises:
         CollabError: a process ended by itself, or the robot did not move, or did not stop.
     """
-    isolate_ros()
+    isolate_ros(shared_memory=False)
     results: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "seed": seed}
     if trials:
         results |= run_trials(trials, seed, console)
