@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from geometry_msgs.msg import Twist
 from nav_msgs.msg import Odometry
 from rcl_interfaces.srv import SetParameters
 from rclpy.action import ActionClient
@@ -306,6 +307,14 @@ def test_every_node_reports_its_parts(
     assert not whole.message.startswith("diagnostics:"), whole.message
 
 
+def test_motion_that_nobody_carries_out_is_told(ros_graph: Any, reports: Reports) -> None:
+    free = {"needs_odometry": False, "needs_camera": False, "link_policy": "ignore"}
+    start(ros_graph, MotionGuard, **free)
+    reports.wait("motion_guard: node", Level.WARN, "nobody takes cmd_vel")
+    reports.user.create_subscription(Twist, "cmd_vel", lambda _: None, 1)
+    reports.wait("motion_guard: node", Level.OK, "active")
+
+
 def test_failed_answers_are_told_with_their_code(ros_graph: Any, reports: Reports) -> None:
     folder = str(ROOT / "models" / "nav-draft")
     start(ros_graph, DraftVlm, open_deadline_s=0.05, **{"model.path": folder, "health.failures": 2})
@@ -542,6 +551,7 @@ def test_calls_of_services_are_published_as_the_parameter_says(ros_graph: Any) -
 # Said once: in a transition, which is somebody's wish; on a change; as the last word. All the rest
 # can repeat at the rate of a topic or of requests.
 ONCE = {"configure", "activate", "_transition", "_on_incompatible", "_spin"}
+ONCE |= {"ros.py _warn_of_unknown_nodes"}
 ONCE |= {"go2_driver.py _make_transforms", "recorder.py _end", "recorder.py _look"}
 
 

@@ -121,6 +121,8 @@ def test_what_was_never_heard_of_forbids_motion() -> None:
     guard = Guard(GuardConfig())
     assert guard.on_command(0.5, 0.0, 0.0, 0.0) == ZERO
     assert guard.state(0.0).reasons == ("STALE_ODOMETRY", "STALE_CAMERA", "LINK_DOWN")
+    for missing in ("driver running (topic odom)", "camera_ingest", "verifier: is it running"):
+        assert missing in guard.state(0.0).text
     assert not guard.state(0.0).allowed
 
 

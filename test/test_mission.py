@@ -269,6 +269,8 @@ def test_odometry_that_stops_or_never_was() -> None:
     never.odometry = False
     assert not never.step("move forward 75 cm")
     assert never.code() == "NO_ODOMETRY"
+    for each in (drive, never):
+        assert "is the robot's driver running" in each.message()
 
 
 def test_a_clock_that_stands_still_does_not_hang_a_step() -> None:

@@ -148,10 +148,15 @@ def test_a_chat_template_beside_the_processor_is_found(tmp_path: Path) -> None:
     assert encode(tiny_prompt("qwen2_vl"), loaded).ids == encode(tiny_prompt("qwen2_vl"), whole).ids
 
 
-@pytest.mark.parametrize("path", ["", "/nowhere/at/all", "nowhere", "a/b/c", "~/nowhere-at-all"])
+@pytest.mark.parametrize("path", ["/nowhere/at/all", "nowhere", "a/b/c", "~/nowhere-at-all"])
 def test_a_wrong_path_is_a_typed_error(path: str) -> None:
     with pytest.raises(ModelError, match="no such folder|no shipped model"):
         load(ModelConfig(path))
+
+
+def test_without_a_path_the_settings_that_name_one_are_named() -> None:
+    with pytest.raises(ModelError, match=r"no model is named .*model\.path.*--model"):
+        load(ModelConfig())
 
 
 def test_a_hub_id_that_is_not_here_is_a_typed_error(
@@ -406,9 +411,10 @@ def test_qwen_vl_utils_gives_the_same_pixels(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchvision", None)  # as where it is absent
     prompt._qwen_fetch_image.cache_clear()
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG, logger=prompt.log.name):
         plain = [encode(shown, loaded) for _ in range(2)]
-    assert caplog.text.count("PIL processor") == 1, "said once"
+    told = [r for r in caplog.records if "PIL processor" in r.message]
+    assert [r.levelname for r in told] == ["DEBUG"], "said once, and not to alarm: it is so meant"
 
     for name in ("torchvision", "torchvision.io", "torchvision.transforms"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))

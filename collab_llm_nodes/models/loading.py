@@ -152,12 +152,19 @@ def _device(name: str) -> torch.device:
 
 def _folder(config: ModelConfig) -> Path:
     """The checkpoint's folder; a hub id is downloaded to the hub's cache first."""
+    if not config.path:
+        raise ModelError(
+            "no model is named",
+            field="path",
+            remedy="give a folder, a hub id, or a shipped one's name such as nav-draft: parameter"
+            " model.path of the node, launch argument model, option --model",
+        )
     folder = Path(config.path).expanduser()
-    if config.path and folder.is_dir():
+    if folder.is_dir():
         return folder
-    if config.path and "/" not in config.path:
+    if "/" not in config.path:
         return shipped_model(config.path)
-    if not config.path or config.path[0] in "/.~" or config.path.count("/") != 1:
+    if config.path[0] in "/.~" or config.path.count("/") != 1:
         raise ModelError(
             f"no such folder: {config.path!r}",
             field="path",

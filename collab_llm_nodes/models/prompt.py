@@ -160,7 +160,8 @@ def _qwen_fetch_image() -> Callable[[dict[str, Any], int], Image.Image] | None:
     try:
         from qwen_vl_utils import fetch_image
     except (ImportError, RuntimeError, OSError) as error:
-        log.info("images go through the PIL processor, qwen-vl-utils cannot be used: %s", error)
+        # No warning: torchvision is kept out on purpose (docs/dependencies.md).
+        log.debug("images go through the PIL processor, qwen-vl-utils is not used: %s", error)
         return None
     found: Callable[[dict[str, Any], int], Image.Image] = fetch_image
     return found

@@ -50,11 +50,11 @@ REASONS = {
     "EMERGENCY_STOP": "the emergency stop is set: call reset_emergency_stop",
     "INVALID_COMMAND": "the last velocity is not a number",
     "NO_COMMAND": "whoever commanded the motion fell silent",
-    "STALE_ODOMETRY": "no fresh odometry",
-    "STALE_CAMERA": "no fresh picture",
-    "LINK_DOWN": "no link to the verifier",
-    "STALE_SCAN": "no fresh laser scan",
-    "STALE_RANGE": "the range finder is silent",
+    "STALE_ODOMETRY": "no fresh odometry: is the robot's driver running (topic odom)?",
+    "STALE_CAMERA": "no fresh picture: is camera_ingest running (topic observation)?",
+    "LINK_DOWN": "no link to the verifier: is it running (topic link_state)?",
+    "STALE_SCAN": "no fresh laser scan: is its driver running (topic scan)?",
+    "STALE_RANGE": "the range finder is silent: is its driver running (topic range)?",
     "OBSTACLE": "something is in the way: turning only",
 }
 """Why motion is refused: code and words."""

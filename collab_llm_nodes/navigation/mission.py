@@ -166,6 +166,9 @@ NO_GUARD = Permission(
     " require_guard to false and remap cmd_vel_nav to what moves the robot",
 )
 
+_DRIVER = "is the robot's driver running (topic odom)?"
+_CAMERA = "is camera_ingest running (topic observation)?"
+
 _MOVED_M = 0.02
 """Less is no motion (m, or rad)."""
 _REMEMBERED_S = 3.0
@@ -308,7 +311,7 @@ class Mission:
             self._look_again(now, wall)
             return False
         if self._pose is None or wall - self._pose_seen > self.config.odometry_timeout:
-            self.end("NO_ODOMETRY", "no fresh odometry to measure a step with")
+            self.end("NO_ODOMETRY", f"no fresh odometry to measure a step with: {_DRIVER}")
             return False
         if self.phase is Phase.ACT:  # the step under way ends here
             self.history = self.told
@@ -396,7 +399,7 @@ class Mission:
                 self.on_failure("DEADLINE_EXCEEDED", late, now, wall)
         elif self.phase is Phase.OBSERVE:
             if not self._answering and waited > c.observation_timeout:
-                missing = f"no fresh camera frame for {c.observation_timeout:g} s"
+                missing = f"no fresh camera frame for {c.observation_timeout:g} s: {_CAMERA}"
                 self.end("NO_OBSERVATION", missing)
         elif self.phase is Phase.THINK and not self._answering:
             if wall - self._answer_ended > c.parser_timeout:
@@ -404,7 +407,7 @@ class Mission:
                 self.on_failure("UNAVAILABLE", silent, now, wall)
         elif self.phase is Phase.ACT:
             if wall - self._pose_seen > c.odometry_timeout:
-                self.end("NO_ODOMETRY", f"odometry silent for {c.odometry_timeout:g} s")
+                self.end("NO_ODOMETRY", f"silent for {c.odometry_timeout:g} s: {_DRIVER}")
                 return
             self.velocity = self._executor.tick(now)
             self._after_step(now, wall)
@@ -460,7 +463,7 @@ class Mission:
         if outcome is Outcome.RUNNING or self.action is None:
             return
         if outcome is Outcome.STALE:
-            self.end("NO_ODOMETRY", "odometry or the clock stopped during a step")
+            self.end("NO_ODOMETRY", f"it or the clock stopped during a step: {_DRIVER}")
         elif outcome is Outcome.TIMEOUT:
             self.end("TIMEOUT", f"{self.action.phrase!r} took longer than its allowance")
         elif outcome is Outcome.FAILED:

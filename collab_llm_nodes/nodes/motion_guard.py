@@ -163,6 +163,8 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             level, message = Level.ERROR, "another node publishes cmd_vel as well"
         elif self.active and not state.allowed:
             level, message = Level.WARN, state.text
+        elif self.active and not self.count_subscribers("cmd_vel"):
+            level, message = Level.WARN, "nobody takes cmd_vel: start the robot's driver"
         return level, message, values
 
     def _apply(self, parameters: list[Parameter]) -> None:
