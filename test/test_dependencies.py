@@ -15,6 +15,8 @@ PYTHON_FILES = sorted(
 # Where the module's name is not the distribution's.
 DISTRIBUTION = {
     "PIL": "pillow",
+    "backports": "backports.zstd",
+    "compression": "backports.zstd",  # of Python itself since 3.14
     "cv2": "opencv-python-headless",
     "google": "protobuf",
     "prometheus_client": "prometheus-client",
@@ -45,7 +47,7 @@ OPTIONAL = {
 def requirements(name: str) -> set[str]:
     """The distribution names in ``requirements/<name>.txt``, in lower case."""
     lines = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
-    return {re.split(r"[^\w-]", line)[0].lower() for line in lines if line and line[0] not in "#-"}
+    return {re.split(r"[^\w.-]", line)[0].lower() for line in lines if line and line[0] not in "#-"}
 
 
 def imported_modules() -> dict[str, str]:
