@@ -404,14 +404,19 @@ def flipped(file: Path, position: int) -> None:
     file.write_bytes(data)
 
 
-def test_one_flipped_bit_of_an_mcap_file_is_found_or_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alone", [False, True], ids=["folder", "file alone"])
+def test_one_flipped_bit_of_an_mcap_file_is_found_or_changes_nothing(
+    tmp_path: Path, alone: bool
+) -> None:
+    """The folder's ``metadata.yaml`` is another witness; without it there are only checksums."""
     path = write_bag(tmp_path, drive())
-    file, recorded = storage_files(path)[0], read_recording(path)
-    refused = 0
+    file = storage_files(path)[0]
+    given = file if alone else path
+    recorded, refused = read_recording(given), 0
     for position in range(0, file.stat().st_size, 61):
         flipped(file, position)
         try:
-            assert read_recording(path) == recorded, position
+            assert read_recording(given) == recorded, position
         except InvalidInput:
             refused += 1
         flipped(file, position)
