@@ -97,6 +97,8 @@ def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
 class MotionGuard(ManagedNode[MotionGuardConfig]):
     """See the module docstring."""
 
+    shares_memory = False  # a stop must not wait for what a killed process has left
+
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("motion_guard", MotionGuardConfig, **node_arguments)
         self._guard = Guard(self.config)
