@@ -907,7 +907,8 @@ def recording(engine: FakeEngine, text: str) -> Recording:
     opened = replace(OPEN, text=text, max_tokens=6)
     tokens = engine.answer(encode(Prompt(text)), GREEDY, opened.max_tokens)
     drafts = tuple((codec.encode(Draft(i, i, ())), 0) for i in range(len(tokens)))
-    return Recording(codec.encode(opened), drafts, tuple((t,) for t in tokens))
+    pauses = (0.001,) * len(drafts)
+    return Recording(codec.encode(opened), drafts, pauses, tuple((t,) for t in tokens))
 
 
 @pytest.mark.parametrize("load", LOADS)
@@ -929,3 +930,14 @@ def test_the_benchmark_counts_tokens_and_notices_a_wrong_one(serve: Serve, load:
     first = right[0]
     wrong = replace(first, verdicts=((first.verdicts[0][0] + 1,), *first.verdicts[1:]))
     assert drive([wrong]).mismatches > 0
+
+
+def test_the_robots_of_the_benchmark_take_their_time(serve: Serve) -> None:
+    """As long as the recorded drafts took, in front of every round."""
+    engine, pause_s = FakeEngine(1), 0.02
+    server = serve(engine, limits=Limits(max_sessions=16))
+    own = recording(engine, "room")
+    slow = replace(own, drafting_s=(pause_s,) * len(own.drafts))
+    job = drive_robots(f"127.0.0.1:{server.port}", [slow], 2, 0.1, LOADS["clients"], warm_up_s=0.0)
+    tally = asyncio.run(asyncio.wait_for(job, WAIT_S))
+    assert tally.seconds >= pause_s * len(tally.rounds_s) / 2

@@ -2,20 +2,22 @@
 
 The verifier is a process of its own with the embedded target. The robots are coroutines in this
 process, each with a connection of its own (``wire.py``); they replay drafts that the embedded pair
-really proposed, recorded beforehand, so that no draft model competes for the cores. There is no
-think time (the next draft leaves when the verdict is in), so the figures are the verifier's
-capacity.
+really proposed, recorded beforehand, so that no draft model competes for the cores.
 
-Three loads. ``clients``: verification alone; every robot opens some sessions, then the clock runs
+Four loads. ``clients``: verification alone, by robots that take as long for each draft as the
+embedded draft model took when it was recorded; every robot opens some sessions, then the clock runs
 while it decodes in one after another, all robots equally many rounds, so that all of them are there
-all the time; and so on, wave after wave. ``answers``: whole answers, each a new session whose
-picture and prompt must be read first, which batching hardly makes cheaper. ``emulated_robots``:
-whole answers at the pace of robots that draft and of links that take time.
+all the time; and so on, wave after wave. ``saturated``: the same without any time between a verdict
+and the next draft, which is the verifier's capacity, but nothing that robots do. ``answers``: whole
+answers, each a new session whose picture and prompt must be read first, which batching hardly makes
+cheaper, and no time between them either. ``emulated_robots``: whole answers at the pace of larger
+draft models and of links that take time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import selectors
 import statistics
 import time
 from collections.abc import Sequence
@@ -60,11 +62,13 @@ class Recording:
     Attributes:
         opened: encoded Open.
         drafts: [rounds] encoded drafts and the number of tokens in each.
+        drafting_s: [rounds] what each draft took [s].
         verdicts: [rounds] tokens of each verdict.
     """
 
     opened: bytes
     drafts: tuple[tuple[bytes, int], ...]
+    drafting_s: tuple[float, ...]
     verdicts: tuple[tuple[int, ...], ...]
 
 
@@ -75,16 +79,18 @@ class Load:
     Attributes:
         waves: all together open sessions, then decode, which alone counts. Else each robot has
             answer after answer at its own time.
-        draft_token_s, link_s: what a robot and its link take (emulated) [s].
+        draft_token_s, link_s: what a robot and its link take (emulated) [s]; ``draft_token_s``
+            None: what the drafts took when they were recorded.
     """
 
     waves: bool = False
-    draft_token_s: float = 0.0
+    draft_token_s: float | None = 0.0
     link_s: float = 0.0
 
 
 LOADS = {
-    "clients": Load(waves=True),
+    "clients": Load(waves=True, draft_token_s=None),
+    "saturated": Load(waves=True),
     "answers": Load(),
     "emulated_robots": Load(draft_token_s=T_P_S, link_s=T_C_S),
 }
@@ -115,7 +121,8 @@ def run_verifier(
     """Load the verifier with each number of robots for ``seconds``.
 
     Returns:
-        ``clients.<n>``, ``answers.<n>`` and ``emulated_robots.<n>`` (see the module) with
+        ``clients.<n>``, ``saturated.<n>``, ``answers.<n>`` and ``emulated_robots.<n>`` (see the
+        module) with
         ``tokens_per_s``, ``p50_ms``, ``p99_ms`` (from a draft's sending to its verdict, rounds
         after the first), ``first_p50_ms``, ``first_p99_ms`` (the first round: opening, picture and
         prompt included), ``queue_ms``, ``compute_ms`` (medians, as the verifier says),
@@ -131,6 +138,7 @@ def run_verifier(
         "tau": tokens / rounds,
         "rounds_per_answer": rounds / len(recordings),
         "seconds": seconds,
+        "drafting_ms": 1e3 * statistics.median(t for r in recordings for t in r.drafting_s[1:]),
         "emulated": {"T_p_ms": 1e3 * T_P_S, "T_c_ms": 1e3 * T_C_S},
         "output_mismatches": 0,
     }
@@ -163,9 +171,11 @@ def _record(draft: Engine, target: Engine, prompt: Prompt) -> Recording:
     session.prefill()
     drafter = Drafter(draft, encode(prompt, draft.loaded), sampling)
     client = EdgeClient(ClientConfig(GAMMA, MAX_TOKENS))
-    drafts, verdicts = [], []
+    drafts, drafting_s, verdicts = [], [], []
     while not client.finished:
+        started = time.perf_counter()
         proposed = drafter.draft(client.next_draft())
+        drafting_s.append(time.perf_counter() - started)
         assert proposed is not None
         client.on_sent(proposed)
         verdict = session.verify(proposed, lambda exit_: None)
@@ -175,7 +185,7 @@ def _record(draft: Engine, target: Engine, prompt: Prompt) -> Recording:
         verdicts.append(verdict.tokens)
     session.close()
     drafter.close()
-    return Recording(codec.encode(opened), tuple(drafts), tuple(verdicts))
+    return Recording(codec.encode(opened), tuple(drafts), tuple(drafting_s), tuple(verdicts))
 
 
 def _measure(recordings: Sequence[Recording], count: int, seconds: float, load: Load) -> Tally:
@@ -184,7 +194,12 @@ def _measure(recordings: Sequence[Recording], count: int, seconds: float, load: 
     with verifier_process(address) as process:
         with VerifierClient(ClientLinkConfig(address=address)) as client:
             wait_for_verifier(client, process)
-        tally = asyncio.run(drive_robots(address, recordings, count, seconds, load))
+        # By select: epoll rounds what robots wait up to milliseconds.
+        loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+        try:
+            tally = loop.run_until_complete(drive_robots(address, recordings, count, seconds, load))
+        finally:
+            loop.close()
         process.check()
     return tally
 
@@ -310,8 +325,12 @@ class _Answer:
         """One draft and its verdict: tokens, seconds."""
         number, self._done = self._done, self._done + 1
         draft, size = self._recording.drafts[number]
-        if self._load.draft_token_s:
-            await asyncio.sleep(size * self._load.draft_token_s)
+        per_token_s = self._load.draft_token_s
+        drafting_s = (
+            self._recording.drafting_s[number] if per_token_s is None else size * per_token_s
+        )
+        if drafting_s:
+            await asyncio.sleep(drafting_s)
         sent = time.perf_counter()
         if self._load.link_s:
             await asyncio.sleep(self._load.link_s)
@@ -354,7 +373,8 @@ def _percentiles(times_s: Sequence[float]) -> list[float]:
 
 def _print(results: dict[str, Any], console: Console) -> None:
     titles = {
-        "clients": "verification, no think time",
+        "clients": f"verification, drafts take {results['drafting_ms']:.1f} ms",
+        "saturated": "verification, no think time",
         "answers": "whole answers, no think time",
         "emulated_robots": f"whole answers, robots and links emulated (T_p {1e3 * T_P_S:g} ms per"
         f" token, T_c {1e3 * T_C_S:g} ms)",
@@ -390,6 +410,7 @@ def _plot(results: dict[str, Any], file: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5))
     for name, label in (
         ("clients", "verification"),
+        ("saturated", "no think time"),
         ("answers", "whole answers"),
         ("emulated_robots", "robots and links emulated"),
     ):
