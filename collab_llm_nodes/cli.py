@@ -41,7 +41,7 @@ console = Console()
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from collab_llm_nodes.verifier.conversation import version
+        from collab_llm_nodes.verifier.info import version
 
         console.print(f"collab-llm {version()}", highlight=False)
         raise typer.Exit
@@ -507,7 +507,8 @@ def fail(error: CollabError, status: int = 1) -> NoReturn:
 
 def main() -> None:
     """Entry point: typed errors become one clear line instead of a traceback."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it ends by an exception
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # in the background of a script
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the end is an exception now
     try:
         app()
     except CollabError as error:

@@ -14,7 +14,8 @@ from importlib import import_module
 
 def _program(module: str) -> Callable[[], int | None]:
     def start() -> int | None:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # in a script's background
+            signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
         status: int | None = import_module(module).main()
         return status
 

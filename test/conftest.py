@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from collab_llm_nodes.demo.domain import own_domain
+from collab_llm_nodes.demo.domain import own_domain, stay_on_this_machine
 
 if TYPE_CHECKING:
     from rclpy.context import Context
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rclpy.node import Node
 
 # Before anything opens a DDS participant: stay on this machine, whatever the shell says.
-os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+stay_on_this_machine()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _next_domain = itertools.count(int(os.environ.get("ROS_DOMAIN_ID") or os.getpid()))

@@ -886,6 +886,27 @@ def test_cancel_frees_the_page_when_the_navigator_was_started_anew(graph: Any) -
 
 
 @pytest.mark.ros
+def test_a_goal_that_is_refused_has_not_arrived(graph: Any) -> None:
+    from rclpy.action import ActionServer, GoalResponse
+
+    from collab_llm.action import Navigate
+    from collab_llm_nodes.nodes.dashboard import Dashboard
+
+    node = start(graph, Dashboard, port=0)
+    ActionServer(
+        graph.node("navigator"),
+        Navigate,
+        "navigate",
+        print,
+        goal_callback=lambda goal: GoalResponse.REJECT,
+    )
+    graph.wait_for(node._navigate.server_is_ready, 30.0)
+    node.instruct("find the cone")
+    graph.wait_for(lambda: node.shown().goal.state == "ended", 30.0)
+    assert node.shown().goal.error == "the navigator does not know of it"
+
+
+@pytest.mark.ros
 def test_without_motion_guard_the_page_says_so(graph: Any) -> None:
     from collab_llm_nodes.nodes.dashboard import Dashboard
 

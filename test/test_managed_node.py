@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -16,13 +17,13 @@ from rcl_interfaces.srv import SetParameters
 from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.node import Node
 from rclpy.parameter import Parameter
-from rclpy.utilities import get_rmw_implementation_identifier
 
+from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
 from collab_llm_nodes.nodes.motion import DRIVERS
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser, ParserConfig
-from collab_llm_nodes.nodes.ros import ManagedNode, _warn_of_unknown_nodes
+from collab_llm_nodes.nodes.ros import ManagedNode, _warn_of_misspelt_nodes, on_fast_dds
 
 pytestmark = pytest.mark.ros
 
@@ -73,14 +74,27 @@ def test_a_failing_callback_stops_the_nodes_and_is_an_error(ros_context: Any) ->
         assert f"{node} cleaned up" in done.stdout
 
 
-@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize(
+    ("wanted", "profile", "shares"),
+    [
+        (True, "", True),
+        (False, "", False),
+        (True, "fastdds_udp.xml", False),
+        (True, "fastdds_loopback.xml", False),
+    ],
+)
 def test_nodes_that_must_not_wait_for_the_dead_share_no_memory(
-    ros_context: Any, monkeypatch: pytest.MonkeyPatch, shares: bool
+    ros_context: Any, monkeypatch: pytest.MonkeyPatch, wanted: bool, profile: str, shares: bool
 ) -> None:
-    if not get_rmw_implementation_identifier().startswith("rmw_fastrtps"):
-        pytest.skip("of Fast DDS")
-    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "OFF")  # LOCALHOST always shares
-    command = [sys.executable, "-c", PROBE, str(shares)]
+    if not on_fast_dds() or (not profile and os.environ.get("ROS_DISTRO") == "humble"):
+        pytest.skip("of Fast DDS, which is too old in Humble")
+    for name in ("FASTDDS_BUILTIN_TRANSPORTS", "ROS_LOCALHOST_ONLY"):
+        monkeypatch.delenv(name, raising=False)
+    # Not LOCALHOST, which always shares; one participant hears nobody else.
+    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "OFF")
+    if profile:
+        monkeypatch.setenv("FASTRTPS_DEFAULT_PROFILES_FILE", str(config_file(profile)))
+    command = [sys.executable, "-c", PROBE, str(wanted)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.splitlines() == [str(shares)], done.stderr
 
@@ -160,11 +174,10 @@ def test_a_misspelt_node_in_a_parameter_file_is_told(
     node = NavigationActionParser(
         context=ros_context, cli_args=["--ros-args", "-r", "__node:=renamed"]
     )
-    _warn_of_unknown_nodes([node], ["x", "--ros-args", "--params-file", str(file)])
+    _warn_of_misspelt_nodes([node], ["x", "--ros-args", "--params-file", str(file)])
     told = capfd.readouterr().err
     assert told.count("WARN") == 1
-    assert f"{file}: the parameters of navigater are read by no node" in told
-    assert "did you mean navigator?" in told
+    assert f"{file}: nobody reads the parameters of navigater; did you mean navigator?" in told
     node.destroy_node()
 
 

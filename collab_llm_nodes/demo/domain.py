@@ -25,22 +25,28 @@ def isolate_ros(*, shared_memory: bool = True) -> None:
 
     Args:
         shared_memory: False: messages go through UDP alone, where processes are to be killed
-            (``nodes.ros.over_udp`` says why). On Fast DDS ``LOCALHOST`` always adds shared memory.
+            (docs/safety.md says why).
     """
     for name in ("ROS_DISCOVERY_SERVER", "ROS_STATIC_PEERS"):
         os.environ.pop(name, None)
-    os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
-    if not shared_memory and _on_fast_dds():
-        os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "SYSTEM_DEFAULT"  # which is the profile's
-        for name in ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE"):
-            os.environ[name] = str(config_file("fastdds_loopback.xml"))
+    stay_on_this_machine()
+    if not shared_memory:
+        from collab_llm_nodes.nodes.ros import on_fast_dds
+
+        if on_fast_dds():  # for which LOCALHOST always means shared memory; the profile does not
+            os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "SYSTEM_DEFAULT"
+            for name in ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE"):
+                os.environ[name] = str(config_file("fastdds_loopback.xml"))
     os.environ["ROS_DOMAIN_ID"] = str(_held.enter_context(own_domain(os.getpid())))
 
 
-def _on_fast_dds() -> bool:
-    from rclpy.utilities import get_rmw_implementation_identifier
-
-    return str(get_rmw_implementation_identifier()).startswith("rmw_fastrtps")
+def stay_on_this_machine() -> None:
+    """Have participants made from now on, here and in child processes, not look beyond it."""
+    os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+    if os.environ.get("ROS_DISTRO") == "humble":
+        os.environ["ROS_LOCALHOST_ONLY"] = "1"  # it does not know the other one
+    else:
+        os.environ.pop("ROS_LOCALHOST_ONLY", None)  # which would overrule it
 
 
 @contextlib.contextmanager

@@ -407,7 +407,7 @@ class Mission:
                 self.on_failure("UNAVAILABLE", silent, now, wall)
         elif self.phase is Phase.ACT:
             if wall - self._pose_seen > c.odometry_timeout:
-                self.end("NO_ODOMETRY", f"silent for {c.odometry_timeout:g} s: {_DRIVER}")
+                self.end("NO_ODOMETRY", f"odometry silent for {c.odometry_timeout:g} s: {_DRIVER}")
                 return
             self.velocity = self._executor.tick(now)
             self._after_step(now, wall)
@@ -463,7 +463,7 @@ class Mission:
         if outcome is Outcome.RUNNING or self.action is None:
             return
         if outcome is Outcome.STALE:
-            self.end("NO_ODOMETRY", f"it or the clock stopped during a step: {_DRIVER}")
+            self.end("NO_ODOMETRY", f"odometry or the clock stopped during a step: {_DRIVER}")
         elif outcome is Outcome.TIMEOUT:
             self.end("TIMEOUT", f"{self.action.phrase!r} took longer than its allowance")
         elif outcome is Outcome.FAILED:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import rclpy
-from action_msgs.msg import GoalStatus
 from rclpy.action import ActionClient
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
@@ -80,23 +79,34 @@ class GraphClient:
         """
         ended: list[Any] = []
         sent: list[SentGoal] = []
+        given_up = threading.Event()
 
-        def take(response: Any) -> None:
+        def take(result: Any) -> None:
             with self.changed:
-                ended.append(response)
+                ended.append(result)
                 self.changed.notify_all()
 
-        self._executor.create_task(lambda: sent.append(SentGoal(self.node, client, goal, take)))
+        def send() -> None:
+            if not given_up.is_set():
+                sent.append(SentGoal(self.node, client, goal, take))
+
+        def call_off() -> None:
+            given_up.set()  # tasks need not come in the order in which they were made
+            for each in sent:
+                each.call_off()
+
+        self._executor.create_task(send)
         try:
             self.wait(lambda: ended, deadline_s, what)
         except DeadlineExceeded:
-            self._executor.create_task(lambda: sent[0].call_off())
+            self._executor.create_task(call_off)
             with contextlib.suppress(DeadlineExceeded):
                 self.wait(lambda: ended, _CALLED_OFF_S, "the cancellation")
             raise
-        if ended[0].status == GoalStatus.STATUS_UNKNOWN:
-            raise Unavailable(f"no server carries out the goal: {what}", remedy="see its log")
-        return ended[0].result
+        if ended[0] is None:
+            refused = f"{type(goal).__qualname__}: the server refused it, or has started anew"
+            raise Unavailable(f"no {what}: {refused}", remedy="see the log of the node")
+        return ended[0]
 
     def wait(self, condition: Callable[[], Any], deadline_s: float, what: str) -> None:
         """Until ``condition()`` is true.

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from action_msgs.msg import GoalStatus
 from action_msgs.srv import CancelGoal
 from diagnostic_msgs.msg import DiagnosticArray
 from nav_msgs.msg import Odometry
@@ -197,6 +196,8 @@ class Dashboard(ManagedNode[DashboardConfig]):
         self.destroy_timer(self._ticks)
         for subscription in self._heard:
             self.destroy_subscription(subscription)
+        if self._sent is not None:
+            self._sent.forget()
         self._navigate.destroy()
         for client in (self._resets, self._cancels):
             self.destroy_client(client)
@@ -316,26 +317,28 @@ class Dashboard(ManagedNode[DashboardConfig]):
             return
         self._goals += 1
         self._view.goal = Goal("sent", instruction)
-        goal, number = Navigate.Goal(instruction=instruction), self._goals
-        on_result, on_feedback = (
-            partial(self._on_result, number),
-            partial(self._on_feedback, number),
+        self._sent = SentGoal(
+            self,
+            self._navigate,
+            Navigate.Goal(instruction=instruction),
+            partial(self._on_end, self._goals),
+            partial(self._on_feedback, self._goals),
         )
-        self._sent = SentGoal(self, self._navigate, goal, on_result, on_feedback)
 
     def _on_feedback(self, number: int, message: Any) -> None:
         goal = self._view.goal
         if number == self._goals and goal.state in ("sent", "running"):
             self._view.goal = replace(goal, state="running", step=message.feedback.step)
 
-    def _on_result(self, number: int, response: Any) -> None:
+    def _on_end(self, number: int, result: Navigate.Result | None) -> None:
         if number != self._goals:
             return
-        result = response.result
-        if response.status == GoalStatus.STATUS_UNKNOWN:
-            result.error_msg = "the navigator does not know of it"
-        over = result.status == Navigate.Result.OK
-        error = "" if over else result.error_msg or f"ended with status {result.status}"
+        if result is None:
+            error = "the navigator does not know of it"
+        elif result.status == Navigate.Result.OK:
+            error = ""
+        else:
+            error = result.error_msg or f"ended with status {result.status}"
         self._view.goal = replace(self._view.goal, state="ended", error=error)
 
     def _give_up(self) -> None:

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from action_msgs.msg import GoalStatus
 from rclpy.action import ActionClient
 from rclpy.action.client import ClientGoalHandle
 from rclpy.node import Node
@@ -29,8 +30,8 @@ class SentGoal:
     """One goal on its way, or being carried out. Belongs to the thread that spins ``node``.
 
     Args:
-        on_result: called with the result response: ``status`` (``GoalStatus``; UNKNOWN: the server
-            refused the goal or does not know it) and ``result``.
+        on_end: called with the result; None: the server refused the goal or does not know it, such
+            as one that has started anew.
         on_feedback: called with feedback messages.
     """
 
@@ -39,13 +40,13 @@ class SentGoal:
         node: Node,
         client: ActionClient,
         goal: Any,
-        on_result: Callable[[Any], None],
+        on_end: Callable[[Any | None], None],
         on_feedback: Callable[[Any], None] | None = None,
     ) -> None:
         goal_id = UUID(uuid=list(uuid.uuid4().bytes))
         self._handle = ClientGoalHandle(client, goal_id, None)
-        self._on_result = on_result
-        self._called_off = self._asked = False
+        self._on_end = on_end
+        self._answered = self._asked = self._called_off = False
         self._node = node
         self._timer = node.create_timer(ANSWER_S, self._ask_once, clock=STEADY)
         client.send_goal_async(goal, on_feedback, goal_id).add_done_callback(self._on_answer)
@@ -55,20 +56,33 @@ class SentGoal:
         self._called_off = True
         self._handle.cancel_goal_async()
 
-    def ask(self) -> None:
-        """Ask for the result, perhaps again: a server that has started anew was not asked yet."""
-        self._handle.get_result_async().add_done_callback(self._on_end)
+    def ask_again(self) -> None:
+        """Ask a server that has started anew, and that nobody has asked, for the result."""
+        if self._asked:  # else it may not have arrived there yet
+            self._ask()
 
-    def _on_end(self, ended: Future) -> None:
-        self._on_result(ended.result())
+    def forget(self) -> None:
+        """Expect nothing more; to be called before the client is destroyed."""
+        self._node.destroy_timer(self._timer)
 
     def _on_answer(self, _: Future) -> None:
-        if self._called_off:  # that may have come before the goal, and found nothing
-            self._handle.cancel_goal_async()
+        self._answered = True
         self._ask_once()
 
     def _ask_once(self) -> None:
         if not self._asked:
             self._asked = True
             self._node.destroy_timer(self._timer)
-            self.ask()
+            if self._called_off:  # that may have come before the goal, and found nothing
+                self._handle.cancel_goal_async()
+            self._ask()
+
+    def _ask(self) -> None:
+        self._handle.get_result_async().add_done_callback(self._on_result)
+
+    def _on_result(self, ended: Future) -> None:
+        response = ended.result()
+        known = response.status != GoalStatus.STATUS_UNKNOWN
+        if not known and not self._answered:  # should it arrive yet, nobody wants it any more
+            self._handle.cancel_goal_async()
+        self._on_end(response.result if known else None)

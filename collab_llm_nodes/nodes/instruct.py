@@ -12,17 +12,16 @@ import time
 from typing import Any
 
 import rclpy
-from action_msgs.msg import GoalStatus
 from rclpy.action import ActionClient
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
-from rclpy.signals import SignalHandlerOptions
 from rclpy.utilities import remove_ros_args
 
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import LinkState
+from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.goals import SentGoal
-from collab_llm_nodes.nodes.ros import STATE, STEADY
+from collab_llm_nodes.nodes.ros import STATE, STEADY, init_rclpy
 
 START_DEADLINE_S = 300.0
 """Wait for the nodes and the verifier at most; models of many gigabytes may have to be loaded."""
@@ -75,7 +74,7 @@ class _Client:
         if self._present:
             self.seen_at = time.monotonic()
         if self._present and not was and not self._given_up:
-            self.goal.ask()
+            self.goal.ask_again()
 
     def _send_when_complete(self) -> None:
         """In separate processes the navigator is up long before the models are loaded."""
@@ -91,7 +90,7 @@ class _Client:
         elif not self._given_up:
             self.seen_at = time.monotonic()  # before `goal`, which makes the limit a short one
             goal = Navigate.Goal(instruction=self._instruction)
-            self.goal = SentGoal(self.node, self._action, goal, self._on_result, self._on_feedback)
+            self.goal = SentGoal(self.node, self._action, goal, self._on_end, self._on_feedback)
 
     def _on_link(self, link: LinkState) -> None:
         self._link_up = link.state == LinkState.UP
@@ -99,9 +98,8 @@ class _Client:
     def _on_feedback(self, message: Any) -> None:
         print(f"{message.feedback.step:3d}  {message.feedback.text}", flush=True)
 
-    def _on_result(self, response: Any) -> None:
-        if response.status != GoalStatus.STATUS_UNKNOWN:  # to a navigator that has started anew
-            self.result = response.result
+    def _on_end(self, result: Navigate.Result | None) -> None:
+        self.result = result
         self.ended.set()
 
 
@@ -157,7 +155,11 @@ def main() -> int:
     if not words or words[0] in ("-h", "--help"):
         print('usage: instruct "find the red ball" [--ros-args ...]', file=sys.stderr)
         return 0 if words else 2
-    rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        init_rclpy(None)
+    except ConfigError as error:
+        print(f"{error.code}: {error}", file=sys.stderr)
+        return 1
     try:
         return instruct(" ".join(words))
     finally:

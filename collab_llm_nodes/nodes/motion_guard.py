@@ -165,9 +165,14 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             level, message = Level.ERROR, "another node publishes cmd_vel as well"
         elif self.active and not state.allowed:
             level, message = Level.WARN, state.text
-        elif self.active and not self.count_subscribers("cmd_vel"):
+        elif self.active and not self._drivers():
             level, message = Level.WARN, "nobody takes cmd_vel: start the robot's driver"
         return level, message, values
+
+    def _drivers(self) -> int:
+        """Who takes ``cmd_vel``, whatever it is called, and does not only record it."""
+        takers = self.get_subscriptions_info_by_topic(self._commands.topic_name)
+        return sum(taker.node_name != "recorder" for taker in takers)
 
     def _apply(self, parameters: list[Parameter]) -> None:
         super()._apply(parameters)

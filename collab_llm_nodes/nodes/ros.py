@@ -32,7 +32,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -57,7 +57,9 @@ from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPo
 from rclpy.service import Service
 from rclpy.signals import SignalHandlerOptions
 from rclpy.subscription import Subscription
+from rclpy.utilities import get_rmw_implementation_identifier
 
+from collab_llm_nodes import programs
 from collab_llm_nodes.config import check_ranges, from_mapping, setting
 from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.nodes.endpoints import Endpoints
@@ -106,9 +108,13 @@ STATE = QoSProfile(
 )
 """Latched state: a late joiner gets the last one."""
 
-_TRANSPORTS = "FASTDDS_BUILTIN_TRANSPORTS"
 STEADY = Clock(clock_type=ClockType.STEADY_TIME)
 """For deadlines of the machine (network, models), which simulated time must not stretch."""
+
+
+def on_fast_dds() -> bool:
+    """Whether ROS's middleware here is Fast DDS."""
+    return str(get_rmw_implementation_identifier()).startswith("rmw_fastrtps")
 
 
 def wall() -> float:
@@ -253,7 +259,9 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         common: those that every node has.
         active: the lifecycle state is ``active``.
         shares_memory: whether its process may exchange messages with others through shared memory,
-            which is faster, but holds up everybody else when one of them dies (see ``over_udp``).
+            which is faster, but a process killed in the midst of a transfer leaves locks there for
+            which everybody else waits, for one or two seconds. (False: obeyed by Fast DDS >= 2.11,
+            unless all is confined to LOCALHOST, where it insists on shared memory.)
     """
 
     shares_memory = True
@@ -542,23 +550,6 @@ def _of_qos(names: Iterable[str]) -> bool:
     return all(name.startswith("qos_overrides.") for name in names)
 
 
-@contextlib.contextmanager
-def over_udp() -> Iterator[None]:
-    """Participants made in here do not use Fast DDS's shared memory, if it is what they run on.
-
-    A process killed in the midst of a transfer leaves locks there, for which all that write to the
-    same reader wait, for one or two seconds: then a robot's stop waits too. Whoever has set the
-    variable (Fast DDS 2.11 and later; Humble's is older) knows better.
-    """
-    given = os.environ.get(_TRANSPORTS)
-    os.environ[_TRANSPORTS] = given or "UDPv4"
-    try:
-        yield
-    finally:
-        if given is None:
-            del os.environ[_TRANSPORTS]
-
-
 def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
     """``main()`` of every executable: one node, or several composed in one process.
 
@@ -570,17 +561,13 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
         The exit status: 0 after a signal or a shutdown, 1 when a node failed to start or a
         callback failed that nothing guards.
     """
-    apart = any(not getattr(factory, "shares_memory", True) for factory in factories)
-    with over_udp() if apart else contextlib.nullcontext():
-        return _run(factories, args)
-
-
-def _run(factories: Sequence[Callable[[], Node]], args: list[str] | None) -> int:
+    if not all(getattr(factory, "shares_memory", True) for factory in factories):
+        os.environ.setdefault("FASTDDS_BUILTIN_TRANSPORTS", "UDPv4")  # whoever sets it knows better
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     try:
-        _init(args)
+        init_rclpy(args)
     except ConfigError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
         return 1
@@ -590,7 +577,7 @@ def _run(factories: Sequence[Callable[[], Node]], args: list[str] | None) -> int
         for factory in factories:
             nodes.append(factory())
             executor.add_node(nodes[-1])
-        _warn_of_unknown_nodes(nodes, sys.argv if args is None else args)
+        _warn_of_misspelt_nodes(nodes, sys.argv if args is None else args)
         for node in nodes:
             if isinstance(node, ManagedNode):
                 node.start()
@@ -613,7 +600,7 @@ def _run(factories: Sequence[Callable[[], Node]], args: list[str] | None) -> int
     return 1 if failures else 0
 
 
-def _init(args: list[str] | None) -> None:
+def init_rclpy(args: list[str] | None) -> None:
     """Start rclpy.
 
     Raises:
@@ -630,13 +617,14 @@ def _init(args: list[str] | None) -> None:
         ) from error
 
 
-def _warn_of_unknown_nodes(nodes: list[Node], arguments: list[str]) -> None:
+def _warn_of_misspelt_nodes(nodes: list[Node], arguments: list[str]) -> None:
     """rclpy reads from a parameter file what is under its node's name; not if that is misspelt.
 
-    A file may serve several processes, so the names of all nodes of this package are known; a node
-    has the name of its file.
+    A file may serve other processes and other packages, so only what is nearly a name of ours is
+    told.
     """
-    known = {file.stem for file in Path(__file__).parent.glob("*.py")}
+    files = {file.stem for file in Path(__file__).parent.glob("*.py")}
+    known = files & set(vars(programs)) - {"graph", "motion"}  # a node has its file's name
     known |= {node.get_name() for node in nodes}
     for option, file in pairwise(arguments):
         if option != "--params-file":
@@ -645,11 +633,10 @@ def _warn_of_unknown_nodes(nodes: list[Node], arguments: list[str]) -> None:
         with contextlib.suppress(yaml.YAMLError):  # rcl has read it, by a parser of its own
             content = yaml.safe_load(Path(file).read_bytes())
         for name in sorted({*_node_names(content)} - known):
-            close = difflib.get_close_matches(name, known, 1)
-            nodes[0].get_logger().warning(
-                f"{file}: the parameters of {name} are read by no node of this package"
-                + (f"; did you mean {close[0]}?" if close else "")
-            )
+            if close := difflib.get_close_matches(name, known, 1):
+                nodes[0].get_logger().warning(
+                    f"{file}: nobody reads the parameters of {name}; did you mean {close[0]}?"
+                )
 
 
 def _node_names(content: Any) -> Iterator[str]:

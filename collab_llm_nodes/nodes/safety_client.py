@@ -117,18 +117,20 @@ class SafetyClient(GraphClient):
         Raises:
             DeadlineExceeded: there is no navigator.
         """
-        # That of a killed process is still known for a while.
-        self.wait(lambda: self._navigators() - self._gone, deadline_s, "a navigator")
+
+        def there() -> bool:  # that of a killed process is still known for a while
+            return bool(self._navigators() - self._gone) and self._navigate.server_is_ready()
+
+        self.wait(there, deadline_s, "a navigator")
         with self.changed:
-            self.ended = None
+            self.ended = self._goal = None
             self._goals += 1
             self._event(time.time(), self.watch.on_instruction, True, time.time())
         self._executor.create_task(self._send, instruction, self._goals)
 
     def _send(self, instruction: str, number: int) -> None:
         goal = Navigate.Goal(instruction=instruction, max_steps=10_000, deadline_s=86_400.0)
-        on_result = partial(self._on_result, number)
-        self._goal = SentGoal(self.node, self._navigate, goal, on_result)
+        self._goal = SentGoal(self.node, self._navigate, goal, partial(self._on_end, number))
 
     @property
     def ending(self) -> str:
@@ -136,13 +138,19 @@ class SafetyClient(GraphClient):
         return "" if self.ended is None else _STATUS.get(self.ended.status, "?")
 
     def cancel(self) -> None:
-        """Give the instruction up, if there is one; see ``ended``."""
-        if self._goal is not None:
-            self._executor.create_task(self._goal.call_off)
+        """Give the instruction up, if there is one.
+
+        Raises:
+            DeadlineExceeded: it has no end.
+        """
+        if (goal := self._goal) is not None:
+            self._executor.create_task(goal.call_off)
+            self.wait(lambda: self.ended is not None, 10.0, "the end of what was cancelled")
 
     def forget_goal(self) -> None:
         """Whoever followed it is gone."""
         with self.changed:
+            self._goal = None
             self._goals += 1
             self._gone = self._navigators()
             self._event(time.time(), self.watch.on_instruction, False, time.time())
@@ -275,10 +283,13 @@ class SafetyClient(GraphClient):
             self.link = msg
             self.changed.notify_all()
 
-    def _on_result(self, number: int, response: Any) -> None:
+    def _on_end(self, number: int, result: Navigate.Result | None) -> None:
+        if result is None:
+            unknown = "the navigator does not know of it"
+            result = Navigate.Result(status=Navigate.Result.UNAVAILABLE, error_msg=unknown)
         with self.changed:
             if number == self._goals:
-                self.ended = response.result
+                self.ended = result
                 self._event(time.time(), self.watch.on_instruction, False, time.time())
                 self.changed.notify_all()
 

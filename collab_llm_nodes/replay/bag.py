@@ -31,7 +31,7 @@ from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
-    from backports import zstd  # comes with rosbags
+    from backports import zstd
 
 STORAGES = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}
 SUFFIXES = {".mcap": "mcap", ".db3": "sqlite3"}
@@ -272,9 +272,9 @@ class Bag:
         while True:
             with damage(self.path):
                 found = next(stored, None)
-                if found is None and missing:
+                if found is None and missing > 0:
                     raise InvalidInput(
-                        f"{self.path} does not hold as many messages as it says",
+                        f"{self.path} lacks {missing} of the messages that it announces",
                         field="bag",
                         remedy=_mending(self.path),
                     )

@@ -103,7 +103,8 @@ def _copy(messages: Iterator[_Message], writer: Writer) -> int:
 
 
 def _read_mcap(file: Path) -> Iterator[_Message]:
-    """All messages before the first record that is not whole (https://mcap.dev/spec)."""
+    """All messages in whole chunks, up to the first record that is cut short
+    (https://mcap.dev/spec)."""
     schemas: dict[int, tuple[str, str]] = {}
     topics: dict[int, _Topic] = {}
     with file.open("rb") as opened:
@@ -122,7 +123,9 @@ def _read_mcap(file: Path) -> Iterator[_Message]:
                     elif kind == _MESSAGE:
                         number, _, stamp = struct.unpack_from("<HIQ", record)
                         yield topics[number], stamp, record[22:]
-                except (struct.error, KeyError):
+                except KeyError:
+                    continue  # of a topic that was told of in a chunk that is lost
+                except struct.error:
                     return
 
 
@@ -132,8 +135,6 @@ def _unchunked(data: mmap.mmap) -> Iterator[tuple[int, bytes]]:
             yield kind, body
         elif (inside := _unpacked(body)) is not None:
             yield from _records(inside, 0)
-        else:
-            return
 
 
 def _records(data: bytes | mmap.mmap, position: int) -> Iterator[tuple[int, bytes]]:

@@ -17,7 +17,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
@@ -48,7 +47,7 @@ from collab_llm_nodes.verifier import codec
 from collab_llm_nodes.verifier.background import within
 from collab_llm_nodes.verifier.client import read_token
 from collab_llm_nodes.verifier.compute import Compute, Outgoing
-from collab_llm_nodes.verifier.info import ServerInfo
+from collab_llm_nodes.verifier.info import ServerInfo, version
 from collab_llm_nodes.verifier.settings import VerifierConfig
 from collab_llm_nodes.verifier.telemetry import Telemetry
 
@@ -431,14 +430,6 @@ class _PostOffice:
         while self._letters:
             seat, message = self._letters.popleft()
             seat.deliver(message)
-
-
-def version() -> str:
-    """Of this package."""
-    try:
-        return metadata.version("collab_llm_nodes")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _at_most(value: int, limit: int, field_name: str, unit: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import metadata
 
 from collab_llm_nodes.config import check_ranges, setting
 
@@ -57,3 +58,11 @@ class ServerInfo:
     version: str
     limits: Limits
     sessions: int
+
+
+def version() -> str:
+    """Of this package."""
+    try:
+        return metadata.version("collab_llm_nodes")
+    except metadata.PackageNotFoundError:
+        return "unknown"
