@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -152,3 +156,43 @@ def test_a_process_is_killed_and_comes_back(tmp_path: Path) -> None:
         child.check()
     finally:
         child.stop()
+
+
+# A benchmark that starts a robot's process and is killed.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from test_bench_safety import _serve
+from collab_llm_nodes.bench.safety.rig import Child
+
+if __name__ == "__main__":
+    child = Child("child", Path(sys.argv[1]), _serve, sys.argv[2])
+    while not Path(sys.argv[2]).is_file():
+        child.check()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_benchmark_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    script, pid = tmp_path / "killed.py", tmp_path / "pid"
+    script.write_text(KILLED, encoding="ascii")
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "log"), str(pid)],
+        env={**os.environ, "PYTHONPATH": path},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert gone(int(pid.read_text("ascii")))
+
+
+def gone(pid: int) -> bool:
+    """Within some seconds, or not."""
+    due = time.monotonic() + 30.0
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < due:
+            os.kill(pid, 0)
+            time.sleep(0.05)  # nobody announces it
+        return False
+    return True

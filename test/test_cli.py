@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from configparser import ConfigParser
@@ -77,6 +78,33 @@ def test_the_version() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert result.exit_code == 0
     assert re.fullmatch(r"collab-llm \S+\n", result.output)
+
+
+# A command with a child process, which SIGTERM ends before it has done anything.
+WAITING = """
+import os, signal, sys, time
+from collab_llm_nodes import cli
+from collab_llm_nodes.demo.processes import run_process
+
+@cli.app.command("wait")
+def wait():
+    with run_process("child", ["sleep", "100"]) as child:
+        print(child.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(100)
+
+sys.argv = ["collab-llm", "wait"]
+cli.main()
+"""
+
+
+def test_a_command_that_is_terminated_ends_its_processes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
 
 
 def test_interrupted_while_it_imports_a_program_ends_quietly(tmp_path: Path) -> None:

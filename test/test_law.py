@@ -334,7 +334,7 @@ def test_exits_and_final_share_random_numbers() -> None:
         ([1], [np.array([0.0, 1.0])], COUPLED, "probs"),
         ([1], [np.array([0.0, 1.0])] * 2, REJECTION, "probs"),
         ([0], [np.array([0.0, 1.0])], REJECTION, "probs[0]"),
-        ([1], [np.array([0.0, 1.0, 0.0, 0.5])], REJECTION, "probs.ids"),
+        ([1], [np.array([0.0, 1.0, 0.0, 0.5])], REJECTION, "probs[0].ids"),
     ],
 )
 def test_malformed_drafts_are_typed_errors(
@@ -350,9 +350,12 @@ def test_malformed_drafts_are_typed_errors(
 # ---------------------------------------------------------------- mutations must turn a check red
 
 MUTATIONS = {
-    "ratio swapped": ("p_i[token] / q_i[token]", "q_i[token] / max(p_i[token], 1e-9)"),
-    "residual swapped": ("np.maximum(p_i - q_i, 0.0)", "np.maximum(q_i - p_i, 0.0)"),
-    "residual is p": ("np.maximum(p_i - q_i, 0.0)", "p_i"),
+    "ratio swapped": (
+        "p_i[token] / q_i[ids.searchsorted(token)]",
+        "q_i[ids.searchsorted(token)] / max(p_i[token], 1e-9)",
+    ),
+    "residual swapped": ("np.maximum(p_i[ids] - q_i, 0.0)", "np.maximum(q_i - p_i[ids], 0.0)"),
+    "residual is p": ("np.maximum(p_i[ids] - q_i, 0.0)", "p_i[ids]"),
     "correction token dropped": (
         'Outcome(i, draws.pick(residual, position + i, "recover"))',
         "Outcome(i, -1)",

@@ -75,7 +75,11 @@ def test_a_target_that_is_the_draft_model_does_what_was_expected_most(law: Sampl
         p = distribution(logits, law)
         drafter = [to_wire(row, VOCAB) for row in p]
         q = drafter[:2] if law.sends_probabilities else None
-        laws = [d.dense(VOCAB) for d in drafter] if law.sends_probabilities else list(p)
+        laws = p.copy()
+        if law.sends_probabilities:  # what was sent is what is drawn from
+            for row, sent in zip(laws, drafter, strict=True):
+                row[:] = 0.0
+                row[sent.ids] = sent.law
         draft = []
         for i in range(2):
             token, _ = propose(laws[i], law, position + i, VOCAB)

@@ -94,10 +94,11 @@ def verify_chain(
     if q is None:
         own = (_own_token(p_i, config, position + i, draws) for i, p_i in enumerate(p))
         return verify_own(own, draft, eos)
-    for i, token in enumerate(draft):
-        p_i, q_i = p[i], q[i].dense(p.shape[1])
-        if not draws.accept(p_i[token] / q_i[token], position + i):
-            residual = np.maximum(p_i - q_i, 0.0)
+    for i, (token, sent) in enumerate(zip(draft, q, strict=True)):
+        p_i, ids, q_i = p[i], sent.ids, sent.law  # q_i is 0 elsewhere
+        if not draws.accept(p_i[token] / q_i[ids.searchsorted(token)], position + i):
+            residual = p_i.copy()
+            residual[ids] = np.maximum(p_i[ids] - q_i, 0.0)
             if not residual.any():  # p and q differ by rounding only
                 residual = p_i
             return Outcome(i, draws.pick(residual, position + i, "recover"))
@@ -196,6 +197,12 @@ def _check(
     if len(q) != len(draft):
         raise InvalidInput(f"{len(draft)} tokens but {len(q)} distributions", field="probs")
     for i, (token, q_i) in enumerate(zip(draft, q, strict=True)):
+        if q_i.ids[-1] >= p.shape[1]:
+            raise InvalidInput(
+                f"id {q_i.ids[-1]} is outside the vocabulary of {p.shape[1]}",
+                field=f"probs[{i}].ids",
+                remedy="use the draft model whose tokenizer the verifier expects",
+            )
         if token not in q_i.ids:
             raise InvalidInput(
                 f"token {token} has probability 0 in the distribution it was drawn from",

@@ -160,21 +160,10 @@ class SparseDistribution:
     def __hash__(self) -> int:
         return hash((self.ids.tobytes(), self.probs.tobytes()))
 
-    def dense(self, vocab_size: int) -> NDArray[np.float64]:
-        """Return the exact law as float64 [vocab_size].
-
-        Raises:
-            InvalidInput: an id lies outside the vocabulary.
-        """
-        if self.ids[-1] >= vocab_size:
-            raise InvalidInput(
-                f"id {self.ids[-1]} is outside the vocabulary of {vocab_size}",
-                field="probs.ids",
-                remedy="use the draft model whose tokenizer the verifier expects",
-            )
-        q = np.zeros(vocab_size)
-        q[self.ids] = self.probs.astype(np.float64)
-        return q / self.probs.sum(dtype=np.float64)
+    @property
+    def law(self) -> NDArray[np.float64]:
+        """The exact law of ``ids``: float64 [k]."""
+        return self.probs.astype(np.float64) / self.probs.sum(dtype=np.float64)
 
 
 def to_wire(p: NDArray[np.float64], max_support: int) -> SparseDistribution:

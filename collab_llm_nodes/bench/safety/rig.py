@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
@@ -201,7 +202,16 @@ def _in_child(log: str, target: Callable[..., Any], arguments: tuple[Any, ...]) 
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the benchmark, which ends us
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     raise SystemExit(target(*arguments))
+
+
+def _end_with_parent() -> None:
+    """A benchmark that was killed leaves no robot behind: others may take its domain."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _run_nodes(names: tuple[str, ...], arguments: list[str]) -> int:
