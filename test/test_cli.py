@@ -107,15 +107,23 @@ def test_a_command_that_is_terminated_ends_its_processes() -> None:
         os.kill(int(done.stdout), 0)
 
 
-def test_interrupted_while_it_imports_a_program_ends_quietly(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("inherited", "ending"),
+    [("SIG_DFL", (130, "", "")), ("SIG_IGN", (0, "still here\n", ""))],
+    ids=["from a terminal", "in a script's background"],
+)
+def test_interrupted_while_it_imports_a_program_ends_quietly(
+    tmp_path: Path, inherited: str, ending: tuple[int, str, str]
+) -> None:
     (tmp_path / "slow.py").write_text(
         "import os, signal, threading\n"
         "os.kill(os.getpid(), signal.SIGINT)\n"
-        "threading.Event().wait(30)\n"
+        "if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN: threading.Event().wait(30)\n"
         "print('still here')\n"
         "def main(): pass\n"
     )
-    start = "from collab_llm_nodes.programs import _program; _program('slow')()"
+    start = f"import signal; signal.signal(signal.SIGINT, signal.{inherited});"
+    start += "from collab_llm_nodes.programs import _program; _program('slow')()"
     done = subprocess.run(
         [sys.executable, "-c", start],
         cwd=tmp_path,
@@ -125,7 +133,7 @@ def test_interrupted_while_it_imports_a_program_ends_quietly(tmp_path: Path) -> 
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == ending
 
 
 def test_every_console_script_starts_in_that_way() -> None:
