@@ -21,7 +21,7 @@ from unique_identifier_msgs.msg import UUID
 
 from collab_llm_nodes.nodes.ros import STEADY
 
-ANSWER_S = 5.0
+ANSWER_S = 3.0
 """A goal that is not answered for so long is asked about: it may be carried out, or never have
 arrived."""
 
