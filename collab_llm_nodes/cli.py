@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from collab_llm_nodes.errors import CollabError, ConfigError
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 
 app = typer.Typer(
     name="collab-llm",
@@ -77,8 +78,22 @@ JsonOption = Annotated[
     Path | None,
     typer.Option("--json", help="Write the results here as JSON.", callback=_writable),
 ]
+
+
+def _picture(*suffixes: str) -> Callable[[Path | None], Path | None]:
+    """As ``_writable``, for files whose name says of what kind they are."""
+
+    def check(file: Path | None) -> Path | None:
+        if file is not None and file.suffix not in suffixes:
+            raise typer.BadParameter(f"{file} should end in {' or '.join(suffixes)}")
+        return _writable(file)
+
+    return check
+
+
 PlotOption = Annotated[
-    Path | None, typer.Option("--plot", help="Write the plot here.", callback=_writable)
+    Path | None,
+    typer.Option("--plot", help="Write the plot here.", callback=_picture(".png", ".svg", ".pdf")),
 ]
 ComputeOption = Annotated[
     float,
@@ -90,10 +105,15 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Key of everything rando
 
 
 def write_json(file: Path | None, results: dict[str, Any]) -> None:
-    """Write ``results`` to ``file``, if one was asked for."""
-    if file is not None:
+    """Write ``results`` to ``file``, if one was asked for. Exits with 2 if that cannot be."""
+    if file is None:
+        return
+    try:
         file.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        console.print(f"wrote {file}")
+    except OSError as error:
+        told = InvalidInput(str(error), field="--json", remedy="make room, or name another file")
+        fail(told, 2)
+    console.print(f"wrote {file}")
 
 
 @app.command()
@@ -105,7 +125,7 @@ def demo(
         typer.Option("--json", help="Write the results here.", callback=_writable),
     ] = Path("out/demo.json"),
     film: Annotated[
-        Path, typer.Option(help="Animated GIF of the first rooms.", callback=_writable)
+        Path, typer.Option(help="Animated GIF of the first rooms.", callback=_picture(".gif"))
     ] = Path("out/demo.gif"),
     config: Annotated[
         Path | None,
@@ -192,7 +212,7 @@ def record(
     ] = None,
     namespace: Annotated[str, typer.Option(help="Of the robot's nodes.")] = "",
     max_size: Annotated[
-        float, typer.Option(help="Begin another bag after so many MB.", min=0.1)
+        float, typer.Option(help="Begin another bag after so many MB, uncompressed.", min=0.1)
     ] = 1000.0,
     keep: Annotated[int, typer.Option(help="Keep so many bags; 0 = all.", min=0)] = 0,
     sim_time: Annotated[bool, typer.Option(help="Take times from /clock.")] = False,

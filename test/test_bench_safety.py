@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import gone
 
 from collab_llm_nodes.bench.safety.rig import Child
 from collab_llm_nodes.bench.safety.usage import LEAK_MB_PER_HOUR, Usage, growth
@@ -185,14 +184,3 @@ def test_a_benchmark_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> 
     )
     assert done.returncode == -signal.SIGKILL
     assert gone(int(pid.read_text("ascii")))
-
-
-def gone(pid: int) -> bool:
-    """Within some seconds, or not."""
-    due = time.monotonic() + 30.0
-    with contextlib.suppress(ProcessLookupError):
-        while time.monotonic() < due:
-            os.kill(pid, 0)
-            time.sleep(0.05)  # nobody announces it
-        return False
-    return True

@@ -12,10 +12,11 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+from conftest import gone
 from typer.testing import CliRunner
 
 from collab_llm_nodes import programs
-from collab_llm_nodes.cli import app
+from collab_llm_nodes.cli import app, write_json
 from collab_llm_nodes.demo.domain import DOMAINS, own_domain
 
 ROOT = Path(__file__).parent.parent
@@ -80,7 +81,7 @@ def test_the_version() -> None:
     assert re.fullmatch(r"collab-llm \S+\n", result.output)
 
 
-# A command with a child process, which SIGTERM ends before it has done anything.
+# A command with a child process, which is ended before it has done anything.
 WAITING = """
 import os, signal, sys, time
 from collab_llm_nodes import cli
@@ -90,21 +91,45 @@ from collab_llm_nodes.demo.processes import run_process
 def wait():
     with run_process("child", ["sleep", "100"]) as child:
         print(child.pid, flush=True)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), int(number))
         time.sleep(100)
 
+number = sys.argv.pop()
 sys.argv = ["collab-llm", "wait"]
 cli.main()
 """
 
 
-def test_a_command_that_is_terminated_ends_its_processes() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WAITING], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(done.stdout), 0)
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_a_command_that_is_ended_leaves_no_process_behind(number: int, status: int) -> None:
+    command = [sys.executable, "-c", WAITING, str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (status, "")
+    assert gone(int(done.stdout))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [["demo", "--film", "x.mp4"], ["bench", "verifier", "--plot", "x.xyz"]],
+    ids=lambda option: option[-1],
+)
+def test_a_picture_of_no_known_kind_is_refused_before_the_work(option: list[str]) -> None:
+    result = CliRunner().invoke(app, option, env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "should end in ." in result.output
+
+
+def test_results_that_cannot_be_written_are_told_and_no_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``replay`` exits with 1 if something differs."""
+    with pytest.raises(SystemExit) as ended:
+        write_json(tmp_path, {})
+    assert ended.value.code == 2
+    assert "--json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ draft models and of links that take time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import selectors
 import statistics
 import time
@@ -196,9 +197,13 @@ def _measure(recordings: Sequence[Recording], count: int, seconds: float, load: 
             wait_for_verifier(client, process)
         # By select: epoll rounds what robots wait up to milliseconds.
         loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+        driving = loop.create_task(drive_robots(address, recordings, count, seconds, load))
         try:
-            tally = loop.run_until_complete(drive_robots(address, recordings, count, seconds, load))
-        finally:
+            tally = loop.run_until_complete(driving)
+        finally:  # interrupted: the robots hang up, or the verifier would wait for them
+            driving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                loop.run_until_complete(driving)
             loop.close()
         process.check()
     return tally

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,7 +30,7 @@ class Process:
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         with log.open("wb") as file:
             self._child = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, env=environment
+                [*_with_parent(), *command], stdout=file, stderr=subprocess.STDOUT, env=environment
             )
 
     @property
@@ -54,6 +55,12 @@ class Process:
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
+
+
+def _with_parent() -> list[str]:
+    """Has a command get SIGTERM when its parent is gone, even if that was killed; util-linux's."""
+    found = shutil.which("setpriv")
+    return [found, "--pdeathsig", "TERM", "--"] if found else []
 
 
 @contextlib.contextmanager

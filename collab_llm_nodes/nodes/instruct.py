@@ -15,13 +15,12 @@ import rclpy
 from rclpy.action import ActionClient
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
-from rclpy.utilities import remove_ros_args
 
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import LinkState
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.goals import SentGoal
-from collab_llm_nodes.nodes.ros import STATE, STEADY, init_rclpy
+from collab_llm_nodes.nodes.ros import STATE, STEADY, init_rclpy, own_arguments
 
 START_DEADLINE_S = 300.0
 """Wait for the nodes and the verifier at most; models of many gigabytes may have to be loaded."""
@@ -151,11 +150,11 @@ def _spin(executor: SingleThreadedExecutor, finished: threading.Event) -> None:
 
 def main() -> int:
     """Read the instruction from the command line."""
-    words = remove_ros_args(sys.argv)[1:]
-    if not words or words[0] in ("-h", "--help"):
-        print('usage: instruct "find the red ball" [--ros-args ...]', file=sys.stderr)
-        return 0 if words else 2
     try:
+        words = own_arguments()
+        if not words or words[0] in ("-h", "--help"):
+            print('usage: instruct "find the red ball" [--ros-args ...]', file=sys.stderr)
+            return 0 if words else 2
         init_rclpy(None)
     except ConfigError as error:
         print(f"{error.code}: {error}", file=sys.stderr)

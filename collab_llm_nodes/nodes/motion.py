@@ -11,10 +11,9 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from rclpy.utilities import remove_ros_args
-
+from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
-from collab_llm_nodes.nodes.ros import run
+from collab_llm_nodes.nodes.ros import own_arguments, run
 
 DRIVERS = {"go2": "go2_driver.Go2Driver", "sim": "sim_go2.SimGo2", "none": ""}
 """Nodes that carry ``cmd_vel`` out; none: one of somebody else's."""
@@ -22,7 +21,11 @@ DRIVERS = {"go2": "go2_driver.Go2Driver", "sim": "sim_go2.SimGo2", "none": ""}
 
 def main() -> int:
     """Run the guard and the driver that ``--driver`` names."""
-    arguments = remove_ros_args(sys.argv)[1:]
+    try:
+        arguments = own_arguments()
+    except ConfigError as error:
+        print(f"{error.code}: {error}", file=sys.stderr)
+        return 1
     if len(arguments) != 2 or arguments[0] != "--driver" or arguments[1] not in DRIVERS:
         print(f"usage: motion --driver {'|'.join(DRIVERS)} [--ros-args ...]", file=sys.stderr)
         return 2

@@ -88,7 +88,11 @@ class RecorderConfig:
     )
     topics: tuple[str, ...] = setting(TOPICS, "What is recorded.", read_only=True)
     max_size: float = setting(
-        1000.0, "A larger bag is closed and another begun [MB].", low=0.1, high=1e6, read_only=True
+        1000.0,
+        "A larger bag is closed and another begun [MB], before compression.",
+        low=0.1,
+        high=1e6,
+        read_only=True,
     )
     max_parts: int = setting(
         0,
@@ -222,9 +226,8 @@ class Recorder(ManagedNode[RecorderConfig]):
             self.get_logger().error(f"the recording ended: {failure}")
             self.report_health()
         elif writer is not None and writer.messages:
-            self.get_logger().info(
-                f"{writer.messages} messages, {writer.size / _MB:.1f} MB in {self.config.folder}"
-            )
+            size = f"{writer.size / _MB:.1f} MB before compression"
+            self.get_logger().info(f"{writer.messages} messages, {size}, in {self.config.folder}")
 
     # What is recorded.
 

@@ -57,7 +57,7 @@ from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPo
 from rclpy.service import Service
 from rclpy.signals import SignalHandlerOptions
 from rclpy.subscription import Subscription
-from rclpy.utilities import get_rmw_implementation_identifier
+from rclpy.utilities import get_rmw_implementation_identifier, remove_ros_args
 
 from collab_llm_nodes import programs
 from collab_llm_nodes.config import check_ranges, from_mapping, setting
@@ -600,14 +600,31 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
     return 1 if failures else 0
 
 
+def own_arguments() -> list[str]:
+    """What the command line says besides ROS's own arguments.
+
+    Raises:
+        ConfigError: those cannot be read.
+    """
+    with _ros_arguments():
+        own: list[str] = remove_ros_args(sys.argv)[1:]
+    return own
+
+
 def init_rclpy(args: list[str] | None) -> None:
     """Start rclpy.
 
     Raises:
         ConfigError: an argument, or a file it names, cannot be read.
     """
-    try:
+    with _ros_arguments():
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+
+
+@contextlib.contextmanager
+def _ros_arguments() -> Iterator[None]:
+    try:
+        yield
     except RuntimeError as error:  # the base of rcl's own errors, which rclpy does not export
         told = str(error).removeprefix("failed to initialize rcl: ")
         raise ConfigError(
