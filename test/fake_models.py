@@ -188,7 +188,7 @@ class FakeSession:
                 assert on_exit is not None
                 on_exit(layer, torch.stack([self._logits(end, layer) for end in ends]))
             self._engine.before_layer(self._engine.num_layers)
-        except BaseException:
+        except BaseException:  # as the engine: the session is as it was
             del self._ids[before:]
             raise
         return torch.stack([self._logits(end) for end in ends])

@@ -83,7 +83,7 @@ def test_the_version() -> None:
 
 # A command with a child process, which is ended before it has done anything.
 WAITING = """
-import os, signal, sys, time
+import os, signal, sys
 from collab_llm_nodes import cli
 from collab_llm_nodes.demo.processes import run_process
 
@@ -92,7 +92,7 @@ def wait():
     with run_process("child", ["sleep", "100"]) as child:
         print(child.pid, flush=True)
         os.kill(os.getpid(), int(number))
-        time.sleep(100)
+        signal.pause()
 
 number = sys.argv.pop()
 sys.argv = ["collab-llm", "wait"]

@@ -51,7 +51,7 @@ class Site:
             pages = _Pages.get()
             pages.host.serve(robot, max_viewers, rate)
             front = make_front(robot, access, in_loop(pages.app, pages.loop))
-        except BaseException:
+        except BaseException:  # an interrupt as well: the port must not stay taken
             listener.close()
             raise
         self._pages = pages

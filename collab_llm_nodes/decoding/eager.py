@@ -53,7 +53,7 @@ class EagerBackend:
                 use_cache=True,
                 logits_to_keep=chunk.keep or 1,  # 0 would mean all
             )
-        except BaseException:
+        except BaseException:  # whatever ends the pass, the cache is as it was before it
             chunk.cache.layers = before
             raise
         finally:

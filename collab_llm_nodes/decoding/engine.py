@@ -307,7 +307,7 @@ class Session:
                     self._cache, before, len(ids), torch.tensor(positions), mask, len(ids)
                 )
                 (logits,) = engine._backend.forward([chunk], engine._embed(ids), None)
-        except BaseException:
+        except BaseException:  # whatever ends the pass, the session is as it was before it
             self._tree.shrink(before)
             raise
         return logits

@@ -46,12 +46,15 @@ class Source(Enum):
     RANGE = "range"
 
 
+ASK_DRIVER = "is the robot's driver running (topic odom)?"
+ASK_CAMERA = "is camera_ingest running (topic observation)?"
+
 REASONS = {
     "EMERGENCY_STOP": "the emergency stop is set: call reset_emergency_stop",
     "INVALID_COMMAND": "the last velocity is not a number",
     "NO_COMMAND": "whoever commanded the motion fell silent",
-    "STALE_ODOMETRY": "no fresh odometry: is the robot's driver running (topic odom)?",
-    "STALE_CAMERA": "no fresh picture: is camera_ingest running (topic observation)?",
+    "STALE_ODOMETRY": f"no fresh odometry: {ASK_DRIVER}",
+    "STALE_CAMERA": f"no fresh picture: {ASK_CAMERA}",
     "LINK_DOWN": "no link to the verifier: is it running (topic link_state)?",
     "STALE_SCAN": "no fresh laser scan: is its driver running (topic scan)?",
     "STALE_RANGE": "the range finder is silent: is its driver running (topic range)?",

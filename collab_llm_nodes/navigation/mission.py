@@ -31,6 +31,7 @@ from collab_llm_nodes.navigation.executor import (
     StepExecutor,
 )
 from collab_llm_nodes.navigation.grammar import REASONS, Code, Kind, ParsedAction
+from collab_llm_nodes.navigation.guard import ASK_CAMERA, ASK_DRIVER
 from collab_llm_nodes.navigation.steps import Steps
 
 DEADLINE_LIMITS_S = (1.0, 86_400.0)
@@ -165,9 +166,6 @@ NO_GUARD = Permission(
     text="motion_guard is silent, and only it passes velocities on to the robot: start it, or set"
     " require_guard to false and remap cmd_vel_nav to what moves the robot",
 )
-
-_DRIVER = "is the robot's driver running (topic odom)?"
-_CAMERA = "is camera_ingest running (topic observation)?"
 
 _MOVED_M = 0.02
 """Less is no motion (m, or rad)."""
@@ -311,7 +309,7 @@ class Mission:
             self._look_again(now, wall)
             return False
         if self._pose is None or wall - self._pose_seen > self.config.odometry_timeout:
-            self.end("NO_ODOMETRY", f"no fresh odometry to measure a step with: {_DRIVER}")
+            self.end("NO_ODOMETRY", f"no fresh odometry to measure a step with: {ASK_DRIVER}")
             return False
         if self.phase is Phase.ACT:  # the step under way ends here
             self.history = self.told
@@ -399,7 +397,7 @@ class Mission:
                 self.on_failure("DEADLINE_EXCEEDED", late, now, wall)
         elif self.phase is Phase.OBSERVE:
             if not self._answering and waited > c.observation_timeout:
-                missing = f"no fresh camera frame for {c.observation_timeout:g} s: {_CAMERA}"
+                missing = f"no fresh camera frame for {c.observation_timeout:g} s: {ASK_CAMERA}"
                 self.end("NO_OBSERVATION", missing)
         elif self.phase is Phase.THINK and not self._answering:
             if wall - self._answer_ended > c.parser_timeout:
@@ -407,7 +405,8 @@ class Mission:
                 self.on_failure("UNAVAILABLE", silent, now, wall)
         elif self.phase is Phase.ACT:
             if wall - self._pose_seen > c.odometry_timeout:
-                self.end("NO_ODOMETRY", f"odometry silent for {c.odometry_timeout:g} s: {_DRIVER}")
+                silent = f"odometry silent for {c.odometry_timeout:g} s: {ASK_DRIVER}"
+                self.end("NO_ODOMETRY", silent)
                 return
             self.velocity = self._executor.tick(now)
             self._after_step(now, wall)
@@ -463,7 +462,7 @@ class Mission:
         if outcome is Outcome.RUNNING or self.action is None:
             return
         if outcome is Outcome.STALE:
-            self.end("NO_ODOMETRY", f"odometry or the clock stopped during a step: {_DRIVER}")
+            self.end("NO_ODOMETRY", f"odometry or the clock stopped during a step: {ASK_DRIVER}")
         elif outcome is Outcome.TIMEOUT:
             self.end("TIMEOUT", f"{self.action.phrase!r} took longer than its allowance")
         elif outcome is Outcome.FAILED:

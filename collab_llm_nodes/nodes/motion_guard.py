@@ -87,7 +87,7 @@ def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
     def call(self: MotionGuard, *args: Any) -> None:
         try:
             callback(self, *args)
-        except Exception:
+        except Exception:  # raised again: `guarded` tells it
             self._publish(self._guard.on_halt(wall()))
             raise
 

@@ -260,8 +260,8 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         active: the lifecycle state is ``active``.
         shares_memory: whether its process may exchange messages with others through shared memory,
             which is faster, but a process killed in the midst of a transfer leaves locks there for
-            which everybody else waits, for one or two seconds. (False: obeyed by Fast DDS >= 2.11,
-            unless all is confined to LOCALHOST, where it insists on shared memory.)
+            which everybody else waits, for seconds (docs/safety.md). False is obeyed by
+            Fast DDS >= 2.11, unless all is confined to LOCALHOST, where it insists on it.
     """
 
     shares_memory = True

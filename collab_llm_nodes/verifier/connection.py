@@ -88,7 +88,7 @@ class Connector:
             if state is grpc.ChannelConnectivity.READY:
                 return channel
             raise await self._why(channel)
-        except BaseException:
+        except BaseException:  # a cancellation as well: nobody else knows the channel
             await channel.close()
             raise
 
