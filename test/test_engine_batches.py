@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VISION, tiny_folder, tiny_model, tiny_prompt
+from torch.nn import functional
 
+from collab_llm_nodes.bench.safety.usage import rss_mb
+from collab_llm_nodes.decoding import kernels
 from collab_llm_nodes.decoding.engine import Engine, Feed, OnExit, Session
-from collab_llm_nodes.decoding.kernels import Linear
+from collab_llm_nodes.decoding.kernels import Head, Linear, kernel_rows
 from collab_llm_nodes.errors import Cancelled, CollabError, ConfigError, InvalidInput, ProtocolError
-from collab_llm_nodes.models.architectures import ARCHITECTURES
+from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, encode
 
@@ -125,34 +130,56 @@ def test_a_pass_over_many_sessions_equals_single_ones(architecture: str, backend
             close(a, b)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_maps_of_large_passes_see_few_numbers_of_rows(
-    architecture: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For each they prepare a kernel; what fills the last rows up is nobody's."""
-    engine = Engine(tiny_model(architecture))
-    sessions = []
-    for seed in range(7):
-        session, prompt = opened(engine, architecture, seed)
-        session.feed(prompt.ids, last=0)
-        sessions.append(session)
-    seen = []
-    call = Linear.__call__
+def test_there_are_few_numbers_of_rows_and_little_is_computed_for_nobody() -> None:
+    assert [kernel_rows(n) for n in (1, 5, 16, 17, 45, 64, 65, 130, 1000)] == [
+        *(1, 5, 16),
+        *(20, 48, 64, 72, 144, 1024),
+    ]
+    for rows in range(1, 4097):
+        assert rows <= kernel_rows(rows) <= max(rows + 3, 1.125 * rows)
+    assert len({kernel_rows(rows) for rows in range(17, 4097)}) <= 60
 
-    def count_rows(self: Linear, x: torch.Tensor) -> torch.Tensor:
-        seen.append(x.shape[0])
-        return call(self, x)
 
-    monkeypatch.setattr(Linear, "__call__", count_rows)
-    for new in ([5] * 3, [1, 2, 3, 4, 5, 5], [5] * 7, [5, 4, 3, 5, 5, 3, 2]):  # 15, 20, 35, 27
-        feeds = [
-            Feed(session, range(10, 10 + n)) for session, n in zip(sessions, new, strict=False)
-        ]
-        results = engine.run(feeds)
-        assert [len(r) for r in results if isinstance(r, torch.Tensor)] == new
-        for session, n in zip(sessions, new, strict=False):
-            session.length -= n
-    assert set(seen) == {15, 24, 32, 40}
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_map_is_torchs_whatever_the_number_of_rows(dtype: torch.dtype, bias: bool) -> None:
+    torch.manual_seed(0)
+    weight, b = torch.randn(136, 520, dtype=dtype), torch.randn(520, dtype=dtype)
+    for lasting in (True, False):
+        linear = Linear(weight, b if bias else None, lasting=lasting)
+        for rows in (1, 2, 5, 16, 17, 23, 45, 130):
+            x, residual = torch.randn(rows, 136, dtype=dtype), torch.randn(rows, 520, dtype=dtype)
+            expected = functional.linear(x, weight.t(), b if bias else None)
+            for found, wanted in (
+                (linear(x), expected),
+                (linear.add_to(residual, x), residual + expected),
+            ):
+                coarse = 1e-4 if dtype is torch.float32 else 2e-2
+                torch.testing.assert_close(found, wanted, atol=10 * coarse, rtol=coarse)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_passes_of_many_lengths_take_little_memory(dtype: torch.dtype) -> None:
+    """oneDNN keeps half a megabyte for every size of a product that it has met."""
+    linear = Linear(torch.randn(200, 2008, dtype=dtype), None)  # of no other test
+    before = rss_mb(os.getpid())
+    for rows in range(17, 273):  # 140 MB if each had kernels of its own
+        linear(torch.zeros(rows, 200, dtype=dtype))
+    assert rss_mb(os.getpid()) - before < 60.0
+
+
+def test_selections_from_the_head_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has another size, so that kernels for it would never be used again."""
+    monkeypatch.setattr(kernels, "ONEDNN_WORK", 0)  # else tiny ones are left to MKL anyway
+    for dtype in ("float32", "bfloat16"):
+        loaded = load(ModelConfig(str(tiny_folder("llama")), dtype=dtype))
+        head = Head(decoder_parts(loaded.model), 100)
+        states = torch.zeros(5, 32, dtype=getattr(torch, dtype))
+        head.some(torch.arange(9))(states)
+        before = rss_mb(os.getpid())
+        for count in range(10, 138):
+            assert head.some(torch.arange(count) % 64)(states).shape == (5, count)
+        assert rss_mb(os.getpid()) - before < 20.0, dtype
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -59,7 +60,7 @@ from collab_llm_nodes.errors import (
     Unauthenticated,
     Unavailable,
 )
-from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.verifier import codec
 from collab_llm_nodes.verifier import verifier_pb2 as pb
 from collab_llm_nodes.verifier.client import (
@@ -731,6 +732,28 @@ def test_a_hanging_model_ends_in_deadline_exceeded(serve: Serve, connect: Connec
         runner(client).generate(PROMPT, deadline_s=2 * WAIT_S)
     assert time.monotonic() - started < WAIT_S / 2
     gate.go.set()
+
+
+def test_an_answer_leaves_nothing_to_the_garbage_collector(serve: Serve, connect: Connect) -> None:
+    """Which comes late: until then pictures and caches of many answers would stand."""
+    client = connect(serve(FakeEngine(1)).port)
+    followed: list[weakref.ref[EncodedPrompt]] = []
+    freed: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+    def follow(prompt: Prompt) -> EncodedPrompt:
+        encoded = encode(prompt)
+        followed.append(weakref.ref(encoded, freed.put))
+        return encoded
+
+    noisy = as_engine(FakeEngine(1, noise=0.5))
+    gc.disable()
+    try:
+        for _ in range(3):
+            RemoteRunner(noisy, client, encode=follow).generate(PROMPT, GREEDY, 24)
+            freed.get(timeout=WAIT_S)
+    finally:
+        gc.enable()
+    assert len(followed) == 3
 
 
 def test_the_answer_survives_a_restart_between_rounds(serve: Serve, connect: Connect) -> None:

@@ -14,6 +14,19 @@ from collab_llm_nodes.models.architectures import DecoderParts
 # Multiply-adds below which oneDNN's fixed cost (about 10 us) exceeds what it gains over MKL, which
 # is two to three times slower with few rows, and on processors that are not Intel's.
 ONEDNN_WORK = 400_000
+FEW = 16
+
+
+def kernel_rows(rows: int) -> int:
+    """Rows to compute where ``rows`` are wanted: up to an eighth more, if there are many.
+
+    oneDNN makes its kernels anew for every number of rows, half a megabyte and some milliseconds
+    each time, and keeps them to the process's end. So there are to be few numbers.
+    """
+    if rows <= FEW:
+        return rows
+    step = max(4, 1 << (rows - 1).bit_length() >> 4)
+    return -(-rows // step) * step
 
 
 class Linear:
@@ -21,34 +34,45 @@ class Linear:
 
     Args:
         weight: [in, out]; a transposed view will do.
+        lasting: whether maps of this size are used often enough to make kernels for it.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, lasting: bool = True) -> None:
         self._weight = weight
         self._bias = bias
-        onednn = (
-            weight.device.type == "cpu"
-            and weight.dtype == torch.float32
-            and torch.backends.mkldnn.is_available()
-        )
-        self._onednn_rows = max(2.0, ONEDNN_WORK / max(1, weight.numel())) if onednn else math.inf
+        self._onednn_rows = math.inf  # from which oneDNN computes
+        self._pointwise = weight.dtype == torch.float32
+        if weight.device.type == "cpu" and torch.backends.mkldnn.is_available():
+            if not self._pointwise:
+                self._onednn_rows = 0.0  # torch hands all of them to it
+            elif lasting:
+                self._onednn_rows = max(2.0, ONEDNN_WORK / max(1, weight.numel()))
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
-        if x.shape[0] >= self._onednn_rows:
-            y: Tensor = torch.ops.mkldnn._linear_pointwise(
-                x, self._weight.t(), self._bias, "none", [], ""
-            )
-            return y
-        if self._bias is None:
-            return torch.mm(x, self._weight)
-        return torch.addmm(self._bias, x, self._weight)
+        rows = x.shape[0]
+        if rows < self._onednn_rows:
+            return self._multiply(x)
+        spare = kernel_rows(rows) - rows
+        if spare:
+            x = functional.pad(x, (0, 0, 0, spare))
+        if not self._pointwise:
+            return self._multiply(x)[:rows]
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self._weight.t(), self._bias, "none", [], ""
+        )
+        return y[:rows] if spare else y
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """``residual`` plus the map of ``x``, in a new tensor."""
         if self._bias is None and x.shape[0] < self._onednn_rows:
             return torch.addmm(residual, x, self._weight)
         return self(x).add_(residual)
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        if self._bias is None:
+            return torch.mm(x, self._weight)
+        return torch.addmm(self._bias, x, self._weight)
 
 
 class ModuleLinear:
@@ -137,9 +161,13 @@ class Head:
         """The map to the logits of ``ids`` only; their weights are copied once."""
         if not _plain(self._module):
             return lambda states: self._all(states)[:, ids]
-        bias = self._module.bias
-        weight = self._module.weight.detach()[ids]
-        return Linear(weight.t(), None if bias is None else bias[ids])
+        weight, bias = self._module.weight.detach()[ids], self._module.bias
+        # In float32 the processor needs no kernels, which would be new ones for every selection.
+        dtype = torch.float32 if weight.device.type == "cpu" else weight.dtype
+        linear = Linear(
+            weight.to(dtype).t(), None if bias is None else bias[ids].to(dtype), lasting=False
+        )
+        return lambda states: linear(states.to(dtype)).to(states.dtype)
 
     def _first(self, count: int) -> Callable[[Tensor], Tensor]:
         if not _plain(self._module):

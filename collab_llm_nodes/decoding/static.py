@@ -33,7 +33,6 @@ from collab_llm_nodes.models.loading import LoadedModel
 
 BLOCK = 128  # columns by which a cache grows
 SHORT = 16  # new tokens up to which sessions attend together, and masks are views of a table
-ROWS = 8  # oneDNN makes kernels anew for every number of rows: passes of several sessions have few
 ROPE_TYPES = ("default", "linear", "llama3")  # angles that depend on the position alone
 
 
@@ -273,7 +272,6 @@ class StaticBackend:
         self._embed_positions = getattr(decoder, "embed_positions", None)  # OPT
         self._project_in = getattr(decoder, "project_in", None)
         self._head = head
-        self._rounds_up = self._like.device.type == "cpu" and self._like.dtype == torch.float32
 
     @staticmethod
     def supports(loaded: LoadedModel) -> bool:
@@ -288,9 +286,6 @@ class StaticBackend:
     def forward(
         self, chunks: Sequence[Chunk], embedded: Tensor, after_layer: AfterLayer | None
     ) -> list[Tensor]:
-        wanted = len(chunks)
-        if self._rounds_up and wanted > 1:
-            chunks, embedded = self._round_up(chunks, embedded)
         groups = self._group(chunks)
         x, rotation = self._enter(chunks, embedded)
         for layer in self._layers:
@@ -301,7 +296,7 @@ class StaticBackend:
                 after_layer(layer.number, x)
         for group in groups:
             group.finish()
-        return self._logits(x, chunks)[:wanted]
+        return self._logits(x, chunks)
 
     def move(self, cache: StaticCache, kept: Sequence[int]) -> None:
         moved = [(old, new) for new, old in enumerate(kept) if old != new]
@@ -314,20 +309,6 @@ class StaticBackend:
 
     def close(self) -> None:
         """Nothing to do."""
-
-    def _round_up(
-        self, chunks: Sequence[Chunk], embedded: Tensor
-    ) -> tuple[Sequence[Chunk], Tensor]:
-        """Behind many rows, one more chunk, of nobody, up to a multiple of ``ROWS``.
-
-        The first pass of any number of rows takes 1.7 ms longer with the embedded target, and
-        batches can have hundreds of them.
-        """
-        spare = -embedded.shape[0] % ROWS
-        if not spare or embedded.shape[0] <= SHORT:
-            return chunks, embedded
-        nobody = Chunk(self.new_cache(), 0, spare, 0, None, spare)
-        return [*chunks, nobody], functional.pad(embedded, (0, 0, 0, spare))
 
     def _group(self, chunks: Sequence[Chunk]) -> list[_Group]:
         groups, rows = [], 0

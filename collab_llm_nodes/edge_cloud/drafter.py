@@ -92,7 +92,7 @@ class Drafter:
         self._prompt_ids = tuple(prompt.ids)
         self._sampling = sampling
         self._config = config or DrafterConfig()
-        self.on_pass: Callable[[int, float], None] = lambda tokens, seconds: None
+        self.on_pass: Callable[[int, float], None] = _to_nobody
         self._trunk: tuple[int, ...] = ()  # ids that all continuations share
         self._root = _Node(-1)  # its last one
 
@@ -171,6 +171,7 @@ class Drafter:
     def close(self) -> None:
         """Free the KV cache."""
         self._kv.close()
+        self.on_pass = _to_nobody  # whoever listened may hold us
 
     def _choose(
         self, lines: Sequence[Line], ends: Sequence[_Node]
@@ -245,3 +246,7 @@ class Drafter:
 def _logits(node: _Node) -> NDArray[np.float32]:
     assert node.logits is not None
     return node.logits
+
+
+def _to_nobody(tokens: int, seconds: float) -> None:
+    pass

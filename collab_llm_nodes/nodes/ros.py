@@ -22,7 +22,6 @@ import contextlib
 import dataclasses
 import difflib
 import functools
-import gc
 import os
 import re
 import signal
@@ -60,6 +59,7 @@ from rclpy.subscription import Subscription
 from rclpy.utilities import get_rmw_implementation_identifier, remove_ros_args
 
 from collab_llm_nodes import programs
+from collab_llm_nodes.collector import look_at_new_things_only
 from collab_llm_nodes.config import check_ranges, from_mapping, setting
 from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.nodes.endpoints import Endpoints
@@ -585,10 +585,7 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
         print(f"{error.code}: {error}", file=sys.stderr)
         _stop(executor, nodes)
         return 1
-    # What is there by now stays to the end. Left to itself the collector would go through all of it
-    # each time: seldom, therefore, with the leftovers of thousands of answers, and for long.
-    gc.freeze()
-    gc.collect()  # which also makes the collector forget how much there was
+    look_at_new_things_only()
     failures: list[Exception] = []
     spinner = threading.Thread(
         target=_spin, args=(executor, nodes, ended, failures), name="ros-spin"

@@ -196,8 +196,8 @@ class SessionHandle:
         self._perform(self._link.close())
 
     def _give_up(self) -> None:
-        self._close()
         self._deliver(Failure(Cancelled.code, "the link to the verifier was closed"))
+        self._close()
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -212,6 +212,8 @@ class SessionHandle:
                 self._deliver(action.message)
             elif isinstance(action, Disconnect):
                 self._disconnect()
+        if self._link.done:  # what the receiver holds, pictures and caches, may go with the caller
+            self._on_message = _to_nobody
         self._rearm()
 
     def _rearm(self) -> None:
@@ -589,6 +591,10 @@ class VerifierClient:
             return codec.decode_info(await ask(b"", timeout=deadline_s, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:
             raise error_of(failure_of_status(error)) from error
+
+
+def _to_nobody(message: ServerMessage) -> None:
+    """The receiver of a session that has ended."""
 
 
 def _credentials(config: ClientLinkConfig) -> grpc.ChannelCredentials | None:

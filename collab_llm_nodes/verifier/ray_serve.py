@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc_health.v1 import health, health_pb2
 
+from collab_llm_nodes.collector import look_at_new_things_only
 from collab_llm_nodes.errors import ConfigError, Unauthenticated, Unavailable
 from collab_llm_nodes.verifier import codec
 from collab_llm_nodes.verifier.logs import set_up_logging
@@ -272,6 +273,7 @@ class Replica:
             host, _, port = config.metrics_address.rpartition(":")
             rank = ray_serve.get_replica_context().rank.rank
             self._verifier.telemetry.serve(f"{host}:{int(port) + rank}")
+        look_at_new_things_only()
         self._verifier.start()
 
     def check_health(self) -> None:

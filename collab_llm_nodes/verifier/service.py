@@ -6,7 +6,6 @@ What is said on a stream is ``conversation.py``'s business; here is what carries
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 from collections.abc import Callable, Coroutine
@@ -16,6 +15,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2
 
+from collab_llm_nodes.collector import look_at_new_things_only
 from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.errors import CollabError, ConfigError, Unauthenticated
 from collab_llm_nodes.models.loading import load
@@ -233,8 +233,7 @@ def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda p
     """
     engine = load_engine(config)
     server = VerifierServer(config, engine, prompt_encoder(engine, config.limits))
-    gc.collect()
-    gc.freeze()  # a full collection would look at the whole model, for as long as some passes take
+    look_at_new_things_only()
     asyncio.run(run_until_signal(server, config.drain_s, on_listening))
 
 
