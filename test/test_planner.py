@@ -265,6 +265,17 @@ def test_push_ahead_reaches_the_targets_own_pace_and_no_more() -> None:
     assert round_seconds(far, Mode(4, ahead=True), 2) == pytest.approx((2.0 + 0.04 + 0.005) / 2)
 
 
+def test_a_draft_accepted_whole_takes_a_step_more_and_a_short_one_does_not_make_up_for_it() -> None:
+    """The verifier waits for the long steps and the draft model for the verifier: no mean of both
+    would be as long."""
+    t_p, t_q = 0.015, 0.025
+    for alpha in (0.3, 0.8):
+        p = profile(t_p, t_q, 0.0, alpha)
+        p.whole.value = alpha
+        mean = alpha * 2 * t_p + (1.0 - alpha) * t_q
+        assert round_seconds(p, Mode(1, ahead=True), 3) == pytest.approx(mean)
+
+
 def test_unexpected_verdicts_cost_what_speculation_costs() -> None:
     p = profile(**GO2, alpha=0.6)
     hit = round_seconds(p, Mode(4, ahead=True), 3)

@@ -5,16 +5,17 @@ Letters are those of paper 003, Table 3. Seconds per token, in the steady state:
     cloud alone, streaming   T_q(1)
     speculation (SD)         (2 T_c + gamma T_p + T_q) / tau
     push-ahead               (R + e L + m (2 T_c + gamma T_p + B/2)) / tau
-                             R = max(T_q, C, (2 T_c + C + B/2) / depth)
+                             R = f r(gamma + 1) + (1 - f) r(gamma)
+                             r(k) = max(T_q, k B, (2 T_c + (k + 1/2) B) / depth)
 
 SD is the paper's Table 4. With push-ahead a verification follows the other without a pause, unless
-the draft model is slower: C = (gamma + f) B is the time from one draft to the next on the likeliest
-path, B the time of a step that looks ahead (a pass over several continuations, and what they
-show about the outcome), f the share of drafts that are accepted
-whole (their bonus token is known one pass later); or unless the link is so slow that drafts would
-have to be further ahead than the configured depth. A share e of the verdicts is expected only
-thanks to an early exit, whose draft comes L late; a share m is unexpected and costs what SD costs,
-and on average half a pass that was under way.
+the draft model is slower: k B is the time from one draft to the next on the likeliest path, B that
+of a step that looks ahead (a pass over several continuations, and what they show about the
+outcome); k is gamma, and one more after the share f of drafts that are accepted whole: their bonus
+token is known one pass later. Or unless the link is so slow that drafts would have to be further
+ahead than the configured depth. A share e of the verdicts is expected only thanks to an early exit,
+whose draft comes L late; a share m is unexpected and costs what SD costs, and on average half a
+pass that was under way.
 
 T_q is what a verification takes, the wait for its turn included: of a verifier that serves many,
 the cloud alone pays that per token. Speculation loses to the cloud alone if, roughly,
@@ -249,9 +250,15 @@ def round_seconds(p: Profile, mode: Mode, depth: int) -> float:
     drafting, pass_s = mode.gamma * p.t_p.value, p.step.value or p.t_p.value
     if not mode.ahead:
         return p.rtt.value + drafting + p.verify_s(mode.gamma)
-    cycle = (mode.gamma + p.whole.value) * pass_s
     verify_s = p.verify_s(mode.gamma)
+
+    def cycle(steps: int) -> float:
+        """From one draft to the next on the likeliest path, or from one pass to the next."""
+        drafted = steps * pass_s
+        return max(verify_s, drafted, (p.rtt.value + drafted + pass_s / 2) / depth)
+
+    whole = p.whole.value
+    expected = whole * cycle(mode.gamma + 1) + (1.0 - whole) * cycle(mode.gamma)
     late = max(0.0, p.exit_s.value + p.rtt.value + mode.gamma * pass_s - verify_s)
     unexpected = p.rtt.value + drafting + pass_s / 2
-    deep = (p.rtt.value + cycle + pass_s / 2) / depth
-    return max(verify_s, cycle, deep) + p.by_exit.value * late + p.unexpected.value * unexpected
+    return expected + p.by_exit.value * late + p.unexpected.value * unexpected
