@@ -403,12 +403,14 @@ def _paper_sized(models: _Models, repeats: int, layers: int) -> dict[str, Any]:
 def _verification(
     engine: Engine, prompt: EncodedPrompt, on_exit: OnExit | None = None
 ) -> Callable[[], None]:
+    """Of the same draft after another token each time: candidates are then others, too."""
     session = _filled(engine, prompt)
     length = session.length
+    pending = itertools.cycle(range(10, 100))
 
     def verify() -> None:
         session.length = length
-        session.feed([9] * (GAMMA + 1), on_exit=on_exit)
+        session.feed([next(pending), *[9] * GAMMA], on_exit=on_exit)
 
     return verify
 
