@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from std_srvs.srv import Trigger
 from test_motion_nodes import graph
 
 from collab_llm.msg import LinkState, MotionState, Observation
+from collab_llm_nodes.nodes.latch import UNREADABLE, Latch
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.ros import CAMERA, COMMAND, RESULT, STATE
 
@@ -250,6 +253,32 @@ def test_the_emergency_stop_works_before_the_guard_is_active(graph: Any) -> None
     assert world.stands() or not world.sent
 
 
+def test_a_stop_is_kept_for_each_guard_and_what_cannot_be_read_counts(tmp_path: Path) -> None:
+    one, other = Latch(str(tmp_path), "/a/motion_guard"), Latch(str(tmp_path), "/motion_guard")
+    one.set("the joystick")
+    assert Latch(str(tmp_path), "/a/motion_guard").read() == "the joystick"
+    assert other.read() == ""
+    one.clear()
+    one.clear()  # nothing to clear is no error
+    assert one.read() == ""
+    for content in (b"", b"\xff\xfe"):
+        (tmp_path / "a.motion_guard.emergency_stop").write_bytes(content)
+        assert one.read() == UNREADABLE
+    (tmp_path / "motion_guard.emergency_stop").mkdir()
+    assert other.read() == UNREADABLE
+    assert Latch("", "/motion_guard").read() == ""
+
+
+def test_a_stop_that_cannot_be_kept_stops_all_the_same(graph: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    _, world = start(graph, latch_folder=str(tmp_path / "file"))
+    world.wait(lambda: world.state("EMERGENCY_STOP"))  # nobody knows whether it was pressed
+    world.wait(lambda: world.call(world.reset).success)
+    world.moves()
+    assert world.call(world.press).success
+    world.wait(lambda: world.stands() and world.state("EMERGENCY_STOP"))
+
+
 def test_an_obstacle_ahead_leaves_the_turn(graph: Any) -> None:
     _, world = start(graph, obstacle__scan="required", obstacle__range="optional")
     world.wait(lambda: world.state("STALE_SCAN"))
@@ -326,19 +355,49 @@ def test_an_error_in_the_guard_stops_the_robot(graph: Any, monkeypatch: Any) -> 
     world.wait(lambda: world.got(0.4))
 
 
+@contextlib.contextmanager
+def process(**parameters: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A guard in a process of its own; the robot is somebody else's."""
+    command = [sys.executable, "-m", "collab_llm_nodes.nodes.motion", "--driver", "none"]
+    command += ["--ros-args", "-p", "freshness.max_age:=0.0"]
+    for name, value in parameters.items():
+        command += ["-p", f"{name}:={value}"]
+    with subprocess.Popen(command) as guard:
+        try:
+            yield guard
+        finally:
+            guard.kill()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_the_robot_before_the_process_ends(graph: Any, number: int) -> None:
     world = World(graph)
-    command = [sys.executable, "-m", "collab_llm_nodes.nodes.motion", "--driver", "none"]
-    guard = subprocess.Popen([*command, "--ros-args", "-p", "freshness.max_age:=0.0"])
-    try:
+    with process() as guard:
         world.drive(0.4)
         world.wait(lambda: world.got(0.4) or guard.poll() is not None)
         guard.send_signal(number)
         assert guard.wait(timeout=LATE) == 0
         world.wait(world.stands)
-    finally:
+
+
+def test_a_pressed_stop_outlives_a_guard_that_was_killed(graph: Any, tmp_path: Path) -> None:
+    world, folder = World(graph), tmp_path / "made when needed"
+    with process(latch_folder=folder) as guard:
+        world.moves()
+        assert world.call(world.press).success
+        world.wait(world.stands)
+        world.wait(lambda: list(folder.iterdir()))  # the robot comes first
         guard.kill()
+        guard.wait()
+    world.states.clear()
+    with process(latch_folder=folder):
+        world.wait(lambda: world.state("EMERGENCY_STOP"))
+        assert "set by the service emergency_stop" in world.states[-1].text
+        assert world.stands()
+        world.drive(0.0)
+        world.wait(lambda: world.call(world.reset).success)
+        assert not list(folder.iterdir())
+        world.moves()
 
 
 def test_drivers_have_names() -> None:

@@ -6,7 +6,8 @@ between the guard looks at the clock, every ``period`` while the robot moves, an
 lost its ground.
 
 The emergency stop works in every lifecycle state: service ``emergency_stop``, topic
-``emergency_stop`` (true), a joystick button. Only the service ``reset_emergency_stop`` clears it.
+``emergency_stop`` (true), a joystick button. Only the service ``reset_emergency_stop`` clears it,
+with ``latch_folder`` not even the end of this process.
 Run this node in another process than the models (``nodes/motion.py``): what happens to them must
 not keep it from stopping the robot.
 """
@@ -34,6 +35,7 @@ from collab_llm_nodes.navigation.executor import ZERO, Velocity
 from collab_llm_nodes.navigation.guard import Guard, GuardConfig, GuardState, Source
 from collab_llm_nodes.navigation.obstacles import gap_in_scan, gap_of_range
 from collab_llm_nodes.nodes.health import Level
+from collab_llm_nodes.nodes.latch import Latch
 from collab_llm_nodes.nodes.ros import (
     BUTTON,
     CAMERA,
@@ -74,6 +76,12 @@ class MotionGuardConfig(GuardConfig):
         -1, "Button of `joy` that is an emergency stop, counted from 0; -1 = none.", low=-1, high=63
     )
 
+    latch_folder: str = setting(
+        "",
+        "Where a pressed emergency stop is kept beyond the end of this process; empty: nowhere.",
+        read_only=True,
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self)
@@ -102,6 +110,10 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("motion_guard", MotionGuardConfig, **node_arguments)
         self._guard = Guard(self.config)
+        self._latch = Latch(self.config.latch_folder, self.get_fully_qualified_name())
+        if pressed := self._latch.read():
+            self._guard.on_emergency(pressed, wall())
+            self.get_logger().warning(f"the emergency stop is set still, by {pressed}: reset it")
         self._told: GuardState | None = None
         self._told_at = -math.inf
         # From the start and to the end, whatever the lifecycle state: a stop must not be missed.
@@ -256,15 +268,27 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         response.message = self._guard.on_reset(wall())
         response.success = not response.message
+        if response.success:
+            self._keep(self._latch.clear)
         self._tell()
         return response
 
     def _emergency(self, who: str, *, held: bool = False) -> None:
+        pressed_before = self._guard.state(wall()).emergency_stop
         self._guard.on_emergency(who, wall(), held=held)
         if self.active:
             self._follow_up()
         else:
             self._tell()
+        if not pressed_before:  # a button that is held says so again and again
+            self._keep(functools.partial(self._latch.set, who))
+
+    def _keep(self, note: Callable[[], None]) -> None:
+        """On disk, after the robot has been stopped; the stop does not depend on it."""
+        try:
+            note()
+        except OSError as error:
+            self.get_logger().error(f"emergency stop, latch_folder: {error}")
 
     # What follows.
 
