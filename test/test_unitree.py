@@ -602,6 +602,18 @@ def test_stamps_are_put_on_our_clock_and_show_delays() -> None:
     assert alignment.stamp(2.0, 5061.01) == pytest.approx(5061.0, abs=0.01)
 
 
+@pytest.mark.parametrize("step", [5.0, -5.0, 50.0])
+def test_a_clock_that_was_set_is_followed_within_a_minute(step: float) -> None:
+    alignment, late = ClockAlignment(), []
+    for i in range(2000):  # our clock is set after 20 s
+        ours = 100.0 + 0.1 * i + (step if i >= 200 else 0.0)
+        late.append(ours - alignment.stamp(7.0 + 0.1 * i, ours))
+    assert max(late[:200]) < 0.001
+    assert max(late[200 + 620 :]) < 0.001
+    # Until then what may be a delay is called one; what cannot be, never.
+    assert max(late[200:]) == pytest.approx(5.0 if step == 5.0 else 0.0, abs=0.001)
+
+
 def test_a_clock_that_drifts_is_followed() -> None:
     alignment = ClockAlignment()
     for i in range(3600):

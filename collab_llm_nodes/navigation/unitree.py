@@ -562,21 +562,23 @@ class ClockAlignment:
     """Puts the robot's time stamps on our clock, without trusting that the two agree.
 
     The message that travelled fastest shows the clocks' difference best; what came later than it
-    was delayed by so much, and its stamp shall say so. Clocks drift, hence the slow growth.
+    was delayed by so much, and its stamp shall say so. Clocks drift and are set, hence only the
+    last messages count: those of this window and of the one before.
     """
 
-    DRIFT = 2e-4  # of quartz clocks, generously
-    JUMP_S = 10.0  # a delay this long is taken for a clock that was set
+    WINDOW_S = 30.0  # a delay that every message has for longer is taken for the clocks'
+    JUMP_S = 10.0  # as one of this length is at once
 
     def __init__(self) -> None:
-        self._difference = math.inf
-        self._at = 0.0
+        self._before = self._fastest = math.inf  # received minus stamped, at least
+        self._since = -math.inf
 
     def stamp(self, robot: float, received: float) -> float:
         """Our time [s] of what the robot stamped ``robot`` and we ``received``."""
-        allowed = self._difference + self.DRIFT * max(0.0, received - self._at)
         measured = received - robot
-        jumped = measured - allowed > self.JUMP_S
-        self._difference = measured if jumped else min(allowed, measured)
-        self._at = received
-        return robot + self._difference
+        if measured - min(self._before, self._fastest) > self.JUMP_S:
+            self._before = self._fastest = math.inf
+        if not 0.0 <= received - self._since <= self.WINDOW_S:
+            self._before, self._fastest, self._since = self._fastest, math.inf, received
+        self._fastest = min(self._fastest, measured)
+        return robot + min(self._before, self._fastest)
