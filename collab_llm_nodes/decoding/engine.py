@@ -129,7 +129,7 @@ class Engine:
             if feed.ids:
                 running[number] = feed
             else:
-                results[number] = torch.empty(0, self.vocab_size, device=self.loaded.device)
+                results[number] = torch.empty(0, self.vocab_size, device=self._embedding.device)
         # Few new tokens side by side, so that the backend can batch their attention.
         numbers = sorted(running, key=lambda number: len(running[number].ids))
         for group in [numbers] if self._backend.batches else [[number] for number in numbers]:
@@ -292,7 +292,7 @@ class Session:
         self._tree.check(parents)
         before = self.columns
         if not ids:
-            return torch.empty(0, self._engine.vocab_size, device=self._engine.loaded.device)
+            return torch.empty(0, self._engine.vocab_size, device=self._engine._embedding.device)
         positions: list[int] = []
         for parent in parents:
             new = parent - before
@@ -302,7 +302,7 @@ class Session:
         try:
             self._check_room(int(seen.sum(axis=1).max()))  # of a path: columns may be more
             with torch.inference_mode():
-                mask = torch.from_numpy(seen).to(engine.loaded.device)
+                mask = torch.from_numpy(seen).to(engine._embedding.device)
                 chunk = Chunk(
                     self._cache, before, len(ids), torch.tensor(positions), mask, len(ids)
                 )
