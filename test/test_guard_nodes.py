@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,14 @@ pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make tes
 from geometry_msgs.msg import Twist, TwistStamped
 from nav_msgs.msg import Odometry
 from rclpy.parameter import Parameter
+from rclpy.time import Time
 from sensor_msgs.msg import Joy, LaserScan, Range
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 from test_motion_nodes import graph
 
 from collab_llm.msg import LinkState, MotionState, Observation
+from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.latch import UNREADABLE, Latch
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.ros import CAMERA, COMMAND, RESULT, STATE
@@ -256,10 +260,13 @@ def test_the_emergency_stop_works_before_the_guard_is_active(graph: Any) -> None
 def test_a_stop_is_kept_for_each_guard_and_what_cannot_be_read_counts(tmp_path: Path) -> None:
     one, other = Latch(str(tmp_path), "/a/motion_guard"), Latch(str(tmp_path), "/motion_guard")
     one.set("the joystick")
+    one.close()
     assert Latch(str(tmp_path), "/a/motion_guard").read() == "the joystick"
     assert other.read() == ""
+    one = Latch(str(tmp_path), "/a/motion_guard")
     one.clear()
     one.clear()  # nothing to clear is no error
+    one.close()
     assert one.read() == ""
     for content in (b"", b"\xff\xfe"):
         (tmp_path / "a.motion_guard.emergency_stop").write_bytes(content)
@@ -267,6 +274,49 @@ def test_a_stop_is_kept_for_each_guard_and_what_cannot_be_read_counts(tmp_path: 
     (tmp_path / "motion_guard.emergency_stop").mkdir()
     assert other.read() == UNREADABLE
     assert Latch("", "/motion_guard").read() == ""
+    for folder in ("here", "~nobody_at_all/x"):
+        with pytest.raises(ConfigError, match="latch_folder"):
+            Latch(folder, "/motion_guard")
+
+
+def test_what_cannot_be_kept_is_told_and_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    latch = Latch(str(tmp_path / "file"), "/motion_guard", told.put)
+    assert "file" in told.get(timeout=LATE)
+    latch.set("the joystick")
+    (tmp_path / "file").unlink()
+    latch.close()  # tries once more at least
+    assert Latch(str(tmp_path / "file"), "/motion_guard").read() == "the joystick"
+    assert not latch.error
+
+
+def test_no_stop_waits_for_the_disk(
+    graph: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """World and guard share a thread here, as driver and guard do on the robot."""
+    disk = threading.Event()
+    monkeypatch.setattr("os.fsync", lambda descriptor: disk.wait(LATE))
+    _, world = start(graph, latch_folder=str(tmp_path))
+    world.moves()
+    assert world.call(world.press).success
+    world.wait(lambda: world.stands() and world.state("EMERGENCY_STOP"))
+    world.drive(0.0)
+    world.wait(lambda: world.call(world.reset).success)
+    world.wait(lambda: list(tmp_path.iterdir()))  # written, not safe yet
+    disk.set()
+    world.wait(lambda: not list(tmp_path.iterdir()))
+
+
+def test_a_kept_stop_is_told_before_the_guard_is_active(graph: Any, tmp_path: Path) -> None:
+    latch = Latch(str(tmp_path), "/motion_guard")
+    latch.set("the joystick")
+    latch.close()
+    world = World(graph)
+    values = {"latch_folder": str(tmp_path), "autostart": False}
+    overrides = [Parameter(name, value=value) for name, value in values.items()]
+    graph.add(MotionGuard(context=graph.context, parameter_overrides=overrides))
+    world.wait(lambda: world.states and world.states[-1].emergency_stop)
 
 
 def test_a_stop_that_cannot_be_kept_stops_all_the_same(graph: Any, tmp_path: Path) -> None:
@@ -275,7 +325,7 @@ def test_a_stop_that_cannot_be_kept_stops_all_the_same(graph: Any, tmp_path: Pat
     world.wait(lambda: world.state("EMERGENCY_STOP"))  # nobody knows whether it was pressed
     world.wait(lambda: world.call(world.reset).success)
     world.moves()
-    assert world.call(world.press).success
+    world.wait(lambda: "latch_folder" in world.call(world.press).message)
     world.wait(lambda: world.stands() and world.state("EMERGENCY_STOP"))
 
 
@@ -386,17 +436,18 @@ def test_a_pressed_stop_outlives_a_guard_that_was_killed(graph: Any, tmp_path: P
         world.moves()
         assert world.call(world.press).success
         world.wait(world.stands)
-        world.wait(lambda: list(folder.iterdir()))  # the robot comes first
+        world.wait(lambda: any(f.read_text() for f in folder.glob("*")))  # no stop waits for it
         guard.kill()
         guard.wait()
-    world.states.clear()
+    killed = world.node.get_clock().now().nanoseconds
     with process(latch_folder=folder):
+        world.wait(lambda: Time.from_msg(world.states[-1].header.stamp).nanoseconds > killed)
         world.wait(lambda: world.state("EMERGENCY_STOP"))
         assert "set by the service emergency_stop" in world.states[-1].text
         assert world.stands()
         world.drive(0.0)
         world.wait(lambda: world.call(world.reset).success)
-        assert not list(folder.iterdir())
+        world.wait(lambda: not list(folder.glob("*")))
         world.moves()
 
 

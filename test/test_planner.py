@@ -266,8 +266,7 @@ def test_push_ahead_reaches_the_targets_own_pace_and_no_more() -> None:
 
 
 def test_a_draft_accepted_whole_takes_a_step_more_and_a_short_one_does_not_make_up_for_it() -> None:
-    """The verifier waits for the long steps and the draft model for the verifier: no mean of both
-    would be as long."""
+    """What it waited for the verifier is lost: what was ahead of it is void."""
     t_p, t_q = 0.015, 0.025
     for alpha in (0.3, 0.8):
         p = profile(t_p, t_q, 0.0, alpha)

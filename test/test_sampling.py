@@ -132,6 +132,15 @@ def test_rows_go_to_the_wire_as_each_alone_and_the_lower_ids_win_ties() -> None:
             assert sent.ids.tolist() == sorted(np.argsort(-row)[:support])
 
 
+def test_the_least_probabilities_go_to_the_wire_as_fp16_rounds_them() -> None:
+    least = np.linspace(2.0e-8, 7.0e-8, 51)
+    p = np.concatenate([[1.0 - least.sum()], least])
+    sent = to_wire(p, 64)
+    expected = (p / p.sum()).astype(np.float16)
+    assert sent.ids.tolist() == np.flatnonzero(expected).tolist()
+    assert sent.probs.tolist() == expected[expected > 0].tolist()
+
+
 @pytest.mark.parametrize(
     ("ids", "probs"),
     [([], []), ([1, 2], [1.0]), ([2, 1], [0.5, 0.5]), ([1, 1], [0.5, 0.5]), ([-1], [1.0]),

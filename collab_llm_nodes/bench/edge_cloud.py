@@ -297,7 +297,8 @@ def _predicted(
     """Seconds per round from the point's own T_p, T_q, T_c; only shares are taken from the run.
 
     Those are, for FSD (paper 003, Table 4), r: how much of the drafting was still to do when a
-    verdict came; with push-ahead, how often outcomes were foreseen and the planner's other shares.
+    verdict came, the rest of the pass that was under way included; with push-ahead, how often
+    outcomes were foreseen and the planner's other shares.
     """
     measured = nominal = planner.profile
     if point.t_q:  # else nothing is emulated: the run's own times
@@ -314,8 +315,8 @@ def _predicted(
     plain = round_seconds(nominal, Mode(setup.gamma), 1)
     if not setup.predraft.max_predrafts:
         return plain
-    drafting = setup.gamma * measured.t_p.value
-    r = min(1.0, metrics.draft_s / metrics.rounds / drafting)
+    left = metrics.draft_s / metrics.rounds + measured.under_way.value
+    r = min(1.0, left / (setup.gamma * measured.t_p.value))
     return plain - (1.0 - r) * setup.gamma * nominal.t_p.value
 
 

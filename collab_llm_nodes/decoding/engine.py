@@ -69,6 +69,7 @@ class Engine:
         context: tokens a session can hold.
         exit_layers: exits that fire, counted in layers done.
         backend: the one in use, "static" or "eager".
+        device: the model's.
 
     Raises:
         ConfigError: an unknown backend, or a static one for a model it does not support.
@@ -94,6 +95,7 @@ class Engine:
             else EagerBackend(loaded, self.vocab_size, self.exit_layers)
         )
         self._embedding: Tensor = loaded.model.get_input_embeddings().weight.detach()
+        self.device = self._embedding.device
 
     def open(self, prompt: EncodedPrompt) -> Session:
         """Start a session; nothing is computed before its first ``feed``."""
@@ -129,7 +131,7 @@ class Engine:
             if feed.ids:
                 running[number] = feed
             else:
-                results[number] = torch.empty(0, self.vocab_size, device=self._embedding.device)
+                results[number] = torch.empty(0, self.vocab_size, device=self.device)
         # Few new tokens side by side, so that the backend can batch their attention.
         numbers = sorted(running, key=lambda number: len(running[number].ids))
         for group in [numbers] if self._backend.batches else [[number] for number in numbers]:
@@ -164,9 +166,7 @@ class Engine:
 
     def _embed(self, ids: Sequence[int]) -> Tensor:
         """[rows, hidden]."""
-        return functional.embedding(
-            torch.tensor(ids, device=self._embedding.device), self._embedding
-        )
+        return functional.embedding(torch.tensor(ids, device=self.device), self._embedding)
 
 
 class _NoneLeft(Exception):
@@ -292,7 +292,7 @@ class Session:
         self._tree.check(parents)
         before = self.columns
         if not ids:
-            return torch.empty(0, self._engine.vocab_size, device=self._engine._embedding.device)
+            return torch.empty(0, self._engine.vocab_size, device=self._engine.device)
         positions: list[int] = []
         for parent in parents:
             new = parent - before
@@ -302,7 +302,7 @@ class Session:
         try:
             self._check_room(int(seen.sum(axis=1).max()))  # of a path: columns may be more
             with torch.inference_mode():
-                mask = torch.from_numpy(seen).to(engine._embedding.device)
+                mask = torch.from_numpy(seen).to(engine.device)
                 chunk = Chunk(
                     self._cache, before, len(ids), torch.tensor(positions), mask, len(ids)
                 )

@@ -211,6 +211,7 @@ class EdgeLoop:
                     self._wait()
             elif self._preempt or not self._work_ahead():
                 verdict, self._verdict = self._verdict, None
+                self._profile.under_way.add(time.monotonic() - self._verdict_at)
                 return verdict
 
     def _work_ahead(self) -> bool:

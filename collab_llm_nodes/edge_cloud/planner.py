@@ -12,10 +12,11 @@ SD is the paper's Table 4. With push-ahead a verification follows the other with
 the draft model is slower: k B is the time from one draft to the next on the likeliest path, B that
 of a step that looks ahead (a pass over several continuations, and what they show about the
 outcome); k is gamma, and one more after the share f of drafts that are accepted whole: their bonus
-token is known one pass later. Or unless the link is so slow that drafts would have to be further
-ahead than the configured depth. A share e of the verdicts is expected only thanks to an early exit,
-whose draft comes L late; a share m is unexpected and costs what SD costs, and on average half a
-pass that was under way.
+token is known one pass later. (What is ahead is void when a draft is not accepted whole: no time
+is laid by in short rounds for long ones.) Or unless the link is so slow that drafts would have to
+be further ahead than the configured depth. A share e of the verdicts is expected only thanks to an
+early exit, whose draft comes L late; a share m is unexpected and costs what SD costs, and on
+average half a pass that was under way.
 
 T_q is what a verification takes, the wait for its turn included: of a verifier that serves many,
 the cloud alone pays that per token. Speculation loses to the cloud alone if, roughly,
@@ -67,6 +68,7 @@ class Profile:
         unexpected: verdicts that neither the draft model nor an early exit had suggested.
         by_exit: verdicts that only an early exit had suggested.
         exit_s: from the start of a verification to the exit that is right.
+        under_way: from a verdict to the end of the pass that was under way when it came.
         temperature: at which the draft model is as sure of its tokens as they are accepted.
     """
 
@@ -81,6 +83,7 @@ class Profile:
     unexpected: Mean = field(default_factory=lambda: Mean(weight=256))
     by_exit: Mean = field(default_factory=lambda: Mean(weight=256))
     exit_s: Mean = field(default_factory=Mean)
+    under_way: Mean = field(default_factory=Mean)
     temperature: float = 1.0
 
     def on_pass(self, tokens: int, seconds: float) -> None:

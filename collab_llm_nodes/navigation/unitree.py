@@ -559,26 +559,26 @@ def _clamp(value: float, most: float) -> float:
 
 
 class ClockAlignment:
-    """Puts the robot's time stamps on our clock, without trusting that the two agree.
+    """How late the robot's messages are, without trusting that its clock and ours agree.
 
     The message that travelled fastest shows the clocks' difference best; what came later than it
-    was delayed by so much, and its stamp shall say so. Clocks drift and are set, hence only the
-    last messages count: those of this window and of the one before.
+    was delayed by so much. Clocks drift, hence the slow growth. A robot's clock that is set makes
+    messages seem faster than any before, or is earlier than it was: both are followed at once.
     """
 
-    WINDOW_S = 30.0  # a delay that every message has for longer is taken for the clocks'
-    JUMP_S = 10.0  # as one of this length is at once
+    DRIFT = 2e-4  # of quartz clocks, generously
+    BACK_S = 0.1  # messages of one topic come in their order: only a clock can fall back
 
     def __init__(self) -> None:
-        self._before = self._fastest = math.inf  # received minus stamped, at least
-        self._since = -math.inf
+        self._difference = math.inf
+        self._at = self._stamped = -math.inf
 
-    def stamp(self, robot: float, received: float) -> float:
-        """Our time [s] of what the robot stamped ``robot`` and we ``received``."""
+    def delay(self, robot: float, received: float) -> float:
+        """Delay [s] of what the robot stamped ``robot`` and we ``received``, by a clock of ours
+        that nobody sets [s]."""
         measured = received - robot
-        if measured - min(self._before, self._fastest) > self.JUMP_S:
-            self._before = self._fastest = math.inf
-        if not 0.0 <= received - self._since <= self.WINDOW_S:
-            self._before, self._fastest, self._since = self._fastest, math.inf, received
-        self._fastest = min(self._fastest, measured)
-        return robot + min(self._before, self._fastest)
+        drift = self.DRIFT * (received - self._at) if self._at > -math.inf else 0.0
+        was_set = robot < self._stamped - self.BACK_S
+        self._difference = measured if was_set else min(self._difference + drift, measured)
+        self._at, self._stamped = received, robot
+        return measured - self._difference

@@ -294,12 +294,12 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
             )
 
     def _stamp(self, robot: Any) -> TimeMsg:
-        stamps, received = self.config.stamps, self.seconds()
+        stamps = self.config.stamps
         if stamps == "receive":
             return self.get_clock().now().to_msg()
         measured = robot.sec + robot.nanosec * 1e-9
         if stamps == "aligned":
-            measured = self._alignment.stamp(measured, received)
+            measured = self.seconds() - self._alignment.delay(measured, wall())
         nanoseconds = max(0, round(measured * 1e9))
         return TimeMsg(sec=nanoseconds // 10**9, nanosec=nanoseconds % 10**9)
 

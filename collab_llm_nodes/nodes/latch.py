@@ -1,12 +1,23 @@
-"""The emergency stop on disk: pressed, it outlives the process, as the button of a machine does."""
+"""The emergency stop on disk: pressed, it outlives the process, as the button of a machine does.
+
+A disk can take seconds. So it has a thread of its own; whoever presses never waits for it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from collab_llm_nodes.errors import ConfigError
+
 UNREADABLE = "somebody; what is noted of it cannot be read"
+_RETRY_S = 1.0
+_CLOSE_S = 1.0
 
 
 class Latch:
@@ -15,11 +26,26 @@ class Latch:
     Args:
         folder: where the files of all guards of this machine are; "" keeps nothing.
         name: the guard's, with its namespace.
+        on_error: told, in the latch's thread, why nothing can be kept.
+
+    Attributes:
+        error: why the disk does not say what it should; it is tried again, and again. Or "".
+
+    Raises:
+        ConfigError: ``folder`` is no absolute path.
     """
 
-    def __init__(self, folder: str, name: str) -> None:
+    def __init__(
+        self, folder: str, name: str, on_error: Callable[[str], None] = lambda error: None
+    ) -> None:
         file = name.strip("/").replace("/", ".") + ".emergency_stop"
-        self._file = Path(folder).expanduser() / file if folder else None
+        self._file = _absolute(folder) / file if folder else None
+        self._on_error = on_error
+        self.error = ""
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="latch", daemon=True)
+        if self._file is not None:
+            self._thread.start()
 
     def read(self) -> str:
         """Who pressed before; "" if nobody did. What cannot be read counts as pressed."""
@@ -33,17 +59,86 @@ class Latch:
             return UNREADABLE
 
     def set(self, who: str) -> None:
-        """Note that ``who`` pressed; raises OSError if that cannot be kept."""
-        if self._file is None:
-            return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+        """``who`` pressed."""
+        self._jobs.put(partial(self._note, who))
+
+    def clear(self) -> None:
+        """It was reset."""
+        self._jobs.put(self._forget)
+
+    def close(self) -> None:
+        """Let the disk have what it has not, for a second at most."""
+        self._jobs.put(None)
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_S)
+
+    # In the latch's thread.
+
+    def _work(self) -> None:
+        job, ends = self._prepare, False
+        while True:
+            try:
+                job()
+                self.error = ""
+            except OSError as error:
+                if str(error) != self.error:
+                    self._on_error(str(error))
+                self.error = str(error)
+            if ends:
+                return
+            with contextlib.suppress(queue.Empty):  # then the same once more
+                wanted = self._jobs.get(timeout=_RETRY_S if self.error else None)
+                if wanted is not None:
+                    job = wanted
+                elif self.error:
+                    ends = True  # after a last try
+                else:
+                    return
+
+    def _prepare(self) -> None:
+        folder = self._folder()
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"cannot write in {folder}")
+
+    def _note(self, who: str) -> None:
+        assert self._file is not None
+        self._folder()
         with self._file.open("w", encoding="utf-8") as file:
             file.write(who)
             file.flush()
             os.fsync(file.fileno())  # the battery may be next
+        self._keep_entries()
 
-    def clear(self) -> None:
-        """It was reset; raises OSError if the note cannot be taken away."""
-        if self._file is not None:
-            with contextlib.suppress(FileNotFoundError):
-                self._file.unlink()
+    def _forget(self) -> None:
+        assert self._file is not None
+        with contextlib.suppress(FileNotFoundError):
+            self._file.unlink()
+            self._keep_entries()
+
+    def _folder(self) -> Path:
+        assert self._file is not None
+        folder = self._file.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _keep_entries(self) -> None:
+        """That there is a file is kept by its folder."""
+        descriptor = os.open(self._folder(), os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _absolute(folder: str) -> Path:
+    try:
+        path = Path(folder).expanduser()
+    except RuntimeError as error:  # ~ of nobody
+        raise ConfigError(str(error), field="latch_folder", remedy="give a full path") from error
+    if not path.is_absolute():
+        raise ConfigError(
+            f"{folder!r} depends on where the node is started",
+            field="latch_folder",
+            remedy="give a full path, or one from ~",
+        )
+    return path

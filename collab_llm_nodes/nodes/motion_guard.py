@@ -6,8 +6,8 @@ between the guard looks at the clock, every ``period`` while the robot moves, an
 lost its ground.
 
 The emergency stop works in every lifecycle state: service ``emergency_stop``, topic
-``emergency_stop`` (true), a joystick button. Only the service ``reset_emergency_stop`` clears it,
-with ``latch_folder`` not even the end of this process.
+``emergency_stop`` (true), a joystick button. Only the service ``reset_emergency_stop`` clears it;
+without ``latch_folder`` so does the end of this process.
 Run this node in another process than the models (``nodes/motion.py``): what happens to them must
 not keep it from stopping the robot.
 """
@@ -110,10 +110,6 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("motion_guard", MotionGuardConfig, **node_arguments)
         self._guard = Guard(self.config)
-        self._latch = Latch(self.config.latch_folder, self.get_fully_qualified_name())
-        if pressed := self._latch.read():
-            self._guard.on_emergency(pressed, wall())
-            self.get_logger().warning(f"the emergency stop is set still, by {pressed}: reset it")
         self._told: GuardState | None = None
         self._told_at = -math.inf
         # From the start and to the end, whatever the lifecycle state: a stop must not be missed.
@@ -126,6 +122,17 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             ("reset_emergency_stop", self._on_reset),
         ):
             self.create_service(Trigger, name, callback, qos_profile=REQUESTS)
+        self._latch = Latch(
+            self.config.latch_folder, self.get_fully_qualified_name(), self._cannot_keep
+        )
+        if pressed := self._latch.read():
+            self._guard.on_emergency(pressed, wall())
+            self.get_logger().warning(f"the emergency stop is set still, by {pressed}: reset it")
+            self._tell()
+
+    def stop(self) -> None:
+        super().stop()
+        self._latch.close()
 
     def configure(self) -> None:
         kind = TwistStamped if self.config.stamped else Twist
@@ -179,6 +186,8 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             level, message = Level.WARN, state.text
         elif self.active and not self._drivers():
             level, message = Level.WARN, "nobody takes cmd_vel: start the robot's driver"
+        elif self._latch.error:
+            level, message = Level.WARN, f"latch_folder: {self._latch.error}"
         return level, message, values
 
     def _drivers(self) -> int:
@@ -263,32 +272,29 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
     ) -> Trigger.Response:
         self._emergency("the service emergency_stop")
         response.success, response.message = True, "stopped until reset_emergency_stop is called"
+        if self._latch.error:
+            response.message += f", or until the guard ends (latch_folder: {self._latch.error})"
         return response
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         response.message = self._guard.on_reset(wall())
         response.success = not response.message
         if response.success:
-            self._keep(self._latch.clear)
+            self._latch.clear()
         self._tell()
         return response
 
     def _emergency(self, who: str, *, held: bool = False) -> None:
-        pressed_before = self._guard.state(wall()).emergency_stop
+        if not self._guard.state(wall()).emergency_stop:  # a button that is held says so again
+            self._latch.set(who)
         self._guard.on_emergency(who, wall(), held=held)
         if self.active:
             self._follow_up()
         else:
             self._tell()
-        if not pressed_before:  # a button that is held says so again and again
-            self._keep(functools.partial(self._latch.set, who))
 
-    def _keep(self, note: Callable[[], None]) -> None:
-        """On disk, after the robot has been stopped; the stop does not depend on it."""
-        try:
-            note()
-        except OSError as error:
-            self.get_logger().error(f"emergency stop, latch_folder: {error}")
+    def _cannot_keep(self, error: str) -> None:
+        self.get_logger().error(f"an emergency stop cannot be kept: latch_folder: {error}")
 
     # What follows.
 
