@@ -11,6 +11,7 @@ and reordered packets are TCP's business below that; ``PacketLink`` has them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import Callable
@@ -292,7 +293,8 @@ class _End(asyncio.Protocol):
 
     def write_eof(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # reset just now: connection_lost is to come
+                self._transport.write_eof()
 
     def close(self) -> None:
         if self._transport is not None:
