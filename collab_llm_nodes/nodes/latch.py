@@ -60,11 +60,13 @@ class Latch:
 
     def set(self, who: str) -> None:
         """``who`` pressed."""
-        self._jobs.put(partial(self._note, who))
+        if self._file is not None:
+            self._jobs.put(partial(self._note, who))
 
     def clear(self) -> None:
         """It was reset."""
-        self._jobs.put(self._forget)
+        if self._file is not None:
+            self._jobs.put(self._forget)
 
     def close(self) -> None:
         """Let the disk have what it has not, for a second at most."""
