@@ -15,7 +15,7 @@ from pathlib import Path
 
 from collab_llm_nodes.errors import ConfigError
 
-UNREADABLE = "somebody; what is noted of it cannot be read"
+UNREADABLE = "somebody, perhaps: what is noted of it cannot be read"
 _RETRY_S = 1.0
 _CLOSE_S = 1.0
 
@@ -55,8 +55,8 @@ class Latch:
             return self._file.read_text(encoding="utf-8").strip() or UNREADABLE
         except FileNotFoundError:
             return ""
-        except (OSError, ValueError):
-            return UNREADABLE
+        except (OSError, ValueError) as error:
+            return f"{UNREADABLE} ({error})"
 
     def set(self, who: str) -> None:
         """``who`` pressed."""
@@ -82,7 +82,7 @@ class Latch:
             try:
                 job()
                 self.error = ""
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 if str(error) != self.error:
                     self._on_error(str(error))
                 self.error = str(error)
@@ -113,6 +113,7 @@ class Latch:
 
     def _forget(self) -> None:
         assert self._file is not None
+        self._prepare()  # a folder that is not there is no success
         with contextlib.suppress(FileNotFoundError):
             self._file.unlink()
             self._keep_entries()
@@ -136,7 +137,9 @@ def _absolute(folder: str) -> Path:
     try:
         path = Path(folder).expanduser()
     except RuntimeError as error:  # ~ of nobody
-        raise ConfigError(str(error), field="latch_folder", remedy="give a full path") from error
+        raise ConfigError(
+            f"{folder!r}: {error}", field="latch_folder", remedy="give a full path"
+        ) from error
     if not path.is_absolute():
         raise ConfigError(
             f"{folder!r} depends on where the node is started",

@@ -186,8 +186,10 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             level, message = Level.WARN, state.text
         elif self.active and not self._drivers():
             level, message = Level.WARN, "nobody takes cmd_vel: start the robot's driver"
-        elif self._latch.error:
-            level, message = Level.WARN, f"latch_folder: {self._latch.error}"
+        if self._latch.error:
+            values["latch_error"] = self._latch.error
+            level = max(level, Level.WARN)
+            message += f"; a pressed stop is not kept as it should be: {self._latch.error}"
         return level, message, values
 
     def _drivers(self) -> int:
@@ -272,14 +274,14 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
     ) -> Trigger.Response:
         self._emergency("the service emergency_stop")
         response.success, response.message = True, "stopped until reset_emergency_stop is called"
-        if self._latch.error:
-            response.message += f", or until the guard ends (latch_folder: {self._latch.error})"
+        response.message += self._not_kept()
         return response
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         response.message = self._guard.on_reset(wall())
         response.success = not response.message
         if response.success:
+            response.message = self._not_kept()
             self._latch.clear()
         self._tell()
         return response
@@ -292,6 +294,11 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             self._follow_up()
         else:
             self._tell()
+
+    def _not_kept(self) -> str:
+        """For who presses or resets; as far as is known: the disk is not waited for."""
+        error = self._latch.error
+        return f" (a restart may not know: latch_folder: {error})" if error else ""
 
     def _cannot_keep(self, error: str) -> None:
         self.get_logger().error(f"an emergency stop cannot be kept: latch_folder: {error}")
