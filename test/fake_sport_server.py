@@ -197,6 +197,7 @@ class FakeGo2:
         self.powered = True
         self.clock_ahead = 0.0
         self.delay = 0.0
+        self._under_way: list[tuple[float, Any]] = []
         self._node = node
         self._state_type, self._response_type = SportModeState, Response
         self._states = node.create_publisher(SportModeState, "/sportmodestate", 10)
@@ -237,7 +238,8 @@ class FakeGo2:
         if not self.powered:
             return
         s, state = self.server, self._state_type()
-        stamp = self._node.get_clock().now().nanoseconds * 1e-9 + self.clock_ahead - self.delay
+        now = self._node.get_clock().now().nanoseconds * 1e-9
+        stamp = now + self.clock_ahead
         state.stamp.sec, state.stamp.nanosec = int(stamp), int(stamp % 1 * 1e9)
         state.error_code, state.mode = s.machine, MODES[s.machine]
         state.position = np.array([s.x, s.y, 0.3], np.float32)
@@ -249,4 +251,6 @@ class FakeGo2:
         )
         state.imu_state.gyroscope = np.array([0.0, 0.0, s.velocity[2]], np.float32)
         state.imu_state.accelerometer = np.array([0.0, 0.0, 9.81], np.float32)
-        self._states.publish(state)
+        self._under_way.append((now + self.delay, state))
+        while self._under_way and self._under_way[0][0] <= now:
+            self._states.publish(self._under_way.pop(0)[1])
