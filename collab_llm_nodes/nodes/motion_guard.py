@@ -127,7 +127,9 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         )
         if pressed := self._latch.read():
             self._guard.on_emergency(pressed, wall())
-            self.get_logger().warning(f"the emergency stop is set still, by {pressed}: reset it")
+            self.get_logger().warning(
+                f"the emergency stop is set still, by {pressed}: reset it", once=True
+            )
             self._tell()
 
     def stop(self) -> None:
@@ -301,7 +303,9 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         return f" (a restart may not know: latch_folder: {error})" if error else ""
 
     def _cannot_keep(self, error: str) -> None:
-        self.get_logger().error(f"an emergency stop cannot be kept: latch_folder: {error}")
+        self.get_logger().error(
+            f"an emergency stop cannot be kept: latch_folder: {error}", throttle_duration_sec=1.0
+        )
 
     # What follows.
 
