@@ -104,19 +104,19 @@ class Latch:
 
     def _note(self, who: str) -> None:
         assert self._file is not None
-        self._folder()
+        folder = self._folder()
         with self._file.open("w", encoding="utf-8") as file:
             file.write(who)
             file.flush()
             os.fsync(file.fileno())  # the battery may be next
-        self._keep_entries()
+        _keep_entries(folder)
 
     def _forget(self) -> None:
         assert self._file is not None
         self._prepare()  # a folder that is not there is no success
         with contextlib.suppress(FileNotFoundError):
             self._file.unlink()
-            self._keep_entries()
+            _keep_entries(self._file.parent)
 
     def _folder(self) -> Path:
         assert self._file is not None
@@ -124,13 +124,14 @@ class Latch:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _keep_entries(self) -> None:
-        """That there is a file is kept by its folder."""
-        descriptor = os.open(self._folder(), os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+
+def _keep_entries(folder: Path) -> None:
+    """That there is a file, or none, is kept by its folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _absolute(folder: str) -> Path:

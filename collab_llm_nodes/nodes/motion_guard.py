@@ -75,7 +75,6 @@ class MotionGuardConfig(GuardConfig):
     joy_button: int = setting(
         -1, "Button of `joy` that is an emergency stop, counted from 0; -1 = none.", low=-1, high=63
     )
-
     latch_folder: str = setting(
         "",
         "Where a pressed emergency stop is kept beyond the end of this process; empty: nowhere.",
@@ -289,9 +288,10 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         return response
 
     def _emergency(self, who: str, *, held: bool = False) -> None:
-        if not self._guard.state(wall()).emergency_stop:  # a button that is held says so again
-            self._latch.set(who)
+        set_before = self._guard.state(wall()).emergency_stop
         self._guard.on_emergency(who, wall(), held=held)
+        if not set_before:  # a button that is held says so again
+            self._latch.set(who)
         if self.active:
             self._follow_up()
         else:
