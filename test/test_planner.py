@@ -288,8 +288,24 @@ def test_an_early_exit_costs_what_it_comes_late() -> None:
     p = profile(**GO2, alpha=0.6)
     for _ in range(10000):
         p.on_outcome(predicted=False, exit_s=0.3)
-    late = 0.3 + 0.240 + 0.288 - 0.620
+    late = 0.3 + 0.240 + 0.036 + 0.288 - 0.620
     assert round_seconds(p, Mode(4, ahead=True), 3) == pytest.approx(0.620 + late, rel=0.01)
+
+
+def test_drafts_that_end_with_the_answer_are_shorter_and_give_less() -> None:
+    p = profile(**GO2, alpha=1.0 - 1e-9)
+    whole_s = round_seconds(p, Mode(4), 3)
+    p.on_draft(4, 4)
+    assert p.tokens(4) == 4.0, "a draft of gamma shows no end"
+    assert p.tau(4) == pytest.approx(5.0)
+    for _ in range(2000):
+        p.on_draft(1, 4)
+        p.on_draft(2, 4)  # two of three tokens end a draft
+    fewer = 1 + 1 / 3 + 1 / 9 + 1 / 27
+    assert p.tokens(4) == pytest.approx(fewer, rel=0.02)
+    assert p.tau(4) == pytest.approx(1.0 + fewer, rel=0.02)
+    saved = whole_s - round_seconds(p, Mode(4), 3)
+    assert saved == pytest.approx((4 - fewer) * GO2["t_p"], rel=0.02)
 
 
 def test_tau_is_the_sum_of_the_chances_to_get_that_far() -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from collab_llm_nodes.edge_cloud.planner import (
     Mode,
     Planner,
     PlannerConfig,
+    Profile,
     round_seconds,
 )
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
@@ -279,6 +280,7 @@ def _row(
         "rounds": total.rounds,
         "pushed": total.pushed,
         "bytes": total.bytes_up + total.bytes_down,
+        "profile": _profile(runner.planner.profile),
     }
 
 
@@ -294,34 +296,31 @@ def _generate(runner: RemoteRunner, prompt: Prompt) -> tuple[Generation, int]:
 def _predicted(
     setup: Setup, point: Point, planner: Planner, mode: Mode, metrics: GenerationMetrics
 ) -> float:
-    """Seconds per round from the point's own T_p, T_q, T_c; only shares are taken from the run.
+    """Seconds per round from the point's T_c, passes as long as they were, and the run's shares.
 
-    Those are, for FSD (paper 003, Table 4), r: how much of the drafting was still to do when a
-    verdict came, the rest of the pass that was under way included; with push-ahead, how often
-    outcomes were foreseen and the planner's other shares.
+    Passes are a little longer than the point's T_p and T_q: sleeping threads wake late. The link's
+    T_c is nominal: what gRPC, loop and scheduling add is not in the prediction. The shares are, for
+    FSD (paper 003, Table 4), r: how much of the drafting was still to do when a verdict came, the
+    rest of the pass that was under way included; with push-ahead, how often outcomes were foreseen
+    and the planner's other shares.
     """
-    measured = nominal = planner.profile
-    if point.t_q:  # else nothing is emulated: the run's own times
-        nominal = replace(
-            measured,
-            t_p=_exactly(point.t_p),
-            step=_exactly(point.t_p * max(1.0, measured.step.value / (measured.t_p.value or 1.0))),
-            t_q1=_exactly(point.t_q),
-            t_q=_exactly(point.t_q),
-            rtt=_exactly(2 * point.t_c),
-        )
+    profile = planner.profile
+    if point.t_c:  # else nothing is emulated
+        profile = replace(profile, rtt=Mean(2 * point.t_c))
     if setup.ahead.push_window:
-        return round_seconds(nominal, mode, setup.ahead.push_depth)
-    plain = round_seconds(nominal, Mode(setup.gamma), 1)
+        return round_seconds(profile, mode, setup.ahead.push_depth)
+    plain = round_seconds(profile, Mode(setup.gamma), 1)
     if not setup.predraft.max_predrafts:
         return plain
-    left = metrics.draft_s / metrics.rounds + measured.under_way.value
-    r = min(1.0, left / (setup.gamma * measured.t_p.value))
-    return plain - (1.0 - r) * setup.gamma * nominal.t_p.value
+    drafting = profile.tokens(setup.gamma) * profile.t_p.value
+    left = metrics.draft_s / metrics.rounds + profile.under_way.value
+    return plain - max(0.0, drafting - left)
 
 
-def _exactly(value: float) -> Mean:
-    return Mean(value, 1)
+def _profile(profile: Profile) -> dict[str, float]:
+    """What predictions are made of: seconds and shares as they were at the run's end."""
+    means = {f.name: getattr(profile, f.name) for f in fields(profile)}
+    return {name: mean.value for name, mean in means.items() if isinstance(mean, Mean)}
 
 
 def _alone(target: Engine, prompt: Prompt) -> tuple[int, ...]:

@@ -178,7 +178,7 @@ class EdgeLoop:
                 self._send(draft)
         self._taken_off = time.monotonic()
         self._suggested.clear()
-        if job.round and client.speculates:
+        if job.round and client.gamma:
             client.metrics.cache_lookups += 1
             client.metrics.cache_hits += ready
         self._outlook.take_off(job, draft)
@@ -189,6 +189,7 @@ class EdgeLoop:
         assert draft is not None
         waited = self._verdict_at - self._taken_off
         self.client.metrics.wait_s += waited
+        self._profile.on_draft(len(draft.tokens), self.client.gamma)
         self._profile.on_verdict(draft, verdict)
         if self._asked:
             self._profile.on_round_trip(waited, verdict)

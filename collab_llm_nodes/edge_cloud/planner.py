@@ -15,8 +15,10 @@ outcome); k is gamma, and one more after the share f of drafts that are accepted
 token is known one pass later. (What is ahead is void when a draft is not accepted whole: no time
 is laid by in short rounds for long ones.) Or unless the link is so slow that drafts would have to
 be further ahead than the configured depth. A share e of the verdicts is expected only thanks to an
-early exit, whose draft comes L late; a share m is unexpected and costs what SD costs, and on
-average half a pass that was under way.
+early exit, whose draft comes L late; a share m is unexpected and costs what SD costs. Drafting for
+both begins after the pass that is under way, half of it on average.
+
+For gamma stands what drafts of gamma hold on average: some end early, with the answer.
 
 T_q is what a verification takes, the wait for its turn included: of a verifier that serves many,
 the cloud alone pays that per token. Speculation loses to the cloud alone if, roughly,
@@ -61,6 +63,7 @@ class Profile:
         step: a step that looks ahead: such a pass over several continuations, and all around it.
         t_q1, t_q: a pass of the target over one token, and over a draft, waiting for it included.
         drafted: tokens of those drafts.
+        ends: whether a drafted token was the answer's last.
         rtt: from draft to verdict, less what the verifier took (2 T_c); until a round has shown it,
             the first verdict's, which also waits for the prefill.
         accepted: by position in the draft: whether its token was accepted, all before it being so.
@@ -77,6 +80,7 @@ class Profile:
     t_q1: Mean = field(default_factory=Mean)
     t_q: Mean = field(default_factory=Mean)
     drafted: Mean = field(default_factory=Mean)
+    ends: Mean = field(default_factory=lambda: Mean(weight=1024))
     rtt: Mean = field(default_factory=Mean)
     accepted: list[Mean] = field(default_factory=lambda: [Mean(weight=256) for _ in range(64)])
     whole: Mean = field(default_factory=lambda: Mean(weight=256))
@@ -104,6 +108,11 @@ class Profile:
         if draft.tokens:
             self.whole.add(float(verdict.accepted == len(draft.tokens)))
 
+    def on_draft(self, tokens: int, gamma: int) -> None:
+        """A draft of up to ``gamma`` tokens has ``tokens``."""
+        for i in range(1, tokens + 1):
+            self.ends.add(float(i == tokens < gamma))
+
     def on_round_trip(self, waited_s: float, verdict: Verdict) -> None:
         """The verdict on a draft that was sent when the verifier had nothing of ours to do."""
         trip_s = max(0.0, waited_s - verdict.compute_s - verdict.queue_s)
@@ -112,12 +121,16 @@ class Profile:
         elif not self.rtt.count:
             self.rtt.value = trip_s
 
-    def verify_s(self, gamma: int) -> float:
-        """T_q(gamma + 1), on the line through what was measured."""
+    def tokens(self, gamma: int) -> float:
+        """Of a draft of up to ``gamma``, on average."""
+        return sum((1.0 - self.ends.value) ** i for i in range(gamma))
+
+    def verify_s(self, tokens: float) -> float:
+        """T_q of a draft of ``tokens``, on the line through what was measured."""
         if not self.t_q1.count or not self.drafted.value:
             return self.t_q.value
         slope = max(0.0, self.t_q.value - self.t_q1.value) / self.drafted.value
-        return self.t_q1.value + gamma * slope
+        return self.t_q1.value + tokens * slope
 
     def on_outcome(self, *, predicted: bool, exit_s: float | None) -> None:
         """What had been thought of before the verdict came; ``exit_s``: None without an exit."""
@@ -140,6 +153,7 @@ class Profile:
         for mean in self.accepted[:gamma]:
             reached *= mean.value if mean.count >= 8 else overall
             tau += reached
+            reached *= 1.0 - self.ends.value
         return tau
 
 
@@ -250,18 +264,18 @@ def round_seconds(p: Profile, mode: Mode, depth: int) -> float:
     """Predicted time of a round in ``mode`` after what ``p`` has measured."""
     if not mode.gamma:
         return p.t_q1.value
-    drafting, pass_s = mode.gamma * p.t_p.value, p.step.value or p.t_p.value
+    tokens, pass_s = p.tokens(mode.gamma), p.step.value or p.t_p.value
+    drafting, verify_s = tokens * p.t_p.value, p.verify_s(tokens)
     if not mode.ahead:
-        return p.rtt.value + drafting + p.verify_s(mode.gamma)
-    verify_s = p.verify_s(mode.gamma)
+        return p.rtt.value + drafting + verify_s
 
-    def cycle(steps: int) -> float:
+    def cycle(steps: float) -> float:
         """From one draft to the next on the likeliest path, or from one pass to the next."""
         drafted = steps * pass_s
         return max(verify_s, drafted, (p.rtt.value + drafted + pass_s / 2) / depth)
 
     whole = p.whole.value
-    expected = whole * cycle(mode.gamma + 1) + (1.0 - whole) * cycle(mode.gamma)
-    late = max(0.0, p.exit_s.value + p.rtt.value + mode.gamma * pass_s - verify_s)
+    expected = whole * cycle(tokens + 1) + (1.0 - whole) * cycle(tokens)
+    late = max(0.0, p.exit_s.value + p.rtt.value + (tokens + 0.5) * pass_s - verify_s)
     unexpected = p.rtt.value + drafting + pass_s / 2
     return expected + p.by_exit.value * late + p.unexpected.value * unexpected
