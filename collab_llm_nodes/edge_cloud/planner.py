@@ -4,19 +4,18 @@ Letters are those of paper 003, Table 3. Seconds per token, in the steady state:
 
     cloud alone, streaming   T_q(1)
     speculation (SD)         (2 T_c + gamma T_p + T_q) / tau
-    push-ahead               (R + e L + m (2 T_c + gamma T_p + B/2)) / tau
-                             R = f r(gamma + 1) + (1 - f) r(gamma)
-                             r(k) = max(T_q, k B, (2 T_c + (k + 1/2) B) / depth)
+    push-ahead               (r + e L + m M) / tau
+                             r = max(T_q, (gamma + 1) B, (2 T_c + (gamma + 3/2) B) / depth)
+                             L = max(0, X + 2 T_c + (gamma + 1/2) B - r)
+                             M = max(0, T_q + 2 T_c + gamma T_p + B/2 - r)
 
 SD is the paper's Table 4. With push-ahead a verification follows the other without a pause, unless
-the draft model is slower: k B is the time from one draft to the next on the likeliest path, B that
-of a step that looks ahead (a pass over several continuations, and what they show about the
-outcome); k is gamma, and one more after the share f of drafts that are accepted whole: their bonus
-token is known one pass later. (What is ahead is void when a draft is not accepted whole: no time
-is laid by in short rounds for long ones.) Or unless the link is so slow that drafts would have to
-be further ahead than the configured depth. A share e of the verdicts is expected only thanks to an
-early exit, whose draft comes L late; a share m is unexpected and costs what SD costs. Drafting for
-both begins after the pass that is under way, half of it on average.
+the draft model is slower: B is the time of a step that looks ahead (a pass over several
+continuations, and what they show), and from one draft to the next there are gamma of them and one
+that shows what may come of the draft. Or unless the link is so slow that drafts would have to be
+further ahead than the configured depth. A share e of the verdicts is expected only thanks to an
+early exit, X after the start of the verification; a share m is unexpected and costs what SD costs.
+Drafting for both begins after the pass that is under way, half of it on average.
 
 For gamma stands what drafts of gamma hold on average: some end early, with the answer.
 
@@ -67,7 +66,6 @@ class Profile:
         rtt: from draft to verdict, less what the verifier took (2 T_c); until a round has shown it,
             the first verdict's, which also waits for the prefill.
         accepted: by position in the draft: whether its token was accepted, all before it being so.
-        whole: whether a draft was accepted whole.
         unexpected: verdicts that neither the draft model nor an early exit had suggested.
         by_exit: verdicts that only an early exit had suggested.
         exit_s: from the start of a verification to the exit that is right.
@@ -83,7 +81,6 @@ class Profile:
     ends: Mean = field(default_factory=lambda: Mean(weight=1024))
     rtt: Mean = field(default_factory=Mean)
     accepted: list[Mean] = field(default_factory=lambda: [Mean(weight=256) for _ in range(64)])
-    whole: Mean = field(default_factory=lambda: Mean(weight=256))
     unexpected: Mean = field(default_factory=lambda: Mean(weight=256))
     by_exit: Mean = field(default_factory=lambda: Mean(weight=256))
     exit_s: Mean = field(default_factory=Mean)
@@ -105,8 +102,6 @@ class Profile:
             self.t_q1.add(took_s)
         for i in range(min(verdict.accepted + 1, len(draft.tokens))):
             self.accepted[i].add(float(i < verdict.accepted))
-        if draft.tokens:
-            self.whole.add(float(verdict.accepted == len(draft.tokens)))
 
     def on_draft(self, tokens: int, gamma: int) -> None:
         """A draft of up to ``gamma`` tokens has ``tokens``."""
@@ -266,16 +261,15 @@ def round_seconds(p: Profile, mode: Mode, depth: int) -> float:
         return p.t_q1.value
     tokens, pass_s = p.tokens(mode.gamma), p.step.value or p.t_p.value
     drafting, verify_s = tokens * p.t_p.value, p.verify_s(tokens)
+    rtt = p.rtt.value
     if not mode.ahead:
-        return p.rtt.value + drafting + verify_s
-
-    def cycle(steps: float) -> float:
-        """From one draft to the next on the likeliest path, or from one pass to the next."""
-        drafted = steps * pass_s
-        return max(verify_s, drafted, (p.rtt.value + drafted + pass_s / 2) / depth)
-
-    whole = p.whole.value
-    expected = whole * cycle(tokens + 1) + (1.0 - whole) * cycle(tokens)
-    late = max(0.0, p.exit_s.value + p.rtt.value + (tokens + 0.5) * pass_s - verify_s)
-    unexpected = p.rtt.value + drafting + pass_s / 2
-    return expected + p.by_exit.value * late + p.unexpected.value * unexpected
+        return rtt + drafting + verify_s
+    drafted = (tokens + 1) * pass_s
+    expected = max(verify_s, drafted, (rtt + drafted + pass_s / 2) / depth)
+    by_exit = p.exit_s.value + rtt + drafted - pass_s / 2
+    unexpected = verify_s + rtt + drafting + pass_s / 2
+    return (
+        expected
+        + p.by_exit.value * max(0.0, by_exit - expected)
+        + p.unexpected.value * max(0.0, unexpected - expected)
+    )
