@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import multiprocessing
 import queue
 import threading
@@ -15,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from collab_llm_nodes.decoding.engine import Engine, Feed
+from collab_llm_nodes.decoding.engine import Engine, Feed, OnExit
 from collab_llm_nodes.decoding.rejection import own_token
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
@@ -72,11 +73,18 @@ class FakeEngine:
     def open(self, prompt: EncodedPrompt) -> FakeSession:
         return FakeSession(self)
 
-    def run(self, feeds: Sequence[Feed]) -> list[Tensor | Exception]:
+    def run(
+        self,
+        feeds: Sequence[Feed],
+        *,
+        exits_until: float = math.inf,
+        after_exit: Callable[[int], None] = lambda layer: None,
+    ) -> list[Tensor | Exception]:
         results: list[Tensor | Exception] = []
         for feed in feeds:
             try:
-                results.append(feed.session.feed(feed.ids, feed.on_exit, feed.last))
+                on_exit = _watched(feed.on_exit, exits_until, after_exit)
+                results.append(feed.session.feed(feed.ids, on_exit, feed.last))
             except Exception as error:  # noqa: BLE001  as the real one: this feed's result
                 results.append(error)
         return results
@@ -109,6 +117,19 @@ class FakeEngine:
 def as_engine(fake: FakeEngine) -> Engine:
     """The fake in the place of a real engine, of which it has what the protocol uses."""
     return cast(Engine, fake)
+
+
+def _watched(
+    on_exit: OnExit | None, until: float, after_exit: Callable[[int], None]
+) -> OnExit | None:
+    """Sessions come one after the other here: each is the last of its layer."""
+
+    def take(layer: int, logits: Tensor) -> None:
+        if on_exit is not None and layer <= until:
+            on_exit(layer, logits)
+            after_exit(layer)
+
+    return take if on_exit is not None else None
 
 
 class FakeSession:

@@ -43,7 +43,7 @@ from collab_llm_nodes.edge_cloud.messages import (
     Verdict,
 )
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner
-from collab_llm_nodes.edge_cloud.server import ExitConfig
+from collab_llm_nodes.edge_cloud.server import ExitConfig, VerifierSession
 from collab_llm_nodes.edge_cloud.target import TargetSession
 from collab_llm_nodes.errors import (
     CollabError,
@@ -54,6 +54,7 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.verifier import codec
+from collab_llm_nodes.verifier import compute as compute_module
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.verifier.compute import Compute, _Inbox
 from collab_llm_nodes.verifier.conversation import MAX_UNANSWERED, Verifier
@@ -204,11 +205,11 @@ class Passes(FakeEngine):
         self.hold = threading.Event()
         self.hold.set()
 
-    def run(self, feeds: Sequence[Feed]) -> list[Tensor | Exception]:
+    def run(self, feeds: Sequence[Feed], **exits: Any) -> list[Tensor | Exception]:
         self.sizes.append(tuple(len(feed.ids) for feed in feeds))
         self.entered.release()
         assert self.hold.wait(WAIT_S)
-        return super().run(feeds)
+        return super().run(feeds, **exits)
 
 
 class Robot:
@@ -542,6 +543,56 @@ def test_exits_that_precede_the_verdict_by_too_little_are_not_taken(
     assert first_two(0.05) <= {1}  # of 4 layers, 80 ms: 60 ms ahead; layer 2 only 40
 
 
+def test_exits_do_not_seem_worth_sending_because_they_take_long(
+    serve: Serve, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes that are long with exits only: they would be taken for ever."""
+    clock = LateClock()
+    preview = TargetSession.preview
+
+    def slow_preview(*args: Any) -> EarlyExit | None:
+        clock.late_s += 10.0
+        return preview(*args)
+
+    monkeypatch.setattr(compute_module, "time", clock)
+    monkeypatch.setattr(TargetSession, "preview", slow_preview)
+    robot = join(serve(FakeEngine(1), exits=ExitConfig(min_lead_s=5.0)))
+    robot.send(OPEN, Draft(0, 0, (5, 6)))  # nothing is known of passes: its exits are taken
+    start = len(robot.skip_to(Verdict).tokens)
+    assert clock.late_s
+    robot.send(Draft(1, start, ()))
+    assert isinstance(robot.next(), Verdict)
+
+
+def test_an_exit_that_cannot_be_judged_disturbs_nobody(
+    serve: Serve, join: Join, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    preview = VerifierSession.preview
+
+    def sick_preview(self: VerifierSession, layer: int, *args: Any) -> EarlyExit:
+        if layer == 1:
+            raise ValueError("out of its mind")
+        return preview(self, layer, *args)
+
+    monkeypatch.setattr(VerifierSession, "preview", sick_preview)
+    robot = join(serve(FakeEngine(1), exits=TAKE_ALL_EXITS))
+    robot.send(OPEN, Draft(0, 0, (5, 6)))
+    assert robot.skip_to(Verdict).tokens
+    assert "early exits are dropped: layer 1: out of its mind" in caplog.text
+
+
+class LateClock:
+    """As ``time``, but later."""
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self) -> None:
+        self.late_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.late_s
+
+
 # --- Without gRPC -------------------------------------------------------------------------------
 
 
@@ -701,11 +752,11 @@ def test_a_failing_pass_fails_its_sessions_and_no_more(serve: Serve, join: Join)
     class NoMemory(FakeEngine):
         broken = False
 
-        def run(self, feeds: Sequence[Feed]) -> list[Tensor | Exception]:
+        def run(self, feeds: Sequence[Feed], **exits: Any) -> list[Tensor | Exception]:
             if self.broken:
                 self.broken = False
                 raise MemoryError
-            return super().run(feeds)
+            return super().run(feeds, **exits)
 
     engine = NoMemory(1)
     server = serve(engine)
@@ -722,8 +773,8 @@ def test_a_failing_pass_fails_its_sessions_and_no_more(serve: Serve, join: Join)
 
 def test_logits_that_are_not_finite_fail_their_session_only(serve: Serve, join: Join) -> None:
     class Sick(Passes):
-        def run(self, feeds: Sequence[Feed]) -> list[Tensor | Exception]:
-            results = super().run(feeds)
+        def run(self, feeds: Sequence[Feed], **exits: Any) -> list[Tensor | Exception]:
+            results = super().run(feeds, **exits)
             for i, feed in enumerate(feeds):
                 if tuple(feed.ids[1:]) == (6,):
                     results[i] = torch.full((2, self.vocab_size), math.nan)

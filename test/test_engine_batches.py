@@ -461,3 +461,31 @@ def test_candidates_beyond_the_shortlist(monkeypatch: pytest.MonkeyPatch) -> Non
     session.feed(new[1], into(seen[2]))
     for alone, together in zip(seen[2], seen[1][1::2], strict=True):
         assert torch.isfinite(alone).equal(torch.isfinite(together))
+
+
+def test_what_all_sessions_show_at_an_exit_can_be_taken_together() -> None:
+    engine = Engine(tiny_model("llama", exit_layers=(1, 2)))
+    order: list[str] = []
+
+    def feeds() -> list[Feed]:
+        order.clear()
+        found = []
+        for name in "ab":
+            session, prompt = opened(engine, "llama")
+            found.append(
+                Feed(session, prompt.ids, lambda layer, x, n=name: order.append(f"{n} {layer}"), 1)  # type: ignore[misc]
+            )
+        return found
+
+    engine.run(feeds(), after_exit=lambda layer: order.append(f"all {layer}"))
+    assert order == ["a 1", "b 1", "all 1", "a 2", "b 2", "all 2"]
+    engine.run(feeds(), after_exit=lambda layer: order.append(f"all {layer}"), exits_until=1.5)
+    assert order == ["a 1", "b 1", "all 1"]
+
+    def fail(layer: int) -> None:
+        raise ValueError("nobody wants it")
+
+    both = feeds()
+    with pytest.raises(ValueError, match="nobody wants it"):
+        engine.run(both, after_exit=fail)
+    assert [feed.session.length for feed in both] == [0, 0]

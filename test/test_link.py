@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 import torch
 from fake_models import FakeEngine, as_engine, encode
@@ -45,6 +47,7 @@ from collab_llm_nodes.edge_cloud.server import (
     EarlyExitQueue,
     ExitConfig,
     VerifierSession,
+    tops_of,
 )
 from collab_llm_nodes.edge_cloud.target import TargetSession
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ProtocolError
@@ -715,6 +718,19 @@ def test_the_cache_never_gives_what_belongs_to_another_answer(
         else:
             popped = cache.pop()
             assert popped is None or (popped[: len(answer)] == answer and popped != answer)
+
+
+def test_tops_are_those_of_each_row_and_a_row_that_says_nothing_spoils_no_other() -> None:
+    nan, inf = math.nan, math.inf
+    first = torch.tensor([[0.0, 2.0, 2.0], [1.0, -inf, 0.0]])
+    second = torch.tensor([[0.0, nan, 1.0], [0.0, inf, 1.0], [-inf, -inf, -inf], [-inf, 3.0, -inf]])
+    for part, tops in zip((first, second), tops_of([first, second]), strict=True):
+        assert tops.tokens == part.argmax(dim=-1).tolist()
+        expected = part.softmax(dim=-1).amax(dim=-1)
+        np.testing.assert_allclose(tops.probabilities, expected)
+        assert tops_of([part])[0].tokens == tops.tokens
+    assert [math.isnan(p) for p in tops.probabilities] == [True, True, True, False]
+    assert tops_of([]) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 1)), max_size=20))

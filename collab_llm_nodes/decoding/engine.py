@@ -6,6 +6,7 @@ several threads may each drive their own sessions on one engine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -110,8 +111,19 @@ class Engine:
         self._exits = None
         self._backend.close()
 
-    def run(self, feeds: Sequence[Feed]) -> list[Tensor | Exception]:
+    def run(
+        self,
+        feeds: Sequence[Feed],
+        *,
+        exits_until: float = math.inf,
+        after_exit: Callable[[int], None] = lambda layer: None,
+    ) -> list[Tensor | Exception]:
         """One forward pass over several sessions, of any lengths and numbers of new tokens.
+
+        Args:
+            exits_until: exits of deeper layers do not fire.
+            after_exit: called as ``after_exit(layer)`` when every ``on_exit`` of the layer has
+                been. What it raises ends the pass and is raised.
 
         Returns:
             For each feed, in order, its logits [last, V], or the exception that ended it: those of
@@ -136,19 +148,23 @@ class Engine:
         numbers = sorted(running, key=lambda number: len(running[number].ids))
         for group in [numbers] if self._backend.batches else [[number] for number in numbers]:
             if group:
-                outcomes = self._pass([running[number] for number in group])
+                outcomes = self._pass([running[n] for n in group], exits_until, after_exit)
                 results.update(zip(group, outcomes, strict=True))
         return [results[number] for number in range(len(feeds))]
 
     @torch.inference_mode()
-    def _pass(self, feeds: Sequence[Feed]) -> list[Tensor | Exception]:
+    def _pass(
+        self, feeds: Sequence[Feed], exits_until: float, after_exit: Callable[[int], None]
+    ) -> list[Tensor | Exception]:
         embedded = self._embed([token for feed in feeds for token in feed.ids])
         chunks, row = [], 0
         for feed in feeds:
             chunks.append(feed.session._chunk(feed))
             feed.session._show_images(feed.ids, embedded[row : row + len(feed.ids)])
             row += len(feed.ids)
-        watch = _Watch(feeds, self._exits) if self._exits is not None else None
+        watch = None
+        if self._exits is not None:
+            watch = _Watch(feeds, self._exits, exits_until, after_exit)
         after_layer = watch.after_layer if watch is not None and watch.listening else None
         try:
             logits = self._backend.forward(chunks, embedded, after_layer)
@@ -181,8 +197,16 @@ class _Watch:
         failed: exceptions by feed.
     """
 
-    def __init__(self, feeds: Sequence[Feed], scorer: ExitScorer) -> None:
+    def __init__(
+        self,
+        feeds: Sequence[Feed],
+        scorer: ExitScorer,
+        until: float,
+        after_exit: Callable[[int], None],
+    ) -> None:
         self._feeds = feeds
+        self._until = until
+        self._after_exit = after_exit
         self.listening = [i for i, f in enumerate(feeds) if f.on_exit is not None and f.keep]
         self.failed: dict[int, Exception] = {}
         if self.listening:
@@ -194,7 +218,7 @@ class _Watch:
             )
 
     def after_layer(self, layer: int, hidden: Tensor) -> None:
-        if not self.listening:
+        if not self.listening or layer > self._until:
             return
         logits = self._exits.logits(layer, hidden, self.listening)
         for i, own in zip(tuple(self.listening), logits, strict=True):
@@ -205,6 +229,7 @@ class _Watch:
             except Exception as error:  # noqa: BLE001 - ends this feed only
                 self.failed[i] = error
                 self.listening.remove(i)
+        self._after_exit(layer)
         if len(self.failed) == len(self._feeds):
             raise _NoneLeft
 

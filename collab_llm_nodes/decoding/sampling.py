@@ -65,7 +65,7 @@ def distribution(
     """
     x = _array(logits)
     top = x.max(axis=-1, keepdims=True).astype(np.float64)
-    _check_finite(bool(np.isfinite(top).all()))  # max propagates NaN
+    check_finite(bool(np.isfinite(top).all()))  # max propagates NaN
     if config.greedy:
         one_hot = np.zeros(x.shape)
         np.put_along_axis(one_hot, x.argmax(axis=-1)[..., None], 1.0, axis=-1)
@@ -97,12 +97,13 @@ def most_likely(logits: Tensor) -> list[int]:
         ModelError: as :func:`distribution`.
     """
     top, tokens = logits.max(dim=-1)  # propagates NaN
-    _check_finite(all(map(math.isfinite, top.tolist())))
+    check_finite(all(map(math.isfinite, top.tolist())))
     chosen: list[int] = tokens.tolist()
     return chosen
 
 
-def _check_finite(finite: bool) -> None:
+def check_finite(finite: bool) -> None:
+    """Raise ModelError unless the logits are ``finite``."""
     if not finite:
         raise ModelError("the logits are not finite", remedy="use float32 or bfloat16")
 

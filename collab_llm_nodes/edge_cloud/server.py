@@ -10,15 +10,17 @@ by replaying token ids.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.rejection import verify_chain, verify_own
-from collab_llm_nodes.decoding.sampling import distribution, most_likely
+from collab_llm_nodes.decoding.sampling import check_finite, distribution
 from collab_llm_nodes.edge_cloud.ahead import MAX_AHEAD, MAX_AHEAD_ENTRIES, Ahead, may_come
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
 from collab_llm_nodes.errors import InvalidInput, ProtocolError
@@ -50,6 +52,31 @@ class ExitConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+
+
+class Tops(NamedTuple):
+    """The most likely token of each row of logits (the first in a tie), and its softmax.
+
+    NaN where a row has a NaN or +inf, or nothing finite: it says nothing.
+    """
+
+    tokens: list[int]
+    probabilities: list[float]
+
+
+def tops_of(parts: Sequence[Tensor]) -> list[Tops]:
+    """Of several logits [rows, vocabulary], fetched from the device at once."""
+    if not parts:
+        return []
+    logits = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+    best = logits.max(dim=-1).indices
+    shares = torch.softmax(logits.float(), dim=-1).gather(1, best[:, None])[:, 0]
+    tokens, probabilities, row = best.tolist(), shares.tolist(), 0
+    found = []
+    for part in parts:
+        rows = slice(row, row := row + len(part))
+        found.append(Tops(tokens[rows], probabilities[rows]))
+    return found
 
 
 class EarlyExitQueue:
@@ -148,17 +175,22 @@ class VerifierSession:
         self._draft, self._next = self._next, None
         return self._draft.tokens
 
-    def preview(self, layer: int, logits: Tensor) -> EarlyExit:
+    def preview(self, layer: int, logits: Tensor, tops: Tops | None = None) -> EarlyExit:
         """The outcome as this exit sees it; same uniforms as the final one (common random numbers).
 
         Args:
             layer: index of the exit.
             logits: [gamma + 1, vocabulary].
+            tops: of ``logits``, if the caller has them.
+
+        Raises:
+            ModelError: the logits say nothing.
         """
-        draft, tokens, accepted, finished = self._judge(logits)
-        top = torch.softmax(logits[: len(tokens)].float(), dim=-1).amax(dim=-1)
-        confidence = top.prod() if self._exits.confidence == "joint" else top.max()
-        return EarlyExit(draft.round, layer, tokens, accepted, finished, float(confidence))
+        tops = tops or tops_of([logits])[0]
+        draft, tokens, accepted, finished = self._judge(logits, tops)
+        sure = tops.probabilities[: len(tokens)]
+        confidence = math.prod(sure) if self._exits.confidence == "joint" else max(sure)
+        return EarlyExit(draft.round, layer, tokens, accepted, finished, confidence)
 
     @property
     def greedy(self) -> bool:
@@ -170,14 +202,17 @@ class VerifierSession:
         logits: Tensor,
         compute_s: float,
         queue_s: float = 0.0,
-        likely: Sequence[int] | None = None,
+        tops: Tops | None = None,
     ) -> Verdict:
         """The final verdict from the last layer's logits [gamma + 1, vocabulary].
 
         Args:
-            likely: ``most_likely(logits)``, if the caller has it.
+            tops: of ``logits``, if the caller has them; they matter to greedy sampling only.
+
+        Raises:
+            ModelError: the logits say nothing.
         """
-        draft, tokens, accepted, self.finished = self._judge(logits, likely)
+        draft, tokens, accepted, self.finished = self._judge(logits, tops)
         self._draft = None
         self.generated += tokens
         self.round += 1
@@ -185,16 +220,15 @@ class VerifierSession:
             self._next = self._ahead.next(draft, self.round, self.generated)
         return Verdict(draft.round, tokens, accepted, self.finished, compute_s, queue_s)
 
-    def _judge(
-        self, logits: Tensor, likely: Sequence[int] | None = None
-    ) -> tuple[Draft, tuple[int, ...], int, bool]:
+    def _judge(self, logits: Tensor, tops: Tops | None) -> tuple[Draft, tuple[int, ...], int, bool]:
         """The draft, the tokens it yields, how many of them are its own, and whether they end."""
         draft, sampling = self._draft, self._open.sampling
         if draft is None:
             raise ProtocolError("no draft is under verification", field="round")
         if sampling.greedy:
-            own = most_likely(logits) if likely is None else likely
-            outcome = verify_own(own, draft.tokens, self._eos)
+            tops = tops or tops_of([logits])[0]
+            check_finite(not any(map(math.isnan, tops.probabilities)))
+            outcome = verify_own(tops.tokens, draft.tokens, self._eos)
         else:
             outcome = verify_chain(
                 distribution(logits, sampling),

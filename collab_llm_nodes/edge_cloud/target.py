@@ -8,17 +8,15 @@ verifier: ``verifier/compute.py``).
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
 
-from collab_llm_nodes.decoding.engine import Engine, Feed
+from collab_llm_nodes.decoding.engine import Engine, Feed, OnExit
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
-from collab_llm_nodes.edge_cloud.server import ExitConfig, VerifierSession
-from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.edge_cloud.server import ExitConfig, Tops, VerifierSession
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 log = logging.getLogger(__name__)
@@ -85,28 +83,24 @@ class TargetSession:
         """Read the prompt's images, if :meth:`read_on` is not to; in any thread, before it."""
         self._kv.look()
 
-    def begin(self, emit: Emit, exits_until: float = math.inf) -> Feed | None:
-        """Start verifying the draft that is due; ``emit`` is called during the pass.
-
-        Args:
-            exits_until: only exits of layers up to this one are wanted.
-        """
+    def begin(self, on_exit: OnExit | None = None) -> Feed | None:
+        """Start verifying the draft that is due; ``on_exit`` as in ``engine.Feed``."""
         tokens = self._state.begin()
         if tokens is None:
             return None
         pending = self._state.generated[-1] if self._state.generated else self._prompt_ids[-1]
+        return Feed(self._kv, (pending, *tokens), on_exit)
 
-        def on_exit(layer: int, logits: Tensor) -> None:
-            if layer > exits_until:
-                return
-            try:
-                preview = self._state.preview(layer, logits)
-            except ModelError as error:  # such as an adapter beyond fp16: the verdict may be sound
-                self._drop_exit(layer, error)
-            else:
-                emit(preview)
-
-        return Feed(self._kv, (pending, *tokens), on_exit if exits_until >= 1 else None)
+    def preview(self, layer: int, logits: Tensor, tops: Tops | None = None) -> EarlyExit | None:
+        """As ``VerifierSession.preview``; None if the exit cannot be read, such as an adapter's
+        beyond fp16. The log has one line for a session: the verdict may be sound all the same."""
+        try:
+            return self._state.preview(layer, logits, tops)
+        except Exception as error:  # noqa: BLE001  whatever it is, only the verdict matters
+            if not self._dropped:
+                log.warning("early exits are dropped: layer %d: %s", layer, error)
+            self._dropped = True
+            return None
 
     @property
     def greedy(self) -> bool:
@@ -118,23 +112,17 @@ class TargetSession:
         logits: Tensor,
         compute_s: float,
         queue_s: float = 0.0,
-        likely: Sequence[int] | None = None,
+        tops: Tops | None = None,
     ) -> Verdict:
         """The verdict, from what the pass returned for :meth:`begin`.
 
         Args:
-            likely: as for ``VerifierSession.conclude``.
+            tops: as for ``VerifierSession.conclude``.
         """
-        verdict = self._state.conclude(logits, compute_s, queue_s, likely)
+        verdict = self._state.conclude(logits, compute_s, queue_s, tops)
         # Keep all confirmed tokens but the newest, which the next pass feeds.
         self._kv.length = len(self._prompt_ids) + len(self._state.generated) - 1
         return verdict
-
-    def _drop_exit(self, layer: int, error: ModelError) -> None:
-        """An exit that says nothing is not sent; the log has one line for a session."""
-        if not self._dropped:
-            log.warning("early exits are dropped: layer %d: %s", layer, error)
-        self._dropped = True
 
     def verify(self, draft: Draft, emit: Emit) -> Verdict | None:
         """Verify ``draft`` in a pass of its own; None for a stale one.
@@ -146,7 +134,13 @@ class TargetSession:
 
     def verify_next(self, emit: Emit) -> Verdict | None:
         """Verify the draft that is due (pushed ahead, or a solo round) in a pass of its own."""
-        feed = self.begin(emit)
+
+        def on_exit(layer: int, logits: Tensor) -> None:
+            preview = self.preview(layer, logits)
+            if preview is not None:
+                emit(preview)
+
+        feed = self.begin(on_exit)
         if feed is None:
             return None
         started = time.perf_counter()

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
-from collab_llm_nodes.decoding.engine import Engine, Feed
+from collab_llm_nodes.decoding.engine import Engine, Feed, OnExit
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Opened, Verdict
-from collab_llm_nodes.edge_cloud.server import ExitConfig
+from collab_llm_nodes.edge_cloud.server import ExitConfig, Tops, tops_of
 from collab_llm_nodes.edge_cloud.target import TargetSession
 from collab_llm_nodes.errors import Cancelled, CollabError, Replay, Unavailable
 from collab_llm_nodes.verifier.scheduler import (
@@ -238,23 +237,24 @@ class Compute:
         batch = self._ready.take()
         if batch.drafts:
             self._told.clear()
-        run = _Pass(self._emulated_s, self._engine.num_layers)
+        run = _Pass(self._engine, self._emulated_s)
         spare = 1.0 - self._exits.min_lead_s / max(self._expected_s, 1e-6)
         for client, due_since in batch.drafts:
             target = self._sessions[client].target
-            feed = target.begin(run.emitter(client), spare * self._engine.num_layers)
+            feed = target.begin(run.watch(client, target))
             assert feed is not None, "in line without a draft"
             run.add(client, feed, run.started - due_since)
         for client, count in batch.prompts:
             run.add(client, self._sessions[client].target.read_on(count))
-        results = run.through(self._engine)
-        likely = self._most_likely(run.parts, results)  # a GPU has finished only now
+        results = run.through(exits_until=spare * self._engine.num_layers)
+        tops = self._tops(run.parts, results)  # a GPU has finished only now
         compute_s = time.monotonic() - run.started
         if batch.drafts:
-            old = self._expected_s
-            self._expected_s = compute_s if math.isinf(old) else 0.75 * old + 0.25 * compute_s
+            # Without what exits took: they must not seem worth sending because they are sent.
+            alone_s, old = compute_s - run.exits_s, self._expected_s
+            self._expected_s = alone_s if math.isinf(old) else 0.75 * old + 0.25 * alone_s
         for part, result in zip(run.parts, results, strict=True):
-            own = likely.get(part.client)
+            own = tops.get(part.client)
             self._guarded(part.client, partial(self._after, part, result, compute_s, own))
         self._telemetry.count_pass(len(batch.drafts), sum(n for _, n in batch.prompts), compute_s)
         self._telemetry.count_verdicts([verdict for _, verdict in self._verdicts])
@@ -263,13 +263,10 @@ class Compute:
             client.post(verdict, more=number < len(self._verdicts))
         self._verdicts.clear()
 
-    def _most_likely(
+    def _tops(
         self, parts: Sequence[_Part], results: Sequence[Tensor | Exception]
-    ) -> dict[Client, list[int]]:
-        """The most likely tokens of those who need no more, fetched from the device at once.
-
-        Without those that have none: theirs to complain about.
-        """
+    ) -> dict[Client, Tops]:
+        """Of the logits of those who need no more, fetched from the device at once."""
         judged = {
             part.client: result
             for part, result in zip(parts, results, strict=True)
@@ -277,24 +274,14 @@ class Compute:
             and len(result)
             and self._sessions[part.client].target.greedy
         }
-        if not judged:
-            return {}
-        best = [logits.max(dim=-1) for logits in judged.values()]
-        finite = torch.cat([b.values for b in best]).isfinite().tolist()
-        tokens = torch.cat([b.indices for b in best]).tolist()
-        likely, row = {}, 0
-        for client, logits in judged.items():
-            rows = slice(row, row := row + len(logits))
-            if all(finite[rows]):
-                likely[client] = tokens[rows]
-        return likely
+        return dict(zip(judged, tops_of(list(judged.values())), strict=True))
 
     def _after(
         self,
         part: _Part,
         result: Tensor | Exception,
         compute_s: float,
-        likely: Sequence[int] | None,
+        tops: Tops | None,
     ) -> None:
         """What a pass means to one of its sessions."""
         if isinstance(result, Exception):
@@ -305,7 +292,7 @@ class Compute:
             if not session.target.unread:
                 self._opened(client, session)
             return
-        verdict = session.target.conclude(result, compute_s, part.queue_s, likely)
+        verdict = session.target.conclude(result, compute_s, part.queue_s, tops)
         self._verdicts.append((client, verdict))
         if verdict.finished:
             self._end(client)
@@ -385,38 +372,58 @@ class _Pass:
     for a device that is busy.
     """
 
-    def __init__(self, at_least_s: float, layers: int) -> None:
+    def __init__(self, engine: Engine, at_least_s: float) -> None:
         self.parts: list[_Part] = []
         self.started = time.monotonic()
+        self.exits_s = 0.0
+        self._engine = engine
         self._at_least_s = at_least_s
-        self._layers = layers
+        self._exits: list[tuple[Client, TargetSession, Tensor]] = []  # of one layer
 
     def add(self, client: Client, feed: Feed, queue_s: float = 0.0) -> None:
         """``client`` takes part with ``feed``."""
         self.parts.append(_Part(client, feed, queue_s))
 
-    def emitter(self, client: Client) -> Callable[[EarlyExit], None]:
-        """What receives the client's early exits while the pass goes on."""
+    def watch(self, client: Client, target: TargetSession) -> OnExit:
+        """What takes the early exits of ``target`` while the pass goes on."""
 
-        def emit(exit_: EarlyExit) -> None:
+        def on_exit(layer: int, logits: Tensor) -> None:
             if client.gone.is_set():
                 raise Cancelled("the client is gone")
-            self._sleep_until(exit_.layer)
-            client.post(exit_)
+            self._exits.append((client, target, logits))
 
-        return emit
+        return on_exit
 
-    def through(self, engine: Engine) -> Sequence[Tensor | Exception]:
+    def through(self, exits_until: float) -> Sequence[Tensor | Exception]:
         """Run it; one result for each part."""
+        feeds = [part.feed for part in self.parts]
         try:
-            results = engine.run([part.feed for part in self.parts])
+            results = self._engine.run(feeds, exits_until=exits_until, after_exit=self._post_exits)
         except Exception as error:  # noqa: BLE001  such as no memory: all of this pass, not more
             results = [error] * len(self.parts)
-        self._sleep_until(self._layers)
+        self._sleep_until(self._engine.num_layers)
         return results
+
+    def _post_exits(self, layer: int) -> None:
+        """Judge what all sessions show at ``layer`` together, and send it on together."""
+        exits, self._exits = self._exits, []
+        begun = time.monotonic()
+        previews = [
+            (client, preview)
+            for (client, target, logits), tops in zip(
+                exits, tops_of([logits for _, _, logits in exits]), strict=True
+            )
+            if (preview := target.preview(layer, logits, tops)) is not None
+        ]
+        judged = time.monotonic()
+        self._sleep_until(layer)
+        awake = time.monotonic()
+        for number, (client, preview) in enumerate(previews, start=1):
+            client.post(preview, more=number < len(previews))
+        self.exits_s += judged - begun + time.monotonic() - awake
 
     def _sleep_until(self, layer: int) -> None:
         if self._at_least_s:
-            due = self.started + self._at_least_s * layer / self._layers
+            due = self.started + self._at_least_s * layer / self._engine.num_layers
             while (left := due - time.monotonic()) > 0:
                 time.sleep(left)
