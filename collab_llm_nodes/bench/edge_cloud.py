@@ -8,11 +8,12 @@ embedded pair with nothing emulated, beside ``transformers`` generate in one pro
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,9 @@ def run_edge_cloud(
     Returns:
         ``points.<point>.<mode>`` (tau about 2.9) and ``embedded_pair.<point>.<mode>`` with
         ``ms_per_token, predicted_ms_per_token, tau, hit_rate, miss_rate, mean_exit_layer, rounds,
-        pushed, bytes, output_mismatches``; ``as_is.<mode>`` and ``transformers_ms_per_token``;
+        pushed, bytes, output_mismatches, profile`` (what it was predicted from) and ``stolen``
+        (processors that other virtual machines took meanwhile); ``as_is.<mode>`` and
+        ``transformers_ms_per_token``;
         ``speedups``; ``api_cost`` (paper 003, Table 1); ``ablations`` (Figure 4 and Table 7).
     """
     prompts = scene_prompts(MORE * answers, seed)
@@ -251,6 +254,7 @@ def _row(
 ) -> dict[str, Any]:
     """Rates are of the rounds after the first, which also opens the session."""
     trials = [_generate(runner, prompt) for prompt in prompts[:TRIALS]]
+    begun, stolen = time.monotonic(), _stolen_s()
     total = GenerationMetrics()
     later_s, later_tokens, predicted_s, mismatches = 0.0, 0, 0.0, 0
     modes: set[str] = set()
@@ -281,6 +285,7 @@ def _row(
         "pushed": total.pushed,
         "bytes": total.bytes_up + total.bytes_down,
         "profile": _profile(runner.planner.profile),
+        "stolen": (_stolen_s() - stolen) / (time.monotonic() - begun),
     }
 
 
@@ -321,6 +326,14 @@ def _profile(profile: Profile) -> dict[str, float]:
     """What predictions are made of: seconds and shares as they were at the run's end."""
     means = {f.name: getattr(profile, f.name) for f in fields(profile)}
     return {name: mean.value for name, mean in means.items() if isinstance(mean, Mean)}
+
+
+def _stolen_s() -> float:
+    """Processor time that other virtual machines took while this one had work for it [s]."""
+    with suppress(OSError, IndexError):
+        total = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+        return int(total[8]) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def _alone(target: Engine, prompt: Prompt) -> tuple[int, ...]:

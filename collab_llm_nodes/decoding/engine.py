@@ -163,7 +163,7 @@ class Engine:
             feed.session._show_images(feed.ids, embedded[row : row + len(feed.ids)])
             row += len(feed.ids)
         watch = None
-        if self._exits is not None:
+        if self._exits is not None and any(layer <= exits_until for layer in self.exit_layers):
             watch = _Watch(feeds, self._exits, exits_until, after_exit)
         after_layer = watch.after_layer if watch is not None and watch.listening else None
         try:
