@@ -407,6 +407,8 @@ class _Pass:
     def _post_exits(self, layer: int) -> None:
         """Judge what all sessions show at ``layer`` together, and send it on together."""
         exits, self._exits = self._exits, []
+        if not exits:
+            return
         begun = time.monotonic()
         previews = [
             (client, preview)
