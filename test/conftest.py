@@ -65,9 +65,8 @@ class Graph:
         received: list[Any] = []
 
         def on_message(message: Any) -> None:
-            with self._changed:
-                received.append(message)
-                self._changed.notify_all()
+            received.append(message)
+            self._notify()
 
         node.create_subscription(message_type, topic, on_message, qos)
         return received
@@ -76,7 +75,7 @@ class Graph:
         """Block until ``condition()`` is true and return its value; fail after ``timeout`` s.
 
         It is looked at whenever ``collect`` receives a message, and every 20 ms for conditions
-        that no message announces (a match of publisher and subscription, a lifecycle state).
+        that nothing announces (a match of publisher and subscription, a lifecycle state).
         """
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -88,9 +87,22 @@ class Graph:
             return value
 
     def result(self, future: Any, timeout: float = 30.0) -> Any:
-        """The result of a service call or action future; fails after ``timeout`` s."""
+        """The result of ``future``; fails if it has none after ``timeout`` s."""
+        future.add_done_callback(self._notify)
         self.wait_for(future.done, timeout)
         return future.result()
+
+    def do(self, call: Callable[..., Any], *args: Any) -> Any:
+        """What ``call(*args)`` comes to in the thread that runs the callbacks."""
+        return self.result(self._executor.create_task(call, *args))
+
+    def ask(self, call: Callable[..., Any], *args: Any, timeout: float = 30.0) -> Any:
+        """What the future that ``call(*args)`` makes comes to; fails after ``timeout`` s.
+
+        It is made by ``do``: rclpy's action client, which has no lock, takes an answer that comes
+        before the question is noted for a stray one.
+        """
+        return self.result(self.do(call, *args), timeout)
 
     def close(self) -> None:
         """Stop spinning, then destroy the nodes."""
@@ -101,6 +113,10 @@ class Graph:
         self._executor.shutdown(timeout_sec=5.0)
         for node in self._nodes:
             node.destroy_node()
+
+    def _notify(self, *_: Any) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _spin(self) -> None:
         from rclpy.executors import ExternalShutdownException

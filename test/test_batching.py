@@ -275,6 +275,26 @@ def join() -> Iterator[Join]:
         robot.close()
 
 
+class StillClock:
+    """The compute thread's ``time``: it goes on only while that thread sleeps."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> StillClock:
+    clock = StillClock()
+    monkeypatch.setattr(compute_module, "time", clock)
+    return clock
+
+
 def share_a_pass(
     engine: Passes, server: ServerHandle, first: Robot, others: Sequence[tuple[Robot, Draft]]
 ) -> None:
@@ -501,29 +521,10 @@ def test_a_flood_between_two_verdicts_is_refused_and_others_go_on(serve: Serve, 
     assert calm.skip_to(Verdict).round == 0
 
 
-def test_a_pass_takes_at_least_the_emulated_time_however_many_share_it(
-    serve: Serve, join: Join
-) -> None:
-    server = serve(FakeEngine(1), emulated_compute_s=0.2)
-    robots = [join(server) for _ in range(4)]
-    for robot in robots:
-        robot.send(OPEN)
-        robot.skip_to(Opened)
-    started = time.monotonic()
-    for robot in robots:
-        robot.send(Draft(0, 0, (5, 6)))
-    arrived = [time.monotonic() - started for robot in robots if robot.skip_to(EarlyExit)]
-    verdicts = [robot.skip_to(Verdict) for robot in robots]
-    took = time.monotonic() - started
-    assert all(0.2 <= v.compute_s < 0.4 for v in verdicts)
-    assert 0.05 <= min(arrived) < 0.2  # layer 1 of 4
-    assert took < 0.8, "one pass for each"
-
-
 def test_exits_that_precede_the_verdict_by_too_little_are_not_taken(
-    serve: Serve, join: Join
+    serve: Serve, join: Join, still: StillClock
 ) -> None:
-    def first_two(min_lead_s: float) -> set[int]:
+    def layers_taken(min_lead_s: float) -> set[int]:
         server = serve(
             FakeEngine(1), emulated_compute_s=0.08, exits=ExitConfig(min_lead_s=min_lead_s)
         )
@@ -538,28 +539,26 @@ def test_exits_that_precede_the_verdict_by_too_little_are_not_taken(
                 layers.add(message.layer)
         return layers
 
-    assert first_two(10.0) == set()
-    assert 1 in first_two(0.0)
-    assert first_two(0.05) <= {1}  # of 4 layers, 80 ms: 60 ms ahead; layer 2 only 40
+    assert layers_taken(10.0) == set()
+    assert layers_taken(0.0) == {1, 2, 3}
+    assert layers_taken(0.05) == {1}  # of 4 layers, 80 ms: 60 ms ahead; layer 2 only 40
 
 
 def test_exits_do_not_seem_worth_sending_because_they_take_long(
-    serve: Serve, join: Join, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, join: Join, still: StillClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Passes that are long with exits only: they would be taken for ever."""
-    clock = LateClock()
     preview = TargetSession.preview
 
     def slow_preview(*args: Any) -> EarlyExit | None:
-        clock.late_s += 10.0
+        still.sleep(10.0)
         return preview(*args)
 
-    monkeypatch.setattr(compute_module, "time", clock)
     monkeypatch.setattr(TargetSession, "preview", slow_preview)
     robot = join(serve(FakeEngine(1), exits=ExitConfig(min_lead_s=5.0)))
     robot.send(OPEN, Draft(0, 0, (5, 6)))  # nothing is known of passes: its exits are taken
     start = len(robot.skip_to(Verdict).tokens)
-    assert clock.late_s
+    assert still.monotonic() > 0
     robot.send(Draft(1, start, ()))
     assert isinstance(robot.next(), Verdict)
 
@@ -579,18 +578,6 @@ def test_an_exit_that_cannot_be_judged_disturbs_nobody(
     robot.send(OPEN, Draft(0, 0, (5, 6)))
     assert robot.skip_to(Verdict).tokens
     assert "early exits are dropped: layer 1: out of its mind" in caplog.text
-
-
-class LateClock:
-    """As ``time``, but later."""
-
-    sleep = staticmethod(time.sleep)
-
-    def __init__(self) -> None:
-        self.late_s = 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.late_s
 
 
 # --- Without gRPC -------------------------------------------------------------------------------
@@ -871,19 +858,21 @@ asyncio.run(run_until_signal(server, 20.0, listening))
 """
 
 
-# --- Silence ------------------------------------------------------------------------------------
+# --- The compute thread alone -------------------------------------------------------------------
 
 
 class Posted:
-    """A client of the compute thread alone."""
+    """One of its clients."""
 
     def __init__(self) -> None:
         self.id = "0" * 32
         self.gone = threading.Event()
         self._posted: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self.post = self._posted.put
 
-    def next(self) -> object:
+    def post(self, message: object, more: bool = False) -> None:
+        self._posted.put(message)
+
+    def next(self) -> Any:
         return self._posted.get(timeout=WAIT_S)
 
 
@@ -894,6 +883,40 @@ def compute_of(engine: FakeEngine, **options: Any) -> Compute:
 
 def target_of(engine: FakeEngine) -> TargetSession:
     return TargetSession(as_engine(engine), encode(Prompt(OPEN.text)), OPEN)
+
+
+def test_a_pass_takes_the_emulated_time_however_many_share_it(still: StillClock) -> None:
+    class Timed(Posted):
+        def post(self, message: object, more: bool = False) -> None:
+            super().post((still.monotonic(), message))
+
+    engine = Passes()
+    batch = BatchConfig(max_wait_s=0.0)
+    compute = compute_of(engine, max_sessions=5, batch=batch, emulated_compute_s=0.2)
+    robots = [Timed() for _ in range(4)]
+    for robot in robots:
+        compute.open(robot, target_of(engine))
+        assert isinstance(robot.next()[1], Opened)
+    while engine.entered.acquire(blocking=False):
+        pass
+    engine.hold.clear()
+    compute.open(Posted(), target_of(engine))  # its prompt is read while the drafts come
+    assert engine.entered.acquire(timeout=WAIT_S)
+    started = still.monotonic() + 0.2
+    for robot in robots:
+        compute.draft(robot, Draft(0, 0, (5, 6)))
+    engine.hold.set()
+    for robot in robots:
+        while isinstance((heard := robot.next())[1], EarlyExit):
+            at, early = heard
+            assert 0.05 * early.layer - 1e-9 < at - started < 0.19, "of 4 layers"
+        at, verdict = heard
+        assert isinstance(verdict, Verdict)
+        assert (at - started, verdict.compute_s) == pytest.approx((0.2, 0.2))
+    assert compute.stop(WAIT_S)
+
+
+# --- Silence ------------------------------------------------------------------------------------
 
 
 def test_who_waits_for_the_verifier_is_not_silent(serve: Serve, join: Join) -> None:

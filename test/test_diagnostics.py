@@ -234,7 +234,7 @@ class Reports:
             status = self[name]
             return status if status and status.level == level and words in status.message else None
 
-        status = self.graph.wait_for(look, timeout=30.0)
+        status = self.graph.wait_for(look)
         return {v.key: v.value for v in status.values}
 
 
@@ -255,9 +255,9 @@ def start(graph: Any, kind: Callable[..., Any], **parameters: Any) -> Any:
 
 def set_parameter(graph: Any, user: Any, node: str, name: str, value: Any) -> Any:
     client = user.create_client(SetParameters, f"{node}/set_parameters")
-    graph.wait_for(client.service_is_ready, timeout=30.0)
+    graph.wait_for(client.service_is_ready)
     request = SetParameters.Request(parameters=[Parameter(name, value=value).to_parameter_msg()])
-    return graph.result(client.call_async(request), timeout=30.0).results[0]
+    return graph.ask(client.call_async, request).results[0]
 
 
 def odometry(node: Any, x: float = 0.0, yaw: float = 0.0) -> Odometry:
@@ -302,7 +302,7 @@ def test_every_node_reports_its_parts(
 ) -> None:
     name = start(ros_graph, kind, **parameters).get_name()
     for part in {"node", "topics", *parts}:
-        ros_graph.wait_for(lambda: reports[f"{name}: {part}"], timeout=30.0)  # noqa: B023
+        ros_graph.wait_for(lambda: reports[f"{name}: {part}"])  # noqa: B023
     whole = reports[f"{name}: node"]
     assert whole is not None
     assert not whole.message.startswith("diagnostics:"), whole.message
@@ -325,10 +325,10 @@ def test_failed_answers_are_told_with_their_code(ros_graph: Any, reports: Report
     folder = str(ROOT / "models" / "nav-draft")
     start(ros_graph, DraftVlm, open_deadline_s=0.05, **{"model.path": folder, "health.failures": 2})
     client = reports.user.create_client(EdgeCloudGenerate, "edge_cloud_generate")
-    ros_graph.wait_for(client.service_is_ready, timeout=30.0)
+    ros_graph.wait_for(client.service_is_ready)
     request = EdgeCloudGenerate.Request(prompt="find the red ball", deadline_s=20.0)
     for level in (Level.WARN, Level.ERROR):  # there is no bridge
-        answer = ros_graph.result(client.call_async(request), timeout=30.0)
+        answer = ros_graph.ask(client.call_async, request)
         assert answer.status == answer.UNAVAILABLE, answer.error_msg
         values = reports.wait("draft_vlm: decoding", level, "open_session is not there")
     assert values["failed.UNAVAILABLE"] == "2"
@@ -337,7 +337,7 @@ def test_failed_answers_are_told_with_their_code(ros_graph: Any, reports: Report
 def test_texts_without_an_action_are_told(ros_graph: Any, reports: Reports) -> None:
     start(ros_graph, NavigationActionParser, **{"health.refusals": 2})
     texts = reports.user.create_publisher(GeneratedText, "generated_text", RESULT)
-    ros_graph.wait_for(texts.get_subscription_count, timeout=30.0)
+    ros_graph.wait_for(texts.get_subscription_count)
     for session in ("a", "b"):
         text = GeneratedText(session_id=session, text="hello", final=True, verified=True)
         text.header.stamp = reports.user.get_clock().now().to_msg()
@@ -349,9 +349,9 @@ def test_texts_without_an_action_are_told(ros_graph: Any, reports: Reports) -> N
 def test_missions_that_fail_are_told(ros_graph: Any, reports: Reports) -> None:
     start(ros_graph, Navigator, **{"diagnostics.recent": 2.0})
     client = ActionClient(reports.user, Navigate, "navigate")
-    ros_graph.wait_for(client.server_is_ready, timeout=30.0)
-    goal = ros_graph.result(client.send_goal_async(Navigate.Goal(instruction="?")), timeout=30.0)
-    ros_graph.result(goal.get_result_async(), timeout=30.0)
+    ros_graph.wait_for(client.server_is_ready)
+    goal = ros_graph.ask(client.send_goal_async, Navigate.Goal(instruction="?"))
+    ros_graph.ask(goal.get_result_async)
     values = reports.wait("navigator: missions", Level.WARN, "INVALID_INPUT")
     assert values["INVALID_INPUT"] == "1"
     reports.wait("navigator: missions", Level.OK, "0 followed")
@@ -532,14 +532,14 @@ def test_calls_of_services_are_published_as_the_parameter_says(ros_graph: Any) -
     event_type = Trigger.Event
     events = ros_graph.collect(user, event_type, "ping/_service_event", RESULT)
     client = user.create_client(Trigger, "ping", qos_profile=RESULT)
-    ros_graph.wait_for(client.service_is_ready, timeout=30.0)
+    ros_graph.wait_for(client.service_is_ready)
 
     def call_until(condition: Callable[[], Any]) -> None:
         def call() -> Any:  # the first events may come before the listener is known
-            ros_graph.result(client.call_async(Trigger.Request()), timeout=30.0)
+            ros_graph.ask(client.call_async, Trigger.Request())
             return condition()
 
-        ros_graph.wait_for(call, timeout=30.0)
+        ros_graph.wait_for(call)
 
     call_until(lambda: events)
     assert not any(e.response for e in events), "metadata only"
@@ -548,7 +548,7 @@ def test_calls_of_services_are_published_as_the_parameter_says(ros_graph: Any) -
     kinds = {e.info.event_type for e in events}
     assert {ServiceEventInfo.REQUEST_RECEIVED, ServiceEventInfo.RESPONSE_SENT} <= kinds
     assert set_parameter(ros_graph, user, "serving", "introspection", "off").successful
-    ros_graph.wait_for(lambda: not user.count_publishers("ping/_service_event"), timeout=30.0)
+    ros_graph.wait_for(lambda: not user.count_publishers("ping/_service_event"))
     assert not set_parameter(ros_graph, user, "serving", "introspection", "some").successful
 
 
@@ -651,10 +651,10 @@ def test_the_marker_node_draws_what_the_graph_says(ros_graph: Any) -> None:
         def look() -> bool:
             return any(m.ns == name and fits(m) for a in arrays[-1:] for m in a.markers)
 
-        ros_graph.wait_for(look, timeout=30.0)
+        ros_graph.wait_for(look)
 
     shows("path", lambda m: len(m.points) == 1 and m.points[0].x == 1.5)
-    ros_graph.wait_for(actions.get_subscription_count, timeout=30.0)
+    ros_graph.wait_for(actions.get_subscription_count)
     actions.publish(NavigationAction(kind=NavigationAction.FORWARD, distance=0.5))
     shows("step", lambda m: m.action == Marker.ADD and m.pose.position.x == 2.0)
     instructions.publish(String(data="to the door"))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -93,19 +92,7 @@ class Edge:
 
     def stop(self) -> None:
         for node in (self.cache, self.vlm, self.bridge):
-            self.in_graph(node, node.stop)
-
-    def in_graph(self, node: Any, call: Callable[[], Any]) -> None:
-        """Run ``call`` in the executor's thread, as lifecycle services do: what a transition
-        destroys must not be waited on meanwhile."""
-        done = threading.Event()
-
-        def run() -> None:
-            call()
-            done.set()
-
-        node.post(run)
-        assert done.wait(20.0)
+            self.graph.do(node.stop)  # what is destroyed must not be waited on meanwhile
 
     def goal(self, **fields: Any) -> Generate.Goal:
         goal = Generate.Goal(max_tokens=MAX_TOKENS, prompt="go to the red ball", deadline_s=20.0)
@@ -116,9 +103,9 @@ class Edge:
         return goal
 
     def generate(self, **fields: Any) -> Generate.Result:
-        handle = self.graph.result(self.action.send_goal_async(self.goal(**fields)))
+        handle = self.graph.ask(self.action.send_goal_async, self.goal(**fields))
         assert handle.accepted
-        return self.graph.result(handle.get_result_async(), timeout=30.0).result
+        return self.graph.ask(handle.get_result_async).result
 
 
 @pytest.fixture
@@ -170,7 +157,7 @@ def test_sampling_and_the_service_twin(edge: Edge, target: Engine) -> None:
         max_tokens=MAX_TOKENS,
         deadline_s=20.0,
     )
-    response = edge.graph.result(edge.service.call_async(request), timeout=30.0)
+    response = edge.graph.ask(edge.service.call_async, request)
     assert response.status == response.OK, response.error_msg
     runner = InProcessRunner(Engine(tiny_model(ARCHITECTURE, seed=0)), target, gamma=3)
     prompt = Prompt("go to the red ball", (scene(1),))
@@ -264,7 +251,7 @@ def test_without_the_bridge_the_answer_is_unavailable(
     ros_graph: Any, verifier: ServerHandle
 ) -> None:
     edge = Edge(ros_graph, verifier.port)
-    edge.in_graph(edge.bridge, edge.bridge.trigger_deactivate)
+    edge.graph.do(edge.bridge.trigger_deactivate)
     result = edge.generate(deadline_s=2.0)
     edge.stop()
     assert result.status == Generate.Result.INACTIVE
@@ -275,10 +262,10 @@ def test_a_deactivated_bridge_ends_its_sessions(ros_graph: Any, target: Engine) 
     slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.3)
     with start_server(slow, target) as verifier:
         edge = Edge(ros_graph, verifier.port)
-        handle = ros_graph.result(edge.action.send_goal_async(edge.goal()))
+        handle = ros_graph.ask(edge.action.send_goal_async, edge.goal())
         ros_graph.wait_for(lambda: edge.verdicts)
-        edge.in_graph(edge.bridge, edge.bridge.trigger_deactivate)
-        result = ros_graph.result(handle.get_result_async(), timeout=5.0).result
+        edge.graph.do(edge.bridge.trigger_deactivate)
+        result = ros_graph.ask(handle.get_result_async, timeout=5.0).result
         edge.stop()
     assert result.status == Generate.Result.INACTIVE
     assert not result.verified
@@ -298,7 +285,7 @@ def test_an_abandoned_session_is_ended_at_its_deadline(
         deadline_s=0.5,
         vocabulary=target.vocabulary,
     )
-    opened = ros_graph.result(opener.call_async(request))
+    opened = ros_graph.ask(opener.call_async, request)
     assert opened.status == OpenSession.Response.OK, opened.error_msg
     verdict = ros_graph.wait_for(lambda: edge.verdicts)[0]
     assert verdict.session_id == "abandoned"
@@ -317,11 +304,11 @@ def test_a_caller_gets_its_result_when_the_node_shuts_down(ros_graph: Any, targe
             images=[CompressedImage(format="jpeg", data=scene(1))],
             max_tokens=MAX_TOKENS,
         )
-        by_action = ros_graph.result(edge.action.send_goal_async(edge.goal()))
-        awaited = by_action.get_result_async()
+        by_action = ros_graph.ask(edge.action.send_goal_async, edge.goal())
+        awaited = ros_graph.do(by_action.get_result_async)
         by_service = edge.service.call_async(request)
         ros_graph.wait_for(lambda: edge.verdicts)
-        edge.in_graph(edge.vlm, edge.vlm.stop)
+        edge.graph.do(edge.vlm.stop)
         result = ros_graph.result(awaited).result
         response = ros_graph.result(by_service)
         edge.stop()
@@ -336,16 +323,16 @@ def test_a_waiting_request_keeps_its_own_deadline_and_cancel(
     slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.8)
     with start_server(slow, target) as verifier:
         edge = Edge(ros_graph, verifier.port)
-        first = ros_graph.result(edge.action.send_goal_async(edge.goal()))
-        ended = first.get_result_async()
-        hasty = ros_graph.result(edge.action.send_goal_async(edge.goal(deadline_s=0.2)))
-        given_up = ros_graph.result(edge.action.send_goal_async(edge.goal()))
-        told = given_up.get_result_async()
-        ros_graph.result(given_up.cancel_goal_async())
-        late = ros_graph.result(hasty.get_result_async()).result
+        first = ros_graph.ask(edge.action.send_goal_async, edge.goal())
+        ended = ros_graph.do(first.get_result_async)
+        hasty = ros_graph.ask(edge.action.send_goal_async, edge.goal(deadline_s=0.2))
+        given_up = ros_graph.ask(edge.action.send_goal_async, edge.goal())
+        told = ros_graph.do(given_up.get_result_async)
+        ros_graph.ask(given_up.cancel_goal_async)
+        late = ros_graph.ask(hasty.get_result_async).result
         cancelled = ros_graph.result(told).result
         assert not ended.done()  # neither waited for the first answer
-        assert ros_graph.result(ended, timeout=30.0).result.status == Generate.Result.OK
+        assert ros_graph.result(ended).result.status == Generate.Result.OK
         edge.stop()
     assert late.status == Generate.Result.DEADLINE_EXCEEDED
     assert "in progress" in late.error_msg
@@ -364,10 +351,10 @@ def test_another_vocabulary_is_refused(ros_graph: Any, verifier: ServerHandle) -
 
 @pytest.mark.ros
 def test_cancel_ends_the_answer(edge: Edge, verifier: ServerHandle) -> None:
-    handle = edge.graph.result(edge.action.send_goal_async(edge.goal(max_tokens=400)))
+    handle = edge.graph.ask(edge.action.send_goal_async, edge.goal(max_tokens=400))
     edge.graph.wait_for(lambda: edge.verdicts)
-    edge.graph.result(handle.cancel_goal_async())
-    result = edge.graph.result(handle.get_result_async()).result
+    edge.graph.ask(handle.cancel_goal_async)
+    result = edge.graph.ask(handle.get_result_async).result
     assert result.status in (Generate.Result.CANCELLED, Generate.Result.OK)
     edge.graph.wait_for(lambda: verifier.sessions == 0)  # the slot at the verifier is free again
     assert edge.generate().status == Generate.Result.OK
@@ -379,7 +366,7 @@ def test_a_second_life(edge: Edge, expected: tuple[int, ...]) -> None:
     for _ in range(2):
         edge.stop()
         for node in (edge.bridge, edge.vlm, edge.cache):
-            edge.in_graph(node, node.start)
+            edge.graph.do(node.start)
         edge.graph.wait_for(lambda: edge.user.count_subscribers("draft") >= 4)
         edge.graph.wait_for(edge.action.server_is_ready)
         result = edge.generate()
@@ -404,12 +391,12 @@ def test_the_graph_recovers_with_its_verifier(
     slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.2)
     verifier = start_server(slow, target)
     edge = Edge(ros_graph, verifier.port)
-    handle = ros_graph.result(edge.action.send_goal_async(edge.goal()))
+    handle = ros_graph.ask(edge.action.send_goal_async, edge.goal())
     ros_graph.wait_for(lambda: edge.verdicts)
     verifier.stop()
     again = VerifierConfig(address=f"127.0.0.1:{verifier.port}")
     verifier = start_server(again, target)
-    result = ros_graph.result(handle.get_result_async(), timeout=30.0).result
+    result = ros_graph.ask(handle.get_result_async).result
     assert result.status == result.OK, result.error_msg
     assert tuple(result.tokens) == expected
     verifier.stop()
@@ -429,13 +416,13 @@ def test_results_are_not_kept_for_long(
     """Each keeps its goal, and that its picture."""
     monkeypatch.setattr(draft_vlm, "_RESULT_S", 1)
     edge = Edge(ros_graph, verifier.port)
-    handle = ros_graph.result(edge.action.send_goal_async(edge.goal()))
-    kept = ros_graph.result(handle.get_result_async(), timeout=30.0)
+    handle = ros_graph.ask(edge.action.send_goal_async, edge.goal())
+    kept = ros_graph.ask(handle.get_result_async)
     assert kept.status == GoalStatus.STATUS_SUCCEEDED
     due = time.monotonic() + 10.0
     while kept.status != GoalStatus.STATUS_UNKNOWN:
         assert time.monotonic() < due
-        kept = ros_graph.result(handle.get_result_async())
+        kept = ros_graph.ask(handle.get_result_async)
     edge.stop()
 
 
@@ -459,7 +446,8 @@ def test_no_draft_waits_for_what_is_told(edge: Edge) -> None:
 @pytest.mark.ros
 def test_every_goal_of_a_burst_is_answered(edge: Edge) -> None:
     """More than a service's default queue holds; all but a few end as BUSY."""
-    sent = [edge.action.send_goal_async(edge.goal(deadline_s=5.0)) for _ in range(40)]
+    send, goal = edge.action.send_goal_async, edge.goal(deadline_s=5.0)
+    sent = [edge.graph.do(send, goal) for _ in range(40)]
     edge.graph.wait_for(lambda: all(future.done() for future in sent), timeout=20.0)
 
 

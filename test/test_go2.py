@@ -480,7 +480,7 @@ def test_the_emergency_stop_reaches_the_robot_in_mid_motion(graph: Any) -> None:
     press = chain.stage.user.create_client(Trigger, "emergency_stop")
     chain.stage.wait(press.service_is_ready)
     press.call_async(Trigger.Request())
-    result = graph.result(handle.get_result_async(), LATE).result
+    result = graph.ask(handle.get_result_async, timeout=LATE).result
     assert result.status == Navigate.Result.EMERGENCY_STOP
     chain.stage.wait(chain.stage.stands)
     assert chain.server.travelled < 0.7

@@ -49,11 +49,7 @@ class Scene:
         )
         self.client = kind(self.node, Navigate, "navigate")
         graph.wait_for(self.client.server_is_ready)
-        self.sent: SentGoal = self.do(self._send)
-
-    def do(self, action: Callable[..., Any]) -> Any:
-        """In the thread that runs the callbacks."""
-        return self.graph.result(self.node.executor.create_task(action))
+        self.sent: SentGoal = graph.do(self._send)
 
     def _send(self) -> SentGoal:
         goal = Navigate.Goal(instruction="find it")
@@ -83,7 +79,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_result_of_a_goal_whose_acceptance_is_lost_comes(ros_graph: Any, soon: None) -> None:
     scene = Scene(ros_graph, Deaf, GoalResponse.ACCEPT)
     ros_graph.wait_for(lambda: scene.followed)
-    scene.do(lambda: scene.over.set_result(None))
+    scene.graph.do(lambda: scene.over.set_result(None))
     ros_graph.wait_for(lambda: scene.ended)
     assert scene.statuses == [GoalStatus.STATUS_SUCCEEDED]
     assert scene.ended[0].steps == 3
@@ -92,7 +88,7 @@ def test_the_result_of_a_goal_whose_acceptance_is_lost_comes(ros_graph: Any, soo
 def test_a_goal_whose_acceptance_is_lost_can_be_called_off(ros_graph: Any, soon: None) -> None:
     scene = Scene(ros_graph, Deaf, GoalResponse.ACCEPT)
     ros_graph.wait_for(lambda: scene.followed)
-    scene.do(scene.sent.call_off)
+    scene.graph.do(scene.sent.call_off)
     ros_graph.wait_for(lambda: scene.ended)
     assert scene.statuses == [GoalStatus.STATUS_CANCELED]
 
@@ -108,10 +104,10 @@ def test_the_result_is_told_once(ros_graph: Any) -> None:
     """Acceptance and patience both ask for it."""
     scene = Scene(ros_graph, ActionClient, GoalResponse.ACCEPT)
     ros_graph.wait_for(lambda: scene.sent._asked)
-    scene.do(scene.sent._ask_once)
-    scene.do(lambda: scene.over.set_result(None))
+    scene.graph.do(scene.sent._ask_once)
+    scene.graph.do(lambda: scene.over.set_result(None))
     ros_graph.wait_for(lambda: scene.ended)
-    scene.do(lambda: None)  # whatever else was there by then has been taken
+    scene.graph.do(lambda: None)  # whatever else was there by then has been taken
     assert len(scene.ended) == 1
 
 
@@ -128,9 +124,9 @@ def test_a_cancellation_that_comes_before_its_goal_is_repeated(
             return Future()
 
     scene = Scene(ros_graph, Slow, GoalResponse.ACCEPT)
-    scene.do(scene.sent.call_off)
+    scene.graph.do(scene.sent.call_off)
     assert not scene.followed
-    scene.do(held[0])
+    scene.graph.do(held[0])
     ros_graph.wait_for(lambda: scene.statuses == [GoalStatus.STATUS_CANCELED])
 
 
@@ -151,5 +147,5 @@ def test_a_goal_is_forgotten_with_its_client(ros_graph: Any, soon: None) -> None
         scene.sent.forget()
         scene.client.destroy()
 
-    scene.do(leave)
+    scene.graph.do(leave)
     assert not list(scene.node.timers)

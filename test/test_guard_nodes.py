@@ -113,7 +113,7 @@ class World:
 
     def call(self, client: Any) -> Trigger.Response:
         self.wait(client.service_is_ready)
-        return self.graph.result(client.call_async(Trigger.Request()), timeout=LATE)
+        return self.graph.ask(client.call_async, Trigger.Request(), timeout=LATE)
 
 
 def start(graph: Any, **parameters: Any) -> tuple[MotionGuard, World]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,7 +35,6 @@ class FakeNavigator:
     """
 
     def __init__(self, graph: Any, complete: bool = True) -> None:
-        self.graph = graph
         self.node = graph.node("navigator")
         self.links = self.node.create_publisher(LinkState, "link_state", STATE)
         self.goals: list[Any] = []
@@ -74,10 +73,6 @@ class FakeNavigator:
         self.over.set_result(Navigate.Result.CANCELLED)
         return CancelResponse.ACCEPT
 
-    def do(self, action: Callable[..., Any], *args: Any) -> None:
-        """In the thread that runs the callbacks."""
-        self.graph.result(self.node.executor.create_task(action, *args))
-
 
 @contextmanager
 def instructed() -> Iterator[subprocess.Popen[str]]:
@@ -114,7 +109,7 @@ def test_the_instruction_waits_for_the_models_and_the_link(
     client = _Client("find it", context=ros_graph.context)
     ros_graph.add(client.node)
     ros_graph.wait_for(lambda: client._present and len(client.missing) == 2)
-    navigator.do(navigator.load)
+    ros_graph.do(navigator.load)
     ros_graph.wait_for(lambda: client.missing == [LINK])
     assert client.goal is None
     navigator.link(LinkState.UP)
@@ -143,7 +138,7 @@ def test_instruct_ends_when_the_navigator_is_gone(ros_graph: Any) -> None:
     navigator = FakeNavigator(ros_graph)
     with instructed() as process:
         ros_graph.wait_for(lambda: navigator.goals, 30.0)
-        navigator.do(navigator.server.destroy)
+        ros_graph.do(navigator.server.destroy)
         status, said = ending(process)
     assert status == 1
     assert "UNAVAILABLE" in said
@@ -154,10 +149,10 @@ def test_a_navigator_that_has_started_anew_has_forgotten_the_goal(ros_graph: Any
     client = _Client("find it", context=ros_graph.context)
     ros_graph.add(client.node)
     ros_graph.wait_for(lambda: navigator.goals)
-    navigator.do(navigator.server.destroy)
+    ros_graph.do(navigator.server.destroy)
     ros_graph.wait_for(lambda: not client._present)
     assert not client.ended.is_set()
-    navigator.do(navigator.offer)
+    ros_graph.do(navigator.offer)
     ros_graph.wait_for(client.ended.is_set)
     assert client.result is None
 

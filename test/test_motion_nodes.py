@@ -316,12 +316,12 @@ class Robot:
 
     def send(self, instruction: str = "find the red ball", **fields: Any) -> Any:
         goal = Navigate.Goal(instruction=instruction, **fields)
-        sent = self.client.send_goal_async(goal, lambda m: self.feedback.append(m.feedback))
-        return self.graph.result(sent)
+        send = self.client.send_goal_async
+        return self.graph.ask(send, goal, lambda m: self.feedback.append(m.feedback))
 
     def navigate(self, instruction: str = "find the red ball", **fields: Any) -> Navigate.Result:
         handle = self.send(instruction, **fields)
-        return self.graph.result(handle.get_result_async(), timeout=20.0).result
+        return self.graph.ask(handle.get_result_async, timeout=20.0).result
 
     def stands(self) -> bool:
         """Whether the last command is zero, as it must be at every end."""
@@ -462,7 +462,7 @@ def test_odometry_that_stops_stops_the_robot(graph: Any) -> None:
     handle = robot.send()
     graph.wait_for(robot.moved)
     robot.odometry_on = False
-    result = graph.result(handle.get_result_async()).result
+    result = graph.ask(handle.get_result_async).result
     assert result.status == Navigate.Result.NO_ODOMETRY
     graph.wait_for(robot.stands)
 
@@ -567,8 +567,8 @@ def test_cancel_in_the_middle_of_a_motion_stops_at_once(graph: Any) -> None:
     robot = Robot(graph, ["move forward 75 cm"], mission__executor__linear_speed=0.2)
     handle = robot.send()
     graph.wait_for(robot.moved)
-    graph.result(handle.cancel_goal_async())
-    response = graph.result(handle.get_result_async())
+    graph.ask(handle.cancel_goal_async)
+    response = graph.ask(handle.get_result_async)
     assert response.status == GoalStatus.STATUS_CANCELED
     assert response.result.status == Navigate.Result.CANCELLED
     graph.wait_for(robot.stands)
@@ -580,7 +580,7 @@ def test_deactivation_in_the_middle_of_a_motion_stops_at_once(graph: Any) -> Non
     handle = robot.send()
     graph.wait_for(robot.moved)
     robot.navigator.post(robot.navigator.trigger_deactivate)
-    result = graph.result(handle.get_result_async()).result
+    result = graph.ask(handle.get_result_async).result
     assert result.status == Navigate.Result.INACTIVE
     graph.wait_for(robot.stands)
     assert robot.navigate().status == Navigate.Result.INACTIVE
@@ -598,10 +598,10 @@ def test_a_cancel_before_the_goal_had_its_first_turn_counts(
     robot = Robot(graph, ["move forward 75 cm"])
     monkeypatch.setattr(ServerGoalHandle, "execute", lambda goal, *_: accepted.append(goal))
     handle = robot.send()
-    graph.result(handle.cancel_goal_async())
+    graph.ask(handle.cancel_goal_async)
     monkeypatch.undo()
     robot.navigator.post(execute, accepted[0])
-    response = graph.result(handle.get_result_async())
+    response = graph.ask(handle.get_result_async)
     assert response.status == GoalStatus.STATUS_CANCELED
     assert response.result.status == Navigate.Result.CANCELLED
     assert not robot.prompts
@@ -612,7 +612,7 @@ def test_a_result_goes_out_although_the_node_is_cleaned_up_at_once(graph: Any) -
     handle = robot.send()
     graph.wait_for(robot.moved)
     robot.navigator.post(robot.navigator.stop)
-    result = graph.result(handle.get_result_async()).result
+    result = graph.ask(handle.get_result_async).result
     assert result.status == Navigate.Result.INACTIVE
     robot.navigator.post(robot.navigator.start)  # and a second life
     graph.wait_for(lambda: robot.navigator.active)
@@ -644,8 +644,8 @@ def test_one_instruction_at_a_time(graph: Any) -> None:
     first = robot.send()
     graph.wait_for(lambda: robot.prompts)
     assert robot.navigate().status == Navigate.Result.BUSY
-    graph.result(first.cancel_goal_async())
-    result = graph.result(first.get_result_async()).result
+    graph.ask(first.cancel_goal_async)
+    result = graph.ask(first.get_result_async).result
     assert result.status == Navigate.Result.CANCELLED
     assert robot.navigate().status == Navigate.Result.OK
 
@@ -654,9 +654,9 @@ def test_every_goal_of_a_burst_is_answered(graph: Any) -> None:
     """More than a service's default queue holds; all but one end as BUSY."""
     robot = Robot(graph, [hangs])
     goals = [Navigate.Goal(instruction="find the red ball") for _ in range(60)]
-    sent = [robot.client.send_goal_async(goal) for goal in goals]
+    sent = [graph.do(robot.client.send_goal_async, goal) for goal in goals]
     graph.wait_for(lambda: all(future.done() for future in sent), timeout=20.0)
-    ended = [future.result().get_result_async() for future in sent]
+    ended = [graph.do(future.result().get_result_async) for future in sent]
     graph.wait_for(lambda: sum(future.done() for future in ended) == 59, timeout=20.0)
     statuses = {future.result().result.status for future in ended if future.done()}
     assert statuses == {Navigate.Result.BUSY}
@@ -731,7 +731,7 @@ def test_simulator_moves_obeys_its_watchdog_and_resets(graph: Any) -> None:
     assert room.truth[-1].pose.orientation.z != start_yaw
     stamps = [o.header.stamp.sec + o.header.stamp.nanosec * 1e-9 for o in room.odometry]
     assert stamps == sorted(stamps)
-    assert graph.result(room.reset.call_async(Trigger.Request())).success
+    assert graph.ask(room.reset.call_async, Trigger.Request()).success
     graph.wait_for(lambda: room.truth[-1].pose.orientation.z == start_yaw)
     room.node.post(room.node.set_parameters, [Parameter("seed", value=4)])
     graph.wait_for(lambda: json.loads(room.info[-1].data)["seed"] == 4)
@@ -803,7 +803,7 @@ def test_the_navigator_reaches_the_target_in_the_simulated_room(graph: Any) -> N
     client = ActionClient(room.user, Navigate, "navigate")
     graph.wait_for(client.server_is_ready)
     goal = Navigate.Goal(instruction=f"find the {room.node._room.goal.name}")
-    handle = graph.result(client.send_goal_async(goal))
-    result = graph.result(handle.get_result_async(), timeout=60.0).result
+    handle = graph.ask(client.send_goal_async, goal)
+    result = graph.ask(handle.get_result_async, timeout=60.0).result
     assert (result.status, result.error_msg) == (Navigate.Result.OK, "")
     assert reached(room.node._room, room.node._base.pose)

@@ -61,7 +61,7 @@ def test_the_emergency_stop_ends_the_goal(graph: Any) -> None:
     handle = robot.send()
     graph.wait_for(robot.moved)
     robot.permit(emergency_stop=True, reasons=["EMERGENCY_STOP"], text="pressed by me")
-    result = graph.result(handle.get_result_async(), timeout=30).result
+    result = graph.ask(handle.get_result_async, timeout=30).result
     assert (result.status, result.error_msg) == (Navigate.Result.EMERGENCY_STOP, "pressed by me")
     graph.wait_for(robot.stands)
     assert robot.x < 0.7
@@ -91,7 +91,7 @@ def test_refused_motion_is_waited_for_then_done(graph: Any) -> None:
     stopped = robot.x
     assert len(robot.prompts) == 1
     robot.permit(allowed=True, speed_limit=1.0)
-    result = graph.result(handle.get_result_async(), timeout=30).result
+    result = graph.ask(handle.get_result_async, timeout=30).result
     assert (result.status, result.steps) == (Navigate.Result.OK, 3)
     assert robot.x == pytest.approx(stopped + 0.1, abs=0.05)
 
@@ -142,7 +142,7 @@ def test_an_error_that_nobody_foresaw_stops_the_robot_and_ends_the_goal(graph: A
     handle = robot.send()
     graph.wait_for(robot.moved)
     robot.navigator._run.mission._executor._limits = None
-    result = graph.result(handle.get_result_async(), timeout=30).result
+    result = graph.ask(handle.get_result_async, timeout=30).result
     assert result.status == Navigate.Result.INTERNAL
     assert "TypeError" in result.error_msg
     graph.wait_for(robot.stands)
@@ -173,7 +173,7 @@ def test_steps_follow_one_another_without_a_pause(graph: Any) -> None:
     script = ["move forward 75 cm", "move forward 75 cm", "move forward 50 cm", "stop"]
     robot = Robot(graph, script, mission__overlap=1.0, mission__executor__linear_speed=0.5)
     handle = robot.send(max_steps=3)
-    result = graph.result(handle.get_result_async(), timeout=40).result
+    result = graph.ask(handle.get_result_async, timeout=40).result
     assert (result.status, result.steps) == (Navigate.Result.MAX_STEPS, 3)
     speeds = [c.linear.x for c in robot.commands]
     first, last = (i for i in (_first(speeds), len(speeds) - _first(speeds[::-1]) - 1))
@@ -284,7 +284,7 @@ def test_every_way_out_of_a_nav2_step_cancels_it(graph: Any) -> None:
     nav2 = Behaviors(graph, robot, ["HANG"])
 
     def cancels(handle: Any) -> None:
-        graph.result(handle.cancel_goal_async())
+        graph.ask(handle.cancel_goal_async)
 
     def deactivates(handle: Any) -> None:
         robot.navigator.post(robot.navigator.trigger_deactivate)
@@ -299,7 +299,7 @@ def test_every_way_out_of_a_nav2_step_cancels_it(graph: Any) -> None:
         handle = robot.send()
         graph.wait_for(lambda: len(nav2.goals) == number, 30)  # noqa: B023
         way(handle)
-        result = graph.result(handle.get_result_async(), timeout=30).result
+        result = graph.ask(handle.get_result_async, timeout=30).result
         assert result.status == getattr(Navigate.Result, status)
         graph.wait_for(lambda: nav2.cancelled == number, 30)  # noqa: B023
         graph.wait_for(robot.stands)
@@ -345,7 +345,7 @@ def test_increments_go_to_the_robots_obstacle_avoidance(graph: Any) -> None:
     robot.user.create_subscription(api.Request, "api/obstacles_avoid/request", obey, RESULT)
     graph.wait_for(lambda: robot.user.count_publishers("api/obstacles_avoid/request"))
     graph.wait_for(lambda: robot.user.count_subscribers("api/obstacles_avoid/response"))
-    result = graph.result(robot.send().get_result_async(), timeout=40).result
+    result = graph.ask(robot.send().get_result_async, timeout=40).result
     assert (result.status, result.error_msg, result.steps) == (Navigate.Result.OK, "", 3)
     assert robot.yaw == pytest.approx(math.radians(30))
     assert math.hypot(robot.x, robot.y) == pytest.approx(0.5)

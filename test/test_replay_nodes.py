@@ -66,12 +66,6 @@ class Robot:
         publishers = (self.texts, self.frames, self.state)
         return all(p.get_subscription_count() > 0 for p in publishers)
 
-    def in_graph(self, recorder: Recorder, call: Any) -> None:
-        """Run ``call`` in the executor's thread, as lifecycle services do."""
-        done: list[bool] = []
-        recorder.post(lambda: done.append(bool(call() or True)))
-        self.graph.wait_for(lambda: done, PATIENCE_S)
-
     def written(self, recorder: Recorder, count: int) -> None:
         """Until so many messages are in the bag."""
 
@@ -102,7 +96,7 @@ def test_topics_of_every_quality_are_recorded_as_they_come(robot: Robot, storage
     robot.written(recorder, 101)
     robot.frames.publish(String(data="best effort"))
     robot.written(recorder, 102)
-    robot.in_graph(recorder, recorder.stop)
+    robot.graph.do(recorder.stop)
     (path,) = robot.folder.iterdir()
     assert contents(path) == [
         ("/state", "latched"),
@@ -130,7 +124,7 @@ def test_a_topic_that_appears_or_changes_later_is_followed(robot: Robot) -> None
     robot.graph.wait_for(second.get_subscription_count, PATIENCE_S)
     second.publish(String(data="best effort"))
     robot.written(recorder, 3)
-    robot.in_graph(recorder, recorder.stop)
+    robot.graph.do(recorder.stop)
     (path,) = robot.folder.iterdir()
     with open_bag(path) as bag:
         told = [m.data for _, _, m in bag.messages(["/later"])]
@@ -145,7 +139,7 @@ def test_a_topic_that_comes_back_with_another_type_is_recorded(robot: Robot) -> 
     robot.graph.wait_for(first.get_subscription_count, PATIENCE_S)
     first.publish(String(data="text"))
     robot.written(recorder, 2)
-    robot.in_graph(recorder, lambda: robot.node.destroy_publisher(first))
+    robot.graph.do(robot.node.destroy_publisher, first)
     elsewhere = Context()  # one DDS participant cannot have both
     elsewhere.init(domain_id=robot.graph.domain_id)
     try:
@@ -155,7 +149,7 @@ def test_a_topic_that_comes_back_with_another_type_is_recorded(robot: Robot) -> 
         robot.written(recorder, 3)
     finally:
         elsewhere.shutdown()
-    robot.in_graph(recorder, recorder.stop)
+    robot.graph.do(recorder.stop)
     (path,) = robot.folder.iterdir()
     with open_bag(path) as bag:
         assert [m.data for _, _, m in bag.messages(["/later"])] == ["text", True]
@@ -183,7 +177,7 @@ def test_a_type_without_its_definition_costs_its_own_topic_only(
     robot.written(recorder, 2)
     level, message, _ = recorder.diagnose()
     assert (level, "/later" in message) == (Level.WARN, True)
-    robot.in_graph(recorder, recorder.stop)
+    robot.graph.do(recorder.stop)
 
 
 def test_a_topic_of_two_types_is_left_out_and_said(robot: Robot) -> None:
@@ -210,7 +204,7 @@ def test_the_parameters_of_those_who_ask_and_answer_are_recorded(robot: Robot) -
     robot.written(recorder, 2)  # the state and the parameters
     navigator.set_parameters([Parameter("answer.temperature", value=0.75)])
     robot.written(recorder, 3)
-    robot.in_graph(recorder, recorder.stop)
+    robot.graph.do(recorder.stop)
     (path,) = robot.folder.iterdir()
     with open_bag(path) as bag:
         told = [json.loads(m.data)["nodes"] for _, _, m in bag.messages(["/recording"])]
@@ -225,7 +219,7 @@ def test_large_recordings_come_in_parts(robot: Robot) -> None:
     for n in range(40):
         robot.texts.publish(String(data=f"{n}" * 5000))
     assert robot.texts.wait_for_all_acked()
-    robot.in_graph(recorder, recorder.stop)
+    robot.graph.do(recorder.stop)
     parts = sorted(robot.folder.iterdir())
     assert len(parts) == 2
     assert all(contents(part)[0] == ("/state", "latched") for part in parts)

@@ -115,9 +115,9 @@ def test_a_paused_player_feeds_a_node_that_answers_as_recorded(
     resume = peer.create_client(Resume, "/rosbag2_player/resume")
     ros_graph.wait_for(lambda: paused.service_is_ready() and resume.service_is_ready(), PATIENCE_S)
     # The answer comes only once the player knows this process's endpoints, the parser's included.
-    assert ros_graph.result(paused.call_async(IsPaused.Request()), PATIENCE_S).paused
+    assert ros_graph.ask(paused.call_async, IsPaused.Request(), timeout=PATIENCE_S).paused
     ros_graph.wait_for(lambda: peer.count_publishers("generated_text") == 1, PATIENCE_S)
-    ros_graph.result(resume.call_async(Resume.Request()), PATIENCE_S)
+    ros_graph.ask(resume.call_async, Resume.Request(), timeout=PATIENCE_S)
     assert player.wait(PATIENCE_S) == 0
     ros_graph.wait_for(lambda: len(heard) == texts, PATIENCE_S)
     ros_graph.wait_for(lambda: len(actions) == len(recorded), PATIENCE_S)
