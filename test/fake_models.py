@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from collab_llm_nodes.decoding.engine import Engine, Feed, OnExit
+from collab_llm_nodes.decoding.engine import AfterExit, Engine, Feed, OnExit, Session
 from collab_llm_nodes.decoding.rejection import own_token
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
@@ -78,16 +78,33 @@ class FakeEngine:
         feeds: Sequence[Feed],
         *,
         exits_until: float = math.inf,
-        after_exit: Callable[[int], None] = lambda layer: None,
+        after_exit: AfterExit = lambda layer, took_s: None,
     ) -> list[Tensor | Exception]:
-        results: list[Tensor | Exception] = []
-        for feed in feeds:
-            try:
-                on_exit = _watched(feed.on_exit, exits_until, after_exit)
-                results.append(feed.session.feed(feed.ids, on_exit, feed.last))
-            except Exception as error:  # noqa: BLE001  as the real one: this feed's result
-                results.append(error)
-        return results
+        failed: dict[int, Exception] = {}
+        fakes = [cast(FakeSession, feed.session) for feed in feeds]
+        before = [session.length for session in fakes]
+        for session, feed in zip(fakes, feeds, strict=True):
+            session.append(feed.ids)
+        for layer in (*self.exit_layers, self.num_layers):
+            on_exits = 0
+            for i, (session, feed) in enumerate(zip(fakes, feeds, strict=True)):
+                ended = layer == self.num_layers
+                if i in failed or not feed.keep or not (feed.on_exit or ended):
+                    continue
+                try:
+                    self.before_layer(layer)
+                    if feed.on_exit is not None and layer <= exits_until and not ended:
+                        on_exits += 1
+                        feed.on_exit(layer, session.logits(feed.keep, layer))
+                except Exception as error:  # noqa: BLE001  as the real one: this feed's result
+                    failed[i] = error
+                    session.length = before[i]
+            if on_exits:
+                after_exit(layer, 0.0)
+        return [
+            failed.get(i) or session.logits(feed.keep)
+            for i, (session, feed) in enumerate(zip(fakes, feeds, strict=True))
+        ]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return " ".join(str(t) for t in tokens)
@@ -117,19 +134,6 @@ class FakeEngine:
 def as_engine(fake: FakeEngine) -> Engine:
     """The fake in the place of a real engine, of which it has what the protocol uses."""
     return cast(Engine, fake)
-
-
-def _watched(
-    on_exit: OnExit | None, until: float, after_exit: Callable[[int], None]
-) -> OnExit | None:
-    """Sessions come one after the other here: each is the last of its layer."""
-
-    def take(layer: int, logits: Tensor) -> None:
-        if on_exit is not None and layer <= until:
-            on_exit(layer, logits)
-            after_exit(layer)
-
-    return take if on_exit is not None else None
 
 
 class FakeSession:
@@ -186,33 +190,29 @@ class FakeSession:
         return [*self._ids[: column + 1], *reversed(path)]
 
     def feed(
-        self,
-        ids: Sequence[int],
-        on_exit: Callable[[int, Tensor], None] | None = None,
-        last: int | None = None,
+        self, ids: Sequence[int], on_exit: OnExit | None = None, last: int | None = None
     ) -> Tensor:
+        own = cast(Session, self)
+        (result,) = self._engine.run([Feed(own, ids, on_exit, last)])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def append(self, ids: Sequence[int]) -> None:
+        """Begin a pass."""
         assert ids, "nothing to feed"
         if not self._open:
             self._open = True
             with self._engine._lock:
                 self._engine.alive += 1
-        keep = len(ids) if last is None else last
-        before = len(self._ids)
         self._nodes.clear()
         self._ids += ids
+
+    def logits(self, keep: int, layer: int | None = None) -> Tensor:
+        """[keep, vocab] after each of the last ``keep`` tokens, as an exit's layer sees them."""
         ends = range(len(self._ids) - keep + 1, len(self._ids) + 1)
-        if not keep:
-            return torch.empty(0, VOCAB)
-        try:
-            for layer in self._engine.exit_layers if on_exit else ():
-                self._engine.before_layer(layer)
-                assert on_exit is not None
-                on_exit(layer, torch.stack([self._logits(end, layer) for end in ends]))
-            self._engine.before_layer(self._engine.num_layers)
-        except BaseException:  # as the engine: the session is as it was
-            del self._ids[before:]
-            raise
-        return torch.stack([self._logits(end) for end in ends])
+        rows = [self._engine.logits(self._ids[:end], layer) for end in ends]
+        return torch.stack(rows) if rows else torch.empty(0, VOCAB)
 
     def look(self) -> None:
         pass
@@ -223,9 +223,6 @@ class FakeSession:
             with self._engine._lock:
                 self._engine.alive -= 1
             self._engine.freed.put(None)
-
-    def _logits(self, end: int, layer: int | None = None) -> Tensor:
-        return self._engine.logits(self._ids[:end], layer)
 
 
 class VerifierProcess:

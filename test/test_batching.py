@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -205,6 +206,17 @@ class Passes(FakeEngine):
         self.hold = threading.Event()
         self.hold.set()
 
+    @contextlib.contextmanager
+    def held(self, start: Callable[[], object]) -> Iterator[None]:
+        """The pass that ``start`` causes ends with the context."""
+        self.hold.clear()
+        while self.entered.acquire(blocking=False):
+            pass
+        start()
+        assert self.entered.acquire(timeout=WAIT_S)
+        yield
+        self.hold.set()
+
     def run(self, feeds: Sequence[Feed], **exits: Any) -> list[Tensor | Exception]:
         self.sizes.append(tuple(len(feed.ids) for feed in feeds))
         self.entered.release()
@@ -299,18 +311,13 @@ def share_a_pass(
     engine: Passes, server: ServerHandle, first: Robot, others: Sequence[tuple[Robot, Draft]]
 ) -> None:
     """Have ``others`` send while a pass for ``first`` is held up."""
-    engine.hold.clear()
-    while engine.entered.acquire(blocking=False):
-        pass
-    first.send(Draft(0, 0, (5,)))
-    assert engine.entered.acquire(timeout=WAIT_S)
-    for robot, draft in others:
-        robot.send(draft)
-    inbox = server._server.verifier._compute._inbox
-    deadline = time.monotonic() + WAIT_S
-    while len(inbox) < len(others):  # all are at the compute thread's door
-        assert time.monotonic() < deadline
-    engine.hold.set()
+    with engine.held(lambda: first.send(Draft(0, 0, (5,)))):
+        for robot, draft in others:
+            robot.send(draft)
+        inbox = server._server.verifier._compute._inbox
+        deadline = time.monotonic() + WAIT_S
+        while len(inbox) < len(others):  # all are at the compute thread's door
+            assert time.monotonic() < deadline
 
 
 def test_drafts_that_come_during_a_pass_share_the_next(serve: Serve, join: Join) -> None:
@@ -385,22 +392,17 @@ def test_a_long_prompt_is_read_in_parts_and_verdicts_go_on(serve: Serve, join: J
     quick, slow = join(server), join(server)
     quick.send(OPEN)
     quick.skip_to(Opened)
-    engine.hold.clear()
-    while engine.entered.acquire(blocking=False):
-        pass
-    quick.send(Draft(0, 0, ()))
-    assert engine.entered.acquire(timeout=WAIT_S)
-    engine.sizes.clear()
-    replay = engine.answer(encode(Prompt(OPEN.text)), GREEDY, 24)[:5]
-    slow.send(replace(OPEN, replay=replay, round=3))
-    inbox = server._server.verifier._compute._inbox
-    deadline = time.monotonic() + WAIT_S
-    while not inbox:
-        assert time.monotonic() < deadline
-    quick.send(Draft(1, 1, ()))
-    while len(inbox) < 2:
-        assert time.monotonic() < deadline
-    engine.hold.set()
+    with engine.held(lambda: quick.send(Draft(0, 0, ()))):
+        engine.sizes.clear()
+        replay = engine.answer(encode(Prompt(OPEN.text)), GREEDY, 24)[:5]
+        slow.send(replace(OPEN, replay=replay, round=3))
+        inbox = server._server.verifier._compute._inbox
+        deadline = time.monotonic() + WAIT_S
+        while not inbox:
+            assert time.monotonic() < deadline
+        quick.send(Draft(1, 1, ()))
+        while len(inbox) < 2:
+            assert time.monotonic() < deadline
     quick.skip_to(Verdict)
     assert quick.skip_to(Verdict).round == 1
     slow.skip_to(Opened)
@@ -519,29 +521,6 @@ def test_a_flood_between_two_verdicts_is_refused_and_others_go_on(serve: Serve, 
     assert flood.skip_to(Failure).code == "BUSY"
     calm.send(Draft(0, 0, ()))
     assert calm.skip_to(Verdict).round == 0
-
-
-def test_exits_that_precede_the_verdict_by_too_little_are_not_taken(
-    serve: Serve, join: Join, still: StillClock
-) -> None:
-    def layers_taken(min_lead_s: float) -> set[int]:
-        server = serve(
-            FakeEngine(1), emulated_compute_s=0.08, exits=ExitConfig(min_lead_s=min_lead_s)
-        )
-        robot = join(server)
-        robot.send(OPEN, Draft(0, 0, (5, 6)))  # its pass tells how long passes take
-        verdict = robot.skip_to(Verdict)
-        layers = set()
-        for round_ in range(1, 4):
-            robot.send(Draft(round_, round_ + len(verdict.tokens) - 1, ()))
-            while not isinstance(message := robot.next(), Verdict):
-                assert isinstance(message, EarlyExit)
-                layers.add(message.layer)
-        return layers
-
-    assert layers_taken(10.0) == set()
-    assert layers_taken(0.0) == {1, 2, 3}
-    assert layers_taken(0.05) == {1}  # of 4 layers, 80 ms: 60 ms ahead; layer 2 only 40
 
 
 def test_exits_do_not_seem_worth_sending_because_they_take_long(
@@ -877,12 +856,50 @@ class Posted:
 
 
 def compute_of(engine: FakeEngine, **options: Any) -> Compute:
-    options = {"max_sessions": 1, "batch": BatchConfig(), **options}
-    return Compute(as_engine(engine), exits=TAKE_ALL_EXITS, **options)
+    options = {"max_sessions": 1, "batch": BatchConfig(), "exits": TAKE_ALL_EXITS, **options}
+    return Compute(as_engine(engine), **options)
 
 
-def target_of(engine: FakeEngine) -> TargetSession:
-    return TargetSession(as_engine(engine), encode(Prompt(OPEN.text)), OPEN)
+def target_of(engine: FakeEngine, text: str = OPEN.text) -> TargetSession:
+    return TargetSession(as_engine(engine), encode(Prompt(text)), OPEN)
+
+
+@pytest.mark.parametrize("all_at_once", [True, False])
+def test_in_a_shared_pass_each_hears_what_it_would_alone(
+    monkeypatch: pytest.MonkeyPatch, all_at_once: bool
+) -> None:
+    """Also if there is no memory to judge all of them at once."""
+    engine = Passes()
+    compute = compute_of(engine, max_sessions=8, batch=BatchConfig(max_wait_s=0.0))
+
+    def opened(text: str) -> Posted:
+        robot = Posted()
+        compute.open(robot, target_of(engine, text))
+        assert isinstance(robot.next(), Opened)
+        return robot
+
+    def heard(robot: Posted) -> list[tuple[Any, ...]]:
+        found = []
+        while isinstance(message := robot.next(), EarlyExit):
+            found.append((message.layer, message.tokens, message.accepted, message.confidence))
+        assert isinstance(message, Verdict)
+        return [*found, (message.tokens, message.accepted)]
+
+    drafts = {"go": Draft(0, 0, (5, 6)), "turn": Draft(0, 0, (7,)), "stop": Draft(0, 0, (8, 9, 3))}
+    alone = {}
+    for text, draft in drafts.items():
+        compute.draft(robot := opened(text), draft)
+        alone[text] = heard(robot)
+    assert all(len(each) == 4 for each in alone.values()), "three exits and a verdict"
+    robots = {text: opened(text) for text in drafts}
+    if not all_at_once:
+        monkeypatch.setattr(compute_module, "tops_of", lambda *_, **__: 1 / 0)
+    with engine.held(lambda: compute.open(Posted(), target_of(engine))):
+        for text, robot in robots.items():
+            compute.draft(robot, drafts[text])
+    assert {text: heard(robot) for text, robot in robots.items()} == alone
+    assert engine.sizes[-1] == (3, 2, 4)
+    assert compute.stop(WAIT_S)
 
 
 def test_a_pass_takes_the_emulated_time_however_many_share_it(still: StillClock) -> None:
@@ -897,22 +914,38 @@ def test_a_pass_takes_the_emulated_time_however_many_share_it(still: StillClock)
     for robot in robots:
         compute.open(robot, target_of(engine))
         assert isinstance(robot.next()[1], Opened)
-    while engine.entered.acquire(blocking=False):
-        pass
-    engine.hold.clear()
-    compute.open(Posted(), target_of(engine))  # its prompt is read while the drafts come
-    assert engine.entered.acquire(timeout=WAIT_S)
-    started = still.monotonic() + 0.2
-    for robot in robots:
-        compute.draft(robot, Draft(0, 0, (5, 6)))
-    engine.hold.set()
+    with engine.held(lambda: compute.open(Posted(), target_of(engine))):
+        started = still.monotonic() + 0.2
+        for robot in robots:
+            compute.draft(robot, Draft(0, 0, (5, 6)))
     for robot in robots:
         while isinstance((heard := robot.next())[1], EarlyExit):
             at, early = heard
-            assert 0.05 * early.layer - 1e-9 < at - started < 0.19, "of 4 layers"
+            assert at - started == pytest.approx(0.05 * early.layer), "of 4 layers"
         at, verdict = heard
         assert isinstance(verdict, Verdict)
         assert (at - started, verdict.compute_s) == pytest.approx((0.2, 0.2))
+    assert compute.stop(WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("min_lead_s", "taken"),
+    [(10.0, []), (0.0, [1, 2, 3]), (0.05, [1])],  # of 4 layers, 80 ms: 60, 40 and 20 ms ahead
+)
+def test_exits_that_precede_the_verdict_by_too_little_are_not_taken(
+    still: StillClock, min_lead_s: float, taken: list[int]
+) -> None:
+    engine, exits = FakeEngine(1), ExitConfig(min_lead_s=min_lead_s)
+    compute = compute_of(engine, exits=exits, emulated_compute_s=0.08)
+    robot, start = Posted(), 0
+    compute.open(robot, target_of(engine))
+    for round_ in range(3):  # the first pass tells how long passes take
+        compute.draft(robot, Draft(round_, start, ()))
+        layers = []
+        while not isinstance(message := robot.next(), Verdict):
+            layers += [message.layer] if isinstance(message, EarlyExit) else []
+        start += len(message.tokens)
+        assert layers == (taken if round_ else [1, 2, 3])
     assert compute.stop(WAIT_S)
 
 
@@ -925,16 +958,11 @@ def test_who_waits_for_the_verifier_is_not_silent(serve: Serve, join: Join) -> N
     robot = join(server)
     robot.send(OPEN)
     robot.skip_to(Opened)
-    while engine.entered.acquire(blocking=False):
-        pass
-    engine.hold.clear()
-    robot.send(Draft(0, 0, ()))
-    assert engine.entered.acquire(timeout=WAIT_S)
-    inbox = server._server.verifier._compute._inbox
-    deadline = time.monotonic() + WAIT_S
-    while len(inbox) < 2 and robot.replies.is_active():  # asked twice whether it is silent
-        assert time.monotonic() < deadline
-    engine.hold.set()
+    with engine.held(lambda: robot.send(Draft(0, 0, ()))):
+        inbox = server._server.verifier._compute._inbox
+        deadline = time.monotonic() + WAIT_S
+        while len(inbox) < 2 and robot.replies.is_active():  # asked twice whether it is silent
+            assert time.monotonic() < deadline
     assert isinstance(robot.next_but(EarlyExit), Verdict)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
-from torch import Tensor
 from typer.testing import CliRunner
 
 from collab_llm_nodes.bench import engine
@@ -23,9 +23,9 @@ def test_the_benchmark_measures_what_it_names(
     previewed: Counter[int] = Counter()
     preview = VerifierSession.preview
 
-    def counted(self: VerifierSession, layer: int, logits: Tensor) -> EarlyExit:
+    def counted(self: VerifierSession, layer: int, *args: Any) -> EarlyExit:
         previewed[layer] += 1
-        return preview(self, layer, logits)
+        return preview(self, layer, *args)
 
     monkeypatch.setattr(VerifierSession, "preview", counted)
     plot = tmp_path / "engine.png"

@@ -477,12 +477,16 @@ def test_what_all_sessions_show_at_an_exit_can_be_taken_together() -> None:
             )
         return found
 
-    engine.run(feeds(), after_exit=lambda layer: order.append(f"all {layer}"))
+    def all_shown(layer: int, took_s: float) -> None:
+        assert took_s > 0
+        order.append(f"all {layer}")
+
+    engine.run(feeds(), after_exit=all_shown)
     assert order == ["a 1", "b 1", "all 1", "a 2", "b 2", "all 2"]
-    engine.run(feeds(), after_exit=lambda layer: order.append(f"all {layer}"), exits_until=1.5)
+    engine.run(feeds(), after_exit=all_shown, exits_until=1.5)
     assert order == ["a 1", "b 1", "all 1"]
 
-    def fail(layer: int) -> None:
+    def fail(layer: int, took_s: float) -> None:
         raise ValueError("nobody wants it")
 
     both = feeds()

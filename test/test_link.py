@@ -723,13 +723,17 @@ def test_the_cache_never_gives_what_belongs_to_another_answer(
 def test_tops_are_those_of_each_row_and_a_row_that_says_nothing_spoils_no_other() -> None:
     nan, inf = math.nan, math.inf
     first = torch.tensor([[0.0, 2.0, 2.0], [1.0, -inf, 0.0]])
-    second = torch.tensor([[0.0, nan, 1.0], [0.0, inf, 1.0], [-inf, -inf, -inf], [-inf, 3.0, -inf]])
-    for part, tops in zip((first, second), tops_of([first, second]), strict=True):
+    second = torch.tensor([[0.0, nan, 1.0], [0.0, inf, 1.0], [-inf, -inf, -inf]])
+    third = torch.tensor([[-inf, 3.0, -inf]])
+    parts = first, second, third
+    for part, tops in zip(parts, tops_of(parts, probabilities=True), strict=True):
         assert tops.tokens == part.argmax(dim=-1).tolist()
+        assert tops.sound == (part is not second)
         expected = part.softmax(dim=-1).amax(dim=-1)
         np.testing.assert_allclose(tops.probabilities, expected)
-        assert tops_of([part])[0].tokens == tops.tokens
-    assert [math.isnan(p) for p in tops.probabilities] == [True, True, True, False]
+        assert tops_of([part]) == [tops._replace(probabilities=[])]
+    for row in second:
+        assert not tops_of([row[None]])[0].sound
     assert tops_of([]) == []
 
 

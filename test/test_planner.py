@@ -15,7 +15,7 @@ from torch import Tensor
 from collab_llm_nodes.bench.cost import PROVIDERS, api_cost
 from collab_llm_nodes.bench.emulation import PacedEngine, batch_factor
 from collab_llm_nodes.decoding.engine import Engine
-from collab_llm_nodes.decoding.rejection import propose, verify_chain
+from collab_llm_nodes.decoding.rejection import propose, verify_chain, verify_own
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution, to_wire
 from collab_llm_nodes.edge_cloud.ahead import MAX_AHEAD_ENTRIES, AheadConfig
 from collab_llm_nodes.edge_cloud.client import ClientConfig, DraftJob, EdgeClient
@@ -307,9 +307,33 @@ def test_drafts_that_end_with_the_answer_are_shorter_and_give_less() -> None:
         p.on_draft(2, 4)  # two of three tokens end a draft
     fewer = 1 + 1 / 3 + 1 / 9 + 1 / 27
     assert p.tokens(4) == pytest.approx(fewer, rel=0.02)
-    assert p.tau(4) == pytest.approx(1.0 + fewer, rel=0.02)
+    assert p.tau(4) == pytest.approx(1.5, rel=0.02), "nothing follows an end"
     saved = whole_s - round_seconds(p, Mode(4), 3)
     assert saved == pytest.approx((4 - fewer) * GO2["t_p"], rel=0.02)
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 4, 8])
+def test_tau_and_the_length_of_drafts_are_what_was_seen(gamma: int) -> None:
+    """Tokens are ends and draft tokens wrong by chance; the real law judges."""
+    rng, p = np.random.default_rng(1), Profile()
+    drafted, gained = [], []
+    for _ in range(4000):
+        own = [EOS if rng.random() < 0.2 else 1 for _ in range(gamma + 1)]
+        draft = [token if rng.random() < 0.9 else 2 for token in own[:gamma]]
+        if EOS in draft:
+            del draft[draft.index(EOS) + 1 :]
+        outcome = verify_own(own, draft, frozenset({EOS}))
+        tokens = (*draft[: outcome.accepted], *[outcome.next_token] * (outcome.next_token >= 0))
+        p.on_draft(len(draft), gamma)
+        p.on_verdict(Draft(0, 0, tuple(draft)), Verdict(0, tokens, outcome.accepted, False, 0.1))
+        drafted.append(len(draft))
+        gained.append(len(tokens))
+    assert p.tau(gamma) == pytest.approx(np.mean(gained), rel=0.12 if gamma == 1 else 0.06)
+    if gamma > 1:  # drafts of one token show no ends
+        assert p.tokens(gamma) == pytest.approx(np.mean(drafted), rel=0.04)
+        before = p.tokens(8)
+        p.on_draft(1, 1)
+        assert p.tokens(8) == before
 
 
 def test_tau_is_the_sum_of_the_chances_to_get_that_far() -> None:

@@ -11,7 +11,6 @@ import os
 import queue
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -131,7 +130,7 @@ class Cluster:
     """``collab-llm verifier --ray --replicas 2`` in a session of its own (as setsid makes it)."""
 
     def __init__(self, folder: Path) -> None:
-        self.port, self.metrics_port = free_port(), _two_free_ports()
+        self.port, self.metrics_port = free_port(), free_port(count=2)
         config = {
             "model": {"path": "nav-target"},
             "token": TOKEN,
@@ -260,16 +259,6 @@ def _environment(folder: Path) -> dict[str, str]:
     }
     mine |= {"RAY_TMPDIR": str(folder), "RAY_AUTH_TOKEN": uuid.uuid4().hex, "OMP_NUM_THREADS": "1"}
     return {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | mine
-
-
-def _two_free_ports() -> int:
-    """A free port below another free one."""
-    while True:
-        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            second.bind(("127.0.0.1", port + 1))
-            return port
 
 
 def _metric(port: int, name: str) -> float:

@@ -7,7 +7,6 @@ import gc
 import math
 import queue
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -35,6 +34,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution, to_wire
+from collab_llm_nodes.demo.processes import free_port
 from collab_llm_nodes.edge_cloud.link import LinkConfig
 from collab_llm_nodes.edge_cloud.messages import (
     ClientMessage,
@@ -159,12 +159,6 @@ def opened_session(client: VerifierClient, opened: Open = OPEN) -> tuple[Session
     session = client.open(opened, inbox.put)
     assert inbox.get(Opened).prompt_tokens == len(PROMPT_IDS) + 4
     return session, inbox
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Gate:

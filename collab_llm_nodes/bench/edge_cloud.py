@@ -120,8 +120,9 @@ def run_edge_cloud(
     Returns:
         ``points.<point>.<mode>`` (tau about 2.9) and ``embedded_pair.<point>.<mode>`` with
         ``ms_per_token, predicted_ms_per_token, tau, hit_rate, miss_rate, mean_exit_layer, rounds,
-        pushed, bytes, output_mismatches, profile`` (what it was predicted from) and ``stolen``
-        (processors that other virtual machines took meanwhile); ``as_is.<mode>`` and
+        pushed, bytes, output_mismatches, drafting_ms_per_round`` (with the verifier idle),
+        ``profile`` (see ``_profile``) and ``stolen`` (processors that other virtual machines took
+        meanwhile); ``as_is.<mode>`` and
         ``transformers_ms_per_token``;
         ``speedups``; ``api_cost`` (paper 003, Table 1); ``ablations`` (Figure 4 and Table 7).
     """
@@ -281,6 +282,7 @@ def _row(
         "hit_rate": total.hit_rate,
         "miss_rate": 1.0 - total.hit_rate,
         "mean_exit_layer": total.mean_exit_layer,
+        "drafting_ms_per_round": 1e3 * total.draft_s / total.rounds,
         "rounds": total.rounds,
         "pushed": total.pushed,
         "bytes": total.bytes_up + total.bytes_down,
@@ -323,7 +325,7 @@ def _predicted(
 
 
 def _profile(profile: Profile) -> dict[str, float]:
-    """What predictions are made of: seconds and shares as they were at the run's end."""
+    """What the planner had measured by the run's end [s, shares]; see :func:`_predicted`."""
     means = {f.name: getattr(profile, f.name) for f in fields(profile)}
     return {name: mean.value for name, mean in means.items() if isinstance(mean, Mean)}
 

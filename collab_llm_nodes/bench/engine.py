@@ -41,7 +41,7 @@ from collab_llm_nodes.edge_cloud.drafter import Drafter, DrafterConfig
 from collab_llm_nodes.edge_cloud.messages import Draft, Open
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.runner import InProcessRunner
-from collab_llm_nodes.edge_cloud.server import VerifierSession
+from collab_llm_nodes.edge_cloud.server import VerifierSession, tops_of
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
@@ -336,19 +336,29 @@ def _sessions(models: _Models, repeats: int, prompts: Sequence[Prompt]) -> dict[
     sessions = [_filled(engine, encode(p, loaded)) for p in several]
     lengths = [session.length for session in sessions]
 
-    previews = [_preview(engine) for _ in sessions]
+    states = [_verifying(engine) for _ in sessions]
 
-    def verify(count: int, on_exits: Sequence[OnExit | None]) -> Callable[[], None]:
+    def verify(count: int, exits: bool) -> Callable[[], None]:
+        shown: list[Tensor] = []
+
+        def judge(layer: int, took_s: float) -> None:
+            for state, logits, tops in zip(
+                states, shown, tops_of(shown, probabilities=True), strict=False
+            ):
+                state.preview(layer, logits, tops)
+            shown.clear()
+
         def run() -> None:
             for session, length in zip(sessions, lengths, strict=True):
                 session.length = length
-            verified = list(zip(sessions, on_exits, strict=True))[:count]
-            engine.run([Feed(s, [9] * (GAMMA + 1), on_exit) for s, on_exit in verified])
+            show = (lambda layer, logits: shown.append(logits)) if exits else None
+            feeds = [Feed(session, [9] * (GAMMA + 1), show) for session in sessions[:count]]
+            engine.run(feeds, after_exit=judge)
 
         return run
 
-    timed = {f"{n}": verify(n, [None] * len(sessions)) for n in SESSIONS}
-    heard = {f"{n} exits": verify(n, previews) for n in SESSIONS}
+    timed = {f"{n}": verify(n, exits=False) for n in SESSIONS}
+    heard = {f"{n} exits": verify(n, exits=True) for n in SESSIONS}
     found = {k: 1e3 * s for k, s in medians({**timed, **heard}, repeats).items()}
     return {
         "ms": {k: found[k] for k in timed},
@@ -416,18 +426,24 @@ def _verification(
 
 
 def _preview(engine: Engine, sampling: SamplingConfig = SamplingConfig()) -> OnExit:  # noqa: B008
-    """What a verifier does at each exit: the outcome and its confidence."""
+    """What a verifier does at each exit of one session: the outcome and its confidence."""
+    state = _verifying(engine, sampling)
+
+    def preview(layer: int, logits: Tensor) -> None:
+        state.preview(layer, logits)
+
+    return preview
+
+
+def _verifying(engine: Engine, sampling: SamplingConfig = SamplingConfig()) -> VerifierSession:  # noqa: B008
+    """A session with a draft of ``GAMMA`` tokens under verification."""
     opened = Open("", (), sampling, MAX_TOKENS, vocabulary="")
     state = VerifierSession(opened, eos=engine.eos, vocab_size=engine.vocab_size)
     law = to_wire(np.full(engine.vocab_size, 1 / engine.vocab_size), DrafterConfig().max_support)
     probs = (law,) * GAMMA if sampling.sends_probabilities else None
     state.offer(Draft(0, 0, (9,) * GAMMA, probs))
     state.begin()
-
-    def preview(layer: int, logits: Tensor) -> None:
-        state.preview(layer, logits)
-
-    return preview
+    return state
 
 
 def _filled(engine: Engine, prompt: EncodedPrompt) -> Session:

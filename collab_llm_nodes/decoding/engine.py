@@ -7,6 +7,7 @@ several threads may each drive their own sessions on one engine.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.models.vocabulary import vocabulary_hash, vocabulary_size
 
 OnExit = Callable[[int, Tensor], None]
+AfterExit = Callable[[int, float], None]
 BACKENDS = ("auto", "static", "eager")
 
 
@@ -116,14 +118,15 @@ class Engine:
         feeds: Sequence[Feed],
         *,
         exits_until: float = math.inf,
-        after_exit: Callable[[int], None] = lambda layer: None,
+        after_exit: AfterExit = lambda layer, took_s: None,
     ) -> list[Tensor | Exception]:
         """One forward pass over several sessions, of any lengths and numbers of new tokens.
 
         Args:
             exits_until: exits of deeper layers do not fire.
-            after_exit: called as ``after_exit(layer)`` when every ``on_exit`` of the layer has
-                been. What it raises ends the pass and is raised.
+            after_exit: called as ``after_exit(layer, took_s)`` when every ``on_exit`` of the layer
+                has been; ``took_s`` is what the exits there have taken. What it raises ends the
+                pass and is raised.
 
         Returns:
             For each feed, in order, its logits [last, V], or the exception that ended it: those of
@@ -154,7 +157,7 @@ class Engine:
 
     @torch.inference_mode()
     def _pass(
-        self, feeds: Sequence[Feed], exits_until: float, after_exit: Callable[[int], None]
+        self, feeds: Sequence[Feed], exits_until: float, after_exit: AfterExit
     ) -> list[Tensor | Exception]:
         embedded = self._embed([token for feed in feeds for token in feed.ids])
         chunks, row = [], 0
@@ -202,7 +205,7 @@ class _Watch:
         feeds: Sequence[Feed],
         scorer: ExitScorer,
         until: float,
-        after_exit: Callable[[int], None],
+        after_exit: AfterExit,
     ) -> None:
         self._feeds = feeds
         self._until = until
@@ -220,6 +223,9 @@ class _Watch:
     def after_layer(self, layer: int, hidden: Tensor) -> None:
         if not self.listening or layer > self._until:
             return
+        if hidden.device.type != "cpu":  # the layers before do not count
+            torch.accelerator.synchronize(hidden.device)
+        begun = time.perf_counter()
         logits = self._exits.logits(layer, hidden, self.listening)
         for i, own in zip(tuple(self.listening), logits, strict=True):
             on_exit = self._feeds[i].on_exit
@@ -229,7 +235,7 @@ class _Watch:
             except Exception as error:  # noqa: BLE001 - ends this feed only
                 self.failed[i] = error
                 self.listening.remove(i)
-        self._after_exit(layer)
+        self._after_exit(layer, time.perf_counter() - begun)
         if len(self.failed) == len(self._feeds):
             raise _NoneLeft
 

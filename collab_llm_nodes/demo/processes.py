@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import random
 import shutil
 import signal
 import socket
@@ -19,6 +21,8 @@ from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
 from collab_llm_nodes.verifier.client import VerifierClient
 
 START_DEADLINE_S = 120.0
+
+_ports = itertools.count(random.randrange(20_000, 30_000))
 
 
 class Process:
@@ -107,8 +111,15 @@ def wait_for_verifier(client: VerifierClient, process: Process) -> None:
                 raise
 
 
-def free_port() -> int:
-    """A TCP port nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(count: int = 1) -> int:
+    """A TCP port nobody listens on just now; ``count``: and so many in a row.
+
+    Below those that systems give to connections, or one might take it while a process that is to
+    listen there starts.
+    """
+    while True:
+        ports = list(itertools.islice(_ports, count))
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for port in ports:
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return ports[0]

@@ -181,6 +181,7 @@ class EdgeLoop:
         if job.round and client.gamma:
             client.metrics.cache_lookups += 1
             client.metrics.cache_hits += ready
+        self._profile.on_draft(len(draft.tokens), job.gamma)
         self._outlook.take_off(job, draft)
 
     def _learn(self, verdict: Verdict) -> None:
@@ -189,7 +190,6 @@ class EdgeLoop:
         assert draft is not None
         waited = self._verdict_at - self._taken_off
         self.client.metrics.wait_s += waited
-        self._profile.on_draft(len(draft.tokens), self.client.gamma)
         self._profile.on_verdict(draft, verdict)
         if self._asked:
             self._profile.on_round_trip(waited, verdict)

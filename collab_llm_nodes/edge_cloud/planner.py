@@ -62,7 +62,7 @@ class Profile:
         step: a step that looks ahead: such a pass over several continuations, and all around it.
         t_q1, t_q: a pass of the target over one token, and over a draft, waiting for it included.
         drafted: tokens of those drafts.
-        ends: whether a drafted token was the answer's last.
+        ends: whether a drafted token ends the answer, and so the draft.
         rtt: from draft to verdict, less what the verifier took (2 T_c); until a round has shown it,
             the first verdict's, which also waits for the prefill.
         accepted: by position in the draft: whether its token was accepted, all before it being so.
@@ -104,9 +104,9 @@ class Profile:
             self.accepted[i].add(float(i < verdict.accepted))
 
     def on_draft(self, tokens: int, gamma: int) -> None:
-        """A draft of up to ``gamma`` tokens has ``tokens``."""
-        for i in range(1, tokens + 1):
-            self.ends.add(float(i == tokens < gamma))
+        """A draft of up to ``gamma`` tokens has ``tokens``; its last place shows no end."""
+        for i in range(1, min(tokens, gamma - 1) + 1):
+            self.ends.add(float(i == tokens))
 
     def on_round_trip(self, waited_s: float, verdict: Verdict) -> None:
         """The verdict on a draft that was sent when the verifier had nothing of ours to do."""
@@ -147,8 +147,8 @@ class Profile:
         tau = reached = 1.0
         for mean in self.accepted[:gamma]:
             reached *= mean.value if mean.count >= 8 else overall
+            reached *= 1.0 - self.ends.value  # nothing follows an end
             tau += reached
-            reached *= 1.0 - self.ends.value
         return tau
 
 

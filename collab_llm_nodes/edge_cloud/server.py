@@ -55,27 +55,37 @@ class ExitConfig:
 
 
 class Tops(NamedTuple):
-    """The most likely token of each row of logits (the first in a tie), and its softmax.
+    """The most likely token of each row of logits (the first in a tie).
 
-    NaN where a row has a NaN or +inf, or nothing finite: it says nothing.
+    Attributes:
+        sound: no row has a NaN or +inf, or nothing finite; else they say nothing.
+        probabilities: of the tokens, by softmax; empty unless asked for.
     """
 
     tokens: list[int]
+    sound: bool
     probabilities: list[float]
 
 
-def tops_of(parts: Sequence[Tensor]) -> list[Tops]:
-    """Of several logits [rows, vocabulary], fetched from the device at once."""
+def tops_of(parts: Sequence[Tensor], *, probabilities: bool = False) -> list[Tops]:
+    """Of several logits [rows, vocabulary], fetched from the device at once.
+
+    Args:
+        probabilities: find them, too; that takes several times as long.
+    """
     if not parts:
         return []
-    logits = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-    best = logits.max(dim=-1).indices
-    shares = torch.softmax(logits.float(), dim=-1).gather(1, best[:, None])[:, 0]
-    tokens, probabilities, row = best.tolist(), shares.tolist(), 0
-    found = []
+    best = [part.max(dim=-1) for part in parts]
+    tokens = torch.cat([b.indices for b in best])
+    shares: list[float] = []
+    if probabilities:
+        logits = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+        shares = logits.float().softmax(dim=-1).gather(1, tokens[:, None])[:, 0].tolist()
+    finite, ids = torch.cat([b.values for b in best]).isfinite().tolist(), tokens.tolist()
+    found, row = [], 0
     for part in parts:
         rows = slice(row, row := row + len(part))
-        found.append(Tops(tokens[rows], probabilities[rows]))
+        found.append(Tops(ids[rows], all(finite[rows]), shares[rows]))
     return found
 
 
@@ -181,12 +191,12 @@ class VerifierSession:
         Args:
             layer: index of the exit.
             logits: [gamma + 1, vocabulary].
-            tops: of ``logits``, if the caller has them.
+            tops: of ``logits``, with probabilities, if the caller has them.
 
         Raises:
             ModelError: the logits say nothing.
         """
-        tops = tops or tops_of([logits])[0]
+        tops = tops or tops_of([logits], probabilities=True)[0]
         draft, tokens, accepted, finished = self._judge(logits, tops)
         sure = tops.probabilities[: len(tokens)]
         confidence = math.prod(sure) if self._exits.confidence == "joint" else max(sure)
@@ -227,7 +237,7 @@ class VerifierSession:
             raise ProtocolError("no draft is under verification", field="round")
         if sampling.greedy:
             tops = tops or tops_of([logits])[0]
-            check_finite(not any(map(math.isnan, tops.probabilities)))
+            check_finite(tops.sound)
             outcome = verify_own(tops.tokens, draft.tokens, self._eos)
         else:
             outcome = verify_chain(

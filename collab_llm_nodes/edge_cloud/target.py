@@ -17,6 +17,7 @@ from torch import Tensor
 from collab_llm_nodes.decoding.engine import Engine, Feed, OnExit
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
 from collab_llm_nodes.edge_cloud.server import ExitConfig, Tops, VerifierSession
+from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 log = logging.getLogger(__name__)
@@ -93,12 +94,13 @@ class TargetSession:
 
     def preview(self, layer: int, logits: Tensor, tops: Tops | None = None) -> EarlyExit | None:
         """As ``VerifierSession.preview``; None if the exit cannot be read, such as an adapter's
-        beyond fp16. The log has one line for a session: the verdict may be sound all the same."""
+        beyond fp16. The log tells once for a session: the verdict may be sound all the same."""
         try:
             return self._state.preview(layer, logits, tops)
-        except Exception as error:  # noqa: BLE001  whatever it is, only the verdict matters
+        except Exception as error:  # whatever it is, only the verdict matters
             if not self._dropped:
-                log.warning("early exits are dropped: layer %d: %s", layer, error)
+                fault = None if isinstance(error, ModelError) else error
+                log.warning("early exits are dropped: layer %d: %s", layer, error, exc_info=fault)
             self._dropped = True
             return None
 

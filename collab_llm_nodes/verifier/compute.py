@@ -251,7 +251,7 @@ class Compute:
         compute_s = time.monotonic() - run.started
         if batch.drafts:
             # Without what exits took: they must not seem worth sending because they are sent.
-            alone_s, old = compute_s - run.exits_s, self._expected_s
+            alone_s, old = max(compute_s - run.exits_s, self._emulated_s), self._expected_s
             self._expected_s = alone_s if math.isinf(old) else 0.75 * old + 0.25 * alone_s
         for part, result in zip(run.parts, results, strict=True):
             own = tops.get(part.client)
@@ -265,8 +265,8 @@ class Compute:
 
     def _tops(
         self, parts: Sequence[_Part], results: Sequence[Tensor | Exception]
-    ) -> dict[Client, Tops]:
-        """Of the logits of those who need no more, fetched from the device at once."""
+    ) -> dict[Client, Tops | None]:
+        """Of the logits of those who need no more."""
         judged = {
             part.client: result
             for part, result in zip(parts, results, strict=True)
@@ -274,7 +274,7 @@ class Compute:
             and len(result)
             and self._sessions[part.client].target.greedy
         }
-        return dict(zip(judged, tops_of(list(judged.values())), strict=True))
+        return dict(zip(judged, _tops_of(list(judged.values())), strict=True))
 
     def _after(
         self,
@@ -323,6 +323,14 @@ class Compute:
 
 def _no_longer() -> Unavailable:
     return Unavailable("the verifier has failed", field="session", remedy="try again, or another")
+
+
+def _tops_of(parts: Sequence[Tensor], *, probabilities: bool = False) -> Sequence[Tops | None]:
+    """As ``tops_of``; without them each session finds its own, and nobody suffers from others'."""
+    try:
+        return tops_of(parts, probabilities=probabilities)
+    except Exception:  # noqa: BLE001  such as no memory for all at once
+        return [None] * len(parts)
 
 
 class _Inbox:
@@ -404,17 +412,17 @@ class _Pass:
         self._sleep_until(self._engine.num_layers)
         return results
 
-    def _post_exits(self, layer: int) -> None:
+    def _post_exits(self, layer: int, took_s: float) -> None:
         """Judge what all sessions show at ``layer`` together, and send it on together."""
+        self.exits_s += took_s
         exits, self._exits = self._exits, []
         if not exits:
             return
         begun = time.monotonic()
+        all_tops = _tops_of([logits for _, _, logits in exits], probabilities=True)
         previews = [
             (client, preview)
-            for (client, target, logits), tops in zip(
-                exits, tops_of([logits for _, _, logits in exits]), strict=True
-            )
+            for (client, target, logits), tops in zip(exits, all_tops, strict=True)
             if (preview := target.preview(layer, logits, tops)) is not None
         ]
         judged = time.monotonic()

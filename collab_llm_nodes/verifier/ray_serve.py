@@ -268,13 +268,14 @@ class Replica:
 
         set_up_logging(config.log_format)
         engine = load_engine(config)
-        self._verifier = Verifier(config, engine, prompt_encoder(engine, config.limits))
+        verifier = Verifier(config, engine, prompt_encoder(engine, config.limits))
         if config.metrics_address:
             host, _, port = config.metrics_address.rpartition(":")
             rank = ray_serve.get_replica_context().rank.rank
-            self._verifier.telemetry.serve(f"{host}:{int(port) + rank}")
+            verifier.telemetry.serve(f"{host}:{int(port) + rank}")
         look_at_new_things_only()
-        self._verifier.start()
+        verifier.start()
+        self._verifier = verifier
 
     def check_health(self) -> None:
         """Asked by Serve, which replaces a replica that raises.
@@ -291,6 +292,8 @@ class Replica:
         Serve tells a replica of nothing before, and nothing may refuse sessions earlier: HAProxy
         goes on sending them until it has seen that this replica is to end (``_NOTICE_S``).
         """
+        if not hasattr(self, "_verifier"):
+            return  # it did not even start
         await self._verifier.drain(0.0)
         await self._verifier.stop()
 
