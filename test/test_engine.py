@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from tiny_models import VISION, tiny_model, tiny_prompt
 
 from collab_llm_nodes.decoding import reference
-from collab_llm_nodes.decoding.engine import Engine, Session
+from collab_llm_nodes.decoding.engine import Engine, Feed, Session
 from collab_llm_nodes.decoding.lossless import transformers_generate
 from collab_llm_nodes.decoding.rejection import propose, verify_chain
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
@@ -327,6 +329,37 @@ def test_wrong_feeds_are_refused_and_change_nothing() -> None:
     assert session.length == len(prompt.ids)
     assert session.feed([]).shape == (0, engine.vocab_size)
     assert session.feed([5], last=0).shape == (0, engine.vocab_size)
+
+
+# ---------------------------------------------------------------- devices
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a not in VISION])
+def test_a_pass_stays_on_the_models_device_and_waits_for_nothing(
+    architecture: str, backend: str
+) -> None:
+    """The meta device computes nothing: tensors of two devices, and reading a result, fail there.
+
+    So it stands for a GPU, on which each such read would make the host wait in mid-pass.
+    """
+    own = tiny_model(architecture, exit_layers=(1, 2))
+    assert own.adapters is not None
+    model, adapters = (copy.deepcopy(part).to("meta") for part in (own.model, own.adapters))
+    loaded = replace(own, model=model, adapters=adapters)
+    engine = Engine(loaded, backend=backend)
+    seen: list[torch.Tensor] = []
+    sessions = []
+    for _ in range(2):
+        session, prompt = open_session(own, engine)
+        seen.append(session.feed(prompt.ids, lambda layer, x: seen.append(x), last=1))
+        sessions.append(session)
+    feeds = [Feed(session, [5, 6, 7], lambda layer, x: seen.append(x)) for session in sessions]
+    results = engine.run(feeds)
+    seen += [result for result in results if isinstance(result, torch.Tensor)]
+    seen.append(sessions[0].grow([5, 6], [sessions[0].length - 1] * 2))
+    sessions[0].retain(sessions[0].length)
+    assert [x.device.type for x in seen] == ["meta"] * (2 * (2 + 1) + 2 * (2 + 1) + 1)
 
 
 # ---------------------------------------------------------------- early exits

@@ -223,8 +223,7 @@ class _Watch:
     def after_layer(self, layer: int, hidden: Tensor) -> None:
         if not self.listening or layer > self._until:
             return
-        if hidden.device.type != "cpu":  # the layers before do not count
-            torch.accelerator.synchronize(hidden.device)
+        _wait_for(hidden.device)  # the layers before do not count
         begun = time.perf_counter()
         logits = self._exits.logits(layer, hidden, self.listening)
         for i, own in zip(tuple(self.listening), logits, strict=True):
@@ -238,6 +237,12 @@ class _Watch:
         self._after_exit(layer, time.perf_counter() - begun)
         if len(self.failed) == len(self._feeds):
             raise _NoneLeft
+
+
+def _wait_for(device: torch.device) -> None:
+    """Until ``device`` has done what it was given: accelerators work while the host goes on."""
+    if device.type not in ("cpu", "meta"):
+        torch.accelerator.synchronize(device)
 
 
 class Session:
