@@ -122,9 +122,8 @@ def run_edge_cloud(
         ``ms_per_token, predicted_ms_per_token, tau, hit_rate, miss_rate, mean_exit_layer, rounds,
         pushed, bytes, output_mismatches, drafting_ms_per_round`` (with the verifier idle),
         ``profile`` (see ``_profile``) and ``stolen`` (processors that other virtual machines took
-        meanwhile); ``as_is.<mode>`` and
-        ``transformers_ms_per_token``;
-        ``speedups``; ``api_cost`` (paper 003, Table 1); ``ablations`` (Figure 4 and Table 7).
+        meanwhile); ``as_is.<mode>`` and ``transformers_ms_per_token``; ``speedups``; ``api_cost``
+        (paper 003, Table 1); ``ablations`` (Figure 4 and Table 7).
     """
     prompts = scene_prompts(MORE * answers, seed)
     target = Engine(load(ModelConfig(path="nav-target")))

@@ -79,9 +79,9 @@ class EdgeClient:
         self._exits: dict[tuple[int, ...], int] = {}
 
     @property
-    def gamma(self) -> int:
-        """Length of drafts that do not end early; 0: the verifier decodes alone."""
-        return self._config.gamma
+    def speculates(self) -> bool:
+        """There are drafts; without, the verifier decodes alone."""
+        return self._config.gamma > 0
 
     def next_draft(self) -> DraftJob:
         """What to draft for the current round."""

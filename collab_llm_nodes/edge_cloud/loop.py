@@ -178,7 +178,7 @@ class EdgeLoop:
                 self._send(draft)
         self._taken_off = time.monotonic()
         self._suggested.clear()
-        if job.round and client.gamma:
+        if job.round and client.speculates:
             client.metrics.cache_lookups += 1
             client.metrics.cache_hits += ready
         self._profile.on_draft(len(draft.tokens), job.gamma)
