@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from fake_models import FakeEngine, as_engine, encode
+from fake_models import EOS, FakeEngine, as_engine, encode
 from tiny_models import tiny_model, tiny_prompt
 
 from collab_llm_nodes.decoding import reference
@@ -23,6 +23,7 @@ from collab_llm_nodes.edge_cloud.client import ClientConfig, DraftJob, EdgeClien
 from collab_llm_nodes.edge_cloud.drafter import Drafter
 from collab_llm_nodes.edge_cloud.loop import Cancel, EdgeLoop, PreDraftRequest
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Failure, Open, Verdict
+from collab_llm_nodes.edge_cloud.planner import Profile
 from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.edge_cloud.runner import InProcessRunner
@@ -258,8 +259,15 @@ class Bench:
         self.sent: list[Draft] = []
         self.exits: list[EarlyExit] = []
         drafter = Drafter(as_engine(self.draft_engine), encode(PROMPT), GREEDY)
+        self.profile = Profile()
         self.loop = EdgeLoop(
-            self.client, drafter, self.send, predraft=predraft, ahead=ahead, preempt=preempt
+            self.client,
+            drafter,
+            self.send,
+            predraft=predraft,
+            ahead=ahead,
+            profile=self.profile,
+            preempt=preempt,
         )
 
     def send(self, draft: Draft) -> None:
@@ -294,6 +302,19 @@ def test_the_loop_decodes(predraft: PreDraftConfig, ahead: AheadConfig, preempt:
     if predraft is not PLAIN and not preempt:
         assert metrics.cache_hits > 0
         assert any(d.cached for d in bench.sent)
+
+
+def test_the_profile_sees_which_drafts_end_with_the_answer() -> None:
+    bench = Bench()
+    bench.loop.run(5.0)
+    ends: list[bool] = []
+    for draft in bench.sent:
+        gamma = min(4, MAX_TOKENS - draft.start - 1)
+        ends += [token == EOS for token in draft.tokens[: max(0, gamma - 1)]]
+    cut = [d for d in bench.sent if 0 < len(d.tokens) < 4 and EOS not in d.tokens]
+    assert cut, "no draft is shorter for want of room"
+    assert bench.profile.ends.count == len(ends) > 0
+    assert bench.profile.ends.value == pytest.approx(sum(ends) / len(ends))
 
 
 def test_a_cached_draft_and_its_verdict_may_come_together() -> None:
