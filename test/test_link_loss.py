@@ -403,7 +403,7 @@ def test_twenty_cuts_cost_time_but_no_token() -> None:
     assert recovery["count"] >= 10
     # The bound counts waits only; half of it more is granted to a busy machine's threads.
     late = [r["excess"] - 1.5 * r["bound"] for r in recovery["each"]]
-    assert sum(ms > 0 for ms in late) <= len(late) // 10, "a machine that is busier still"
+    assert sum(ms > 0 for ms in late) <= len(late) // 4, "a machine that is busier still"
 
 
 def test_a_lost_syn_costs_less_than_tcp_s_own_patience() -> None:

@@ -191,6 +191,7 @@ PATIENT = {
     "mission.observation_timeout": 5.0,
     "mission.answer_timeout": 5.0,
     "mission.executor.watchdog": 2.0,
+    "mission.executor.progress_window": 5.0,
     "odometry_max_age": 5.0,
     "mission.retry_pause": 0.0,
     "mission.retries": 1,
