@@ -416,7 +416,7 @@ def test_predictions_that_do_not_come_true_are_corrected() -> None:
             promised,
             GenerationMetrics(rounds=11, total_s=1.0 + 10 * seconds, time_to_first_token_s=1.0),
         )
-    assert planner.round_seconds(promised) == pytest.approx(seconds)
+    assert planner.round_seconds(promised) == pytest.approx(seconds, rel=0.05)
     assert not planner.choose().ahead
     before = planner.round_seconds(Mode(0))
     planner.on_answer(Mode(0), GenerationMetrics(rounds=1, total_s=9.0))

@@ -37,7 +37,7 @@ from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.metrics import GenerationMetrics
 
 _LEARNING_RATE = 0.05
-_EVERY = 16  # answers between two trials of what seems slower, at least
+_EVERY = 16  # answers before something that seems slower is tried again, at least
 
 
 @dataclass
@@ -205,8 +205,10 @@ class Planner:
         self._config = config
         self._depth = depth
         self._first = Mode(gamma, ahead=True)
-        self._since = 0  # answers since what seems slower was tried
-        self._bias = {kind: Mean(1.0, weight=16) for kind in ("ar", "sd", "push_ahead")}
+        self._answers = 0
+        self._last: dict[Mode, int] = {}  # answer for which a mode was chosen last
+        self._bias: dict[Mode, Mean] = {}  # of modes that were used: time taken over predicted
+        self._bias_of_kind = {kind: Mean(1.0, weight=16) for kind in ("ar", "sd", "push_ahead")}
         self.profile = Profile()
 
     def on_answer(self, mode: Mode, metrics: GenerationMetrics) -> None:
@@ -215,10 +217,16 @@ class Planner:
         predicted = round_seconds(self.profile, mode, self._depth)
         if later > 0 and predicted > 0:
             taken = (metrics.total_s - metrics.time_to_first_token_s) / later
-            self._bias[mode.kind].add(taken / predicted)
+            kind = self._bias_of_kind[mode.kind]
+            own = self._bias.setdefault(mode, Mean(kind.value, count=1, weight=16))
+            for bias in (kind, own):
+                bias.add(taken / predicted)
 
     def choose(self) -> Mode:
-        """The mode of the next answer: each kind is tried once, then the fastest is taken."""
+        """The mode of the next answer: the fastest, and now and then one that seems slower.
+
+        First the cloud alone and the configured drafts are measured.
+        """
         if not self._config.enabled:
             return self._first
         if not self.profile.t_q1.count:
@@ -230,20 +238,36 @@ class Planner:
         alone = Mode(0)
         gain = 1.0 - self.seconds_per_token(best) / self.seconds_per_token(alone)
         chosen, other = (best, alone) if gain >= self._config.min_gain else (alone, best)
-        self._since += 1
-        loss = self.seconds_per_token(other) / self.seconds_per_token(chosen) - 1.0
-        if self._since >= _EVERY and self._since * self._config.explore_share >= loss:
-            self._since = 0
-            return other
-        return chosen
+        self._answers += 1
+        mode = self._trial(chosen, other) or chosen
+        self._last[mode] = self._answers
+        return mode
+
+    def _trial(self, chosen: Mode, other: Mode) -> Mode | None:
+        """What is to be tried in place of ``chosen``: no prediction is right for ever, or at first.
+
+        That is ``other``, and drafts of twice and half the length, and the other way to send them.
+        """
+        rivals = [other]
+        if chosen.gamma:
+            lengths = (2 * chosen.gamma, chosen.gamma // 2)
+            rivals += [Mode(g, chosen.ahead) for g in lengths if 1 <= g <= self._config.max_gamma]
+            rivals.append(Mode(chosen.gamma, not chosen.ahead))
+        for rival in rivals:
+            waited = self._answers - self._last.get(rival, 0)
+            loss = self.seconds_per_token(rival) / self.seconds_per_token(chosen) - 1.0
+            if waited >= _EVERY and waited * self._config.explore_share / len(rivals) >= loss:
+                return rival
+        return None
 
     def seconds_per_token(self, mode: Mode) -> float:
         """Predicted time per token; see the module's docstring."""
         return self.round_seconds(mode) / self.profile.tau(mode.gamma)
 
     def round_seconds(self, mode: Mode) -> float:
-        """Predicted time per round, corrected by how predictions of its kind came true."""
-        return self._bias[mode.kind].value * round_seconds(self.profile, mode, self._depth)
+        """Predicted time per round, corrected by how predictions of it, or its kind, came true."""
+        bias = self._bias.get(mode, self._bias_of_kind[mode.kind])
+        return bias.value * round_seconds(self.profile, mode, self._depth)
 
 
 def settings_of(
