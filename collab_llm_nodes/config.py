@@ -6,7 +6,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,6 +78,9 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any], *, path: str = "") ->
     values = {k: _convert(hints[k], v, _join(path, k)) for k, v in mapping.items()}
     try:
         return cls(**values)
+    except ConfigError as error:  # of a range: it knows its own field only
+        where = _join(path, error.field) if error.field else path
+        raise ConfigError(error.args[0], field=where, remedy=error.remedy) from None
     except TypeError as error:
         raise ConfigError(str(error), field=path, remedy="give every required key") from error
 
@@ -100,7 +103,9 @@ def _join(path: str, key: str) -> str:
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise _wrong("a mapping", value, path)
         return from_mapping(typing.cast(type, hint), value, path=path)
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
@@ -108,7 +113,9 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             return None
         inner = next(a for a in typing.get_args(hint) if a is not type(None))
         return _convert(inner, value, path)
-    if origin is tuple and isinstance(value, (list, tuple)):
+    if origin is tuple:
+        if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+            raise _wrong("a list", value, path)
         element = typing.get_args(hint)[0]
         return tuple(_convert(element, v, f"{path}[{i}]") for i, v in enumerate(value))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
@@ -116,7 +123,24 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if isinstance(hint, type) and (
         not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)
     ):
-        raise ConfigError(
-            f"expected {hint.__name__}, got {type(value).__name__} ({value!r})", field=path
-        )
+        raise _wrong(hint.__name__, value, path)
     return value
+
+
+def _wrong(expected: str, value: Any, path: str) -> ConfigError:
+    return ConfigError(f"expected {expected}, got {type(value).__name__} ({value!r})", field=path)
+
+
+def check_address(field_name: str, address: str) -> None:
+    """Refuse what is no host:port; gRPC takes 999999 for port 16959, and 443 where there is none.
+
+    Raises:
+        ConfigError: ``field`` is ``field_name``.
+    """
+    host, _, port = address.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ConfigError(
+            f"{address!r} is no address",
+            field=field_name,
+            remedy="host:port, such as 0.0.0.0:50551",
+        )

@@ -13,6 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from collab_llm_nodes.nodes.ros import CommonConfig, ManagedNode, flatten
+from collab_llm_nodes.verifier.settings import VerifierConfig
+
+VERIFIER = """## The verifier's file
+
+What `collab-llm verifier --config FILE` reads, YAML: `exits.queue` is the key `queue` of the
+mapping `exits`. There is also `token`, but a `token_file` is better. [cloud.md](cloud.md) tells how
+to run it.
+"""
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "parameters.md"
@@ -57,6 +65,7 @@ def page() -> str:
     out = [HEAD, "## Every node", "", *table(CommonConfig), ""]
     for name, config in nodes():
         out += [f"## {name}", "", *table(config), ""]
+    out += [VERIFIER, *table(VerifierConfig), ""]
     return "\n".join(out)
 
 

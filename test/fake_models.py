@@ -52,6 +52,7 @@ class FakeEngine:
     vocabulary = VOCABULARY
     num_layers = 4
     context = 512
+    device = torch.device("cpu")
 
     def __init__(
         self,

@@ -33,6 +33,7 @@ from fake_models import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution, to_wire
 from collab_llm_nodes.demo.processes import free_port
 from collab_llm_nodes.edge_cloud.link import LinkConfig
@@ -998,6 +999,51 @@ def test_mutual_tls(
         assert "another client certificate" in failure.message
 
 
+def test_certificates_that_cannot_be_used_are_named(
+    serve: Serve, certificates: tuple[Certificates, Certificates], tmp_path: Path
+) -> None:
+    ours, _ = certificates
+    cert, key = ours.issue("one")
+    _, other_key = ours.issue("another")
+    junk = tmp_path / "junk.pem"
+    junk.write_text("no certificate")
+    for own, its_key in ((str(junk), key), (cert, str(junk)), (cert, other_key)):
+        with pytest.raises(ConfigError, match=r"^tls_cert: .* is no certificate with the key"):
+            serve(FakeEngine(1), tls_cert=own, tls_key=its_key)
+        with pytest.raises(ConfigError, match=r"^tls_cert: "):
+            VerifierClient(ClientLinkConfig(tls=True, tls_cert=own, tls_key=its_key))
+    with pytest.raises(ConfigError, match=r"^tls_client_ca: .* holds no certificate"):
+        serve(FakeEngine(1), tls_cert=cert, tls_key=key, tls_client_ca=str(junk))
+    with pytest.raises(ConfigError, match=r"^tls_ca: .* holds no certificate"):
+        VerifierClient(ClientLinkConfig(tls=True, tls_ca=str(junk)))
+
+
+@pytest.mark.parametrize(
+    ("options", "open_to_all", "readable"),
+    [
+        ({}, True, True),
+        ({"token": "s3cret"}, False, True),
+        ({"tls_cert": "", "tls_key": ""}, True, False),
+        ({"tls_cert": "", "tls_key": "", "tls_client_ca": ""}, False, False),
+    ],
+)
+def test_who_listens_to_all_the_world_is_told_what_is_missing(
+    serve: Serve,
+    certificates: tuple[Certificates, Certificates],
+    caplog: pytest.LogCaptureFixture,
+    options: dict[str, str],
+    open_to_all: bool,
+    readable: bool,
+) -> None:
+    ours, _ = certificates
+    cert, key = ours.issue("verifier")
+    files = {"tls_cert": cert, "tls_key": key, "tls_client_ca": ours.ca}
+    given = {name: value or files[name] for name, value in options.items()}
+    serve(FakeEngine(1), address="0.0.0.0:0", **given)
+    assert ("anyone may use it" in caplog.text) == open_to_all
+    assert ("without TLS" in caplog.text) == readable
+
+
 # --- Configuration ------------------------------------------------------------------------------
 
 
@@ -1015,6 +1061,17 @@ def test_mutual_tls(
         (lambda: VerifierClient(ClientLinkConfig(tls=True, tls_ca="/nowhere")), "tls_ca"),
         (lambda: VerifierClient(ClientLinkConfig(token="zwei\nZeilen")), "token"),
         (lambda: load_config(), "model.path"),
+        (lambda: VerifierConfig(address=""), "address"),
+        (lambda: ClientLinkConfig(address="nowhere"), "address"),
+        (lambda: ClientLinkConfig(address="127.0.0.1:99999"), "address"),
+        (lambda: from_mapping(VerifierConfig, {"drain_s": -1}), "drain_s"),
+        (lambda: from_mapping(VerifierConfig, {"exits": {"queue": "lifo"}}), "exits.queue"),
+        (lambda: from_mapping(VerifierConfig, {"exits": None}), "exits"),
+        (lambda: from_mapping(VerifierConfig, {"model": {"exit_layers": 2}}), "model.exit_layers"),
+        (
+            lambda: from_mapping(VerifierConfig, {"model": {"exit_layers": "2"}}),
+            "model.exit_layers",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_errors(build: Callable[[], object], field_name: str) -> None:

@@ -306,7 +306,7 @@ def _predicted(
 
     Passes are a little longer than the point's T_p and T_q: sleeping threads wake late. The link's
     T_c is nominal: what gRPC, loop and scheduling add is not in the prediction. The shares are, for
-    FSD (paper 003, Table 4), r: how much of the drafting was still to do when a verdict came, the
+    FSD, how much of the drafting was still to do when a verdict came (r of paper 003, Table 4), the
     rest of the pass that was under way included; with push-ahead, how often outcomes were foreseen
     and the planner's other shares.
     """

@@ -223,7 +223,7 @@ class _Watch:
     def after_layer(self, layer: int, hidden: Tensor) -> None:
         if not self.listening or layer > self._until:
             return
-        _wait_for(hidden.device)  # the layers before do not count
+        wait_for(hidden.device)  # the layers before do not count
         begun = time.perf_counter()
         logits = self._exits.logits(layer, hidden, self.listening)
         for i, own in zip(tuple(self.listening), logits, strict=True):
@@ -239,7 +239,7 @@ class _Watch:
             raise _NoneLeft
 
 
-def _wait_for(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
     """Until ``device`` has done what it was given: accelerators work while the host goes on."""
     if device.type not in ("cpu", "meta"):
         torch.accelerator.synchronize(device)

@@ -112,10 +112,10 @@ def wait_for_verifier(client: VerifierClient, process: Process) -> None:
 
 
 def free_port(count: int = 1) -> int:
-    """A TCP port nobody listens on just now; ``count``: and so many in a row.
+    """A TCP port nobody listens on just now, the first of ``count`` in a row.
 
-    Below those that systems give to connections, or one might take it while a process that is to
-    listen there starts.
+    Below the range that systems take for outgoing connections: one of those might get it while the
+    process that is to listen there starts.
     """
     while True:
         ports = list(itertools.islice(_ports, count))

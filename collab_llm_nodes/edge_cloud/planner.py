@@ -17,7 +17,7 @@ further ahead than the configured depth. A share e of the verdicts is expected o
 early exit, X after the start of the verification; a share m is unexpected and costs what SD costs.
 Drafting for both begins after the pass that is under way, half of it on average.
 
-For gamma stands what drafts of gamma hold on average: some end early, with the answer.
+Here gamma is the mean length of drafts of up to gamma tokens: some end early, with the answer.
 
 T_q is what a verification takes, the wait for its turn included: of a verifier that serves many,
 the cloud alone pays that per token. Speculation loses to the cloud alone if, roughly,
@@ -104,7 +104,10 @@ class Profile:
             self.accepted[i].add(float(i < verdict.accepted))
 
     def on_draft(self, tokens: int, gamma: int) -> None:
-        """A draft of up to ``gamma`` tokens has ``tokens``; its last place shows no end."""
+        """A draft of up to ``gamma`` tokens has ``tokens``.
+
+        If it has all of them, whether the last one ends the answer cannot be seen.
+        """
         for i in range(1, min(tokens, gamma - 1) + 1):
             self.ends.add(float(i == tokens))
 

@@ -58,7 +58,7 @@ class Tops(NamedTuple):
     """The most likely token of each row of logits (the first in a tie).
 
     Attributes:
-        sound: no row has a NaN or +inf, or nothing finite; else they say nothing.
+        sound: every row has a finite maximum. With a NaN, +inf, or -inf only, it says nothing.
         probabilities: of the tokens, by softmax; empty unless asked for.
     """
 

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import ssl
 import stat
 import time
 from collections.abc import Callable, Coroutine
@@ -26,7 +27,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_address, check_ranges, setting
 from collab_llm_nodes.edge_cloud.link import (
     Action,
     Connect,
@@ -114,6 +115,8 @@ class ClientLinkConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if not self.address.startswith("unix:"):
+            check_address("address", self.address)
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("tls_cert and tls_key go together", field="tls_cert")
         if (self.tls_ca or self.tls_cert) and not self.tls:
@@ -604,6 +607,7 @@ def _credentials(config: ClientLinkConfig) -> grpc.ChannelCredentials | None:
         read_file(getattr(config, name), name) if getattr(config, name) else None
         for name in ("tls_ca", "tls_key", "tls_cert")
     )
+    check_certificates(config.tls_cert, config.tls_key, "tls_ca", config.tls_ca)
     return grpc.ssl_channel_credentials(ca, key, cert)
 
 
@@ -642,6 +646,30 @@ def _check_private(token_file: str) -> None:
     with contextlib.suppress(OSError):  # reading it tells more
         if Path(token_file).expanduser().stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
             log.warning("others can read the token in %s: chmod 600 it", token_file)
+
+
+def check_certificates(cert: str, key: str, authority_field: str, authority: str) -> None:
+    """Refuse PEM files that TLS cannot use; gRPC would say only that it cannot listen or connect.
+
+    Raises:
+        ConfigError: ``tls_cert`` is no certificate, or not that of ``tls_key``; ``authority`` holds
+            no certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if cert:
+            own, its_key = Path(cert).expanduser(), Path(key).expanduser()
+            context.load_cert_chain(own, its_key, password=lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        remedy = "PEM files, the key not encrypted"
+        message = f"{cert} is no certificate with the key {key}: {error}"
+        raise ConfigError(message, field="tls_cert", remedy=remedy) from error
+    try:
+        if authority:
+            context.load_verify_locations(Path(authority).expanduser())
+    except ssl.SSLError as error:
+        message = f"{authority} holds no certificate: {error}"
+        raise ConfigError(message, field=authority_field, remedy="a PEM file") from error
 
 
 def read_file(name: str, field_name: str) -> bytes:

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from collab_llm_nodes.decoding.engine import Engine, Feed, OnExit
+from collab_llm_nodes.decoding.engine import Engine, Feed, OnExit, wait_for
 from collab_llm_nodes.edge_cloud.messages import Draft, EarlyExit, Opened, Verdict
 from collab_llm_nodes.edge_cloud.server import ExitConfig, Tops, tops_of
 from collab_llm_nodes.edge_cloud.target import TargetSession
@@ -94,7 +94,7 @@ class Compute:
         self._slots: Slots[Client] = Slots(max_sessions, batch)
         self._telemetry.caches.set_function(lambda: len(self._slots))
         self._telemetry.waiting.set_function(lambda: self._slots.waiting)
-        self._expected_s = math.inf  # of a pass, smoothed
+        self._expected_s = math.inf  # of a pass without its exits, smoothed; unknown: inf
         self._verdicts: list[tuple[Client, Verdict]] = []  # of the present pass
         self._told: set[Client] = set()  # a verdict of the last drafts, or Opened, and not back
         self._stopping = False
@@ -247,7 +247,8 @@ class Compute:
         for client, count in batch.prompts:
             run.add(client, self._sessions[client].target.read_on(count))
         results = run.through(exits_until=spare * self._engine.num_layers)
-        tops = self._tops(run.parts, results)  # a GPU has finished only now
+        tops = self._tops(run.parts, results)
+        wait_for(self._engine.device)
         compute_s = time.monotonic() - run.started
         if batch.drafts:
             # Without what exits took: they must not seem worth sending because they are sent.
@@ -266,7 +267,7 @@ class Compute:
     def _tops(
         self, parts: Sequence[_Part], results: Sequence[Tensor | Exception]
     ) -> dict[Client, Tops | None]:
-        """Of the logits of those who need no more."""
+        """Of the logits of greedy sessions; others need whole distributions."""
         judged = {
             part.client: result
             for part, result in zip(parts, results, strict=True)
@@ -326,10 +327,12 @@ def _no_longer() -> Unavailable:
 
 
 def _tops_of(parts: Sequence[Tensor], *, probabilities: bool = False) -> Sequence[Tops | None]:
-    """As ``tops_of``; without them each session finds its own, and nobody suffers from others'."""
+    """As ``tops_of``; if that fails, such as for want of memory, each session has to find its own,
+    and what fails then is its own error."""
     try:
         return tops_of(parts, probabilities=probabilities)
-    except Exception:  # noqa: BLE001  such as no memory for all at once
+    except Exception as error:  # noqa: BLE001  whatever it is
+        log.warning("sessions are judged one by one: %s", error)
         return [None] * len(parts)
 
 
@@ -378,6 +381,9 @@ class _Pass:
     EMULATION of a slower model: the pass takes at least ``at_least_s``, and passes each layer no
     earlier than in proportion to its depth. The sleep is in the compute thread because it stands
     for a device that is busy.
+
+    Attributes:
+        exits_s: what early exits have taken, from the adapter to the message.
     """
 
     def __init__(self, engine: Engine, at_least_s: float) -> None:

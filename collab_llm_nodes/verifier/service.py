@@ -22,7 +22,7 @@ from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.models.prompt import PromptLimits, encode
 from collab_llm_nodes.verifier import codec
 from collab_llm_nodes.verifier.background import background_loop
-from collab_llm_nodes.verifier.client import read_file
+from collab_llm_nodes.verifier.client import check_certificates, read_file
 from collab_llm_nodes.verifier.conversation import Encode, Verifier
 from collab_llm_nodes.verifier.info import Limits
 from collab_llm_nodes.verifier.settings import VerifierConfig, load_config
@@ -114,9 +114,14 @@ class VerifierServer:
             self.metrics_port = self.verifier.telemetry.serve(self._config.metrics_address)
         self.verifier.start()
         await self._server.start()
-        protected = credentials and (self._config.token or self._config.token_file)
-        if not protected and not _is_local(address):
-            log.warning("listening on %s without TLS and token: anyone may connect", address)
+        known = self._config.token or self._config.token_file or self._config.tls_client_ca
+        if not _is_local(address):
+            if not known:
+                log.warning(
+                    "listening on %s: anyone may use it; set a token or tls_client_ca", address
+                )
+            if not credentials:
+                log.warning("listening on %s without TLS: anyone on the way can read it", address)
         log.info("verifier for %s listens on port %d", self.verifier.model, self.port)
 
     async def stop(self, grace_s: float) -> None:
@@ -278,9 +283,10 @@ def _credentials(config: VerifierConfig) -> grpc.ServerCredentials | None:
     if not config.tls_cert:
         return None
     key, cert = read_file(config.tls_key, "tls_key"), read_file(config.tls_cert, "tls_cert")
-    if not config.tls_client_ca:
+    ca = read_file(config.tls_client_ca, "tls_client_ca") if config.tls_client_ca else None
+    check_certificates(config.tls_cert, config.tls_key, "tls_client_ca", config.tls_client_ca)
+    if ca is None:
         return grpc.ssl_server_credentials([(key, cert)])
-    ca = read_file(config.tls_client_ca, "tls_client_ca")
     return grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.config import check_ranges, from_yaml, setting
+from collab_llm_nodes.config import check_address, check_ranges, from_yaml, setting
 from collab_llm_nodes.edge_cloud.server import ExitConfig
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig
@@ -75,25 +75,15 @@ class VerifierConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        for name in ("address", "metrics_address"):
-            _check_address(name, getattr(self, name))
+        check_address("address", self.address)
+        if self.metrics_address:
+            check_address("metrics_address", self.metrics_address)
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("tls_cert and tls_key go together", field="tls_cert")
         if self.tls_client_ca and not self.tls_cert:
             raise ConfigError("needs tls_cert and tls_key", field="tls_client_ca")
         if self.token and self.token_file:
             raise ConfigError("give token or token_file, not both", field="token")
-
-
-def _check_address(field_name: str, address: str) -> None:
-    """gRPC takes 999999 for port 16959, and 443 where there is none."""
-    host, _, port = address.rpartition(":")
-    if address and not (host and port.isascii() and port.isdigit() and int(port) <= 65535):
-        raise ConfigError(
-            f"{address!r} is no address",
-            field=field_name,
-            remedy="host:port, such as 0.0.0.0:50551; port 0 takes a free one",
-        )
 
 
 def load_config(
