@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 from collab_llm_nodes.demo.domain import own_domain, stay_on_this_machine
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 # Before anything opens a DDS participant: stay on this machine, whatever the shell says.
 stay_on_this_machine()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The same examples in every run; `pytest --hypothesis-profile=search` looks for new ones.
+settings.register_profile("search")
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 _next_domain = itertools.count(int(os.environ.get("ROS_DOMAIN_ID") or os.getpid()))
 

@@ -183,8 +183,9 @@ def test_any_schedule_of_feeds_and_rollbacks_equals_a_fresh_prefill(
         assert session.length == len(held)
     fresh, _ = open_session(loaded, engine)
     expected = fresh.feed(held)
-    torch.testing.assert_close(logits, expected[-len(logits) :], atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(cached(session), cached(fresh), atol=1e-5, rtol=1e-4)
+    # Rows filled up (kernel_rows) are another kernel's, which rounds otherwise.
+    torch.testing.assert_close(logits, expected[-len(logits) :], atol=5e-5, rtol=1e-4)
+    torch.testing.assert_close(cached(session), cached(fresh), atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
