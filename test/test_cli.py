@@ -81,9 +81,11 @@ def test_the_version() -> None:
     assert re.fullmatch(r"collab-llm \S+\n", result.output)
 
 
-# A command with a child process, which is ended before it has done anything.
+# A command with a child process, which is ended before it has done anything. `setpriv` first asks
+# for the signal, then becomes the child: before that nobody would tell it that its parent is gone.
 WAITING = """
-import os, signal, sys
+import os, signal, sys, time
+from pathlib import Path
 from collab_llm_nodes import cli
 from collab_llm_nodes.demo.processes import run_process
 
@@ -91,6 +93,8 @@ from collab_llm_nodes.demo.processes import run_process
 def wait():
     with run_process("child", ["sleep", "100"]) as child:
         print(child.pid, flush=True)
+        while Path(f"/proc/{child.pid}/comm").read_text() == "setpriv\\n":
+            time.sleep(0.01)
         os.kill(os.getpid(), int(number))
         signal.pause()
 

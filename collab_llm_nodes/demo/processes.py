@@ -62,7 +62,10 @@ class Process:
 
 
 def _with_parent() -> list[str]:
-    """Has a command get SIGTERM when its parent is gone, even if that was killed; util-linux's."""
+    """Has a command get SIGTERM when its parent is gone, even if that was killed; util-linux's.
+
+    Not if it was killed in the few milliseconds before `setpriv` has asked for it.
+    """
     found = shutil.which("setpriv")
     return [found, "--pdeathsig", "TERM", "--"] if found else []
 
