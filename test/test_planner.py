@@ -449,6 +449,19 @@ def test_a_way_is_corrected_by_its_own_past_and_not_by_that_of_others() -> None:
     assert planner.choose() == short
 
 
+def test_the_first_answer_says_as_much_of_its_way_as_of_those_like_it() -> None:
+    """Else a way that was quicker than predicted would seem slow beside those never tried."""
+    planner = Planner(PlannerConfig(enabled=True), gamma=4, depth=3)
+    p = planner.profile = profile(**GO2, alpha=0.6)
+    used, untried = planner.choose(), Mode(2, ahead=True)
+    seconds = 0.5 * round_seconds(p, used, 3)
+    planner.on_answer(
+        used, GenerationMetrics(rounds=11, total_s=1.0 + 10 * seconds, time_to_first_token_s=1.0)
+    )
+    for mode in (used, untried):
+        assert planner.round_seconds(mode) == pytest.approx(0.5 * round_seconds(p, mode, 3))
+
+
 def test_a_gain_too_small_is_not_worth_the_radio() -> None:
     for min_gain, alone in ((0.0, False), (0.9, True)):
         planner = Planner(PlannerConfig(enabled=True, min_gain=min_gain), gamma=4, depth=3)

@@ -221,9 +221,9 @@ class Planner:
         if later > 0 and predicted > 0:
             taken = (metrics.total_s - metrics.time_to_first_token_s) / later
             kind = self._bias_of_kind[mode.kind]
+            kind.add(taken / predicted)
             own = self._bias.setdefault(mode, Mean(kind.value, count=1, weight=16))
-            for bias in (kind, own):
-                bias.add(taken / predicted)
+            own.add(taken / predicted)
 
     def choose(self) -> Mode:
         """The mode of the next answer: the fastest, and now and then one that seems slower.
