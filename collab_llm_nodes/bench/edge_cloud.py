@@ -141,7 +141,7 @@ def run_edge_cloud(
     }
 
     def measure(pair: str, name: str, n: int) -> None:
-        rows = _measure(
+        rows = measure_modes(
             POINTS[name], drafts[pair], prompts[:n], right[:n], MODES, console, f"{pair} {name}"
         )
         results[pair][name] = rows
@@ -156,7 +156,7 @@ def run_edge_cloud(
     for pair in PAIRS:
         for name in ("fast_server", "lan"):
             measure(pair, name, MORE * answers)
-    results["as_is"] = _measure(
+    results["as_is"] = measure_modes(
         Point(0.0, 0.0, 0.0), drafts["embedded_pair"], prompts, right, MODES, console, "as it is"
     )
     started = time.perf_counter()
@@ -215,7 +215,7 @@ def _write(file: Path, settings: Any) -> Path:
     return file
 
 
-def _measure(
+def measure_modes(
     point: Point,
     draft: Engine,
     prompts: Sequence[Prompt],
@@ -224,70 +224,87 @@ def _measure(
     console: Console,
     title: str,
     exit_queue: str = "priority",
-) -> dict[str, dict[str, float]]:
-    rows = {}
+) -> dict[str, dict[str, Any]]:
+    """Decode ``prompts`` in each mode at ``point``; ``answers`` are the target's own.
+
+    Returns:
+        By mode, its row in what :func:`run_edge_cloud` returns.
+    """
     with _link(point, exit_queue) as client:
-        for name, setup in modes.items():
-            runner = _runner(point, draft, client, setup)
-            rows[name] = _row(setup, point, runner, prompts, answers)
-            console.print(f"{title}: {name} {rows[name]['ms_per_token']:.1f} ms per token")
-    return rows
+        rows = {name: _Row(setup, point, draft, client) for name, setup in modes.items()}
+        for prompt in prompts[:TRIALS]:
+            for row in rows.values():
+                row.warm_up(prompt)
+        # In turn: what else the machine does slows all of them down alike.
+        for number, (prompt, right) in enumerate(zip(prompts, answers, strict=True), start=1):
+            for row in rows.values():
+                row.measure(prompt, right)
+            console.print(f"{title}: {number} of {len(prompts)} answers")
+    return {name: row.result() for name, row in rows.items()}
 
 
-def _runner(point: Point, draft: Engine, client: VerifierClient, setup: Setup) -> RemoteRunner:
-    return RemoteRunner(
-        PacedEngine(draft, point.t_p).as_engine(),
-        client,
-        gamma=setup.gamma,
-        predraft=setup.predraft,
-        ahead=setup.ahead,
-        planner=PlannerConfig(enabled=setup.planned),
-    )
+class _Row:
+    """What a mode takes: rates are of the rounds after the first, which also opens the session."""
 
-
-def _row(
-    setup: Setup,
-    point: Point,
-    runner: RemoteRunner,
-    prompts: Sequence[Prompt],
-    answers: Sequence[tuple[int, ...]],
-) -> dict[str, Any]:
-    """Rates are of the rounds after the first, which also opens the session."""
-    trials = [_generate(runner, prompt) for prompt in prompts[:TRIALS]]
-    begun, stolen = time.monotonic(), _stolen_s()
-    total = GenerationMetrics()
-    later_s, later_tokens, predicted_s, mismatches = 0.0, 0, 0.0, 0
-    modes: set[str] = set()
-    for prompt, right in zip(prompts, answers, strict=True):
-        answer, first = _generate(runner, prompt)
-        mismatches += answer.tokens != right
-        assert answer.mode is not None
-        modes.add(answer.mode.name)
-        predicted_s += (answer.metrics.rounds - 1) * _predicted(
-            setup, point, runner.planner, answer.mode, answer.metrics
+    def __init__(self, setup: Setup, point: Point, draft: Engine, client: VerifierClient) -> None:
+        self._setup, self._point = setup, point
+        self._runner = RemoteRunner(
+            PacedEngine(draft, point.t_p).as_engine(),
+            client,
+            gamma=setup.gamma,
+            predraft=setup.predraft,
+            ahead=setup.ahead,
+            planner=PlannerConfig(enabled=setup.planned),
         )
-        total.add(answer.metrics)
-        later_s += answer.metrics.total_s - answer.metrics.time_to_first_token_s
-        later_tokens += answer.metrics.tokens - first
-    return {
-        "ms_per_token": 1e3 * later_s / later_tokens,
-        "predicted_ms_per_token": 1e3 * predicted_s / later_tokens,
-        "output_mismatches": mismatches,
-        "modes": sorted(modes),
-        "trials_ms_per_token": [
-            1e3 * a.metrics.total_s / a.metrics.tokens for a, _ in trials if setup.planned
-        ],
-        "tau": total.tau,
-        "hit_rate": total.hit_rate,
-        "miss_rate": 1.0 - total.hit_rate,
-        "mean_exit_layer": total.mean_exit_layer,
-        "drafting_ms_per_round": 1e3 * total.draft_s / total.rounds,
-        "rounds": total.rounds,
-        "pushed": total.pushed,
-        "bytes": total.bytes_up + total.bytes_down,
-        "profile": _profile(runner.planner.profile),
-        "stolen": (_stolen_s() - stolen) / (time.monotonic() - begun),
-    }
+        self._total = GenerationMetrics()
+        self._later_s, self._later_tokens, self._predicted_s = 0.0, 0, 0.0
+        self._mismatches = 0
+        self._modes: set[str] = set()
+        self._trials_ms: list[float] = []
+        self._seconds, self._stolen_s = 0.0, 0.0
+
+    def warm_up(self, prompt: Prompt) -> None:
+        """An answer that does not count."""
+        answer, _ = _generate(self._runner, prompt)
+        self._trials_ms.append(1e3 * answer.metrics.total_s / answer.metrics.tokens)
+
+    def measure(self, prompt: Prompt, right: tuple[int, ...]) -> None:
+        """An answer that counts; ``right`` is what it should be."""
+        begun, stolen = time.monotonic(), _stolen_s()
+        answer, first = _generate(self._runner, prompt)
+        self._seconds += time.monotonic() - begun
+        self._stolen_s += _stolen_s() - stolen
+        metrics = answer.metrics
+        self._mismatches += answer.tokens != right
+        assert answer.mode is not None
+        self._modes.add(answer.mode.name)
+        self._predicted_s += (metrics.rounds - 1) * _predicted(
+            self._setup, self._point, self._runner.planner, answer.mode, metrics
+        )
+        self._total.add(metrics)
+        self._later_s += metrics.total_s - metrics.time_to_first_token_s
+        self._later_tokens += metrics.tokens - first
+
+    def result(self) -> dict[str, Any]:
+        """As :func:`run_edge_cloud` returns it."""
+        total = self._total
+        return {
+            "ms_per_token": 1e3 * self._later_s / self._later_tokens,
+            "predicted_ms_per_token": 1e3 * self._predicted_s / self._later_tokens,
+            "output_mismatches": self._mismatches,
+            "modes": sorted(self._modes),
+            "trials_ms_per_token": self._trials_ms if self._setup.planned else [],
+            "tau": total.tau,
+            "hit_rate": total.hit_rate,
+            "miss_rate": 1.0 - total.hit_rate,
+            "mean_exit_layer": total.mean_exit_layer,
+            "drafting_ms_per_round": 1e3 * total.draft_s / total.rounds,
+            "rounds": total.rounds,
+            "pushed": total.pushed,
+            "bytes": total.bytes_up + total.bytes_down,
+            "profile": _profile(self._runner.planner.profile),
+            "stolen": self._stolen_s / self._seconds,
+        }
 
 
 def _generate(runner: RemoteRunner, prompt: Prompt) -> tuple[Generation, int]:
@@ -372,7 +389,7 @@ def _ablations(
     modes |= {f"sd {g}": Setup(gamma=g) for g in gammas}
     modes |= {f"fsd {g}": fsd(gamma=g) for g in gammas}
     modes |= {f"workers {w}": fsd(workers=w) for w in workers}
-    rows = _measure(point, draft, prompts, answers, modes, console, "ablation")
+    rows = measure_modes(point, draft, prompts, answers, modes, console, "ablation")
 
     def ms(name: str) -> float:
         return rows[name]["ms_per_token"]
@@ -384,7 +401,7 @@ def _ablations(
             for queue in ("priority", "random", "fifo")
             for w in (3, 5, 10)
         }
-        measured = _measure(
+        measured = measure_modes(
             point, draft, prompts, answers, modes, console, f"queues, {server}", server
         )
         queues[server] = {name: 100 * row["miss_rate"] for name, row in measured.items()}

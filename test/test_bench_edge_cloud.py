@@ -1,0 +1,66 @@
+"""The benchmark of ways to decode: modes take turns, and its rows say what was decoded."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from collab_llm_nodes.bench import edge_cloud
+from collab_llm_nodes.bench.edge_cloud import MODES, TRIALS, Point, measure_modes
+from collab_llm_nodes.bench.scenes import scene_prompts
+from collab_llm_nodes.decoding.engine import Engine
+from collab_llm_nodes.decoding.lossless import transformers_generate
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.edge_cloud.remote import RemoteRunner
+from collab_llm_nodes.edge_cloud.runner import Generation
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt, encode
+
+
+def test_modes_take_turns_and_answer_like_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Engine(load(ModelConfig(path="nav-target")))
+    prompts = scene_prompts(3, seed=3)
+    right = [
+        tuple(
+            transformers_generate(
+                target.loaded, encode(p, target.loaded), SamplingConfig(), 64, target.eos
+            )[0]
+        )
+        for p in prompts
+    ]
+    turns: list[RemoteRunner] = []
+    generate = edge_cloud._generate
+
+    def noted(runner: RemoteRunner, prompt: Prompt) -> tuple[Generation, int]:
+        turns.append(runner)
+        return generate(runner, prompt)
+
+    monkeypatch.setattr(edge_cloud, "_generate", noted)
+    draft = Engine(load(ModelConfig(path="nav-draft")))
+    rows = measure_modes(
+        Point(0.0, 0.0, 0.002), draft, prompts, right, MODES, Console(quiet=True), "test"
+    )
+    assert list(rows) == list(MODES)
+    assert turns == turns[: len(MODES)] * (TRIALS + len(prompts))
+    tokens = sum(map(len, right))
+    for name, row in rows.items():
+        assert row["output_mismatches"] == 0
+        assert row["ms_per_token"] > 0
+        assert row["predicted_ms_per_token"] > 0
+        assert row["rounds"] * row["tau"] == pytest.approx(tokens)
+        assert len(row["trials_ms_per_token"]) == (TRIALS if name == "planner" else 0)
+    assert rows["ar"]["modes"] == ["ar"]
+    assert rows["ar"]["tau"] == 1.0
+    assert rows["sd"]["hit_rate"] == 0.0
+    assert rows["push_ahead"]["pushed"] > 0
+    wrong = [(*tokens, 0) for tokens in right[:1]]
+    rows = measure_modes(
+        Point(0.0, 0.0, 0.0),
+        draft,
+        prompts[:1],
+        wrong,
+        {"sd": MODES["sd"]},
+        Console(quiet=True),
+        "test",
+    )
+    assert rows["sd"]["output_mismatches"] == 1
