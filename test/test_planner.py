@@ -408,6 +408,25 @@ def test_longer_drafts_take_longer_to_verify() -> None:
     assert p.verify_s(8) == pytest.approx(0.5)
 
 
+def test_what_was_measured_under_another_load_gives_way() -> None:
+    """A pass over one token and one over a draft are never measured at the same time."""
+    alone, draft = Draft(0, 0, ()), Draft(0, 0, (7, 7, 7, 7))
+
+    def verdict(took_s: float) -> Verdict:
+        return Verdict(1, (7,), 0, False, took_s)
+
+    p = Profile()
+    p.on_verdict(alone, verdict(0.05))  # the first pass of all is slow
+    assert p.t_q.value == 0.0, "nothing is known of drafts"
+    for _ in range(100):
+        p.on_verdict(draft, verdict(0.02))
+    assert round_seconds(p, Mode(0), 3) == pytest.approx(0.02)
+    for _ in range(100):
+        p.on_verdict(alone, verdict(0.08))
+    assert p.verify_s(4) == pytest.approx(round_seconds(p, Mode(0), 3), rel=0.01)
+    assert p.verify_s(4) > 0.06
+
+
 def test_a_round_trip_is_known_even_if_no_round_ever_waits_for_one() -> None:
     p = Profile()
     p.on_round_trip(0.9, Verdict(0, (1,), 0, False, 0.1))

@@ -93,13 +93,20 @@ class Profile:
             self.t_p.add(seconds)
 
     def on_verdict(self, draft: Draft, verdict: Verdict) -> None:
-        """A round is over."""
+        """A round is over.
+
+        A pass over a draft takes no less than one over a token: what was measured longer ago, with
+        another load of verifier and machine, gives way.
+        """
         took_s = verdict.compute_s + verdict.queue_s
         if draft.tokens:
             self.t_q.add(took_s)
             self.drafted.add(len(draft.tokens))
+            self.t_q1.value = min(self.t_q1.value, self.t_q.value)
         else:
             self.t_q1.add(took_s)
+            if self.t_q.count:
+                self.t_q.value = max(self.t_q.value, self.t_q1.value)
         for i in range(min(verdict.accepted + 1, len(draft.tokens))):
             self.accepted[i].add(float(i < verdict.accepted))
 
