@@ -38,6 +38,7 @@ from collab_llm_nodes.metrics import GenerationMetrics
 
 _LEARNING_RATE = 0.05
 _EVERY = 16  # answers before something that seems slower is tried again, at least
+_SPREAD = 1 / 3  # of the tokens of a round, over their mean: what few rounds say is luck as well
 
 
 @dataclass
@@ -189,7 +190,11 @@ class PlannerConfig:
     enabled: bool = setting(False, "Choose how to decode by measurement; else as configured.")
     max_gamma: int = setting(8, "Longest draft to choose.", low=1, high=16)
     min_gain: float = setting(
-        0.03, "Speculate only if it promises to save this share of the time.", low=0.0, high=0.9
+        0.03,
+        "Speculate only if it promises to save this share of the time, and what few rounds may"
+        " have been lucky by.",
+        low=0.0,
+        high=0.9,
     )
     explore_share: float = setting(
         0.01,
@@ -247,7 +252,9 @@ class Planner:
         best = min((Mode(g, a) for g in gammas for a in (False, True)), key=self.seconds_per_token)
         alone = Mode(0)
         gain = 1.0 - self.seconds_per_token(best) / self.seconds_per_token(alone)
-        chosen, other = (best, alone) if gain >= self._config.min_gain else (alone, best)
+        doubt = _SPREAD / math.sqrt(max(1, self.profile.accepted[0].count))  # of tau, one sigma
+        worth = gain >= self._config.min_gain + doubt
+        chosen, other = (best, alone) if worth else (alone, best)
         self._answers += 1
         mode = self._trial(chosen, other) or chosen
         self._last[mode] = self._answers
