@@ -40,16 +40,17 @@ def test_modes_take_turns_and_answer_like_the_target(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(edge_cloud, "_generate", noted)
     draft = Engine(load(ModelConfig(path="nav-draft")))
     rows = measure_modes(
-        Point(0.0, 0.0, 0.002), draft, prompts, right, MODES, Console(quiet=True), "test"
+        Point(0.0, 0.0, 0.02), draft, prompts, right, MODES, Console(quiet=True), "test"
     )
     assert list(rows) == list(MODES)
+    assert len(set(map(id, turns))) == len(MODES)
     assert turns == turns[: len(MODES)] * (TRIALS + len(prompts))
-    for name, row in rows.items():
+    for row in rows.values():
         assert row["output_mismatches"] == 1, "all but the one that was made wrong here"
         assert row["ms_per_token"] > 0
         assert row["predicted_ms_per_token"] > 0
         assert row["rounds"] * row["tau"] == pytest.approx(tokens)
-        assert len(row["trials_ms_per_token"]) == (TRIALS if name == "planner" else 0)
+        assert len(row["trials_ms_per_token"]) == TRIALS
     assert rows["ar"]["modes"] == ["ar"]
     assert rows["ar"]["tau"] == 1.0
     assert rows["sd"]["hit_rate"] == 0.0

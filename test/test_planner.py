@@ -417,14 +417,16 @@ def test_what_was_measured_under_another_load_gives_way() -> None:
 
     p = Profile()
     p.on_verdict(alone, verdict(0.05))  # the first pass of all is slow
-    assert p.t_q.value == 0.0, "nothing is known of drafts"
+    assert round_seconds(p, Mode(0), 3) == pytest.approx(0.05), "nothing is known of drafts"
     for _ in range(100):
         p.on_verdict(draft, verdict(0.02))
     assert round_seconds(p, Mode(0), 3) == pytest.approx(0.02)
-    for _ in range(100):
-        p.on_verdict(alone, verdict(0.08))
-    assert p.verify_s(4) == pytest.approx(round_seconds(p, Mode(0), 3), rel=0.01)
-    assert p.verify_s(4) > 0.06
+    assert p.verify_s(4) == pytest.approx(0.02)
+    for took_s in (0.08, 0.01):  # a neighbour comes and goes
+        for _ in range(500):
+            p.on_verdict(alone, verdict(took_s))
+        assert round_seconds(p, Mode(0), 3) == pytest.approx(took_s, rel=0.01)
+        assert p.verify_s(4) == pytest.approx(max(took_s, 0.02), rel=0.01)
 
 
 def test_a_round_trip_is_known_even_if_no_round_ever_waits_for_one() -> None:

@@ -162,11 +162,9 @@ def run_edge_cloud(
     started = time.perf_counter()
     tokens = sum(len(_alone(target, prompt)) for prompt in prompts)
     results["transformers_ms_per_token"] = 1e3 * (time.perf_counter() - started) / tokens
+    everywhere = [results["as_is"], *(rows for pair in PAIRS for rows in results[pair].values())]
     results["output_mismatches"] = sum(
-        row["output_mismatches"]
-        for pair in PAIRS
-        for rows in (*results[pair].values(), results["as_is"])
-        for row in rows.values()
+        row["output_mismatches"] for rows in everywhere for row in rows.values()
     )
     results["speedups"] = {
         pair: {name: _speedups(rows) for name, rows in results[pair].items()} for pair in PAIRS
@@ -240,7 +238,10 @@ def measure_modes(
             for row in rows.values():
                 row.measure(prompt, right)
             console.print(f"{title}: {number} of {len(prompts)} answers")
-    return {name: row.result() for name, row in rows.items()}
+    results = {name: row.result() for name, row in rows.items()}
+    found = ", ".join(f"{name} {row['ms_per_token']:.1f}" for name, row in results.items())
+    console.print(f"{title}: {found} ms per token")
+    return results
 
 
 class _Row:
@@ -293,7 +294,7 @@ class _Row:
             "predicted_ms_per_token": 1e3 * self._predicted_s / self._later_tokens,
             "output_mismatches": self._mismatches,
             "modes": sorted(self._modes),
-            "trials_ms_per_token": self._trials_ms if self._setup.planned else [],
+            "trials_ms_per_token": self._trials_ms,
             "tau": total.tau,
             "hit_rate": total.hit_rate,
             "miss_rate": 1.0 - total.hit_rate,

@@ -37,8 +37,8 @@ from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.metrics import GenerationMetrics
 
 _LEARNING_RATE = 0.05
-_EVERY = 16  # answers before something that seems slower is tried again, at least
-_SPREAD = 1 / 3  # of the tokens of a round, over their mean: what few rounds say is luck as well
+_EVERY = 16  # answers before another mode than the chosen one is tried again, at least
+_SPREAD = 0.5  # standard deviation of the tokens of a round, over their mean: 0.3 to 0.6
 
 
 @dataclass
@@ -72,6 +72,7 @@ class Profile:
         exit_s: from the start of a verification to the exit that is right.
         under_way: from a verdict to the end of the pass that was under way when it came.
         temperature: at which the draft model is as sure of its tokens as they are accepted.
+        speculating: the last verdict was on a draft: t_q is newer than t_q1.
     """
 
     t_p: Mean = field(default_factory=Mean)
@@ -87,6 +88,7 @@ class Profile:
     exit_s: Mean = field(default_factory=Mean)
     under_way: Mean = field(default_factory=Mean)
     temperature: float = 1.0
+    speculating: bool = False
 
     def on_pass(self, tokens: int, seconds: float) -> None:
         """The draft model has read ``tokens``."""
@@ -94,20 +96,14 @@ class Profile:
             self.t_p.add(seconds)
 
     def on_verdict(self, draft: Draft, verdict: Verdict) -> None:
-        """A round is over.
-
-        A pass over a draft takes no less than one over a token: what was measured longer ago, with
-        another load of verifier and machine, gives way.
-        """
+        """A round is over."""
         took_s = verdict.compute_s + verdict.queue_s
         if draft.tokens:
             self.t_q.add(took_s)
             self.drafted.add(len(draft.tokens))
-            self.t_q1.value = min(self.t_q1.value, self.t_q.value)
         else:
             self.t_q1.add(took_s)
-            if self.t_q.count:
-                self.t_q.value = max(self.t_q.value, self.t_q1.value)
+        self.speculating = bool(draft.tokens)
         for i in range(min(verdict.accepted + 1, len(draft.tokens))):
             self.accepted[i].add(float(i < verdict.accepted))
 
@@ -131,12 +127,21 @@ class Profile:
         """Of a draft of up to ``gamma``, on average."""
         return sum((1.0 - self.ends.value) ** i for i in range(gamma))
 
+    @property
+    def alone_s(self) -> float:
+        """T_q(1): as measured, but no more than a pass over a draft takes if that is newer.
+
+        Load may have been different then; and the first pass of all is slow.
+        """
+        known = self.t_q1.value
+        return min(known, self.t_q.value) if self.speculating else known
+
     def verify_s(self, tokens: float) -> float:
         """T_q of a draft of ``tokens``, on the line through what was measured."""
         if not self.t_q1.count or not self.drafted.value:
             return self.t_q.value
-        slope = max(0.0, self.t_q.value - self.t_q1.value) / self.drafted.value
-        return self.t_q1.value + tokens * slope
+        alone_s = self.alone_s
+        return alone_s + tokens * max(0.0, self.t_q.value - alone_s) / self.drafted.value
 
     def on_outcome(self, *, predicted: bool, exit_s: float | None) -> None:
         """What had been thought of before the verdict came; ``exit_s``: None without an exit."""
@@ -191,8 +196,7 @@ class PlannerConfig:
     max_gamma: int = setting(8, "Longest draft to choose.", low=1, high=16)
     min_gain: float = setting(
         0.03,
-        "Speculate only if it promises to save this share of the time, and what few rounds may"
-        " have been lucky by.",
+        "Speculate only if it saves this share of the time, even if the drafts were lucky so far.",
         low=0.0,
         high=0.9,
     )
@@ -234,13 +238,15 @@ class Planner:
             taken = (metrics.total_s - metrics.time_to_first_token_s) / later
             kind = self._bias_of_kind[mode.kind]
             kind.add(taken / predicted)
+            # A new mode starts where its kind is, with the weight of one answer.
             own = self._bias.setdefault(mode, Mean(kind.value, count=1, weight=16))
             own.add(taken / predicted)
 
     def choose(self) -> Mode:
-        """The mode of the next answer: the fastest, and now and then one that seems slower.
+        """The mode of the next answer: the fastest, and now and then another, to see.
 
-        First the cloud alone and the configured drafts are measured.
+        First the cloud alone and the configured drafts are measured. Speculation is the fastest
+        only if it saves ``min_gain`` even with a tau that is one standard error lower.
         """
         if not self._config.enabled:
             return self._first
@@ -251,14 +257,18 @@ class Planner:
         gammas = range(1, self._config.max_gamma + 1)
         best = min((Mode(g, a) for g in gammas for a in (False, True)), key=self.seconds_per_token)
         alone = Mode(0)
-        gain = 1.0 - self.seconds_per_token(best) / self.seconds_per_token(alone)
-        doubt = _SPREAD / math.sqrt(max(1, self.profile.accepted[0].count))  # of tau, one sigma
-        worth = gain >= self._config.min_gain + doubt
+        slowest = self.seconds_per_token(best) * (1.0 + self._doubt())
+        worth = slowest <= (1.0 - self._config.min_gain) * self.seconds_per_token(alone)
         chosen, other = (best, alone) if worth else (alone, best)
         self._answers += 1
         mode = self._trial(chosen, other) or chosen
         self._last[mode] = self._answers
         return mode
+
+    def _doubt(self) -> float:
+        """Relative standard error of tau, from the number of rounds that it is known by."""
+        judged = self.profile.accepted[0]
+        return _SPREAD / math.sqrt(max(1, min(judged.count, judged.weight)))
 
     def _trial(self, chosen: Mode, other: Mode) -> Mode | None:
         """What is to be tried in place of ``chosen``: no prediction is right for ever, or at first.
@@ -299,7 +309,7 @@ def settings_of(
 def round_seconds(p: Profile, mode: Mode, depth: int) -> float:
     """Predicted time of a round in ``mode`` after what ``p`` has measured."""
     if not mode.gamma:
-        return p.t_q1.value
+        return p.alone_s
     tokens, pass_s = p.tokens(mode.gamma), p.step.value or p.t_p.value
     drafting, verify_s = tokens * p.t_p.value, p.verify_s(tokens)
     rtt = p.rtt.value
