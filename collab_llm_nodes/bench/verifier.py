@@ -423,14 +423,15 @@ def _plot(results: dict[str, Any], file: Path) -> None:
         rows = results[name].values()
         (line,) = left.plot(counts, [row["tokens_per_s"] for row in rows], "o-", label=label)
         own = {"color": line.get_color()}
-        right.plot(counts, [row["p50_ms"] for row in rows], "o-", label=f"{label}, median", **own)
-        right.plot(counts, [row["p99_ms"] for row in rows], "x--", label="99 %", **own)
-    for axis, what in ((left, "tokens per second, all robots"), (right, "draft to verdict [ms]")):
+        right.plot(counts, [row["p50_ms"] for row in rows], "o-", **own)
+        right.plot(counts, [row["p99_ms"] for row in rows], "x--", **own)
+    what_right = "draft to verdict [ms], median and 99 % (dashed)"
+    for axis, what in ((left, "tokens per second, all robots"), (right, what_right)):
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.set_xlabel("robots")
-        axis.set_ylabel(what)
-        axis.legend(fontsize=7)
+        axis.set_ylabel(what, fontsize=8)
+    left.legend(fontsize=7)  # of both
     figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
