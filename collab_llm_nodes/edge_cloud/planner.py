@@ -196,7 +196,7 @@ class PlannerConfig:
     max_gamma: int = setting(8, "Longest draft to choose.", low=1, high=16)
     min_gain: float = setting(
         0.03,
-        "Speculate only if it saves this share of the time, even if the drafts were lucky so far.",
+        "Speculate only if it saves this share of the time, and more than by luck so far.",
         low=0.0,
         high=0.9,
     )
@@ -245,8 +245,8 @@ class Planner:
     def choose(self) -> Mode:
         """The mode of the next answer: the fastest, and now and then another, to see.
 
-        First the cloud alone and the configured drafts are measured. Speculation is the fastest
-        only if it saves ``min_gain`` even with a tau that is one standard error lower.
+        First the cloud alone and the configured drafts are measured. Speculation has to save
+        ``min_gain`` at least, and more than luck may have made of the rounds so far.
         """
         if not self._config.enabled:
             return self._first
@@ -257,8 +257,8 @@ class Planner:
         gammas = range(1, self._config.max_gamma + 1)
         best = min((Mode(g, a) for g in gammas for a in (False, True)), key=self.seconds_per_token)
         alone = Mode(0)
-        slowest = self.seconds_per_token(best) * (1.0 + self._doubt())
-        worth = slowest <= (1.0 - self._config.min_gain) * self.seconds_per_token(alone)
+        gain = 1.0 - self.seconds_per_token(best) / self.seconds_per_token(alone)
+        worth = gain >= max(self._config.min_gain, self._doubt())
         chosen, other = (best, alone) if worth else (alone, best)
         self._answers += 1
         mode = self._trial(chosen, other) or chosen
