@@ -347,7 +347,7 @@ class Honest:
 
 HARSH = VerifierConfig(
     address="127.0.0.1:0",
-    limits=Limits(max_sessions=24, max_streams=40, idle_s=1.0, max_tokens=256),
+    limits=Limits(max_sessions=24, max_streams=40, idle_s=2.0, max_tokens=256),
     batch=BatchConfig(evict_idle_s=0.5),
     exits=ExitConfig(min_lead_s=0.0),
 )

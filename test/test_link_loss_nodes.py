@@ -65,7 +65,7 @@ def test_draft_only_finishes_the_answer_and_says_so(
     ros_graph: Any, link: LinkProxy, expected: tuple[int, ...]
 ) -> None:
     """Draft and target are one model here, so even the unverified rest is known."""
-    edge = make_edge(ros_graph, link, policy="draft_only", after_s=0.8)
+    edge = make_edge(ros_graph, link, policy="draft_only", after_s=2.0)
     result, _ = lose_in_mid_answer(edge, link)
     assert (result.status, result.error_msg) == (OK, "")
     assert all(v.status == Verdict.OK for v in edge.verdicts)  # before the link's own deadline
