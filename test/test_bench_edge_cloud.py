@@ -9,25 +9,16 @@ from collab_llm_nodes.bench import edge_cloud
 from collab_llm_nodes.bench.edge_cloud import MODES, TRIALS, Point, measure_modes
 from collab_llm_nodes.bench.scenes import scene_prompts
 from collab_llm_nodes.decoding.engine import Engine
-from collab_llm_nodes.decoding.lossless import transformers_generate
-from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.edge_cloud.runner import Generation
 from collab_llm_nodes.models.loading import ModelConfig, load
-from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.models.prompt import Prompt
 
 
 def test_modes_take_turns_and_answer_like_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Engine(load(ModelConfig(path="nav-target")))
     prompts = scene_prompts(TRIALS, seed=3)
-    right = [
-        tuple(
-            transformers_generate(
-                target.loaded, encode(p, target.loaded), SamplingConfig(), 64, target.eos
-            )[0]
-        )
-        for p in prompts
-    ]
+    right = [edge_cloud._alone(target, prompt) for prompt in prompts]
     tokens = sum(map(len, right))
     right[0] = (*right[0], 0)
     turns: list[RemoteRunner] = []

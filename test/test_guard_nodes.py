@@ -20,7 +20,7 @@ pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make tes
 from geometry_msgs.msg import Twist, TwistStamped
 from nav_msgs.msg import Odometry
 from rclpy.parameter import Parameter
-from rclpy.qos import DurabilityPolicy, QoSProfile
+from rclpy.qos import QoSProfile
 from rclpy.time import Time
 from sensor_msgs.msg import Joy, LaserScan, Range
 from std_msgs.msg import Bool
@@ -64,7 +64,7 @@ class World:
         self.stops = publish(Bool, "emergency_stop", 10)
         self.joy = publish(Joy, "joy", 10)
         self.sent: list[Any] = graph.collect(self.node, kind, "cmd_vel", 1000)
-        every = QoSProfile(depth=1000, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+        every = QoSProfile(depth=1000, durability=STATE.durability)
         self.states: list[MotionState] = graph.collect(
             self.node, MotionState, "motion_state", every
         )

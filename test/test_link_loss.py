@@ -201,7 +201,7 @@ def test_a_connection_takes_a_round_trip_to_make(echo_server: str) -> None:
             with connect(link.address) as c:
                 ask(c, b"hello")
             took.append(time.perf_counter() - started)
-    assert 0.12 <= min(took) < 0.17
+    assert 0.12 <= min(took) < 0.16
 
 
 def test_a_throttled_link_takes_its_time(echo_server: str) -> None:

@@ -262,7 +262,7 @@ class _Row:
         self._mismatches = 0
         self._modes: set[str] = set()
         self._trials_ms: list[float] = []
-        self._seconds, self._stolen_s = 0.0, 0.0
+        self._seconds, self._stolen = 0.0, 0.0
 
     def warm_up(self, prompt: Prompt) -> None:
         """An answer that does not count."""
@@ -274,7 +274,7 @@ class _Row:
         begun, stolen = time.monotonic(), _stolen_s()
         answer, first = _generate(self._runner, prompt)
         self._seconds += time.monotonic() - begun
-        self._stolen_s += _stolen_s() - stolen
+        self._stolen += _stolen_s() - stolen
         metrics = answer.metrics
         self._mismatches += answer.tokens != right
         assert answer.mode is not None
@@ -304,7 +304,7 @@ class _Row:
             "pushed": total.pushed,
             "bytes": total.bytes_up + total.bytes_down,
             "profile": _profile(self._runner.planner.profile),
-            "stolen": self._stolen_s / self._seconds,
+            "stolen": self._stolen / self._seconds,
         }
 
 

@@ -237,10 +237,11 @@ class Planner:
         if later > 0 and predicted > 0:
             taken = (metrics.total_s - metrics.time_to_first_token_s) / later
             kind = self._bias_of_kind[mode.kind]
-            kind.add(taken / predicted)
+            ratio = taken / predicted
+            kind.add(ratio)
             # A new mode starts where its kind is, with the weight of one answer.
             own = self._bias.setdefault(mode, Mean(kind.value, count=1, weight=16))
-            own.add(taken / predicted)
+            own.add(ratio)
 
     def choose(self) -> Mode:
         """The mode of the next answer: the fastest, and now and then another, to see.
