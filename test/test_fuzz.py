@@ -40,7 +40,7 @@ from collab_llm_nodes.edge_cloud.server import (
 )
 from collab_llm_nodes.errors import BY_CODE, CollabError, ProtocolError, Replay
 from collab_llm_nodes.models.prompt import Prompt
-from collab_llm_nodes.verifier import codec
+from collab_llm_nodes.verifier import codec, conversation
 from collab_llm_nodes.verifier import verifier_pb2 as pb
 from collab_llm_nodes.verifier.conversation import Verifier
 from collab_llm_nodes.verifier.info import Limits
@@ -297,7 +297,8 @@ class Wire:
                 await asyncio.get_running_loop().create_future()
             return None
         self._left -= 1
-        self.reads += 1
+        if not any(isinstance(message, Failure) for message in self.sent[-1:]):
+            self.reads += 1  # what comes later is forgotten unread
         if self._opens and r.random() < 0.97:
             self._opens = False
             data: bytes = pb.ClientMessage(open=self._attacker.open()).SerializeToString()
@@ -322,10 +323,10 @@ class Wire:
 
 
 class Honest:
-    """A well-behaved client's stream: one draft after each verdict."""
+    """A well-behaved client's stream: one draft after each verdict, its end after the last."""
 
     def __init__(self) -> None:
-        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._outbox.put_nowait(codec.encode(HONEST))
         self._outbox.put_nowait(codec.encode(Draft(0, 0, ())))
         self.tokens: tuple[int, ...] = ()
@@ -343,6 +344,7 @@ class Honest:
             self._outbox.put_nowait(codec.encode(draft))
         elif isinstance(message, Verdict):
             self.tokens += message.tokens
+            self._outbox.put_nowait(None)
 
 
 HARSH = VerifierConfig(
@@ -354,7 +356,10 @@ HARSH = VerifierConfig(
 
 
 @pytest.mark.usefixtures("bounded_memory")
-def test_hostile_conversations_end_typed_and_an_honest_one_is_not_disturbed() -> None:
+def test_hostile_conversations_end_typed_and_an_honest_one_is_not_disturbed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(conversation, "_PARTING_S", 0.1)  # many of them would use it up
     engine = FakeEngine(1, exits=(2,))
     expected = engine.answer(encode(Prompt(HONEST.text)), GREEDY, HONEST.max_tokens)
     attacker, fates = Attacker(3), Counter[str]()

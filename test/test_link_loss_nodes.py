@@ -112,7 +112,7 @@ def test_draft_only_answers_without_a_bridge(
 
 
 def test_an_unverified_rest_that_does_not_end_is_an_error(ros_graph: Any, link: LinkProxy) -> None:
-    edge = make_edge(ros_graph, link, policy="draft_only", after_s=0.5, max_unverified=1)
+    edge = make_edge(ros_graph, link, policy="draft_only", after_s=2.0, max_unverified=1)
     result, _ = lose_in_mid_answer(edge, link)
     assert result.status == Generate.Result.UNAVAILABLE
     assert "link_loss.max_unverified" in result.error_msg

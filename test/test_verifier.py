@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import math
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 import numpy as np
@@ -62,8 +63,9 @@ from collab_llm_nodes.errors import (
     Unavailable,
 )
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
-from collab_llm_nodes.verifier import codec
+from collab_llm_nodes.verifier import codec, conversation
 from collab_llm_nodes.verifier import verifier_pb2 as pb
+from collab_llm_nodes.verifier.background import background_loop
 from collab_llm_nodes.verifier.client import (
     ClientLinkConfig,
     LinkStatus,
@@ -595,9 +597,53 @@ def test_malformed_messages_get_a_typed_failure_and_a_clean_end(
     assert isinstance(reply, Failure), reply
     assert (reply.code, reply.field) == (code, field_name)
     assert reply.remedy
+    stream.half_close()
     with pytest.raises(StopIteration):
         stream.next()
     assert stream.replies.code() is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(
+    ("draft", "kind"), [(Draft(0, 0, (), solo=23), Verdict), (Draft(7, 0, ()), Failure)]
+)
+def test_the_last_word_reaches_a_client_that_writes(
+    serve: Serve, draft: Draft, kind: type[ServerMessage]
+) -> None:
+    """gRPC drops what is unread once a write finds that the other side has ended the stream."""
+    server = serve(FakeEngine(1))
+
+    async def talk() -> tuple[list[ServerMessage], grpc.StatusCode]:
+        async with grpc.aio.insecure_channel(f"localhost:{server.port}") as channel:
+            call = channel.stream_stream(codec.SESSION)(timeout=WAIT_S)
+            for message in (OPEN, draft):
+                await call.write(codec.encode(message))
+            await call.read()  # Opened: there is a session
+            while server.sessions:
+                await asyncio.sleep(0.001)
+            for round_ in range(1, 50):  # pushed ahead before the last word was known
+                await call.write(codec.encode(Draft(round_, round_, (5,), after=(5,))))
+            await call.done_writing()
+            replies = []
+            while (data := await call.read()) is not grpc.aio.EOF:
+                replies.append(codec.decode_server(data))
+            return replies, await call.code()
+
+    replies, code = asyncio.run_coroutine_threadsafe(talk(), background_loop()).result(WAIT_S)
+    last = replies[-1]
+    assert isinstance(last, kind)
+    assert isinstance(last, Failure) or cast(Verdict, last).finished
+    assert code is grpc.StatusCode.OK
+
+
+def test_who_does_not_end_a_stream_has_it_ended(
+    serve: Serve, raw: Callable[[int], RawStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation, "_PARTING_S", 0.1)
+    stream = raw(serve(FakeEngine(1)).port)
+    stream.send(OPEN, Draft(0, 0, (), solo=23))
+    last = [codec.decode_server(reply) for reply in stream.replies][-1]
+    assert isinstance(last, Verdict)
+    assert last.finished
 
 
 def test_stale_drafts_are_ignored(serve: Serve, raw: Callable[[int], RawStream]) -> None:

@@ -55,6 +55,7 @@ log = logging.getLogger(__name__)
 
 _OPEN_S = 10.0  # from a new stream to its Open message
 _FREE_S = 1.0  # at the end, for the compute thread to free what is left
+_PARTING_S = 2.0  # from the last word to the client's end of the stream
 MAX_UNANSWERED = 128
 """Messages of one client between two verdicts; pushing ahead takes a few."""
 MAX_UNANSWERED_BYTES = 4 << 20
@@ -145,7 +146,7 @@ class Verifier:
     @property
     def sessions(self) -> int:
         """Sessions open now, with or without a KV cache."""
-        return sum(seat.opened for seat in self._seats)
+        return sum(seat.opened and not seat.gone.is_set() for seat in self._seats)
 
     def check_token(self, authorization: str) -> None:
         """``authorization`` is what the client's metadata of that name holds.
@@ -186,6 +187,23 @@ class Verifier:
         self.telemetry.streams.inc()
         listening = asyncio.ensure_future(self._listen(seat, stream))
         try:
+            await self._tell(seat, stream)
+            # What is written to a stream that has ended fails, and gRPC then drops what its writer
+            # has not read yet: this last word. So it is the client who ends the stream.
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(_until_end(stream, listening), _PARTING_S)
+        except ConnectionError as lost:
+            log.debug("session %s: %s", seat.id[:8], lost)
+        finally:
+            listening.cancel()
+            self._seats.discard(seat)
+            if not self._seats:
+                self._empty.set()
+            self.telemetry.streams.dec()
+
+    async def _tell(self, seat: _Seat, stream: Stream) -> None:
+        """Write what there is to tell, up to the last word; then the session is over."""
+        try:
             while (message := await seat.next()) is not None:
                 seat.writing = True
                 await stream.write(codec.encode(message))
@@ -196,16 +214,9 @@ class Verifier:
                     break
                 if isinstance(message, Verdict) and message.finished:
                     break
-        except ConnectionError as lost:
-            log.debug("session %s: %s", seat.id[:8], lost)
         finally:
-            listening.cancel()
             seat.close()
             self._compute.leave(seat)
-            self._seats.discard(seat)
-            if not self._seats:
-                self._empty.set()
-            self.telemetry.streams.dec()
             log.info("session ended", extra=seat.summary())
 
     async def _listen(self, seat: _Seat, stream: Stream) -> None:
@@ -215,7 +226,7 @@ class Verifier:
                 raise Unavailable(
                     "the verifier is shutting down", field="session", remedy="try again, or another"
                 )
-            if len(self._seats) > self.config.limits.max_streams:
+            if sum(not s.gone.is_set() for s in self._seats) > self.config.limits.max_streams:
                 raise Unavailable(
                     f"all {self.config.limits.max_streams} streams are taken",
                     field="session",
@@ -430,6 +441,14 @@ class _PostOffice:
         while self._letters:
             seat, message = self._letters.popleft()
             seat.deliver(message)
+
+
+async def _until_end(stream: Stream, listening: asyncio.Future[None]) -> None:
+    """Read, and forget, what the client of ``stream`` still sends, unless it is a flood."""
+    await listening
+    for _ in range(MAX_UNANSWERED):
+        if await stream.read() is None:
+            break
 
 
 def _at_most(value: int, limit: int, field_name: str, unit: str) -> None:
