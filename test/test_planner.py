@@ -362,6 +362,12 @@ def test_with_a_fast_server_behind_a_slow_link_the_verifier_decodes_alone() -> N
     assert {planner.choose() for _ in range(15)} == {Mode(0)}
 
 
+def test_a_verifier_that_claims_to_take_no_time_is_left_to_decode_alone() -> None:
+    planner = Planner(PlannerConfig(enabled=True), gamma=4, depth=1)
+    planner.profile = profile(0.05, 0.0, 0.1, 0.6)
+    assert {planner.choose() for _ in range(100)} == {Mode(0)}
+
+
 @pytest.mark.parametrize("point", [(0.05, 0.025, 0.1, 0.3), (*GO2.values(), 0.6)])
 def test_what_seems_slower_is_tried_now_and_then_for_a_bounded_share_of_the_time(
     point: tuple[float, float, float, float],

@@ -258,8 +258,8 @@ class Planner:
         gammas = range(1, self._config.max_gamma + 1)
         best = min((Mode(g, a) for g in gammas for a in (False, True)), key=self.seconds_per_token)
         alone = Mode(0)
-        gain = 1.0 - self.seconds_per_token(best) / self.seconds_per_token(alone)
-        worth = gain >= max(self._config.min_gain, self._doubt())
+        gain = max(self._config.min_gain, self._doubt())
+        worth = self.seconds_per_token(best) <= (1.0 - gain) * self.seconds_per_token(alone)
         chosen, other = (best, alone) if worth else (alone, best)
         self._answers += 1
         mode = self._trial(chosen, other) or chosen
@@ -283,8 +283,9 @@ class Planner:
             rivals.append(Mode(chosen.gamma, not chosen.ahead))
         for rival in rivals:
             waited = self._answers - self._last.get(rival, 0)
-            loss = self.seconds_per_token(rival) / self.seconds_per_token(chosen) - 1.0
-            if waited >= _EVERY and waited * self._config.explore_share / len(rivals) >= loss:
+            may_lose = waited * self._config.explore_share / len(rivals)
+            limit = (1.0 + may_lose) * self.seconds_per_token(chosen)
+            if waited >= _EVERY and self.seconds_per_token(rival) <= limit:
                 return rival
         return None
 
