@@ -56,6 +56,7 @@ from collab_llm_nodes.errors import (
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.verifier import codec
 from collab_llm_nodes.verifier import compute as compute_module
+from collab_llm_nodes.verifier import conversation as conversation_module
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.verifier.compute import Compute, _Inbox
 from collab_llm_nodes.verifier.conversation import MAX_UNANSWERED, Verifier
@@ -563,36 +564,72 @@ def test_an_exit_that_cannot_be_judged_disturbs_nobody(
 
 
 class Wire:
-    """A stream made of two lists."""
+    """A stream made of two queues."""
 
     def __init__(self, *messages: ClientMessage) -> None:
-        self._incoming = deque(codec.encode(m) for m in messages)
-        self.sent: list[ServerMessage] = []
+        self._incoming: asyncio.Queue[bytes | None] = asyncio.Queue()
+        for message in messages:
+            self._incoming.put_nowait(codec.encode(message))
+        self._sent: asyncio.Queue[ServerMessage] = asyncio.Queue()
+        self.next = self._sent.get
+
+    def end(self) -> None:
+        """The client has no more to say."""
+        self._incoming.put_nowait(None)
 
     async def read(self) -> bytes | None:
-        if self._incoming:
-            return self._incoming.popleft()
-        return await asyncio.get_running_loop().create_future()  # the client waits
+        return await self._incoming.get()
 
     async def write(self, data: bytes) -> None:
-        self.sent.append(codec.decode_server(data))
+        self._sent.put_nowait(codec.decode_server(data))
 
 
 def test_another_front_end_can_carry_the_conversation() -> None:
     engine = FakeEngine(1)
 
-    async def talk() -> list[ServerMessage]:
+    async def talk() -> tuple[int, ...]:
         verifier = Verifier(VerifierConfig(), as_engine(engine), encode)
         verifier.start()
         wire = Wire(OPEN, Draft(0, 0, (), solo=23))
-        await asyncio.wait_for(verifier.converse(wire), WAIT_S)
+        conversation = asyncio.ensure_future(verifier.converse(wire))
+        assert isinstance(await wire.next(), Opened)
+        tokens: tuple[int, ...] = ()
+        while not isinstance(said := await wire.next(), Verdict) or not said.finished:
+            tokens += said.tokens if isinstance(said, Verdict) else ()
+        wire.end()
+        await conversation
         await verifier.stop()
-        return wire.sent
+        return tokens + said.tokens
 
-    sent = asyncio.run(talk())
-    tokens = [t for m in sent if isinstance(m, Verdict) for t in m.tokens]
-    assert tuple(tokens) == engine.answer(encode(Prompt(OPEN.text)), GREEDY, 24)
+    tokens = asyncio.run(asyncio.wait_for(talk(), WAIT_S))
+    assert tokens == engine.answer(encode(Prompt(OPEN.text)), GREEDY, 24)
     assert engine.alive == 0
+
+
+@pytest.mark.parametrize("why", ["draining", "full"])
+def test_nobody_waits_for_who_is_refused_and_stays(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation_module, "_PARTING_S", 10 * WAIT_S)
+
+    async def run() -> None:
+        config = VerifierConfig(limits=Limits(max_streams=1 if why == "full" else 9))
+        verifier = Verifier(config, as_engine(FakeEngine(1)), encode)
+        verifier.start()
+        welcome, refused = Wire(OPEN), Wire(OPEN)
+        conversation = asyncio.ensure_future(verifier.converse(welcome))
+        assert isinstance(await welcome.next(), Opened)
+        other = verifier.drain(10 * WAIT_S) if why == "draining" else asyncio.sleep(0)
+        meanwhile = asyncio.ensure_future(other)
+        await asyncio.sleep(0)  # it has begun
+        await verifier.converse(refused)
+        assert isinstance(await refused.next(), Failure)
+        welcome.end()
+        await conversation
+        await meanwhile
+        await verifier.stop()
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
 
 
 # --- What operators see -------------------------------------------------------------------------
@@ -983,7 +1020,7 @@ def test_a_client_that_does_not_even_take_its_farewell_is_let_go() -> None:
     class Deaf(Wire):
         async def write(self, data: bytes) -> None:
             await super().write(data)
-            if isinstance(self.sent[-1], Failure):
+            if isinstance(codec.decode_server(data), Failure):
                 await asyncio.get_running_loop().create_future()  # its window is full
 
     async def talk() -> list[ServerMessage]:
@@ -995,9 +1032,9 @@ def test_a_client_that_does_not_even_take_its_farewell_is_let_go() -> None:
         done, _ = await asyncio.wait([conversation], timeout=WAIT_S)
         assert done, "the stream is held"
         await verifier.stop()
-        return wire.sent
+        return [await wire.next(), await wire.next()]
 
-    sent = asyncio.run(talk())
+    sent = asyncio.run(asyncio.wait_for(talk(), 2 * WAIT_S))
     assert [type(message) for message in sent] == [Opened, Failure]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from fake_models import EOS, VOCABULARY, FakeEngine, as_engine, encode
 from typer.testing import CliRunner
+from waiting import wait_for
 
 from collab_llm_nodes.bench.link import LinkProfile, LinkProxy, PacketLink, packets, report
 from collab_llm_nodes.bench.link.lane import Lane
@@ -357,14 +358,6 @@ def test_without_the_right_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 # The protocol over a bad link.
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Look at it until it is true."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "condition not met in time"
-        threading.Event().wait(0.01)
 
 
 PROMPTS = [Prompt(f"question {i}") for i in range(8)]

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.request
 import uuid
@@ -31,6 +30,7 @@ import yaml
 from fake_models import FakeEngine, as_engine, encode
 from grpc_health.v1 import health_pb2
 from typer.testing import CliRunner
+from waiting import wait_for
 
 from collab_llm_nodes.bench.scenes import scene_prompts
 from collab_llm_nodes.cli import app
@@ -265,14 +265,6 @@ def _metric(port: int, name: str) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
         lines = answer.read().decode().splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:
-    """Look at it until it is true; nothing announces what other processes do."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "condition not met in time"
-        threading.Event().wait(0.05)
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ from fake_models import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import wait_for
 
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution, to_wire
@@ -65,7 +66,7 @@ from collab_llm_nodes.errors import (
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.verifier import codec, conversation
 from collab_llm_nodes.verifier import verifier_pb2 as pb
-from collab_llm_nodes.verifier.background import background_loop
+from collab_llm_nodes.verifier.background import background_loop, within
 from collab_llm_nodes.verifier.client import (
     ClientLinkConfig,
     LinkStatus,
@@ -607,17 +608,18 @@ def test_malformed_messages_get_a_typed_failure_and_a_clean_end(
     ("draft", "kind"), [(Draft(0, 0, (), solo=23), Verdict), (Draft(7, 0, ()), Failure)]
 )
 def test_the_last_word_reaches_a_client_that_writes(
-    serve: Serve, draft: Draft, kind: type[ServerMessage]
+    serve: Serve, draft: Draft, kind: type[ServerMessage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gRPC drops what is unread once a write finds that the other side has ended the stream."""
+    """A write that finds the stream ended by the other side has gRPC drop what is unread."""
+    monkeypatch.setattr(conversation, "_PARTING_S", WAIT_S)
     server = serve(FakeEngine(1))
 
     async def talk() -> tuple[list[ServerMessage], grpc.StatusCode]:
         async with grpc.aio.insecure_channel(f"localhost:{server.port}") as channel:
             call = channel.stream_stream(codec.SESSION)(timeout=WAIT_S)
-            for message in (OPEN, draft):
-                await call.write(codec.encode(message))
+            await call.write(codec.encode(OPEN))
             await call.read()  # Opened: there is a session
+            await call.write(codec.encode(draft))
             while server.sessions:
                 await asyncio.sleep(0.001)
             for round_ in range(1, 50):  # pushed ahead before the last word was known
@@ -628,11 +630,26 @@ def test_the_last_word_reaches_a_client_that_writes(
                 replies.append(codec.decode_server(data))
             return replies, await call.code()
 
-    replies, code = asyncio.run_coroutine_threadsafe(talk(), background_loop()).result(WAIT_S)
+    talking = asyncio.run_coroutine_threadsafe(within(talk(), WAIT_S), background_loop())
+    replies, code = talking.result(2 * WAIT_S)
     last = replies[-1]
     assert isinstance(last, kind)
     assert isinstance(last, Failure) or cast(Verdict, last).finished
     assert code is grpc.StatusCode.OK
+
+
+def test_a_client_that_is_told_to_try_again_ends_its_stream_before(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation, "_PARTING_S", 10 * WAIT_S)
+    none_left = BatchConfig(evict_idle_s=60.0, slot_wait_s=0.0)
+    server = serve(FakeEngine(1), limits=Limits(max_sessions=1), batch=none_left)
+    opened_session(connect(server.port))
+    once = LinkConfig(600.0, backoff_initial_s=60.0, backoff_max_s=60.0)
+    connect(server.port, link=once).open(OPEN, Inbox().put)
+    verifier = server._server.verifier
+    told = verifier.telemetry.failures.labels(Unavailable.code)
+    wait_for(lambda: told._value.get() == 1 and len(verifier._seats) == 1)
 
 
 def test_who_does_not_end_a_stream_has_it_ended(
@@ -713,7 +730,8 @@ def test_a_full_verifier_says_so_and_takes_a_waiting_client_when_it_can(
     patience = BatchConfig(evict_idle_s=60.0, slot_wait_s=0.2)
     server = serve(FakeEngine(1), limits=Limits(max_sessions=1), batch=patience)
     holder, _ = opened_session(connect(server.port))
-    impatient = refusal(connect(server.port, verdict_deadline_s=2.0), OPEN)
+    once = LinkConfig(verdict_deadline_s=2.0, backoff_initial_s=60.0, backoff_max_s=60.0)
+    impatient = refusal(connect(server.port, link=once), OPEN)
     assert impatient.code == "UNAVAILABLE"
     assert "sessions are taken" in impatient.message
     inbox = Inbox()
@@ -828,23 +846,23 @@ def test_the_link_status_follows_the_verifier(serve: Serve, connect: Connect) ->
     address = f"127.0.0.1:{port}"
     states: queue.SimpleQueue[LinkStatus] = queue.SimpleQueue()
 
-    def wait_for(state: str) -> LinkStatus:
+    def status_when(state: str) -> LinkStatus:
         while (status := states.get(timeout=WAIT_S)).state != state:
             pass
         return status
 
     connect(port, on_state=states.put)
-    down = wait_for("DOWN")
+    down = status_when("DOWN")
     assert down.error_code == "UNAVAILABLE"
     assert down.error_msg
     server = serve(FakeEngine(1), address=address)
-    up = wait_for("UP")
+    up = status_when("UP")
     assert (up.model, up.vocabulary, up.error_code) == ("fake", VOCABULARY, "")
     assert 0 < up.rtt_s < 1
     server.stop()
-    wait_for("DOWN")
+    status_when("DOWN")
     serve(FakeEngine(1), address=address)
-    wait_for("UP")
+    status_when("UP")
 
 
 def test_closing_the_client_ends_its_sessions(serve: Serve, connect: Connect) -> None:

@@ -313,6 +313,8 @@ class SessionHandle:
         message = codec.decode_server(data)
         if isinstance(message, Opened):
             self._opened = True
+        elif isinstance(message, Failure):
+            self._outbox.put_nowait(None)  # the verifier waits for our end of the stream
         elif isinstance(message, Verdict) and self._timed is not None:
             round_, sent_at = self._timed
             if message.round == round_:

@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 _OPEN_S = 10.0  # from a new stream to its Open message
 _FREE_S = 1.0  # at the end, for the compute thread to free what is left
-_PARTING_S = 2.0  # from the last word to the client's end of the stream
+_PARTING_S = 2.0  # from the last word to the client's end of the stream, at most
 MAX_UNANSWERED = 128
 """Messages of one client between two verdicts; pushing ahead takes a few."""
 MAX_UNANSWERED_BYTES = 4 << 20
@@ -188,10 +188,12 @@ class Verifier:
         listening = asyncio.ensure_future(self._listen(seat, stream))
         try:
             await self._tell(seat, stream)
-            # What is written to a stream that has ended fails, and gRPC then drops what its writer
-            # has not read yet: this last word. So it is the client who ends the stream.
-            with contextlib.suppress(asyncio.TimeoutError):
-                await within(_until_end(stream, listening), _PARTING_S)
+            # Whoever writes to a stream that has ended is told so by gRPC, and of nothing that
+            # came before and was not read yet, such as the last word. So it is for clients to end
+            # streams, who read before they do; a round trip later if they do it at once.
+            if self._has_time_for(seat):
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await within(_until_end(seat, stream, listening), _PARTING_S)
         except ConnectionError as lost:
             log.debug("session %s: %s", seat.id[:8], lost)
         finally:
@@ -200,6 +202,10 @@ class Verifier:
             if not self._seats:
                 self._empty.set()
             self.telemetry.streams.dec()
+
+    def _has_time_for(self, seat: _Seat) -> bool:
+        """Whether no other client, and no shutdown, has to wait for the parting from this one."""
+        return (seat.opened or self.serving) and len(self._seats) <= self.config.limits.max_streams
 
     async def _tell(self, seat: _Seat, stream: Stream) -> None:
         """Write what there is to tell, up to the last word; then the session is over."""
@@ -281,7 +287,8 @@ class Verifier:
 
     async def _read(self, seat: _Seat, stream: Stream) -> Open | Draft | Close | None:
         data = await stream.read()
-        if data is None:
+        seat.hung_up = data is None
+        if data is None or seat.gone.is_set():
             return None
         seat.hear(len(data))
         return codec.decode_client(data)
@@ -318,6 +325,7 @@ class _Seat:
         self.gone = threading.Event()
         self.opened = False
         self.writing = False
+        self.hung_up = False  # the client has ended its side of the stream
         self.sent: Counter[str] = Counter()
         self._post_office = post_office
         self._compute = compute
@@ -443,12 +451,13 @@ class _PostOffice:
             seat.deliver(message)
 
 
-async def _until_end(stream: Stream, listening: asyncio.Future[None]) -> None:
+async def _until_end(seat: _Seat, stream: Stream, listening: asyncio.Future[None]) -> None:
     """Read, and forget, what the client of ``stream`` still sends, unless it is a flood."""
     await listening
     for _ in range(MAX_UNANSWERED):
-        if await stream.read() is None:
+        if seat.hung_up:
             break
+        seat.hung_up = await stream.read() is None
 
 
 def _at_most(value: int, limit: int, field_name: str, unit: str) -> None:

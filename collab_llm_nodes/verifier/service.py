@@ -164,7 +164,10 @@ class _GrpcStream:
         self._context = context
 
     async def read(self) -> bytes | None:
-        data = await self._context.read()
+        try:
+            data = await self._context.read()
+        except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            raise ConnectionError(repr(error)) from error
         return None if data is grpc.aio.EOF else data
 
     async def write(self, data: bytes) -> None:
