@@ -108,8 +108,14 @@ def write_json(file: Path | None, results: dict[str, Any]) -> None:
     """Write ``results`` to ``file``, if one was asked for. Exits with 2 if that cannot be."""
     if file is None:
         return
+    text = json.dumps(results, indent=2, sort_keys=True) + "\n"
     try:
-        file.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        if file.exists():  # perhaps a device
+            file.write_text(text, encoding="utf-8")
+        else:  # at once: somebody may wait for it to appear
+            building = file.with_name(f"{file.name}.part")
+            building.write_text(text, encoding="utf-8")
+            building.replace(file)
     except OSError as error:
         told = InvalidInput(str(error), field="--json", remedy="make room, or name another file")
         fail(told, 2)

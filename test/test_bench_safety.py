@@ -136,7 +136,8 @@ def test_usage_is_that_of_the_process() -> None:
 
 
 def _serve(file: str) -> int:
-    Path(file).write_text(str(os.getpid()), encoding="ascii")
+    Path(f"{file}.part").write_text(str(os.getpid()), encoding="ascii")
+    os.replace(f"{file}.part", file)  # who waits for it is to find it whole
     print("up", flush=True)
     signal.pause()
     return 0

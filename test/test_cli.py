@@ -136,6 +136,24 @@ def test_results_that_cannot_be_written_are_told_and_no_difference(
     assert "--json" in capsys.readouterr().err
 
 
+def test_a_file_of_results_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts wait for what ``verifier --json`` writes."""
+    file, whole = tmp_path / "up.json", Path.replace
+
+    def look(part: Path, target: Path) -> Path:
+        assert json.loads(part.read_text()) == {"port": 1}
+        assert not target.exists()
+        return whole(part, target)
+
+    monkeypatch.setattr(Path, "replace", look)
+    write_json(file, {"port": 1})
+    link = tmp_path / "link.json"
+    link.symlink_to(file)
+    write_json(link, {"port": 2})
+    assert json.loads(file.read_text()) == {"port": 2}
+    assert sorted(tmp_path.iterdir()) == [link, file]
+
+
 @pytest.mark.parametrize(
     ("inherited", "ending"),
     [("SIG_DFL", (130, "", "")), ("SIG_IGN", (0, "still here\n", ""))],
