@@ -153,14 +153,3 @@ def ros_graph(ros_context: Context) -> Iterator[Graph]:
     graph = Graph(ros_context, ros_context.get_domain_id())
     yield graph
     graph.close()
-
-
-def gone(pid: int) -> bool:
-    """Whether there is no such process any more, or will be none within some seconds."""
-    due = time.monotonic() + 30.0
-    with contextlib.suppress(ProcessLookupError):
-        while time.monotonic() < due:
-            os.kill(pid, 0)
-            time.sleep(0.05)  # nobody announces it
-        return False
-    return True

@@ -27,6 +27,7 @@ from fake_models import PROMPT_IDS, VOCABULARY, FakeEngine, FakeSession, as_engi
 from grpc_health.v1 import health_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raw_client import RawClient
 from torch import Tensor
 
 from collab_llm_nodes.bench.verifier import LOADS, Recording, Tally, drive_robots
@@ -225,40 +226,13 @@ class Passes(FakeEngine):
         return super().run(feeds, **exits)
 
 
-class Robot:
-    """A client without a link of its own: what it sends is what goes out."""
-
-    def __init__(self, port: int) -> None:
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.replies = self.channel.stream_stream(codec.SESSION)(
-            iter(self._outbox.get, None), timeout=WAIT_S
-        )
-
-    def send(self, *messages: ClientMessage) -> None:
-        for message in messages:
-            self._outbox.put(codec.encode(message))
-
-    def next(self) -> ServerMessage:
-        return codec.decode_server(next(self.replies))
-
-    def skip_to(self, kind: type) -> Any:
-        while not isinstance(message := self.next(), kind):
-            pass
-        return message
-
-    def next_but(self, kind: type) -> ServerMessage:
-        while isinstance(message := self.next(), kind):
-            pass
-        return message
-
-    def close(self) -> None:
-        self._outbox.put(None)
-        self.channel.close()
-
-
 Serve = Callable[..., ServerHandle]
-Join = Callable[[ServerHandle], Robot]
+Join = Callable[[ServerHandle], RawClient]
+
+
+def client_of(server: ServerHandle) -> RawClient:
+    """On a connection of its own."""
+    return RawClient(grpc.insecure_channel(f"127.0.0.1:{server.port}"))
 
 
 @pytest.fixture
@@ -277,10 +251,10 @@ def serve() -> Iterator[Serve]:
 
 @pytest.fixture
 def join() -> Iterator[Join]:
-    robots: list[Robot] = []
+    robots: list[RawClient] = []
 
-    def make(server: ServerHandle) -> Robot:
-        robots.append(Robot(server.port))
+    def make(server: ServerHandle) -> RawClient:
+        robots.append(client_of(server))
         return robots[-1]
 
     yield make
@@ -309,7 +283,10 @@ def still(monkeypatch: pytest.MonkeyPatch) -> StillClock:
 
 
 def share_a_pass(
-    engine: Passes, server: ServerHandle, first: Robot, others: Sequence[tuple[Robot, Draft]]
+    engine: Passes,
+    server: ServerHandle,
+    first: RawClient,
+    others: Sequence[tuple[RawClient, Draft]],
 ) -> None:
     """Have ``others`` send while a pass for ``first`` is held up."""
     with engine.held(lambda: first.send(Draft(0, 0, (5,)))):
@@ -714,7 +691,7 @@ def test_a_log_line_for_each_session_without_its_whole_name(
 ) -> None:
     set_up_logging(log_format)
     server = serve(FakeEngine(1), token="s3cret")
-    robot = Robot(server.port)
+    robot = client_of(server)
     robot.send(OPEN)
     with pytest.raises(grpc.RpcError):
         robot.next()
@@ -857,7 +834,7 @@ from collab_llm_nodes.verifier.service import VerifierServer, run_until_signal
 
 def robots(port):
     server = type("Server", (), {"port": port})
-    waiting, leaving = Robot(server.port), Robot(server.port)
+    waiting, leaving = client_of(server), client_of(server)
     for robot in (waiting, leaving):
         robot.send(OPEN)
         robot.skip_to(Opened)

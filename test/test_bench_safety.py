@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import gone
+from waiting import gone
 
 from collab_llm_nodes.bench.safety.rig import Child
 from collab_llm_nodes.bench.safety.usage import LEAK_MB_PER_HOUR, Usage, growth

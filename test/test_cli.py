@@ -12,8 +12,8 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
-from conftest import gone
 from typer.testing import CliRunner
+from waiting import gone
 
 from collab_llm_nodes import programs
 from collab_llm_nodes.cli import app, write_json

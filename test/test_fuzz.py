@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import queue
 import random
 import struct
 import threading
@@ -22,6 +21,7 @@ import grpc
 import pytest
 import torch
 from fake_models import VOCAB, VOCABULARY, FakeEngine, as_engine, encode
+from raw_client import RawClient
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.edge_cloud.ahead import MAX_AHEAD, MAX_AHEAD_ENTRIES
@@ -298,8 +298,7 @@ class Wire:
                 await asyncio.get_running_loop().create_future()
             return None
         self._left -= 1
-        if not any(isinstance(message, Failure) for message in self.sent[-1:]):
-            self.reads += 1  # what comes later is forgotten unread
+        self.reads += self._refusal is None  # what comes later is not even decoded
         if self._opens and r.random() < 0.97:
             self._opens = False
             data: bytes = pb.ClientMessage(open=self._attacker.open()).SerializeToString()
@@ -318,9 +317,13 @@ class Wire:
         """How it ended; every refusal has a type."""
         for message in self.sent[:-1]:
             assert isinstance(message, Opened | EarlyExit | Verdict), message
-        if not self.sent or not isinstance(self.sent[-1], Failure):
-            return "ended"
-        return code_of(self.sent[-1])
+        refusal = self._refusal
+        return "ended" if refusal is None else code_of(refusal)
+
+    @property
+    def _refusal(self) -> Failure | None:
+        last = self.sent[-1] if self.sent else None
+        return last if isinstance(last, Failure) else None
 
 
 class Honest:
@@ -406,18 +409,16 @@ def test_hostile_streams_over_grpc() -> None:
 
     def honest(port: int) -> None:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            session = channel.stream_stream(codec.SESSION)
             while not stop.is_set():
-                outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-                for message in (HONEST, Draft(0, 0, (), solo=23)):
-                    outbox.put(codec.encode(message))
+                client = RawClient(channel)
                 tokens: tuple[int, ...] = ()
-                for reply in session(iter(outbox.get, None), timeout=WAIT_S):
+                client.send(HONEST, Draft(0, 0, (), solo=23))
+                for reply in client.replies:
                     said = codec.decode_server(reply)
                     if isinstance(said, Verdict):
                         tokens += said.tokens
                         if said.finished:
-                            outbox.put(None)
+                            client.half_close()
                 answers.append(tokens)
 
     with start_server(HARSH, as_engine(engine), encode) as server:

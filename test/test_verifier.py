@@ -33,6 +33,7 @@ from fake_models import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raw_client import RawClient
 from waiting import wait_for
 
 from collab_llm_nodes.config import from_mapping
@@ -517,38 +518,17 @@ def test_a_model_that_fails_is_reported_without_its_insides(
     assert "secret of the house" in caplog.text
 
 
-class RawStream:
-    """A client that may send anything."""
-
-    def __init__(self, port: int) -> None:
-        self.channel = grpc.insecure_channel(f"localhost:{port}")
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        call = self.channel.stream_stream(codec.SESSION)
-        self.replies = call(iter(self._outbox.get, None), timeout=WAIT_S)
-
-    def send(self, *messages: ClientMessage | bytes) -> None:
-        for m in messages:
-            self._outbox.put(m if isinstance(m, bytes) else codec.encode(m))
-
-    def half_close(self) -> None:
-        self._outbox.put(None)
-
-    def next(self) -> ServerMessage:
-        return codec.decode_server(next(self.replies))
-
-
 @pytest.fixture
-def raw() -> Iterator[Callable[[int], RawStream]]:
-    streams: list[RawStream] = []
+def raw() -> Iterator[Callable[[int], RawClient]]:
+    streams: list[RawClient] = []
 
-    def make(port: int) -> RawStream:
-        streams.append(RawStream(port))
+    def make(port: int) -> RawClient:
+        streams.append(RawClient(grpc.insecure_channel(f"localhost:{port}")))
         return streams[-1]
 
     yield make
     for stream in streams:
-        stream.half_close()
-        stream.channel.close()
+        stream.close()
 
 
 def support(*ids: int) -> SparseDistribution:
@@ -585,7 +565,7 @@ SAMPLED = replace(OPEN, sampling=SamplingConfig(1.0))
 )
 def test_malformed_messages_get_a_typed_failure_and_a_clean_end(
     serve: Serve,
-    raw: Callable[[int], RawStream],
+    raw: Callable[[int], RawClient],
     messages: list[ClientMessage | bytes],
     code: str,
     field_name: str,
@@ -648,12 +628,13 @@ def test_a_client_that_is_told_to_try_again_ends_its_stream_before(
     once = LinkConfig(600.0, backoff_initial_s=60.0, backoff_max_s=60.0)
     connect(server.port, link=once).open(OPEN, Inbox().put)
     verifier = server._server.verifier
-    told = verifier.telemetry.failures.labels(Unavailable.code)
-    wait_for(lambda: told._value.get() == 1 and len(verifier._seats) == 1)
+    failures, code = "collab_llm_verifier_failures_total", {"code": Unavailable.code}
+    wait_for(lambda: verifier.telemetry.registry.get_sample_value(failures, code) == 1)
+    wait_for(lambda: len(verifier._seats) == 1)
 
 
 def test_who_does_not_end_a_stream_has_it_ended(
-    serve: Serve, raw: Callable[[int], RawStream], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, raw: Callable[[int], RawClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conversation, "_PARTING_S", 0.1)
     stream = raw(serve(FakeEngine(1)).port)
@@ -663,7 +644,7 @@ def test_who_does_not_end_a_stream_has_it_ended(
     assert last.finished
 
 
-def test_stale_drafts_are_ignored(serve: Serve, raw: Callable[[int], RawStream]) -> None:
+def test_stale_drafts_are_ignored(serve: Serve, raw: Callable[[int], RawClient]) -> None:
     stream = raw(serve(FakeEngine(1, exits=())).port)
     first = Draft(0, 0, ())
     stream.send(OPEN, first)
@@ -679,7 +660,7 @@ def test_stale_drafts_are_ignored(serve: Serve, raw: Callable[[int], RawStream])
 
 @pytest.mark.parametrize("end", ["close", "half-close", "cancel"])
 def test_the_cache_is_freed_however_a_client_leaves(
-    serve: Serve, raw: Callable[[int], RawStream], end: str
+    serve: Serve, raw: Callable[[int], RawClient], end: str
 ) -> None:
     engine = FakeEngine(1)
     server = serve(engine)
@@ -698,7 +679,7 @@ def test_the_cache_is_freed_however_a_client_leaves(
 
 
 def test_a_client_that_vanishes_in_mid_verification_stops_it(
-    serve: Serve, raw: Callable[[int], RawStream], caplog: pytest.LogCaptureFixture
+    serve: Serve, raw: Callable[[int], RawClient], caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = Gate(2)
     layers: list[int] = []

@@ -288,7 +288,7 @@ class Verifier:
     async def _read(self, seat: _Seat, stream: Stream) -> Open | Draft | Close | None:
         data = await stream.read()
         seat.hung_up = data is None
-        if data is None or seat.gone.is_set():
+        if data is None or seat.gone.is_set():  # nothing counts that comes after the last word
             return None
         seat.hear(len(data))
         return codec.decode_client(data)

@@ -157,6 +157,9 @@ class VerifierServer:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error.args[0]))
 
 
+_LOST = (grpc.aio.BaseError, asyncio.InvalidStateError)  # raised on a stream whose client is gone
+
+
 class _GrpcStream:
     """As ``conversation.Stream``."""
 
@@ -166,14 +169,14 @@ class _GrpcStream:
     async def read(self) -> bytes | None:
         try:
             data = await self._context.read()
-        except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+        except _LOST as error:
             raise ConnectionError(repr(error)) from error
         return None if data is grpc.aio.EOF else data
 
     async def write(self, data: bytes) -> None:
         try:
             await self._context.write(data)
-        except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+        except _LOST as error:
             raise ConnectionError(repr(error)) from error
 
 
