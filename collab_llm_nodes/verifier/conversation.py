@@ -44,6 +44,7 @@ from collab_llm_nodes.errors import (
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.models.vocabulary import check_same
 from collab_llm_nodes.verifier import codec
+from collab_llm_nodes.verifier.admission import Peer
 from collab_llm_nodes.verifier.background import within
 from collab_llm_nodes.verifier.client import read_token
 from collab_llm_nodes.verifier.compute import Compute, Outgoing
@@ -176,12 +177,14 @@ class Verifier:
             )
         )
 
-    async def converse(self, stream: Stream) -> None:
+    async def converse(self, stream: Stream, peer: Peer | None = None) -> None:
         """Serve one client until the answer is complete, one side leaves, or something is wrong.
 
         Every error is the client's to know: it is told by a ``Failure``, then this returns.
         """
-        seat = _Seat(self._post_office, self._compute, self.config, asyncio.current_task())
+        seat = _Seat(
+            self._post_office, self._compute, self.config, peer or Peer(), asyncio.current_task()
+        )
         self._seats.add(seat)
         self._empty.clear()
         self.telemetry.streams.inc()
@@ -319,9 +322,11 @@ class _Seat:
         post_office: _PostOffice,
         compute: Compute,
         config: VerifierConfig,
+        peer: Peer,
         task: asyncio.Task[None] | None,
     ) -> None:
         self.id = secrets.token_hex(16)
+        self.peer = peer
         self.gone = threading.Event()
         self.opened = False
         self.writing = False

@@ -29,6 +29,7 @@ from grpc_health.v1 import health, health_pb2
 from collab_llm_nodes.collector import look_at_new_things_only
 from collab_llm_nodes.errors import ConfigError, Unauthenticated, Unavailable
 from collab_llm_nodes.verifier import codec
+from collab_llm_nodes.verifier.admission import Peer
 from collab_llm_nodes.verifier.logs import set_up_logging
 
 if TYPE_CHECKING:
@@ -303,7 +304,7 @@ class Replica:
         """One client's stream."""
         self._authenticate(grpc_context)
         stream = _Stream(requests)
-        talk = asyncio.ensure_future(self._verifier.converse(stream))
+        talk = asyncio.ensure_future(self._verifier.converse(stream, Peer.of(grpc_context.peer())))
         talk.add_done_callback(lambda _: stream.end())
         try:
             async for data in stream.written():

@@ -21,6 +21,7 @@ from collab_llm_nodes.errors import CollabError, ConfigError, Unauthenticated
 from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.models.prompt import PromptLimits, encode
 from collab_llm_nodes.verifier import codec
+from collab_llm_nodes.verifier.admission import Peer
 from collab_llm_nodes.verifier.background import background_loop
 from collab_llm_nodes.verifier.client import check_certificates, read_file
 from collab_llm_nodes.verifier.conversation import Encode, Verifier
@@ -147,7 +148,7 @@ class VerifierServer:
 
     async def _session(self, _: object, context: grpc.aio.ServicerContext) -> None:
         await self._authenticate(context)
-        await self.verifier.converse(_GrpcStream(context))
+        await self.verifier.converse(_GrpcStream(context), Peer.of(context.peer()))
 
     async def _authenticate(self, context: grpc.aio.ServicerContext) -> None:
         given = dict(context.invocation_metadata() or ()).get("authorization", "")
