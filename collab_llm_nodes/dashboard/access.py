@@ -8,8 +8,12 @@ Two guards, both before anything else sees a request:
   time. The log-in leaves a cookie that scripts cannot read and other sites cannot send. It is
   derived from the token, so a page stays logged in, and its emergency stop works, when the
   dashboard is started anew; a new token ends all log-ins.
-- **From where.** What changes anything, and the page's web socket, must come from the page itself:
-  a browser says where a request comes from, and no other site may command the robot through it.
+- **From where.** Requests must come from the page itself or from no web page at all: a browser says
+  where a request comes from, and no other site may command the robot through it. Following a link
+  to the page is allowed.
+
+The right token is always let in at once. Only wrong ones from the log-in page are slowed, by
+:class:`Tries`.
 """
 
 from __future__ import annotations
@@ -17,15 +21,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Mapping
 from enum import Enum
-from http.cookies import CookieError, SimpleCookie
 
 from collab_llm_nodes.errors import ConfigError
 
 MIN_TOKEN = 16
 """Characters; a token is not to be guessed."""
 _COOKIE_DAYS = 30
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_AUTHORITY = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
 
 
 class Refusal(Enum):
@@ -54,6 +60,70 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def authority(text: str, default_port: int = 80) -> tuple[str, int] | None:
+    """Return name and port of exactly ``name[:port]``; None for any other text.
+
+    The name is in lower case, an IPv6 address in brackets.
+    """
+    match = _AUTHORITY.fullmatch(text)
+    if match is None:
+        return None
+    name, port = match[1].lower(), int(match[2] or default_port)
+    if name.startswith("["):
+        try:
+            ipaddress.IPv6Address(name[1:-1])
+        except ValueError:
+            return None
+    return (name, port) if port < 65536 else None
+
+
+def network_of(address: str) -> str:
+    """Return whom to hold responsible for ``address``: an IPv4 address, or the /64 of an IPv6 one.
+
+    One subscriber has a whole /64. "" stands for everything that is no address.
+    """
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(ip, ipaddress.IPv6Address):
+        ip = ip.ipv4_mapped or ipaddress.IPv6Address(int(ip) >> 64 << 64)
+    return str(ip)
+
+
+class Tries:
+    """How often a network may give a wrong token at the log-in page.
+
+    ``AT_ONCE`` times, then once every ``EVERY_S`` seconds. At most ``NETWORKS`` networks are told
+    apart and those beyond share one allowance, which bounds the memory and the rate of them all.
+    """
+
+    AT_ONCE = 5
+    EVERY_S = 5.0
+    NETWORKS = 256
+
+    def __init__(self) -> None:
+        self._free_at: dict[str, float] = {}
+        """By network: when all its tries will have come back."""
+
+    def take(self, network: str, now: float) -> float:
+        """Take a try at ``now`` [s]; return 0.0, or the seconds to wait for one."""
+        if network not in self._free_at and len(self._free_at) >= self.NETWORKS:
+            self._free_at = {key: at for key, at in self._free_at.items() if at > now}
+            if len(self._free_at) >= self.NETWORKS:
+                network = ""
+        free_at = max(now, self._free_at.get(network, now)) + self.EVERY_S
+        wait = free_at - now - self.AT_ONCE * self.EVERY_S
+        if wait > 0:
+            return wait
+        self._free_at[network] = free_at
+        return 0.0
+
+    def forgive(self, network: str) -> None:
+        """Give a network all its tries back: the right token came from there."""
+        self._free_at.pop(network, None)
 
 
 class Access:
@@ -91,20 +161,27 @@ class Access:
             socket: it opens a web socket.
         """
         if not self._token:
-            if not is_loopback(_name_of(headers.get("host", ""))):
+            named = authority(headers.get("host", ""))
+            if named is None or not is_loopback(named[0]):
                 return Refusal.HOST
         elif not self._known(headers):
             return Refusal.LOG_IN
-        if (socket or method not in ("GET", "HEAD")) and not self.same_origin(headers):
+        follows_link = method in ("GET", "HEAD") and not socket and _is_navigation(headers)
+        if not follows_link and not self.same_origin(headers):
             return Refusal.ORIGIN
         return None
 
     def same_origin(self, headers: Mapping[str, str]) -> bool:
         """The request comes from this page, or from no web page at all."""
         origin = headers.get("origin")
-        if origin is not None:
-            return origin.partition("://")[2] == headers.get("host", "") != ""
-        return headers.get("sec-fetch-site", "none") in ("same-origin", "none")
+        if origin is None:
+            return headers.get("sec-fetch-site", "none") in ("same-origin", "none")
+        scheme, _, there = origin.partition("://")
+        if scheme not in _DEFAULT_PORTS:
+            return False
+        port = _DEFAULT_PORTS[scheme]
+        here = authority(headers.get("host", ""), port)
+        return here is not None and here == authority(there, port)
 
     def log_in(self, token: str, *, secure: bool) -> str | None:
         """The ``Set-Cookie`` header for who knows the token; None for who does not.
@@ -121,16 +198,13 @@ class Access:
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return hmac.compare_digest(bearer.encode(), self._token)
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(self._name)
-        except CookieError:
-            return False
-        given = cookie.value if cookie is not None else ""
-        return hmac.compare_digest(given.encode(), self._value.encode())
+        cookies = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
+        # All of that name: another server on this machine can set one that hides the right one.
+        given = [value for name, _, value in cookies if name == self._name]
+        return any(hmac.compare_digest(value.encode(), self._value.encode()) for value in given)
 
 
-def _name_of(host: str) -> str:
-    """``Host`` header without the port: ``127.0.0.1:8080``, ``[::1]:8080``, ``localhost``."""
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]
+def _is_navigation(headers: Mapping[str, str]) -> bool:
+    """A browser opens the page in a tab, as by a link: visible, and not within another page."""
+    asked = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
+    return asked == ("navigate", "document") and "origin" not in headers

@@ -8,6 +8,7 @@ socket do not delay it.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -18,24 +19,26 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.requests import ClientDisconnect
 
-from collab_llm_nodes.dashboard.access import Access, Refusal
+from collab_llm_nodes.dashboard.access import Access, Refusal, Tries, network_of
 from collab_llm_nodes.dashboard.bridge import App, Receive, Send
 from collab_llm_nodes.dashboard.robot import Robot
 
 STATIC = Path(__file__).parent / "static"
 BAR = (STATIC / "bar.html").read_text(encoding="utf-8")
 """The emergency stop, as it stands on every page."""
+_ONLY_THE_STOP = (STATIC / "stop.html").read_text(encoding="utf-8")
+_LOG_IN = (STATIC / "log_in.html").read_text(encoding="utf-8")
 CONFIRM_S = 0.6
 """How long an emergency stop is repeated until motion_guard confirms it; then the page asks
 again."""
 _REPEAT_S = 0.05
 _RESET_S = 3.0
-_WRONG_TOKEN_S = 1.0
-"""Who gives a wrong token waits so long for the answer."""
 _LOG_IN_BYTES = 4096
-LOG_IN_S = 5.0
-"""A log-in must have arrived by then: strangers can begin one."""
-_FILES = {"bar.js": "text/javascript", "style.css": "text/css"}
+_FILES = {
+    name: ((STATIC / name).read_bytes(), media_type)
+    for name, media_type in {"bar.js": "text/javascript", "style.css": "text/css"}.items()
+}
+_CLOSE = {"connection": "close"}
 _HEADERS = {
     b"x-frame-options": b"DENY",
     b"x-content-type-options": b"nosniff",
@@ -107,7 +110,8 @@ def make_front(robot: Robot, access: Access, pages: App) -> App:
     async def static(name: str) -> Response:
         if name not in _FILES:
             return PlainTextResponse("no such file", 404)
-        return Response((STATIC / name).read_bytes(), media_type=_FILES[name])
+        content, media_type = _FILES[name]
+        return Response(content, media_type=media_type)
 
     async def behind(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Nothing else: NiceGUI keeps something of every request it has a page for."""
@@ -122,19 +126,20 @@ def make_front(robot: Robot, access: Access, pages: App) -> App:
 
 def only_the_stop(message: str = "", status: int = 200) -> Response:
     """A page with nothing but the bar, and ``message``."""
-    page = (STATIC / "stop.html").read_text(encoding="utf-8")
-    return HTMLResponse(page.replace("BAR", BAR).replace("MESSAGE", message), status)
+    page = _ONLY_THE_STOP.replace("BAR", BAR).replace("MESSAGE", message)
+    return HTMLResponse(page, status)
 
 
 def _gate(app: App, access: Access) -> App:
     """Refuses what must not pass; adds the headers that confine the page."""
+    tries = Tries()
 
     async def gate(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await app(scope, receive, send)
             return
         socket = scope["type"] == "websocket"
-        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+        headers = _headers(scope)
         refusal = access.refusal(scope.get("method", "GET"), headers, socket=socket)
 
         async def confined(message: MutableMapping[str, Any]) -> None:
@@ -143,52 +148,64 @@ def _gate(app: App, access: Access) -> App:
             await send(message)
 
         if refusal is None:
+            scope["state"]["welcome"]()  # see door.py
+            tries.forgive(_network(scope))
             await app(scope, receive, confined)
         elif socket:
             await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
         else:
-            response = await _refuse(refusal, access, Request(scope, receive), headers)
+            response = await _refuse(refusal, access, tries, Request(scope, receive), headers)
             await response(scope, receive, confined)
 
     return gate
 
 
+def _headers(scope: MutableMapping[str, Any]) -> dict[str, str]:
+    """By lower-case name; one that was given twice has both values, so that neither is believed."""
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in scope["headers"]:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
+
+
+def _network(scope: MutableMapping[str, Any]) -> str:
+    host, _ = scope.get("client") or ("", 0)
+    return network_of(host)
+
+
 async def _refuse(
-    refusal: Refusal, access: Access, request: Request, headers: dict[str, str]
+    refusal: Refusal, access: Access, tries: Tries, request: Request, headers: dict[str, str]
 ) -> Response:
-    """The log-in page, what it sends, or the refusal in words."""
+    """The log-in page, what it sends, or the refusal in words. Ends the connection."""
     asked = (request.method, request.url.path)
     if refusal is not Refusal.LOG_IN:
-        return PlainTextResponse(refusal.message, refusal.status)
+        return PlainTextResponse(refusal.message, refusal.status, _CLOSE)
     if asked == ("POST", "/log_in") and access.same_origin(headers):
         token = await _token_of(request)
+        wait = tries.take(_network(request.scope), time.monotonic())
+        if wait > 0:
+            seconds = str(math.ceil(wait))
+            message = f"too many wrong tokens from your address: try again in {seconds} s"
+            return PlainTextResponse(message, 429, {"retry-after": seconds, **_CLOSE})
         cookie = access.log_in(token, secure=request.url.scheme == "https")
         if cookie is not None:
+            tries.forgive(_network(request.scope))
             back = {"location": "/", "set-cookie": cookie}
             return Response(status_code=303, headers=back)
-        await asyncio.sleep(_WRONG_TOKEN_S)
     if asked in (("POST", "/log_in"), ("GET", "/"), ("GET", "/stop")):
-        page = (STATIC / "log_in.html").read_text(encoding="utf-8")
-        return HTMLResponse(page, refusal.status)
-    return PlainTextResponse(refusal.message, refusal.status)
+        return HTMLResponse(_LOG_IN, refusal.status, _CLOSE)
+    return PlainTextResponse(refusal.message, refusal.status, _CLOSE)
 
 
 async def _token_of(request: Request) -> str:
-    """From the form; "" for anything that is none, or does not end."""
+    """From the form; "" for anything that is none. A body without end ends with its connection."""
+    body = b""
     try:
-        body = await asyncio.wait_for(_start_of(request), LOG_IN_S)
-    except (asyncio.TimeoutError, ClientDisconnect):
-        return ""
-    if len(body) > _LOG_IN_BYTES:
+        async for part in request.stream():
+            body += part
+            if len(body) > _LOG_IN_BYTES:
+                return ""
+    except ClientDisconnect:
         return ""
     return parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
-
-
-async def _start_of(request: Request) -> bytes:
-    """The body, as far as it may be a log-in."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _LOG_IN_BYTES:
-            break
-    return body

@@ -6,11 +6,12 @@ escaped in ``drawing.py`` and sanitised again by the browser.
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 from fastapi import FastAPI
 from fastapi.responses import Response
-from nicegui import ui
+from nicegui import Client, ui
 
 from collab_llm_nodes.dashboard import drawing
 from collab_llm_nodes.dashboard.front import BAR, only_the_stop
@@ -20,6 +21,9 @@ from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.navigation.mission import MAX_INSTRUCTION
 
 _FULL = "As many pages are open as max_viewers allows; close one and load this page again."
+_REDIRECT_S = 1.0
+_LOADING = 16
+"""Pages kept that were asked for and whose web socket has not come yet."""
 
 
 class Host:
@@ -33,6 +37,7 @@ class Host:
         self.robot: Robot | None = None
         self.max_viewers = 1
         self.period = 0.2
+        self._loading: dict[str, Client] = {}  # the oldest first
         self._open: set[str] = set()
 
     def serve(self, robot: Robot, max_viewers: int, rate: float) -> None:
@@ -44,7 +49,7 @@ class Host:
         if self.robot is not None:
             raise ConfigError("this process has a dashboard", remedy="one per process")
         self.robot, self.max_viewers, self.period = robot, max_viewers, 1.0 / rate
-        self._open = set()  # those of before have lost their server
+        self._loading, self._open = {}, set()  # those of before have lost their server
 
     def leave(self) -> None:
         """There is nothing to show any more."""
@@ -55,15 +60,31 @@ class Host:
         """Pages that are open."""
         return len(self._open)
 
+    @property
+    def full(self) -> bool:
+        """There is no room for another viewer."""
+        return len(self._open) >= self.max_viewers
+
+    def load(self, page: Client) -> None:
+        """Keep a page until its web socket comes, or until many newer ones were asked for.
+
+        Whoever only asks for pages is no viewer and takes nobody's place.
+        """
+        self._loading[page.id] = page
+        if len(self._loading) > _LOADING:
+            next(iter(self._loading.values())).delete()
+
     def admit(self, page: str) -> bool:
-        """Count a page, if there is room."""
-        if len(self._open) >= self.max_viewers:
+        """Count a page whose web socket has come, if there is room."""
+        self._loading.pop(page, None)
+        if page not in self._open and self.full:
             return False
         self._open.add(page)
         return True
 
     def dismiss(self, page: str) -> None:
         """A page was closed."""
+        self._loading.pop(page, None)
         self._open.discard(page)
 
 
@@ -73,10 +94,19 @@ def install(parent: FastAPI, host: Host) -> None:
     @ui.page("/")
     def index() -> Response | None:
         client = ui.context.client
-        if not host.admit(client.id):
+        if host.full:
             client.delete()  # costs nothing any more
             return only_the_stop(_FULL, 503)
+
+        async def admit() -> None:
+            if not host.admit(client.id):
+                client.open("/")  # which says why
+                await asyncio.sleep(_REDIRECT_S)
+                client.delete()
+
+        client.on_connect(admit)
         client.on_delete(lambda: host.dismiss(client.id))
+        host.load(client)
         ui.add_head_html('<link rel="stylesheet" href="/static/style.css">')
         ui.add_body_html(BAR)
         _Page(host)

@@ -21,6 +21,7 @@ from fastapi import FastAPI
 
 from collab_llm_nodes.dashboard.access import Access
 from collab_llm_nodes.dashboard.bridge import App, in_loop
+from collab_llm_nodes.dashboard.door import Server
 from collab_llm_nodes.dashboard.front import make_front
 from collab_llm_nodes.dashboard.page import Host, install
 from collab_llm_nodes.dashboard.robot import Robot
@@ -58,15 +59,15 @@ class Site:
         config = uvicorn.Config(
             front,  # type: ignore[arg-type]
             lifespan="off",
-            log_level="warning",
+            log_level="error",  # of strangers' requests every line would be theirs to write
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=1,
             ws_max_size=1 << 20,
         )
-        self._server = uvicorn.Server(config)
+        self._server = Server(config, listener, max_viewers)
         self._thread = threading.Thread(
-            target=self._server.run, args=([listener],), name="dashboard-front", daemon=True
+            target=self._server.run, name="dashboard-front", daemon=True
         )
         self._thread.start()
         due = time.monotonic() + _START_S
