@@ -37,7 +37,7 @@ FILES = 256
 """How many files the attacked server may have open ..."""
 CONNECTIONS = 400
 """... and how many connections the attacker keeps trying to hold."""
-STOP_S = 5.0
+STOP_S = 10.0
 """A stop that takes longer has failed: a quiet machine needs some 10 ms, a busy one may stall."""
 
 needs_nicegui = pytest.mark.skipif(
