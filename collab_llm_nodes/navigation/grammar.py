@@ -332,9 +332,9 @@ def _not_yet(known: str, phrases: Sequence[str]) -> list[str]:
 def parse(text: str, config: GrammarConfig | None = None) -> ParsedAction:
     """Read ``text``, which must hold exactly one action, at its end. Never raises."""
     config = config or GrammarConfig()
-    grammar = _compiled(config)
-    if len(text) > config.max_characters:
+    if len(text) > config.max_characters:  # first: whatever follows takes time
         return _refuse(text, Code.UNREADABLE)
+    grammar = _compiled(config)
     if not text.strip():
         return _refuse(text, Code.EMPTY)
     if config.json and text.lstrip().startswith(("{", _FENCE)):

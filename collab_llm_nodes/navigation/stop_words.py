@@ -26,12 +26,13 @@ STOP_WORDS = (
 )
 """What is taken for "stop", in any case, with any punctuation, with or without accents."""
 
-_BESIDE = frozenset(
-    "please now immediately at once right away robot hey ok okay no and here there it that this the"
-    " everything all thanks thank you could can would will just bitte sofort svp por favor".split()
-)
+_BESIDE_IT = """
+    please now immediately at once right away robot hey ok okay no and here there it that this the
+    everything all thanks thank you could can would will just bitte sofort svp por favor
+"""
 """Words that change nothing about it: "could you please stop right now, robot"."""
 
+_BESIDE = frozenset(_BESIDE_IT.split())
 _APOSTROPHES = "'`\N{RIGHT SINGLE QUOTATION MARK}"
 
 
@@ -42,9 +43,7 @@ def asks_to_stop(instruction: str, stop_words: Sequence[str] = STOP_WORDS) -> bo
     longest = max(map(len, phrases))
     asked, at = False, 0
     while at < len(words):
-        found = next(
-            (n for n in range(longest, 0, -1) if tuple(words[at : at + n]) in phrases), 0
-        )
+        found = next((n for n in range(longest, 0, -1) if tuple(words[at : at + n]) in phrases), 0)
         if not found and words[at] not in _BESIDE:
             return False
         asked |= found > 0
