@@ -59,6 +59,9 @@ class FakeRobot:
     def instruct(self, instruction: str) -> None:
         self.instructions.append(instruction)
 
+    def is_stop(self, instruction: str) -> bool:
+        return False
+
     def cancel(self) -> None:
         self.cancels += 1
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 
 from collab_llm_nodes.navigation.grammar import GrammarConfig, Kind
+from collab_llm_nodes.navigation.observations import THINGS
 
 SPACE = " \t\n\r\f\v"
 WORD = "abcdefghijklmnopqrstuvwxyz0123456789_"
@@ -35,6 +36,44 @@ UNITS = {
     "{angle}": dict.fromkeys(("degree", "degrees", "deg", "°"), math.pi / 180)
     | dict.fromkeys(("rad", "radian", "radians"), 1.0),
 }
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+APOSTROPHES = "'\N{RIGHT SINGLE QUOTATION MARK}"
+SHORT = {
+    "cannot": ["can", "not"],
+    "can't": ["can", "not"],
+    "don't": ["do", "not"],
+    "isn't": ["is", "not"],
+    "aren't": ["are", "not"],
+    "it's": ["it", "is"],
+    "there's": ["there", "is"],
+    "i'm": ["i", "am"],
+}
+JOINTS = {"and", "but", *CONNECTIVES}
+SIGHT = {"view", "sight", "visible"}
+SEE = {"see", "notice", "spot"}
+LOOK = {"look", "looking", "search", "searching"}
+BE = {"is", "are", "am", "was", "stands", "lies", "sits", "hangs"}
+
+
+def words(text: str) -> set[str]:
+    """The words of ``text``."""
+    return set(text.split())
+
+
+PREPOSITIONS = words(
+    "on in at to of from behind beside near next by under above below between inside outside with"
+)
+DETERMINERS = words("the a an this my its one two three four five six both several")
+ADVERBS = words(
+    "left right ahead far nearby close closer distant off away straight directly slightly"
+    " very quite just about roughly almost partly <distance>"
+)
+NOUNS = words(
+    "front center centre middle side edge end top bottom distance background foreground <sign>"
+)
+PRONOUNS = {"it", "they", "me"}
+RESERVED = {"i", "we", "can", "do", "not", "no", "there", "keep", *JOINTS, *SIGHT, *SEE, *LOOK, *BE}
+RESERVED |= PRONOUNS | PREPOSITIONS | DETERMINERS | ADVERBS
 LOWER = {ord(c): ord(c.lower()) for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 
 
@@ -53,6 +92,9 @@ class Oracle:
             for name, words in self.orders
             if (name, [w for w in words if w[0] != "{"]) not in KNOWN
         ]
+        names = [*THINGS.split(), *" ".join(config.things).lower().split()]
+        self.nouns = {n + ending for n in names for ending in ("", "s", "es")} - RESERVED | NOUNS
+        self.plain = config.reason == "plain"
         self.verbs = VERBS | {next(w for w in words if w[0] != "{") for _, words in self.orders}
 
     def reads(self, text: str) -> tuple[Kind, float] | None:
@@ -106,7 +148,163 @@ class Oracle:
                     of_a_sign = rest[:1] in SPACE and rest.lstrip(SPACE).startswith("sign")
                     if not (mention[0] in ("stop", "stopping") and of_a_sign):
                         return False
+        return not self.plain or self.observes(reason, name)
+
+    def observes(self, reason: str, name: str) -> bool:
+        """``reason`` is made of plain observations; a search goes where ``name`` does."""
+        sentence: list[list[str]] = [[]]
+        first_and = True
+        for word in [*spoken(reason), "."]:
+            if word == ".":
+                parts = [part for part in sentence if part]
+                if parts and not self.is_clause(parts[0], name):
+                    return False
+                if not all(self.is_clause(p, name) or self.is_place(p) for p in parts):
+                    return False
+                sentence, first_and = [[]], True
+            elif word == "and" and len(sentence) == 1 and first_and and self.is_place(sentence[0]):
+                first_and = False
+            elif word in (",", *JOINTS):
+                sentence.append([])
+            else:
+                sentence[-1].append(word)
         return True
+
+    def describes(self, words: list[str]) -> bool:
+        """Things and places, at least one."""
+        known = self.nouns | PRONOUNS | PREPOSITIONS | DETERMINERS | ADVERBS | SIGHT
+        return bool(words) and known.issuperset(words)
+
+    def is_place(self, words: list[str]) -> bool:
+        """Begins with a place or "the ...", and names further things after prepositions only."""
+        leading = words[: self.first_preposition(words)]
+        named = bool(leading) and leading[0] in DETERMINERS
+        return self.names(words) and (named or (SIGHT | ADVERBS).issuperset(leading))
+
+    def names(self, words: list[str]) -> bool:
+        """Between prepositions at most two determiners, then things; "it" behind one only."""
+        at = self.first_preposition(words)
+        group, rest = words[:at], words[at:]
+        allowed = self.nouns | ADVERBS | SIGHT
+        while True:
+            start = 0
+            while start < min(2, len(group)) and group[start] in DETERMINERS:
+                start += 1
+            if not allowed.issuperset(group[start:]):
+                return False
+            if not rest:
+                return True
+            at = 1 + self.first_preposition(rest[1:])
+            group, rest = rest[1:at], rest[at:]
+            allowed = self.nouns | ADVERBS | SIGHT | PRONOUNS
+
+    def first_preposition(self, words: list[str]) -> int:
+        return next((i for i, word in enumerate(words) if word in PREPOSITIONS), len(words))
+
+    def is_subject(self, words: list[str]) -> bool:
+        return words in (["it"], ["they"], ["me"]) or (bool(words) and self.names(words))
+
+    def is_clause(self, words: list[str], name: str) -> bool:
+        """Tells what is where, or what is seen, or where is searched."""
+        is_rest = self.describes
+        if words[0] in ("i", "we"):
+            rest = words[1:]
+            for start in (["can"], ["can", "not"], ["do", "not"], []):
+                if (
+                    rest[: len(start)] == start
+                    and rest[len(start) :][:1]
+                    and rest[len(start)] in SEE
+                ):
+                    seen = rest[len(start) + 1 :]
+                    return is_rest(seen) or (not start and seen[:1] == ["no"] and is_rest(seen[1:]))
+            for start in ([], ["keep"], *([verb] for verb in BE)):
+                if (
+                    rest[: len(start)] == start
+                    and rest[len(start) :][:1]
+                    and rest[len(start)] in LOOK
+                ):
+                    sides = {"left", "right"} & set(rest)
+                    return is_rest(rest[len(start) + 1 :]) and sides <= {name}
+            return rest[:1] != [] and rest[0] in BE and is_rest(rest[1:])
+        if "no" in words:
+            at = words.index("no")
+            return (
+                at == 0 or (at == 2 and words[0] == "there" and words[1] in BE)
+            ) and self.is_out_of_sight(words[at + 1 :], subject=True)
+        verbs = [i for i, word in enumerate(words) if word in BE]
+        if len(verbs) != 1:
+            return False
+        subject, told = words[: verbs[0]], words[verbs[0] + 1 :]
+        if subject[-1:] == ["there"]:
+            where = subject[:-1]
+            named = bool(where) and where[0] in DETERMINERS
+            return is_rest(told) and self.is_place(where) and not named
+        if told[:1] == ["not"]:
+            return self.is_subject(subject) and self.is_out_of_sight(told[1:], subject=False)
+        return self.is_subject(subject) and is_rest(told)
+
+    def is_out_of_sight(self, words: list[str], subject: bool) -> bool:
+        """Behind "no": "ball in sight", "ball is visible"; behind "is not": "in view"."""
+        at = next((i for i, word in enumerate(words) if word in SIGHT), -1)
+        if at < 0 or (words[at + 1 :] and not self.describes(words[at + 1 :])):
+            return False
+        before = words[:at]
+        if not subject:
+            return at <= 2 and (not before or self.describes(before)) and not PRONOUNS & set(before)
+        verbs = [i for i, word in enumerate(before) if word in BE]
+        if PRONOUNS & set(before):
+            return False
+        if not verbs:
+            return self.describes(before)
+        thing, rest = before[: verbs[0]], before[verbs[0] + 1 :]
+        return self.describes(thing) and (not rest or self.describes(rest))
+
+
+def spoken(s: str) -> list[str]:
+    """Words and signs; "?" for what nobody may say, "." for every end of a sentence."""
+    said, at = [], 0
+    while at < len(s):
+        if s[at] in LETTERS:
+            end = run(s, at, LETTERS)
+            if s[end : end + 1] in APOSTROPHES and s[end + 1 : end + 2] in LETTERS and s[end + 1 :]:
+                end = run(s, end + 1, LETTERS)
+            word = s[at:end].replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+            if word == "some" and follows(s, end, ["way"]):
+                word, end = "<distance>", end + 4
+            elif word == "stop" and follows(s, end, ["sign", "signs"]):
+                word, end = "<sign>", run(s, end + 1, LETTERS)
+            said += SHORT.get(word, [word])
+        elif s[at] in DIGITS:
+            end = distance(s, at)
+            said.append("<distance>" if end > at else "?")
+            end = max(end, at + 1)
+        else:
+            end = at + 1
+            if s[at] in ".!;:\n,":
+                said.append("," if s[at] == "," else ".")
+            elif s[at] not in SPACE:
+                said.append("?")
+        at = end
+    return said
+
+
+def follows(s: str, at: int, words: list[str]) -> bool:
+    """One of ``words`` stands at ``at``, after one space."""
+    return s[at : at + 1] == " " and s[at + 1 : run(s, at + 1, WORD)] in words
+
+
+def distance(s: str, at: int) -> int:
+    """Where "2.5 m" ends that begins at ``at``; ``at`` if there is none."""
+    end = run(s, at, DIGITS)
+    if end - at > 4:
+        return at
+    if s[end : end + 1] == ".":
+        end, whole = run(s, end + 1, DIGITS), end
+        if not 1 <= end - whole - 1 <= 2:
+            return at
+    unit = end + 1 if s[end : end + 1] == " " else end
+    end = run(s, unit, WORD)
+    return end if s[unit:end] in ("cm", "m", "feet", *METRES) else at
 
 
 def phrase(s: str, at: int, words: list[str], with_number: bool = True) -> tuple[int, float]:

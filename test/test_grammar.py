@@ -11,13 +11,15 @@ from random import Random
 from typing import Any
 
 import pytest
+from adversarial import ACTIONS as ACTIONS_SAID
+from adversarial import FAMILIES, adversarial, disguised, filled, placed
 from grammar_oracle import Oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.navigation import grammar
+from collab_llm_nodes.navigation import grammar, observations
 from collab_llm_nodes.navigation.grammar import (
     Code,
     GrammarConfig,
@@ -28,7 +30,8 @@ from collab_llm_nodes.navigation.grammar import (
 from collab_llm_nodes.navigation.prompt import user_text
 
 PROPERTY = settings(max_examples=300, deadline=None, derandomize=True)
-WIDE = GrammarConfig(max_distance=10.0, max_angle=180.0)
+WIDE = GrammarConfig(max_distance=10.0, max_angle=180.0, reason="lenient")
+PLAIN = GrammarConfig(max_distance=10.0, max_angle=180.0, things=("blue unicorn",))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +43,6 @@ WIDE = GrammarConfig(max_distance=10.0, max_angle=180.0)
         ("the next action is stop.", Kind.STOP, 0.0),
         ("the red ball is far left. the next action is turn left 15 degree.", Kind.TURN, 0.2617994),
         ("it is not in view, so the next action is turn left 45 deg.", Kind.TURN, 0.7853982),
-        ("i am close enough to stop. the next action is stop.", Kind.STOP, 0.0),
         ("a stop sign is ahead. the next action is move forward 50 cm.", Kind.FORWARD, 0.5),
         ("Move forward 75 cm", Kind.FORWARD, 0.75),
         ("  STOP!\n", Kind.STOP, 0.0),
@@ -59,6 +61,15 @@ def test_reads(text: str, kind: Kind, value: float) -> None:
     assert (parsed.kind, parsed.code) == (kind, Code.OK)
     assert parsed.value == pytest.approx(value, abs=1e-6)
     assert re.fullmatch(r"(?i)(move|moving|turn|stop).*", text[slice(*parsed.span)])
+
+
+def test_a_lenient_reason_may_say_anything_not_known_to_speak_against_the_action() -> None:
+    for text in (
+        "i am close enough to stop. the next action is stop.",
+        "so far. next action is stop",
+    ):
+        assert parse(text).code is Code.AMBIGUOUS
+        assert parse(text, WIDE).kind is Kind.STOP
 
 
 # Texts on which published parsers move the robot 10 m, forward by default, or turn 345 degree.
@@ -245,12 +256,128 @@ def test_broken_objects_move_nothing(text: str) -> None:
     assert parse(text, GrammarConfig(json=True)).code is Code.UNREADABLE
 
 
-@pytest.mark.parametrize("piece", ["\n", " ", ". ", "so, ", "the next ", "move forward ", "9"])
-def test_long_texts_are_read_in_time(piece: str) -> None:
-    config = GrammarConfig(max_characters=100_000, json=True)
+PIECES = (
+    *(
+        "\n",
+        " ",
+        ".",
+        ". ",
+        "so, ",
+        "so ",
+        "the next ",
+        "the next action is ",
+        "move forward ",
+        "9",
+    ),
+    *(
+        "9 ",
+        "9.",
+        "by ",
+        "rotate ",
+        "turn left 3",
+        "turn left 30 degree ",
+        "stop ",
+        "not ",
+        "'",
+        '"',
+    ),
+    *(
+        "if ",
+        "the ball is ",
+        "the ball is ahead. ",
+        "on ",
+        "a ",
+        "i see ",
+        "no ",
+        "and ",
+        "on and ",
+        "it's ",
+    ),
+    *(
+        "ball ",
+        "2 m ",
+        "stop sign ",
+        "some way ",
+        "there is ",
+        "[",
+        "{",
+        '{"action":',
+        "\\",
+        "\u0436",
+    ),
+)
+FRAMES = (
+    "{}",
+    "{}. the next action is stop.",
+    "the next action is{}stop",
+    "the next action is turn left{}30 degree",
+    "the next action is turn left 30{}degree",
+    "the next action is stop{}x",
+    "turn left 30 degree{}",
+    "rotate{}",
+    "```{}",
+    "```json{}```",
+    '{{"action": "stop", "reason": "{}"}}',
+    '{{"action": {}',
+)
+
+
+def effort(read: Any, size: int) -> float:
+    """CPU time [s]."""
     before = time.process_time()
-    parse(piece * (90_000 // len(piece)), config)
-    assert time.process_time() - before < 2.0
+    read(size)
+    return time.process_time() - before
+
+
+def assert_linear(read: Any, what: str, size: int = 1_000) -> None:
+    """Three doublings take less than 20 times as long; a quadratic reading takes 64 times.
+
+    What else the machine does only adds to a time, so the best of several tries counts.
+    """
+    for _ in range(10):
+        short = effort(read, size)
+        if effort(read, 8 * size) < 20 * short + 0.005:
+            return
+    raise AssertionError(what)
+
+
+@pytest.mark.parametrize("words", ["its own", "configured"])
+def test_reading_takes_time_in_proportion_to_the_text(words: str) -> None:
+    common = {"max_characters": 100_000, "json": True}
+    config = GrammarConfig(**common)
+    if words == "configured":
+        many = {
+            name: getattr(OTHER_WORDS, name) for name in ("markers", "forward", "left", "right")
+        }
+        things = tuple("a" * n for n in range(1, 100))
+        config = GrammarConfig(**common, **many, stop=("stop here",), things=things)
+    for frame in FRAMES:
+        for piece in PIECES:
+
+            def read(size: int) -> None:
+                filled = piece * (size // len(piece))  # noqa: B023
+                parse(frame.format(filled), config)  # noqa: B023
+
+            assert_linear(read, f"{frame!r} of {piece!r}")
+
+
+@pytest.mark.parametrize("piece", [". ", "the next action is ", "!", "the next action is 0.", " "])
+def test_a_stream_takes_time_in_proportion_to_the_text(piece: str) -> None:
+    """However small the pieces in which it comes."""
+
+    def read(size: int) -> None:
+        parser = StreamingParser(GrammarConfig(max_characters=100_000))
+        for character in piece * (size // len(piece)):
+            parser.push(character)
+
+    assert_linear(read, piece, 2_000)
+
+
+def test_a_text_that_is_too_long_is_not_read_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "_compiled", None)
+    monkeypatch.setattr(grammar, "_parse_json", None)
+    for text in ("```" + " " * 4_000, "{" * 4_000, " " * 4_000):
+        assert parse(text, GrammarConfig(json=True)).code is Code.UNREADABLE
 
 
 ACTIONS = st.one_of(
@@ -263,7 +390,7 @@ ACTIONS = st.one_of(
 
 
 @given(
-    ACTIONS, st.sampled_from(["{}", "{}.", "the next action is {}.", "so far. Next action is {}"])
+    ACTIONS, st.sampled_from(["{}", "{}.", "the next action is {}.", "I see it. Next action is {}"])
 )
 def test_round_trip(action: str, frame: str) -> None:
     parsed = parse(frame.format(action))
@@ -280,6 +407,7 @@ OTHER_WORDS = GrammarConfig(
     left=("rotate {angle} to the left", "turn left {angle}"),
     right=("rotate {angle} to the right", "turn right {angle}"),
     stop=("stop here", "halt"),
+    reason="lenient",
 )
 """Another way of speaking: numbers in the middle, markers with a colon."""
 
@@ -287,6 +415,10 @@ PARTS = {
     WIDE: (
         ["the next action is", "next action is", "The next action is to:", "so, next action is"],
         ["move forward {} cm", "moving forward by {} m", "turn left {} degree", "stop", "STOP"],
+    ),
+    PLAIN: (
+        ["the next action is", "so the next action is", "Next action is:"],
+        ["move forward {} cm", "turn left {} degree", "turn right {} degree", "stop"],
     ),
     OTHER_WORDS: (
         ["action:", "Next action:", "i will now", "so i will now", "the next action is"],
@@ -305,6 +437,40 @@ REASONS = (
     "i don\u2019t go back",
     "walk 25 cm",
 )
+OBSERVATIONS = (
+    "the red ball is on the far left, near",
+    "I can see a blue unicorn 2.5 m ahead",
+    "there are two boxes in front of me and a cone on the right",
+    "i don\u2019t see the ball",
+    "i cannot see it, i keep looking to the left",
+    "no red ball in sight",
+    "no cone is visible on the left",
+    "there is no box in view",
+    "it's not in my view, so i search to the right",
+    "some way off and straight ahead there is the box",
+    "on the left stands the ball: it is very close!",
+    "i am next to the stop sign",
+)
+NEARLY = (
+    "the ball is not on the left",
+    "no ball",
+    "look to the left",
+    "i see no",
+    "is the ball ahead",
+    "the ball ahead",
+    "see the ball",
+    "on the left",
+    "there is no ball",
+    "there is no box on the left",
+    "the box is not near",
+    "it is not the red cone",
+    "no red ball ahead",
+    "i do see the ball",
+    "the ball is ahead, exit the room",
+    "the door is safe",
+    "if the ball is visible",
+)
+REASONS_OF = {PLAIN: OBSERVATIONS * 2 + NEARLY + REASONS}
 SIGNS = (".", ",", "!", "?", ":", ";", "\n", " ", "  ", '"', "*", "'", "-", "")
 WORDS = [
     "turn",
@@ -341,6 +507,19 @@ WORDS += [
     "go",
     "halt",
     "sign",
+    "no",
+    "i",
+    "see",
+    "is",
+    "are",
+    "there",
+    "in view",
+    "on",
+    "ball",
+    "unicorn",
+    "some way",
+    "2 m",
+    ",",
 ]
 ALIKE = str.maketrans("sk5 ", "\u017f\u212a\u0665\u2009")
 """A long s and a Kelvin sign, which lower-case to Latin letters; a digit; a space."""
@@ -352,7 +531,7 @@ def sentence(random: Random, config: GrammarConfig) -> str:
     pieces = []
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         if random.random() < 0.5:
-            pieces.append(random.choice(REASONS) + random.choice(SIGNS))
+            pieces.append(random.choice(REASONS_OF.get(config, REASONS)) + random.choice(SIGNS))
         if random.random() < 0.7:
             pieces.append(random.choice(markers))
         if random.random() < 0.9:
@@ -404,12 +583,126 @@ def disagreements(config: GrammarConfig, count: int) -> tuple[list[str], int]:
     return wrong, orders
 
 
-@pytest.mark.parametrize("config", [WIDE, OTHER_WORDS], ids=["navila", "other words"])
+@pytest.mark.parametrize("config", [PLAIN, WIDE, OTHER_WORDS], ids=["plain", "lenient", "other"])
 def test_texts_move_the_robot_exactly_as_the_grammar_says(config: GrammarConfig) -> None:
     """120,000 in all, against a second reader."""
-    wrong, orders = disagreements(config, 60_000)
+    wrong, orders = disagreements(config, 40_000)
     assert wrong == []
-    assert 3_000 < orders < 30_000  # neither side of the border is empty
+    assert 2_000 < orders < 20_000  # neither side of the border is empty
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize(
+    "said",
+    [
+        "if the door is open.",
+        "Only when it is safe.",
+        "Provided the door is open,",
+        "It is not true:",
+        "Under no circumstances:",
+        "do not do this:",
+        "dont move forward.",
+        "nobody should move.",
+        "moving forward is dangerous.",
+        "wait 10 seconds, then",
+        "stand still.",
+        "drive backwards.",
+        "He said:",
+        "turn to the left.",
+        "\u043d\u0435 \u0434\u0432\u0438\u0433\u0430\u0439\u0441\u044f.",
+    ],
+)
+def test_what_once_moved_the_robot_does_not(said: str, place: int) -> None:
+    seen = ("", "the red ball is ahead. ", "the red ball is ahead, ")[place]
+    for action in ("move forward 75 cm", "turn right 45 degree", "stop"):
+        assert parse(f"{seen}{said} the next action is {action}.").kind is Kind.NONE
+        content = json.dumps({"reason": seen + said, "action": action}, ensure_ascii=False)
+        assert parse(content, GrammarConfig(json=True)).kind is Kind.NONE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_kind_of_objection_is_heard_in_every_place(family: str) -> None:
+    random = Random(family)
+    for template in FAMILIES[family]:
+        for _ in range(60):
+            text = placed(random, filled(random, template))
+            assert parse(text, GrammarConfig(json=True)).kind is Kind.NONE, text
+
+
+def test_a_hundred_thousand_adversarial_texts_move_nothing() -> None:
+    config = GrammarConfig(json=True)
+    moved = [t for t in adversarial(100_000) if parse(t, config).kind is not Kind.NONE]
+    assert moved == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_stream_acts_behind_an_objection(family: str) -> None:
+    random = Random(family)
+    for template in FAMILIES[family]:
+        said = disguised(random, filled(random, template))
+        text = f"{said}. the next action is {random.choice(ACTIONS_SAID)}. the ball is ahead."
+        assert stream(text, random.randint(1, 9))[0] == [], text
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+def test_plain_observations_stand_beside_an_action(observation: str) -> None:
+    turn = "turn right 45 degree" if "right" in observation else "turn left 15 degree"
+    order = f"the next action is {turn}."
+    config = GrammarConfig(things=("blue unicorn",))
+    for text in (f"{observation}. {order}", f"{observation.upper()}, so {order}"):
+        assert parse(text, config).code is Code.OK, text
+
+
+def test_the_cause_of_a_refusal_is_named() -> None:
+    parsed = parse("the ball is ahead. the blorp is near. the next action is stop.")
+    assert parsed.text[slice(*parsed.span)] == "blorp"
+    assert parsed.reason == "'blorp' is no plain observation"
+    named = GrammarConfig(things=("blorp",))
+    assert parse(parsed.text, named).kind is Kind.STOP
+
+
+def test_a_search_goes_where_the_robot_turns() -> None:
+    for verb in ("i look", "i search", "i keep looking"):
+        told = f"{verb} to the left. the next action is turn {{}} 45 degree."
+        assert parse(told.format("left")).kind is Kind.TURN
+        assert parse(told.format("right")).kind is Kind.NONE
+
+
+@pytest.mark.parametrize(
+    "things",
+    [
+        ("",),
+        ("do not",),
+        ("if",),
+        ("go",),
+        ("turn",),
+        ("a.*",),
+        ("b-c",),
+        ("\u0430",),
+        ("x",) * 1001,
+    ],
+)
+def test_things_that_are_none_are_refused(things: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="things"):
+        GrammarConfig(things=things)
+
+
+def test_looser_observations_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    anything = re.compile("(?s).*")
+    own = observations._CLAUSE.pattern
+    mutations = {
+        "any form": ("_CLAUSE", anything),
+        "places of any form": ("_PLACE", anything),
+        "any sign": ("_FIXED", {**observations._FIXED, "other": ""}),
+        "a search elsewhere": ("_SIDES", frozenset()),
+        "negation of anything": ("_CLAUSE", re.compile(own.replace("V(?:", "[DTOpRV](?:"))),
+        "any subject": ("_CLAUSE", re.compile(own.replace("(?!b)", "").replace("D{0,2}", "D*"))),
+        "no rule": ("_objection", lambda *_: None),
+    }
+    for name, (attribute, mutation) in mutations.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(observations, attribute, mutation)
+            assert disagreements(PLAIN, 6_000)[0], name
 
 
 def test_a_looser_grammar_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
 from action_msgs.msg import GoalStatus
-from rclpy.action import ActionServer, CancelResponse, GoalResponse
+from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
 from rclpy.task import Future
 
 from collab_llm.action import Generate, Navigate
@@ -75,8 +75,8 @@ class FakeNavigator:
 
 
 @contextmanager
-def instructed() -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "collab_llm_nodes.nodes.instruct", "find", "it"]
+def instructed(*words: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "collab_llm_nodes.nodes.instruct", *(words or ("find", "it"))]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -165,6 +165,28 @@ def test_ctrl_c_cancels(ros_graph: Any) -> None:
         status, said = ending(process)
     assert (status, said) == (1, "ended: because (3 steps, 0.00 m)\n")
     assert navigator.goals[0].status == GoalStatus.STATUS_CANCELED
+
+
+def test_an_instruction_to_stop_cancels_what_another_gave(ros_graph: Any) -> None:
+    """Without waiting for models and link: it needs neither."""
+    navigator = FakeNavigator(ros_graph, complete=False)
+    client = ActionClient(ros_graph.node("other"), Navigate, "navigate")
+    ros_graph.wait_for(client.server_is_ready)
+    ros_graph.ask(client.send_goal_async, Navigate.Goal(instruction="find it"))
+    ros_graph.wait_for(lambda: navigator.goals)
+    with instructed("Stop,", "please!") as process:
+        assert ending(process) == (0, "cancelled: 1\n")
+    ros_graph.wait_for(lambda: navigator.goals[0].status == GoalStatus.STATUS_CANCELED)
+    with instructed("halt") as process:
+        assert ending(process) == (0, "nothing is being followed\n")
+    assert len(navigator.goals) == 1
+
+
+def test_an_instruction_to_stop_does_not_wait_for_a_navigator(
+    ros_graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instruct, "NAVIGATOR_DEADLINE_S", 0.2)
+    assert instruct.stop(context=ros_graph.context) == 2
 
 
 def test_a_goal_given_up_before_it_is_accepted_is_cancelled(ros_graph: Any) -> None:

@@ -359,7 +359,8 @@ async def hangs(robot: Robot, goal: Any) -> Generate.Result:
 
 
 def test_navigator_follows_an_instruction(graph: Any) -> None:
-    script = ["left. the next action is turn left 30 degree.", "Move forward 50 cm", "stop"]
+    seen = "the ball is on the left. the next action is turn left 30 degree."
+    script = [seen, "Move forward 50 cm", "stop"]
     robot = Robot(graph, script)
     result = robot.navigate()
     assert (result.status, result.error_msg, result.steps) == (Navigate.Result.OK, "", 3)
@@ -651,6 +652,35 @@ def test_one_instruction_at_a_time(graph: Any) -> None:
     assert robot.navigate().status == Navigate.Result.OK
 
 
+def test_an_instruction_to_stop_ends_the_one_under_way(graph: Any) -> None:
+    robot = Robot(graph, ["move forward 75 cm"], mission__executor__linear_speed=0.2)
+    first = robot.send()
+    graph.wait_for(robot.moved)
+    asked = len(robot.prompts)
+    stopped = robot.navigate("Please stop!")
+    assert (stopped.status, stopped.error_msg, stopped.steps) == (Navigate.Result.OK, "", 0)
+    response = graph.ask(first.get_result_async)
+    assert response.status == GoalStatus.STATUS_ABORTED
+    assert response.result.status == Navigate.Result.CANCELLED
+    assert response.result.error_msg == "the instruction 'Please stop!' was given"
+    graph.wait_for(robot.stands)
+    assert robot.x < 0.5
+    assert robot.navigate("HALT").status == Navigate.Result.OK  # nothing is followed: nothing to do
+    assert len(robot.prompts) == asked
+    assert robot.navigator._failed.counts == {}
+    robot.script = ["stop"]
+    assert robot.navigate("find the stop sign").status == Navigate.Result.OK
+    assert len(robot.prompts) == asked + 1
+
+
+def test_words_that_ask_to_stop_can_be_configured(graph: Any) -> None:
+    robot = Robot(graph, ["stop"], stop_words=["basta"])
+    assert robot.navigate("Basta!").status == Navigate.Result.OK
+    assert not robot.prompts
+    assert robot.navigate("halt").status == Navigate.Result.OK
+    assert robot.prompts == ["halt. history: none."]
+
+
 def test_every_goal_of_a_burst_is_answered(graph: Any) -> None:
     """More than a service's default queue holds; all but one end as BUSY."""
     robot = Robot(graph, [hangs])
@@ -790,9 +820,8 @@ def test_the_navigator_reaches_the_target_in_the_simulated_room(graph: Any) -> N
         told = goal.request.prompt.split("history: ")[1].rstrip(".")
         history = [] if told == "none" else told.split(", ")
         base, world = room.node._base, room.node._room
-        text = (
-            f"i look. the next action is {decide(look(world, base.pose)[world.target], history)}."
-        )
+        action = decide(look(world, base.pose)[world.target], history)
+        text = f"i see a wall. the next action is {action}."
         session = str(goal.request.header.stamp.nanosec)
         message = GeneratedText(header=goal.request.header, session_id=session, text=text)
         message.final = message.verified = True

@@ -160,7 +160,7 @@ class _Page:
                 .on("keydown.enter", self._send)
             )
             with ui.row():
-                self._go = ui.button("Go", on_click=self._send).props("data-id=go")
+                ui.button("Go", on_click=self._send).props("data-id=go")
                 self._cancel = ui.button("Cancel", on_click=self._give_up)
                 self._cancel.props("data-id=cancel outline")
                 self._goal = ui.label().props("data-id=goal")
@@ -218,7 +218,10 @@ class _Page:
         if not wish:
             ui.notify("Nothing to do: write where to go, then press Enter or Go.", type="warning")
         elif self._host.robot is not None:
-            self._host.robot.instruct(wish)
+            robot = self._host.robot
+            if robot.shown().goal.busy and not robot.is_stop(wish):
+                ui.notify("An instruction is being followed: cancel it first.", type="warning")
+            robot.instruct(wish)
 
     def _give_up(self) -> None:
         if self._host.robot is not None:
@@ -234,7 +237,6 @@ class _Page:
         self._overlay.set_content(drawing.direction_svg(shown.direction))
         self._seen.set_text(_seen_text(shown))
         self._goal.set_text(goal_text(shown.goal))
-        self._go.set_enabled(not shown.goal.busy)
         self._cancel.set_enabled(shown.goal.busy)
         self._show_answer(shown)
         self._action.set_text(action_text(shown.action))

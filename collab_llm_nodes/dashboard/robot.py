@@ -29,5 +29,8 @@ class Robot(Protocol):
     def instruct(self, instruction: str) -> None:
         """Have an instruction followed."""
 
+    def is_stop(self, instruction: str) -> bool:
+        """Whether an instruction only asks to stop; it is followed at any time, by cancelling."""
+
     def cancel(self) -> None:
         """Have the instruction under way ended, whoever gave it."""

@@ -10,8 +10,9 @@
 
 in any case. The defaults are NaVILA's phrasings. Others are literal words with a place for the
 number, not regular expressions: nobody can configure a pattern that takes for ever, or one that
-fits everything. A reason that speaks against the action (another motion, a negated one, a
-condition, a second action) makes it no motion.
+fits everything. A reason may only be made of plain observations (``observations.py``), so that
+nothing in it can speak against the action. Under ``reason: lenient`` it may say anything but what
+is known to speak against the action: another motion, a negated one, a condition, a second action.
 
 Published parsers look for words anywhere in the text and fall back to a default motion, so that "do
 not move, stop" or an empty answer drives the robot forward. Here whatever the grammar does not
@@ -30,6 +31,7 @@ from functools import lru_cache
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.navigation.observations import Observations
 
 
 class Kind(IntEnum):
@@ -59,7 +61,8 @@ class Code(IntEnum):
 REASONS = {
     Code.OK: "to be executed",
     Code.UNREADABLE: "the text holds no action of the grammar",
-    Code.AMBIGUOUS: "more than one action, a condition, or words after the action",
+    Code.AMBIGUOUS: "more than one action, a reason that is more than observations, or words after"
+    " the action",
     Code.NEGATED: "the action is negated",
     Code.CONTRADICTORY: "the text asks for things that exclude each other",
     Code.OUT_OF_RANGE: "distance or angle is zero or beyond the limit",
@@ -97,6 +100,15 @@ class GrammarConfig:
         ("turn right {angle}", "turning right {angle}"), "Phrases for a turn to the right."
     )
     stop: tuple[str, ...] = setting(("stop",), "Phrases for the end of the task.")
+    reason: str = setting(
+        "plain",
+        "What may stand beside the action: plain = observations only; lenient = free text without"
+        " words known to speak against it, which will miss some.",
+        choices=("plain", "lenient"),
+    )
+    things: tuple[str, ...] = setting(
+        (), "Names and qualities of things that plain observations may mention beside those known."
+    )
     json: bool = setting(
         False, "Read {'reason': ..., 'action': phrase} too, alone or in a ```json block."
     )
@@ -105,6 +117,7 @@ class GrammarConfig:
         check_ranges(self)
         for name, slot in _SLOTS.items():
             _check_phrases(name, getattr(self, name), slot)
+        _check_things(self.things)
         seen: dict[str, str] = {}
         for name in _SLOTS:
             for phrase in getattr(self, name):
@@ -125,6 +138,7 @@ _SLOTS = {
 }
 """The fields that hold phrases, and what stands in each phrase for the number."""
 _MOST_PHRASES = 32
+_MOST_THINGS = 1000
 _MOST_WORDS = 12
 _WORD = re.compile(r"[a-z]+(?:['-][a-z]+)*", re.IGNORECASE | re.ASCII)
 
@@ -149,6 +163,20 @@ def _check_phrases(field: str, phrases: Sequence[str], slot: str) -> None:
         if _NEGATION.search(phrase) or _CONDITION.search(phrase):
             raise ConfigError(
                 f"{phrase!r} negates or depends", field=field, remedy="say what to do"
+            )
+
+
+def _check_things(things: Sequence[str]) -> None:
+    """Raises ConfigError for what is no name, or would let a reason speak of motions."""
+    if len(things) > _MOST_THINGS:
+        raise ConfigError(f"{len(things)} names", field="things", remedy=f"at most {_MOST_THINGS}")
+    for thing in things:
+        words = thing.split()
+        if not words or not all(_WORD.fullmatch(w) and "-" not in w for w in words):
+            raise ConfigError(f"{thing!r} is no name", field="things", remedy="words of letters")
+        if any(pattern.search(thing) for pattern in (_NEGATION, _CONDITION, _MOTION)):
+            raise ConfigError(
+                f"{thing!r} negates, depends or moves", field="things", remedy="name things only"
             )
 
 
@@ -199,6 +227,9 @@ _UNITS = {
 _TAIL = re.compile(r"[\s.!\"'*]*\Z", _FLAGS)
 _SENTENCE_END = re.compile(r"[.!?;\n]")
 _CLAUSE_END = re.compile(r"[.!?;:,\n]")
+_CLAUSE_SIGNS = ".!?;:,"  # none of them is inside a marker, but a line's end may be
+_COMPLETING = re.compile(r"[.!]")
+_CLOSED = re.compile(r"[\"'*]*[.!]")
 _NEGATION = re.compile(
     r"\b(?:not|never|no|without|avoid|cannot)\b|n(?:'|\N{RIGHT SINGLE QUOTATION MARK})t\b", _FLAGS
 )
@@ -216,7 +247,8 @@ _MENTIONS = {
     "back": rf"(?:{_GO})\s+(?:backwards?|back)",
 }
 """Words that speak of a motion, whether or not they are configured as phrases."""
-_FENCE = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*\Z", _FLAGS | re.DOTALL)
+_MOTION = re.compile(rf"\b(?:{_MOTION_VERBS}|forwards?|backwards?|back)\b", _FLAGS)
+_FENCE = "```"
 
 
 class _Grammar:
@@ -228,6 +260,7 @@ class _Grammar:
         marker_words: the same words anywhere.
         mention: words that speak of a motion; the group's name tells which.
         verb: words that may be negated.
+        observations: all that a reason may hold; None: anything else may stand there too.
     """
 
     def __init__(self, config: GrammarConfig) -> None:
@@ -256,6 +289,7 @@ class _Grammar:
         )
         verbs = {_literal(_words(phrase)[0]) for phrase, _ in longest}
         self.verb = re.compile(rf"\b(?:{'|'.join([_MOTION_VERBS, *sorted(verbs)])})\b", _FLAGS)
+        self.observations = Observations(config.things) if config.reason == "plain" else None
 
 
 _compiled = lru_cache(maxsize=64)(_Grammar)
@@ -298,12 +332,12 @@ def _not_yet(known: str, phrases: Sequence[str]) -> list[str]:
 def parse(text: str, config: GrammarConfig | None = None) -> ParsedAction:
     """Read ``text``, which must hold exactly one action, at its end. Never raises."""
     config = config or GrammarConfig()
+    if len(text) > config.max_characters:  # first: whatever follows takes time
+        return _refuse(text, Code.UNREADABLE)
     grammar = _compiled(config)
     if not text.strip():
         return _refuse(text, Code.EMPTY)
-    if len(text) > config.max_characters:
-        return _refuse(text, Code.UNREADABLE)
-    if config.json and text.lstrip().startswith(("{", "```")):
+    if config.json and text.lstrip().startswith(("{", _FENCE)):
         return _parse_json(text, config)
     marker = grammar.marker.search(text)
     begin = marker.end() if marker else len(text) - len(text.lstrip())
@@ -322,28 +356,38 @@ class StreamingParser:
     first words of something else, so it waits for :meth:`finish`. Should the text nevertheless
     go on with words that make it unacceptable, ``finish`` says so and the caller takes the
     action back.
+
+    Every character is searched a bounded number of times, however small the pieces are: only a
+    piece with "." or "!" can complete an action, and the search goes on where the last one ended.
     """
 
     def __init__(self, config: GrammarConfig | None = None) -> None:
         self.text = ""
         self._config = config or GrammarConfig()
-        self._reported = False
+        self._searched = 0  # no marker begins before this
+        self._settled = False  # no further text can complete an action
 
     def push(self, delta: str) -> ParsedAction | None:
         """Append ``delta``; the action, once, as soon as it is complete."""
         self.text += delta
-        if self._reported or len(self.text) > self._config.max_characters:
+        if self._settled or not _COMPLETING.search(delta):
+            return None
+        if len(self.text) > self._config.max_characters:
             return None
         grammar = _compiled(self._config)
-        marker = grammar.marker.search(self.text)
-        action = grammar.action.match(self.text, marker.end()) if marker else None
-        if action is None or not re.match(r"[\"'*]*[.!]", self.text[action.end() :]):
+        marker = grammar.marker.search(self.text, self._searched)
+        if marker is None:
+            last = max(self.text.rfind(sign, self._searched) for sign in _CLAUSE_SIGNS)
+            self._searched = max(self._searched, last)
             return None
+        action = grammar.action.match(self.text, marker.end())
+        if action is None or not _CLOSED.match(self.text, action.end()):
+            # The number may hold one point. A second one ends a sentence that is no action.
+            self._settled = len(_COMPLETING.findall(self.text, marker.end())) > 1
+            return None
+        self._settled = True
         parsed = parse(self.text, self._config)
-        if parsed.code is not Code.OK:
-            return None
-        self._reported = True
-        return parsed
+        return parsed if parsed.code is Code.OK else None
 
     def finish(self) -> ParsedAction:
         """The reading of the whole text, which counts."""
@@ -353,9 +397,8 @@ class StreamingParser:
 def _parse_json(text: str, config: GrammarConfig) -> ParsedAction:
     """An object with the strings "action" and, if there is one, "reason"; nothing else."""
     grammar = _compiled(config)
-    fence = _FENCE.match(text)
     try:
-        content = json.loads(fence[1] if fence else text, object_pairs_hook=_once)
+        content = json.loads(_unfenced(text), object_pairs_hook=_once)
     except (ValueError, RecursionError):
         return _refuse(text, Code.UNREADABLE)
     if not isinstance(content, dict) or not {"action"} <= content.keys() <= {"action", "reason"}:
@@ -371,6 +414,15 @@ def _parse_json(text: str, config: GrammarConfig) -> ParsedAction:
     if action is None:
         return _explain(grammar, text, begin, end)
     return _objection(grammar, text, reason, action) or _within_limits(text, action, config)
+
+
+def _unfenced(text: str) -> str:
+    """The content of a Markdown block; a text that is none as it is."""
+    block = text.strip()
+    if not (block.startswith(_FENCE) and block.endswith(_FENCE) and len(block) >= 2 * len(_FENCE)):
+        return text
+    content = block.removeprefix(_FENCE).removesuffix(_FENCE)
+    return content[4:] if content[:4].lower() == "json" else content
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -404,8 +456,10 @@ def _read(action: re.Match[str]) -> tuple[Kind, float]:
 _SIGN = {"left": 1.0, "right": -1.0}
 
 
-def _refuse(text: str, code: Code, span: tuple[int, int] = (0, 0)) -> ParsedAction:
-    return ParsedAction(Kind.NONE, 0.0, code, span, text)
+def _refuse(
+    text: str, code: Code, span: tuple[int, int] = (0, 0), reason: str = ""
+) -> ParsedAction:
+    return ParsedAction(Kind.NONE, 0.0, code, span, text, reason)
 
 
 def _name(match: re.Match[str]) -> str:
@@ -435,6 +489,11 @@ def _objection(
             if _name(mention) != _name(action):
                 return _refuse(text, Code.CONTRADICTORY, mention.span())
         begin = end
+    if grammar.observations is not None:
+        surplus = grammar.observations.objection(text, first, last, _name(action))
+        if surplus:
+            said = text[slice(*surplus)][:60]
+            return _refuse(text, Code.AMBIGUOUS, surplus, f"{said!r} is no plain observation")
     return None
 
 

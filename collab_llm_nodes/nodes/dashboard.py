@@ -53,6 +53,7 @@ from collab_llm_nodes.dashboard.view import (
     View,
 )
 from collab_llm_nodes.errors import CollabError, ConfigError
+from collab_llm_nodes.navigation.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.nodes.convert import code_of
 from collab_llm_nodes.nodes.goals import SentGoal
 from collab_llm_nodes.nodes.ros import (
@@ -108,9 +109,13 @@ class DashboardConfig:
         low=10.0,
         high=170.0,
     )
+    stop_words: tuple[str, ...] = setting(
+        STOP_WORDS, "Instructions that cancel the one under way, whoever gave it."
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        check_stop_words(self.stop_words)
 
 
 class Dashboard(ManagedNode[DashboardConfig]):
@@ -310,6 +315,9 @@ class Dashboard(ManagedNode[DashboardConfig]):
     # What people want, in the node's thread.
 
     def _instruct(self, instruction: str) -> None:
+        if self.is_stop(instruction):
+            self._give_up()
+            return
         if not self.active or self._view.goal.busy:
             return  # the page offers it to nobody then
         if not self._navigate.server_is_ready():
@@ -399,6 +407,9 @@ class Dashboard(ManagedNode[DashboardConfig]):
 
     def instruct(self, instruction: str) -> None:
         self.post(self._instruct, instruction)
+
+    def is_stop(self, instruction: str) -> bool:
+        return asks_to_stop(instruction, self.config.stop_words)
 
     def cancel(self) -> None:
         self.post(self._give_up)

@@ -1,6 +1,7 @@
 """``ros2 run collab_llm instruct "find the red ball"``: give one instruction and watch it.
 
 A client of the action ``navigate``, for people and launch files. Ctrl-C cancels the mission.
+``instruct stop`` cancels whatever is being followed, whoever gave it, without waiting for models.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from typing import Any
 
 import rclpy
+from action_msgs.srv import CancelGoal
 from rclpy.action import ActionClient
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
@@ -19,6 +21,7 @@ from rclpy.node import Node
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import LinkState
 from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.navigation.stop_words import asks_to_stop
 from collab_llm_nodes.nodes.goals import SentGoal
 from collab_llm_nodes.nodes.ros import STATE, STEADY, init_rclpy, own_arguments
 
@@ -27,6 +30,8 @@ START_DEADLINE_S = 300.0
 LOST_S = 5.0
 """A navigator that is not there for so long does not come back."""
 CANCEL_DEADLINE_S = 5.0
+NAVIGATOR_DEADLINE_S = 5.0
+"""Who wants to stop waits no longer for a navigator."""
 
 
 class _Client:
@@ -127,6 +132,30 @@ def instruct(instruction: str) -> int:
     return _report(client, interrupted.is_set())
 
 
+def stop(**node_arguments: Any) -> int:
+    """Cancel whatever is being followed: 0 the navigator has confirmed it, 1 not, 2 not there."""
+    node = Node("instruct", **node_arguments)
+    executor = SingleThreadedExecutor(context=node.context)
+    executor.add_node(node)
+    cancels = node.create_client(CancelGoal, "navigate/_action/cancel_goal")
+    try:
+        if not cancels.wait_for_service(NAVIGATOR_DEADLINE_S):
+            print("UNAVAILABLE: no navigator; the emergency stop needs none", file=sys.stderr)
+            return 2
+        for _ in range(round(CANCEL_DEADLINE_S)):  # an answer may get lost, see goals.py
+            asked = cancels.call_async(CancelGoal.Request())  # no goal named: all
+            executor.spin_until_future_complete(asked, 1.0)
+            if asked.done():
+                count = len(asked.result().goals_canceling)
+                print(f"cancelled: {count}" if count else "nothing is being followed", flush=True)
+                return 0
+        print("UNAVAILABLE: the navigator does not answer", file=sys.stderr)
+        return 1
+    finally:
+        executor.shutdown()
+        node.destroy_node()
+
+
 def _report(client: _Client, interrupted: bool) -> int:
     """Say how it ended; the exit status."""
     result = client.result
@@ -159,8 +188,9 @@ def main() -> int:
     except ConfigError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
         return 1
+    instruction = " ".join(words)
     try:
-        return instruct(" ".join(words))
+        return stop() if asks_to_stop(instruction) else instruct(instruction)
     finally:
         rclpy.try_shutdown()
 

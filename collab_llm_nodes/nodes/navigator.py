@@ -9,6 +9,8 @@ stamps of asked frames only grow, so an answer that comes after its time matches
 session that our own generation names in its feedback or result (others may ask about the same
 frame). An action that comes before the session is known is kept until then.
 
+An instruction that only asks to stop ends the one under way, and is done: no model is asked.
+
 A goal that cannot be served is accepted and ended at once with a status, because a refused goal
 could not say why.
 """
@@ -49,6 +51,7 @@ from collab_llm_nodes.navigation.mission import (
 )
 from collab_llm_nodes.navigation.prompt import DEFAULT_TEMPLATE, user_text
 from collab_llm_nodes.navigation.steps import DelegatedSteps
+from collab_llm_nodes.navigation.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.nodes.convert import code_of, of_a_request
 from collab_llm_nodes.nodes.health import Faults, Level, Status, TopicLimits
 from collab_llm_nodes.nodes.outputs import OUTPUTS, make_output
@@ -122,12 +125,16 @@ class NavigatorConfig:
         False, "cmd_vel_nav is a TwistStamped (newer navigation stacks).", read_only=True
     )
     base_frame: str = setting("base_link", "Frame of stamped commands.")
+    stop_words: tuple[str, ...] = setting(
+        STOP_WORDS, "Instructions that end the one under way, and are not asked about."
+    )
     odometry_max_age: float = setting(
         1.0, "Older odometry is ignored [s]; 0 = stamps are not looked at.", low=0.0, high=60.0
     )
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        check_stop_words(self.stop_words)
 
 
 @dataclass
@@ -261,6 +268,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
     # The action.
 
     async def _execute(self, goal: ServerGoalHandle) -> Navigate.Result:
+        if asks_to_stop(goal.request.instruction, self.config.stop_words):
+            return self._stop(goal)
         result = Navigate.Result()
         try:
             mission = self._accept(goal.request)
@@ -285,6 +294,13 @@ class Navigator(ManagedNode[NavigatorConfig]):
         assert ending is not None, "the future is set by an ending"
         self._conclude(goal, result, ending.code, ending.message)
         return result
+
+    def _stop(self, goal: ServerGoalHandle) -> Navigate.Result:
+        """End the instruction under way because of ``goal``, in any state of the node."""
+        if self._run is not None:
+            self._cancel(self._run, f"the instruction {goal.request.instruction[:80]!r} was given")
+        goal.succeed()
+        return Navigate.Result(status=Navigate.Result.OK, pose=self._pose)
 
     def _accept(self, request: Navigate.Goal) -> Mission:
         """Raises CollabError when the goal cannot be served."""
@@ -332,6 +348,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
             goal.succeed()
         elif goal.is_cancel_requested:
             goal.canceled()
+        elif code == "CANCELLED":  # by an instruction to stop: nobody asked to cancel this goal
+            goal.abort()
         else:
             self._failed.add(code, f"{code}: {message}", time.monotonic())
             told = f"navigate ended: {code}: {message}"
@@ -344,8 +362,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self._cancel(run_)
         return CancelResponse.ACCEPT
 
-    def _cancel(self, run_: _Run) -> None:
-        run_.mission.end("CANCELLED", "the caller gave the instruction up")
+    def _cancel(self, run_: _Run, why: str = "the caller gave the instruction up") -> None:
+        run_.mission.end("CANCELLED", why)
         self._follow_up(run_)
 
     # Events.

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from collab_llm_nodes.assets import shipped_model
 from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.navigation.grammar import Code, parse
 from collab_llm_nodes.navigation.prompt import user_text
 from collab_llm_nodes.sim import expert
 from collab_llm_nodes.sim.renderer import Renderer, from_jpeg, to_jpeg
@@ -67,6 +68,7 @@ def held_out_figures(
 
     ``in_view_direction``: the direction word, over things in view. ``not_in_view``: said not to
     be in view, over things that are not. ``exact``: the whole answer. ``action``: the action.
+    ``refused``: how many answers the action grammar does not read.
     """
     pictures = held_out_pictures(folder, rooms, tell)
     rng = np.random.default_rng(0)
@@ -93,7 +95,13 @@ def held_out_figures(
         "exact": _share(s == w for s, w, _ in pairs),
         "action": _share(action_said(s) == action_said(w) for s, w, _ in pairs),
         "questions": len(pairs),
+        "refused": refused(said),
     }
+
+
+def refused(said: Iterable[str]) -> int:
+    """How many answers the action grammar refuses in its default form."""
+    return sum(parse(text).code is not Code.OK for text in said)
 
 
 def _share(values: Iterable[bool]) -> float:
@@ -258,7 +266,13 @@ def _eval_nav(config: EvalConfig, tell: Tell) -> dict[str, Any]:
     chosen = [e for e in episodes["target"] if e.room.seed < config.seed + count]
     speculation = compare_edge_cloud(config, chosen, tell)
     target = summary(episodes["target"])
+    driven = [asked.answer for episode in episodes["target"] for asked in episode.asked]
+    grammar = {
+        "answers": len(driven) + int(perception["questions"]),
+        "refused": refused(driven) + int(perception.pop("refused")),
+    }
     return {
+        "grammar": grammar,
         "target": target,
         "draft": summary(episodes["draft"]),
         **perception,

@@ -1,0 +1,178 @@
+"""Plain observations: what may stand beside an action under ``grammar.reason: plain``.
+
+    reason   = sentences, ended by "." "!" ";" ":" or a line's end
+    sentence = a clause, then clauses and places, joined by "," "and" "but" "so" ...
+    clause   = "I see ...", "... is ...", "there is ...", "no ... in sight": see ``_CLAUSE``
+    place    = "on the far left", "2 m ahead", "near", "the box": see ``_PLACE``
+
+A list of words that forbid a motion would never end, so this is the list of those that may be said,
+and of the forms in which they may be said. It has no verb of motion or of saying, no modal verb but
+"can see", no condition and no time; "not" and "no" go with sight only. Everything else is refused,
+a look-alike letter as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+THINGS = """
+    apple backpack bag ball banana barrel barrier basket bathtub bed bench bicycle bike bin
+    blanket board book bookcase bookshelf bottle bowl box bridge broom bucket building bus bush
+    cabinet car carpet cart cat ceiling chair child children clock closet column computer cone
+    container corner corridor couch counter crate cube cup cupboard curtain cushion cylinder desk
+    dish dishwasher dog door doorway drawer elevator entrance exit fan fence flag floor flower
+    fridge furniture garden gate glass grass hall hallway hat house hydrant jacket jar kettle
+    keyboard kitchen lamp laptop ledge lift light locker machine man men mat microwave mirror
+    monitor motorcycle mug object office oven painting pallet panel paper pedestal pen people
+    person phone picture pillar pillow pipe plant plate pole poster pot printer puddle rack
+    radiator railing ramp refrigerator road rock room rug sack screen shelf shelves shoe shower
+    sign sink socket sofa spoon stage staircase stairs step stone stool stove street suitcase
+    switch table target television thing tile toilet towel toy trash tray tree truck tv umbrella
+    vase vehicle wall wardrobe washer wheel whiteboard window woman women
+    beige big black blue bright brown dark golden gray green grey large little long metal narrow
+    orange pink plastic purple red round short silver small square striped tall thick thin tiny
+    transparent turquoise violet white wide wooden yellow
+"""
+"""Names and qualities of things; ``grammar.things`` adds to them."""
+
+_WORDS = {
+    "R": "it they me",
+    "O": "front center centre middle side edge end top bottom distance background foreground",
+    "D": "the a an this my its one two three four five six both several",
+    "T": "left right ahead far nearby close closer distant off away straight directly slightly very"
+    " quite just about roughly almost partly",
+    "p": "on in at to of from behind beside near next by under above below between inside outside"
+    " with",
+    "V": "view sight visible",
+    "i": "i we",
+    "s": "see notice spot",
+    "b": "is are am was stands lies sits hangs",
+    "L": "look looking search searching",
+    "k": "keep",
+    "c": "can",
+    "d": "do",
+    "n": "not",
+    "N": "no",
+    "t": "there",
+    "&": "and",
+    ",": "but so thus hence then therefore",
+    "cn": "cannot can't",
+    "dn": "don't",
+    "bn": "isn't aren't",
+    "Rb": "it's",
+    "tb": "there's",
+    "ib": "i'm",
+}
+"""The words of each kind: pronouns, things, determiners, places, prepositions, sight ... A
+contraction is of two kinds."""
+_KINDS = {word: kind for kind, words in _WORDS.items() for word in words.split()}
+
+_TOKEN = re.compile(
+    r"(?P<T>some way\b|[0-9]{1,4}(?:\.[0-9]{1,2})? ?(?:cm|m|met(?:er|re)s?|feet)\b)"
+    r"|(?P<O>stop signs?\b)"
+    "|(?P<word>[a-z]+(?:['\N{RIGHT SINGLE QUOTATION MARK}][a-z]+)?)"
+    r"|(?P<full>[.!;:\n])|(?P<comma>,)|(?P<space>\s)|(?P<other>.)",
+    re.IGNORECASE | re.ASCII,
+)
+_FIXED = {"T": "T", "O": "O", "full": ".", "comma": ",", "space": "", "other": "?"}
+"""The kinds of tokens that are no single words; "?" may not be said."""
+_AT = "(?:pD{0,2}[TORV]*)*"
+_SUBJECT = f"(?!b)(?:R|D{{0,2}}[TOV]*{_AT})"
+_P = "[DTOpRV]+"
+_CLAUSE = re.compile(
+    "|".join(
+        (  # each is read in linear time: what follows a repetition cannot begin it
+            f"ic?s{_P}",  # I (can) see the red ball on the left
+            f"i[cd]ns{_P}|isN{_P}",  # I cannot see the red ball; I see no ball
+            f"{_SUBJECT}b{_P}",  # the red ball is ahead; on the left stands the box
+            f"{_SUBJECT}bn[DTOp]{{0,2}}V(?:{_P})?",  # the red ball is not in view
+            f"[TV]*{_AT}tb{_P}",  # near and on the left there is the box
+            f"(?:tb)?N[DTOp]+(?:b[DTOp]*)?V(?:{_P})?",  # no red ball in sight
+            f"ib{_P}",  # I am in front of the box
+            f"i[bk]?L{_P}",  # I keep looking to the left
+        )
+    )
+)
+_PLACE = re.compile(f"(?:D{{1,2}}[TOV]*|[TV]*){_AT}")
+_SIDES = frozenset({"left", "right"})
+
+Span = tuple[int, int]
+
+
+class _Part:
+    """What stands between two commas or conjunctions.
+
+    Attributes:
+        sides: "left" and "right", as far as it names them.
+        span: where it stands, once it has words.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: list[str] = []
+        self.sides: set[str] = set()
+        self.span = (0, 0)
+        self._goes_on = False
+
+    def may_go_on(self) -> bool:
+        """Whether it is a place so far. Asked at the first "and"; at the next ones it is not."""
+        first, self._goes_on = not self._goes_on, True
+        return first and _PLACE.fullmatch(self.kinds) is not None
+
+    def add(self, kind: str, word: str, span: Span) -> None:
+        """Append a word."""
+        self.span = (self.span[0] if self._kinds else span[0], span[1])
+        self._kinds.append(kind)
+        self.sides |= _SIDES & {word}
+
+    @property
+    def kinds(self) -> str:
+        """One letter for each word."""
+        return "".join(self._kinds)
+
+
+class Observations:
+    """The observations that can be made with the known words and those of ``things``."""
+
+    def __init__(self, things: Sequence[str] = ()) -> None:
+        self._kinds: dict[str, str] = {}
+        for word in [*THINGS.split(), *(w for name in things for w in name.lower().split())]:
+            self._kinds |= dict.fromkeys((word, f"{word}s", f"{word}es"), "O")
+        self._kinds |= _KINDS
+
+    def objection(self, text: str, begin: int, end: int, action: str) -> Span | None:
+        """Where ``text[begin:end]`` holds more than plain observations; None if it does not.
+
+        Args:
+            action: "left" or "right" for turns. A search to the other side is an objection.
+        """
+        sentence = [_Part()]
+        for token in _TOKEN.finditer(text, begin, end):
+            word = token.group().lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+            kind = _FIXED.get(token.lastgroup or "", self._kinds.get(word, "?"))
+            if kind == "?":
+                return token.span()
+            if kind == ".":
+                objection = _objection(sentence, action)
+                if objection:
+                    return objection
+                sentence = [_Part()]
+            elif kind == "&" and len(sentence) == 1 and sentence[0].may_go_on():
+                continue  # "near and on the left there is the box": one part
+            elif kind in (",", "&"):
+                sentence.append(_Part())
+            elif kind:
+                sentence[-1].add(kind, word, token.span())
+        return _objection(sentence, action)
+
+
+def _objection(sentence: list[_Part], action: str) -> Span | None:
+    """Where a sentence, which may be empty, is no observation."""
+    forms = [_CLAUSE]
+    for part in sentence:
+        elsewhere = "L" in part.kinds and part.sides and part.sides != {action}
+        if part.kinds and (elsewhere or not any(f.fullmatch(part.kinds) for f in forms)):
+            return part.span
+        if part.kinds:
+            forms = [_CLAUSE, _PLACE]
+    return None
