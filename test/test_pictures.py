@@ -461,7 +461,8 @@ def serve() -> Iterator[Callable[[Limits], ServerHandle]]:
 
 
 def asked(server: ServerHandle, *images: bytes) -> RawClient:
-    client = RawClient(grpc.insecure_channel(f"127.0.0.1:{server.port}"))
+    own_connection = [("grpc.use_local_subchannel_pool", 1)]
+    client = RawClient(grpc.insecure_channel(f"127.0.0.1:{server.port}", own_connection))
     vocabulary = Engine(tiny_model("qwen2_vl")).vocabulary
     client.send(Open("go", images, SamplingConfig(), 4, vocabulary))
     return client
