@@ -66,7 +66,9 @@ class FakeEngine:
         self.noise = noise
         self.exit_layers = tuple(exits)
         self.before_layer = before_layer
-        self.loaded = SimpleNamespace(config=SimpleNamespace(path="/models/fake"))
+        self.loaded = SimpleNamespace(
+            config=SimpleNamespace(path="/models/fake"), image_processor=None
+        )
         self.alive = 0  # sessions with a cache
         self.freed: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._lock = threading.Lock()

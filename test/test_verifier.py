@@ -1180,6 +1180,7 @@ class Server:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(0)
+        return True
 
 first = lambda port: os.kill(os.getpid(), signal.SIGINT)
 asyncio.run(run_until_signal(Server(), 1.0, first))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -468,11 +468,12 @@ class Session:
             pixels.to(like.device), grid.to(like.device), return_dict=True
         ).pooler_output
         self._image_features = torch.cat(list(features)).to(like.dtype)
+        self._prompt = replace(self._prompt, pixel_values=None)  # ten times the features' memory
 
     def _show_images(self, ids: Sequence[int], embedded: Tensor) -> None:
         """Put image features into their places in ``embedded`` [k, hidden], behind the trunk."""
-        pixels, prompt_ids, start = self._prompt.pixel_values, self._prompt.ids, self.length
-        if pixels is None or start >= len(prompt_ids):
+        prompt_ids, start = self._prompt.ids, self.length
+        if self._prompt.image_grid_thw is None or start >= len(prompt_ids):
             return
         self.look()
         assert self._image_features is not None

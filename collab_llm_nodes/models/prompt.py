@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +9,18 @@ from functools import cache
 from typing import Any
 
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import InvalidInput, ModelError
 from collab_llm_nodes.models.loading import LoadedModel
+from collab_llm_nodes.models.pictures import MAX_SCANS, Picture, decode
 
 log = logging.getLogger(__name__)
+
+_FULL_HD = 1920 * 1080  # of cameras; for small models far more than they keep
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,12 @@ class Prompt:
     Attributes:
         text: the user turn; the chat template is applied by :func:`encode`.
         images: JPEG (or PNG) bytes, shown before the text.
+        decoded: the same images, decoded elsewhere and of :func:`scaled_size`; empty: decode them.
     """
 
     text: str
     images: tuple[bytes, ...] = ()
+    decoded: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,12 @@ class PromptLimits:
 
     max_characters: int = setting(8192, "Longest text.", low=1)
     max_images: int = setting(8, "Most images.", low=0)
-    max_pixels: int = setting(25_000_000, "Largest image, width times height.", low=1)
+    max_pixels: int = setting(
+        0,
+        "Largest image, width times height; 0: what the model can use, full HD at least.",
+        low=0,
+    )
+    max_scans: int = setting(MAX_SCANS, "Most scans of a progressive JPEG.", low=1)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -84,8 +94,7 @@ def encode(
             if loaded.image_processor
             else "this model reads text only",
         )
-    images = [_decode(data, i, limits) for i, data in enumerate(prompt.images)]
-    pixels, grid = _pixels(images, loaded) if images else (None, None)
+    pixels, grid = _pixels(prompt, limits, loaded) if prompt.images else (None, None)
     ids = _ids(prompt, grid, loaded)
     limit = loaded.model.config.get_text_config().max_position_embeddings
     if len(ids) >= limit:
@@ -115,53 +124,63 @@ def _check_text(text: str, loaded: LoadedModel, limits: PromptLimits) -> None:
             )
 
 
-def _decode(data: bytes, index: int, limits: PromptLimits) -> Image.Image:
-    try:
-        image = Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
-        if image.width * image.height > limits.max_pixels:  # known before pixels are decoded
-            raise InvalidInput(
-                f"{image.width}x{image.height} pixels",
-                field=f"images[{index}]",
-                remedy=f"send at most {limits.max_pixels} pixels",
-            )
-        return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError) as error:
-        # PIL's own words for an unknown format name a Python object.
-        why = "" if isinstance(error, UnidentifiedImageError) else f": {error}"
-        raise InvalidInput(
-            f"is not a readable JPEG or PNG{why}",
-            field=f"images[{index}]",
-            remedy="send the complete compressed image",
-        ) from error
-    except Image.DecompressionBombError as error:
-        raise InvalidInput(str(error), field=f"images[{index}]", remedy="shrink it") from error
+def pixel_limit(max_pixels: int, loaded: LoadedModel) -> int:
+    """Return how many pixels an image may have before it is scaled; 0 stands for the default."""
+    if max_pixels or loaded.image_processor is None:
+        return max_pixels
+    return max(_FULL_HD, loaded.image_processor.size["longest_edge"])
 
 
-def _pixels(images: list[Image.Image], loaded: LoadedModel) -> tuple[Tensor, Tensor]:
+def scaled_size(width: int, height: int, loaded: LoadedModel, field: str) -> tuple[int, int]:
+    """Return the size to which the image processor of ``loaded`` scales an image (bicubic).
+
+    Raises:
+        InvalidInput: one side is more than 200 times the other.
+    """
     processor = loaded.image_processor
     assert processor is not None
-    fetch = _qwen_fetch_image()
+    sides = processor.size["shortest_edge"], processor.size["longest_edge"]
     try:
-        if fetch is not None:
-            size = {
-                "min_pixels": processor.size["shortest_edge"],
-                "max_pixels": processor.size["longest_edge"],
-            }
-            images = [fetch({"image": x, **size}, processor.patch_size) for x in images]
-        encoded = processor(images=images, return_tensors="pt", do_resize=fetch is None)
-    except ValueError as error:  # an aspect ratio above 200
-        raise InvalidInput(str(error), field="images", remedy="crop the image") from error
+        scaled = smart_resize(height, width, processor.patch_size * processor.merge_size, *sides)
+    except ValueError as error:
+        raise InvalidInput(str(error), field=field, remedy="crop the image") from error
+    return scaled[1], scaled[0]
+
+
+def _pixels(prompt: Prompt, limits: PromptLimits, loaded: LoadedModel) -> tuple[Tensor, Tensor]:
+    processor = loaded.image_processor
+    assert processor is not None
+    images = [picture.image() for picture in prompt.decoded] or [
+        _scaled(data, i, limits, loaded) for i, data in enumerate(prompt.images)
+    ]
+    encoded = processor(images=images, return_tensors="pt", do_resize=False)
     return encoded["pixel_values"], encoded["image_grid_thw"]
+
+
+def _scaled(data: bytes, index: int, limits: PromptLimits, loaded: LoadedModel) -> Image.Image:
+    field = f"images[{index}]"
+    image = decode(data, pixel_limit(limits.max_pixels, loaded), limits.max_scans, field)
+    size = scaled_size(*image.size, loaded, field)
+    fetch = _qwen_fetch_image()
+    if fetch is None:
+        return image.resize(size, Image.Resampling.BICUBIC)
+    processor = loaded.image_processor
+    assert processor is not None
+    sizes = {
+        "min_pixels": processor.size["shortest_edge"],
+        "max_pixels": processor.size["longest_edge"],
+    }
+    return fetch({"image": image, **sizes}, processor.patch_size)
 
 
 @cache
 def _qwen_fetch_image() -> Callable[[dict[str, Any], int], Image.Image] | None:
-    """qwen-vl-utils' resizing where its torchvision loads; the PIL processor's is the same."""
+    """qwen-vl-utils' resizing where its torchvision loads; Pillow's own is the same."""
     try:
         from qwen_vl_utils import fetch_image
     except (ImportError, RuntimeError, OSError) as error:
         # No warning: torchvision is kept out on purpose (docs/dependencies.md).
-        log.debug("images go through the PIL processor, qwen-vl-utils is not used: %s", error)
+        log.debug("Pillow scales images, qwen-vl-utils is not used: %s", error)
         return None
     found: Callable[[dict[str, Any], int], Image.Image] = fetch_image
     return found

@@ -49,7 +49,7 @@ from collab_llm_nodes.errors import (
     Unavailable,
 )
 from collab_llm_nodes.models.loading import ModelConfig, load
-from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
 from collab_llm_nodes.models.vocabulary import vocabulary_hash
 from collab_llm_nodes.nodes.convert import (
     code_of,
@@ -82,6 +82,7 @@ class DraftVlmConfig:
     """Parameters of the node."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    prompt: PromptLimits = field(default_factory=PromptLimits)
     client: ClientConfig = field(default_factory=ClientConfig)
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     predraft: PreDraftConfig = field(default_factory=PreDraftConfig)
@@ -493,7 +494,8 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         request, engine = answer.request, self._engine
         if answer.cancelled or engine is None:
             raise Cancelled("the caller gave the answer up")
-        encoded = encode(request.prompt, engine.loaded)  # refuses what cannot be used
+        # Refuses what cannot be used.
+        encoded = encode(request.prompt, engine.loaded, self.config.prompt)
         mode = self._planner.choose()
         self._mode = mode.name
         predraft, ahead = settings_of(mode, self.config.predraft, self.config.ahead)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image as Pil
-from PIL import UnidentifiedImageError
 
 from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.models.pictures import decode, is_jpeg
 
 _BYTES_PER_PIXEL = {
     "rgb8": 3,
@@ -106,22 +106,12 @@ def read_compressed(data: bytes, quality: int, max_width: int = 0) -> Jpeg:
     """Check compressed bytes by decoding them; a JPEG that needs no scaling is kept as it is.
 
     Raises:
-        InvalidInput: neither JPEG nor PNG, truncated or corrupt.
+        InvalidInput: neither JPEG nor PNG, truncated, corrupt, or beyond the limits.
     """
-    try:
-        with Pil.open(io.BytesIO(data), formats=("JPEG", "PNG")) as picture:
-            picture.load()
-            if picture.format == "JPEG" and not 0 < max_width < picture.width:
-                return Jpeg(data, picture.width, picture.height)
-            return _save(picture.convert("RGB"), quality, max_width)
-    except (OSError, SyntaxError, ValueError) as error:
-        # PIL's own words for an unknown format name a Python object.
-        why = "" if isinstance(error, UnidentifiedImageError) else f": {error}"
-        raise InvalidInput(
-            f"not a readable JPEG or PNG{why}", field="data", remedy="send whole JPEG or PNG files"
-        ) from error
-    except Pil.DecompressionBombError as error:
-        raise InvalidInput(str(error), field="data", remedy="send smaller pictures") from error
+    picture = decode(data, MAX_SIDE**2, field="data")
+    if is_jpeg(data) and not 0 < max_width < picture.width:
+        return Jpeg(data, picture.width, picture.height)
+    return _save(picture, quality, max_width)
 
 
 def _save(picture: Pil.Image, quality: int, max_width: int) -> Jpeg:

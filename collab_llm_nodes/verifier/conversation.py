@@ -17,6 +17,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -41,7 +42,8 @@ from collab_llm_nodes.errors import (
     Unauthenticated,
     Unavailable,
 )
-from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
+from collab_llm_nodes.models.pictures import Picture
+from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, pixel_limit
 from collab_llm_nodes.models.vocabulary import check_same
 from collab_llm_nodes.verifier import codec
 from collab_llm_nodes.verifier.admission import Peer
@@ -49,13 +51,15 @@ from collab_llm_nodes.verifier.background import within
 from collab_llm_nodes.verifier.client import read_token
 from collab_llm_nodes.verifier.compute import Compute, Outgoing
 from collab_llm_nodes.verifier.info import ServerInfo, version
+from collab_llm_nodes.verifier.pictures import PictureReader
 from collab_llm_nodes.verifier.settings import VerifierConfig
 from collab_llm_nodes.verifier.telemetry import Telemetry
+from collab_llm_nodes.verifier.turns import Turns
 
 log = logging.getLogger(__name__)
 
 _OPEN_S = 10.0  # from a new stream to its Open message
-_FREE_S = 1.0  # at the end, for the compute thread to free what is left
+_FREE_S = 0.5  # at the end, for the compute thread to free what is left
 _PARTING_S = 2.0  # from the last word to the client's end of the stream, at most
 MAX_UNANSWERED = 128
 """Messages of one client between two verdicts; pushing ahead takes a few."""
@@ -95,6 +99,15 @@ class Verifier:
         self.telemetry = Telemetry()
         self._engine = engine
         self._encode = encode
+        self._limits = replace(
+            config.limits,
+            max_image_pixels=pixel_limit(config.limits.max_image_pixels, engine.loaded),
+        )
+        self._pictures = (
+            PictureReader(config.pictures, self._limits, engine.loaded)
+            if engine.loaded.image_processor is not None
+            else None
+        )
         self._token = read_token(config.token, config.token_file).encode()
         self._seats: set[_Seat] = set()
         self._empty = asyncio.Event()
@@ -112,8 +125,11 @@ class Verifier:
                 loop.call_soon_threadsafe(self.failed.set)
 
         self._post_office = _PostOffice(loop)
-        # Reading pictures takes as long as some passes: not in the compute thread, not in the loop.
+        # Reading a prompt takes as long as some passes: not in the compute thread, not in the loop.
         self._reader = ThreadPoolExecutor(1, "verifier-reader")
+        self._reading = Turns(1)
+        if self._pictures is not None:
+            self._pictures.start()
         self._compute = Compute(
             self._engine,
             batch=c.batch,
@@ -132,12 +148,18 @@ class Verifier:
         with contextlib.suppress(asyncio.TimeoutError):
             await within(self._empty.wait(), grace_s)
 
-    async def stop(self) -> None:
-        """Stop computing and free everything."""
+    async def stop(self) -> bool:
+        """Stop computing and free everything; False if a thread is still busy."""
         self._reader.shutdown(wait=False, cancel_futures=True)
+        if self._pictures is not None:
+            await self._pictures.stop()
         loop = asyncio.get_running_loop()
-        if not await loop.run_in_executor(None, self._compute.stop, _FREE_S):
+        ended = await asyncio.gather(
+            loop.run_in_executor(None, self._compute.stop, _FREE_S), self._reading.idle(_FREE_S)
+        )
+        if not all(ended):
             log.warning("the model is still busy")
+        return all(ended)
 
     @property
     def serving(self) -> bool:
@@ -172,7 +194,7 @@ class Verifier:
                 engine.vocab_size,
                 engine.exit_layers,
                 version(),
-                self.config.limits,
+                self._limits,
                 self.sessions,
             )
         )
@@ -262,13 +284,22 @@ class Verifier:
     async def _open(self, seat: _Seat, opened: Open) -> None:
         self._admit(opened)
         seat.opened = True
+        decoded: list[Picture] = []
+        if self._pictures is not None:
+            for i, data in enumerate(opened.images):
+                decoded.append(await self._pictures.read(data, seat.peer, f"images[{i}]"))
+        prompt = Prompt(opened.text, opened.images, tuple(decoded))
         loop = asyncio.get_running_loop()
-        target = await loop.run_in_executor(self._reader, self._read_prompt, opened)
+        target = await self._reading.run(
+            seat.peer,
+            1.0 + len(opened.images),
+            lambda: loop.run_in_executor(self._reader, self._read_prompt, seat, prompt, opened),
+        )
         self._compute.open(seat, target)
 
-    def _read_prompt(self, opened: Open) -> TargetSession:
+    def _read_prompt(self, seat: _Seat, asked: Prompt, opened: Open) -> TargetSession:
         """In the reader's thread: prompt to ids, pictures to features."""
-        prompt = self._encode(Prompt(opened.text, opened.images))
+        prompt = self._encode(asked)
         room = self._engine.context - len(prompt.ids)
         if opened.max_tokens > room:
             raise InvalidInput(
@@ -277,7 +308,8 @@ class Verifier:
                 remedy="lower max_tokens or shorten the prompt",
             )
         target = TargetSession(self._engine, prompt, opened, self.config.exits)
-        target.look()
+        if not seat.gone.is_set():
+            target.look()
         return target
 
     async def _take_drafts(self, seat: _Seat, stream: Stream) -> None:

@@ -28,6 +28,15 @@ class Limits:
     max_prompt_chars: int = setting(8192, "Text of a prompt [character].", low=1, high=1 << 20)
     max_images: int = setting(4, "Images in a prompt.", low=0, high=64)
     max_image_bytes: int = setting(4 << 20, "One encoded image [byte].", low=1024, high=256 << 20)
+    max_image_pixels: int = setting(
+        0,
+        "One image, width times height; 0: what the model can use, full HD at least [px].",
+        low=0,
+        high=1 << 28,
+    )
+    max_image_scans: int = setting(
+        20, "Scans of a progressive JPEG; each decodes all pixels again.", low=1, high=1000
+    )
     max_tokens: int = setting(1024, "Generated tokens of one answer.", low=1, high=1 << 16)
     idle_s: float = setting(
         60.0, "Longest silence of a client within a session [s].", low=0.01, high=86400.0

@@ -25,6 +25,7 @@ from collab_llm_nodes.verifier.admission import Peer
 from collab_llm_nodes.verifier.background import background_loop
 from collab_llm_nodes.verifier.client import check_certificates, read_file
 from collab_llm_nodes.verifier.conversation import Encode, Verifier
+from collab_llm_nodes.verifier.ending import end_now, end_within
 from collab_llm_nodes.verifier.info import Limits
 from collab_llm_nodes.verifier.settings import VerifierConfig, load_config
 
@@ -41,6 +42,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _START_S = 10.0
+_END_S = 0.8  # after the grace, for all that remains
 _TELL_S = 1.0  # for clients to hear that the verifier has failed
 
 
@@ -125,12 +127,16 @@ class VerifierServer:
                 log.warning("listening on %s without TLS: anyone on the way can read it", address)
         log.info("verifier for %s listens on port %d", self.verifier.model, self.port)
 
-    async def stop(self, grace_s: float) -> None:
-        """Refuse new sessions at once, give open ones ``grace_s`` to finish, then end them."""
+    async def stop(self, grace_s: float) -> bool:
+        """Refuse new sessions at once, give open ones ``grace_s`` to finish, then end them.
+
+        Returns False if a thread is still busy.
+        """
         await self.verifier.drain(grace_s)  # health is answered meanwhile
         await self._server.stop(0.0)
-        await self.verifier.stop()
+        stopped = await self.verifier.stop()
         self.verifier.telemetry.stop()
+        return stopped
 
     # One call.
 
@@ -213,7 +219,7 @@ class ServerHandle:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    def _run(self, job: Coroutine[Any, Any, None], extra_s: float = 0.0) -> None:
+    def _run(self, job: Coroutine[Any, Any, object], extra_s: float = 0.0) -> None:
         asyncio.run_coroutine_threadsafe(job, background_loop()).result(_START_S + extra_s)
 
 
@@ -272,7 +278,10 @@ async def run_until_signal(
         signal.signal(number, signal.SIG_IGN)  # a second one has nothing to add
     grace_s = min(drain_s, _TELL_S) if server.failed.is_set() else drain_s
     log.info("draining %d sessions for at most %g s", server.sessions, grace_s)
-    await server.stop(grace_s)
+    status = 1 if server.failed.is_set() else 0
+    end_within(grace_s + _END_S, status)
+    if not await server.stop(grace_s):
+        end_now(status)  # the interpreter's exit would wait for the thread, or crash under it
     if server.failed.is_set():
         raise CollabError("the verifier failed", remedy="see its log, and start it again")
 
@@ -282,7 +291,12 @@ def load_engine(config: VerifierConfig) -> Engine:
 
 
 def prompt_encoder(engine: Engine, limits: Limits) -> Encode:
-    allowed = PromptLimits(max_characters=limits.max_prompt_chars, max_images=limits.max_images)
+    allowed = PromptLimits(
+        limits.max_prompt_chars,
+        limits.max_images,
+        limits.max_image_pixels,
+        limits.max_image_scans,
+    )
     return lambda prompt: encode(prompt, engine.loaded, allowed)
 
 

@@ -11,6 +11,7 @@ from collab_llm_nodes.edge_cloud.server import ExitConfig
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.verifier.info import Limits
+from collab_llm_nodes.verifier.pictures import PictureConfig
 from collab_llm_nodes.verifier.scheduler import BatchConfig
 
 
@@ -43,6 +44,7 @@ class VerifierConfig:
     token: str = field(default="", repr=False, metadata={"secret": True})
     token_file: str = setting("", "File that holds the token every client must give.")
     limits: Limits = field(default_factory=Limits)
+    pictures: PictureConfig = field(default_factory=PictureConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     exits: ExitConfig = field(default_factory=ExitConfig)
     exit_candidates: int = setting(

@@ -227,6 +227,8 @@ class Limits(_message.Message):
         "idle_s",
         "max_streams",
         "max_connections",
+        "max_image_pixels",
+        "max_image_scans",
     )
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +239,8 @@ class Limits(_message.Message):
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
     MAX_STREAMS_FIELD_NUMBER: _ClassVar[int]
     MAX_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_IMAGE_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    MAX_IMAGE_SCANS_FIELD_NUMBER: _ClassVar[int]
     max_sessions: int
     max_message_bytes: int
     max_prompt_chars: int
@@ -246,6 +250,8 @@ class Limits(_message.Message):
     idle_s: float
     max_streams: int
     max_connections: int
+    max_image_pixels: int
+    max_image_scans: int
     def __init__(
         self,
         max_sessions: _Optional[int] = ...,
@@ -257,6 +263,8 @@ class Limits(_message.Message):
         idle_s: _Optional[float] = ...,
         max_streams: _Optional[int] = ...,
         max_connections: _Optional[int] = ...,
+        max_image_pixels: _Optional[int] = ...,
+        max_image_scans: _Optional[int] = ...,
     ) -> None: ...
 
 class ServerInfo(_message.Message):
