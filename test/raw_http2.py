@@ -16,10 +16,11 @@ class RawConnection:
 
     Args:
         authority: PEM file by which the server is known; empty: no TLS.
+        source: own address.
     """
 
-    def __init__(self, port: int, authority: str = "") -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), WAIT_S)
+    def __init__(self, port: int, authority: str = "", source: str = "127.0.0.1") -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), WAIT_S, (source, 0))
         if authority:
             context = ssl.create_default_context(cafile=authority)
             context.set_alpn_protocols(["h2"])
