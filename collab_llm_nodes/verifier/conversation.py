@@ -210,9 +210,13 @@ class Verifier:
 
     def _has_time_for(self, seat: _Seat) -> bool:
         """Whether no other client, and no shutdown, has to wait for the parting from this one."""
-        if seat.place is None:
-            return self.serving and len(self._seats) - len(self._admission) <= _PARTINGS
-        return (seat.opened or self.serving) and len(self._seats) <= self.config.limits.max_streams
+        places = self.config.limits.max_streams
+        refused = len(self._seats) - len(self._admission)
+        return (
+            (seat.opened or self.serving)
+            and len(self._seats) <= places
+            and (seat.place is not None or refused <= _PARTINGS)
+        )
 
     def _admit_stream(self, seat: _Seat) -> None:
         """Find a place for ``seat``; another may lose its own, and is told so.
