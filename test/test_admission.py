@@ -15,6 +15,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from certificates import Certificates
 from fake_models import VOCABULARY, FakeEngine, as_engine, encode
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.demo.processes import free_port
 from collab_llm_nodes.edge_cloud.messages import Failure, Open, Opened
 from collab_llm_nodes.errors import ConfigError, Unavailable
-from collab_llm_nodes.verifier import codec
+from collab_llm_nodes.verifier import codec, service
 from collab_llm_nodes.verifier.admission import PATIENCE_S, Admission, Peer, Place, Shares
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.verifier.info import Limits
@@ -214,6 +215,21 @@ def test_streams_of_one_connection_leave_others_theirs(server: ServerHandle, ope
         assert answers(server.port)
         for stream in streams:
             stream.half_close()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_connection_that_says_nothing_is_closed(
+    tls: bool, certificates: tuple[Certificates, Certificates], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_HANDSHAKE_S", 0.5)
+    cert, key = certificates[0].issue("verifier") if tls else ("", "")
+    config = VerifierConfig(address="127.0.0.1:0", tls_cert=cert, tls_key=key)
+    with (
+        start_server(config, as_engine(FakeEngine(1)), encode) as server,
+        socket.create_connection(("127.0.0.1", server.port), WAIT_S) as silent,
+    ):
+        while silent.recv(4096):  # without TLS the server speaks first
+            pass
 
 
 def test_a_path_that_is_no_text_ends_no_server(server: ServerHandle) -> None:

@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 _START_S = 10.0
 _HANDSHAKE_S = 5.0  # for TLS and HTTP/2's first words; a lossy radio link takes a second or two
+_IDLE_S = 10.0  # a connection without calls lasts this long at least
 _OTHER_CALLS = 64  # beside sessions: health checks, Describe, streams that are being refused
 _TELL_S = 1.0  # for clients to hear that the verifier has failed
 
@@ -89,7 +90,7 @@ class VerifierServer:
                 ("grpc.max_concurrent_streams", per_connection + _OTHER_CALLS),
                 # Connections that say nothing make room for others: robots ask for signs of life.
                 ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE_S)),
-                ("grpc.max_connection_idle_ms", int(1000 * limits.idle_s)),
+                ("grpc.max_connection_idle_ms", int(1000 * max(_IDLE_S, limits.idle_s))),
             ),
             # Streams above max_streams are told so by a typed failure; a flood of them is not.
             limits.max_streams + _OTHER_CALLS,
