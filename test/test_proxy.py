@@ -26,7 +26,7 @@ from waiting import wait_for
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.demo.processes import free_port
-from collab_llm_nodes.edge_cloud.messages import Failure, Open, Opened
+from collab_llm_nodes.edge_cloud.messages import Failure, Open, Opened, ServerMessage
 from collab_llm_nodes.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.errors import Unauthenticated
 from collab_llm_nodes.models.prompt import Prompt
@@ -254,7 +254,7 @@ def test_shares_are_those_of_true_clients_whatever_they_say(
 ) -> None:
     with contextlib.ExitStack() as stack:
 
-        def streams(count: int) -> list[object]:
+        def streams(count: int) -> list[ServerMessage]:
             channel = stack.enter_context(front.channel())
             metadata = [("authorization", f"Bearer {TOKEN}")]
             said = []
