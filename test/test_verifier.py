@@ -7,7 +7,6 @@ import contextlib
 import gc
 import math
 import queue
-import shutil
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from typing import Any, TypeVar, cast
 import grpc
 import numpy as np
 import pytest
+from certificates import Certificates
 from fake_models import (
     PROMPT_IDS,
     VOCAB,
@@ -966,45 +966,6 @@ def test_the_token_is_not_in_the_logs(
     server = serve(FakeEngine(1), token="s3cret")
     refusal(connect(server.port, token="wrong"), OPEN)
     assert "s3cret" not in caplog.text
-
-
-class Certificates:
-    """A certificate authority made by openssl."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder = folder / name
-        self._folder.mkdir()
-        self.ca = self._path("ca.pem")
-        self._openssl("req", "-x509", *self._new_key("ca"), "-out", self.ca, "-subj", "/CN=test CA")
-
-    def issue(self, name: str) -> tuple[str, str]:
-        """(certificate, key) for localhost."""
-        request, cert = self._path(f"{name}.csr"), self._path(f"{name}.pem")
-        extensions = self._path("extensions")
-        Path(extensions).write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-        self._openssl("req", *self._new_key(name), "-out", request, "-subj", f"/CN={name}")
-        signer = ("-CA", self.ca, "-CAkey", self._path("ca.key"), "-CAcreateserial")
-        self._openssl("x509", "-req", "-in", request, *signer, "-out", cert, "-extfile", extensions)
-        return cert, self._path(f"{name}.key")
-
-    def _new_key(self, name: str) -> tuple[str, ...]:
-        curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
-        return (*curve, "-nodes", "-keyout", self._path(f"{name}.key"))
-
-    def _path(self, name: str) -> str:
-        return str(self._folder / name)
-
-    def _openssl(self, *arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=30)
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Certificates, Certificates]:
-    """Two authorities: the right one and a stranger's."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    folder = tmp_path_factory.mktemp("certificates")
-    return Certificates(folder, "ours"), Certificates(folder, "theirs")
 
 
 def test_tls(

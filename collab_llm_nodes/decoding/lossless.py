@@ -28,6 +28,7 @@ from collab_llm_nodes.decoding import reference
 from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.randomness import gumbel
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
+from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.architectures import ARCHITECTURES
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
@@ -149,7 +150,9 @@ def check_distribution(
     if rest_expected > 0:
         cells.append((rest_expected, rest_counted))
     if len(cells) < 2:
-        raise ValueError("one answer takes all: choose a higher temperature or more samples")
+        raise InvalidInput(
+            "one answer takes all", field="samples", remedy="take more, or a higher temperature"
+        )
     chi2 = sum((counted - expected) ** 2 / expected for expected, counted in cells)
     freedom = len(cells) - 1
     return float(torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(chi2 / 2)))

@@ -46,7 +46,7 @@ from collab_llm_nodes.models.pictures import Picture
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, pixel_limit
 from collab_llm_nodes.models.vocabulary import check_same
 from collab_llm_nodes.verifier import codec
-from collab_llm_nodes.verifier.admission import Peer
+from collab_llm_nodes.verifier.admission import Admission, Peer, Place
 from collab_llm_nodes.verifier.background import within
 from collab_llm_nodes.verifier.client import read_token
 from collab_llm_nodes.verifier.compute import Compute, Outgoing
@@ -61,6 +61,7 @@ log = logging.getLogger(__name__)
 _OPEN_S = 10.0  # from a new stream to its Open message
 _FREE_S = 0.5  # at the end, for the compute thread to free what is left
 _PARTING_S = 2.0  # from the last word to the client's end of the stream, at most
+_PARTINGS = 32  # of streams that were refused a place, at a time
 MAX_UNANSWERED = 128
 """Messages of one client between two verdicts; pushing ahead takes a few."""
 MAX_UNANSWERED_BYTES = 4 << 20
@@ -109,6 +110,7 @@ class Verifier:
             else None
         )
         self._token = read_token(config.token, config.token_file).encode()
+        self._admission = Admission(config.limits.max_streams, config.shares)
         self._seats: set[_Seat] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -230,7 +232,31 @@ class Verifier:
 
     def _has_time_for(self, seat: _Seat) -> bool:
         """Whether no other client, and no shutdown, has to wait for the parting from this one."""
-        return (seat.opened or self.serving) and len(self._seats) <= self.config.limits.max_streams
+        places = self.config.limits.max_streams
+        refused = len(self._seats) - len(self._admission)
+        return (
+            (seat.opened or self.serving)
+            and len(self._seats) <= places
+            and (seat.place is not None or refused <= _PARTINGS)
+        )
+
+    def _admit_stream(self, seat: _Seat) -> None:
+        """Find a place for ``seat``; another may lose its own, and is told so.
+
+        Raises:
+            Unavailable: there is none.
+        """
+        place, lost = self._admission.enter(seat.peer, asyncio.get_running_loop().time())
+        seat.place = place
+        for other in self._seats if lost is not None else ():
+            if other.place is lost:
+                other.deliver(
+                    Unavailable(
+                        "streams are scarce and no Open came in time",
+                        field="session",
+                        remedy="send Open at once, on a new stream",
+                    )
+                )
 
     async def _tell(self, seat: _Seat, stream: Stream) -> None:
         """Write what there is to tell, up to the last word; then the session is over."""
@@ -248,6 +274,8 @@ class Verifier:
         finally:
             seat.close()
             self._compute.leave(seat)
+            if seat.place is not None:
+                self._admission.leave(seat.place)
             log.info("session ended", extra=seat.summary())
 
     async def _listen(self, seat: _Seat, stream: Stream) -> None:
@@ -257,12 +285,7 @@ class Verifier:
                 raise Unavailable(
                     "the verifier is shutting down", field="session", remedy="try again, or another"
                 )
-            if sum(not s.gone.is_set() for s in self._seats) > self.config.limits.max_streams:
-                raise Unavailable(
-                    f"all {self.config.limits.max_streams} streams are taken",
-                    field="session",
-                    remedy="try again later, or raise max_streams on the verifier",
-                )
+            self._admit_stream(seat)
             opened = await self._read(seat, stream)
             if isinstance(opened, Draft):
                 raise ProtocolError(
@@ -283,7 +306,8 @@ class Verifier:
 
     async def _open(self, seat: _Seat, opened: Open) -> None:
         self._admit(opened)
-        seat.opened = True
+        assert seat.place is not None
+        seat.opened = seat.place.opened = True
         decoded: list[Picture] = []
         if self._pictures is not None:
             for i, data in enumerate(opened.images):
@@ -359,6 +383,7 @@ class _Seat:
     ) -> None:
         self.id = secrets.token_hex(16)
         self.peer = peer
+        self.place: Place | None = None  # until it is admitted
         self.gone = threading.Event()
         self.opened = False
         self.writing = False

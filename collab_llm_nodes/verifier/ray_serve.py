@@ -30,7 +30,7 @@ from collab_llm_nodes.collector import look_at_new_things_only
 from collab_llm_nodes.errors import ConfigError, Unauthenticated, Unavailable
 from collab_llm_nodes.verifier import codec
 from collab_llm_nodes.verifier.admission import Peer
-from collab_llm_nodes.verifier.logs import set_up_logging
+from collab_llm_nodes.verifier.logs import QUIET, set_up_logging
 
 if TYPE_CHECKING:
     from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
@@ -134,6 +134,7 @@ def _import_ray(config: VerifierConfig) -> tuple[ModuleType, ModuleType]:
 def _environment(config: VerifierConfig) -> dict[str, str]:
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
+        "GRPC_VERBOSITY": QUIET,
         # Without it each message passes through two more Python processes, 3 ms a round, and
         # clients that probe their connection are cut off for too many pings.
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -302,9 +303,11 @@ class Replica:
         self, requests: gRPCInputStream[bytes], grpc_context: RayServegRPCContext
     ) -> AsyncIterator[_Encoded]:
         """One client's stream."""
-        self._authenticate(grpc_context)
+        metadata = self._authenticate(grpc_context)
         stream = _Stream(requests)
-        talk = asyncio.ensure_future(self._verifier.converse(stream, Peer.of(grpc_context.peer())))
+        # The connection is HAProxy's, which puts many clients on one: it stands for nobody.
+        peer = Peer.behind("", metadata, self._verifier.config.client_header)
+        talk = asyncio.ensure_future(self._verifier.converse(stream, peer))
         talk.add_done_callback(lambda _: stream.end())
         try:
             async for data in stream.written():
@@ -329,14 +332,16 @@ class Replica:
         grpc_context.set_details("no such service")
         raise LookupError
 
-    def _authenticate(self, context: RayServegRPCContext) -> None:
-        given = dict(context.invocation_metadata()).get("authorization", "")
+    def _authenticate(self, context: RayServegRPCContext) -> dict[str, str]:
+        """Return the call's metadata if its token is right."""
+        metadata = {name: str(value) for name, value in context.invocation_metadata()}
         try:
-            self._verifier.check_token(str(given))
+            self._verifier.check_token(metadata.get("authorization", ""))
         except Unauthenticated as error:
             context.set_code(grpc.StatusCode.UNAUTHENTICATED)
             context.set_details(str(error.args[0]))
             raise
+        return metadata
 
 
 def add_services(servicer: object, server: grpc.Server) -> None:

@@ -6,6 +6,7 @@ What is said on a stream is ``conversation.py``'s business; here is what carries
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Callable, Coroutine
@@ -13,6 +14,8 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from grpc._cython import cygrpc
+from grpc.aio import _server as grpc_server
 from grpc_health.v1 import health, health_pb2
 
 from collab_llm_nodes.collector import look_at_new_things_only
@@ -21,7 +24,7 @@ from collab_llm_nodes.errors import CollabError, ConfigError, Unauthenticated
 from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.models.prompt import PromptLimits, encode
 from collab_llm_nodes.verifier import codec
-from collab_llm_nodes.verifier.admission import Peer
+from collab_llm_nodes.verifier.admission import Peer, part
 from collab_llm_nodes.verifier.background import background_loop
 from collab_llm_nodes.verifier.client import check_certificates, read_file
 from collab_llm_nodes.verifier.conversation import Encode, Verifier
@@ -43,6 +46,9 @@ log = logging.getLogger(__name__)
 
 _START_S = 10.0
 _END_S = 0.8  # after the grace, for all that remains
+_HANDSHAKE_S = 5.0  # for TLS and HTTP/2's first words; a lossy radio link takes a second or two
+_IDLE_S = 10.0  # a connection without calls lasts this long at least
+_OTHER_CALLS = 64  # beside sessions: health checks, Describe, streams that are being refused
 _TELL_S = 1.0  # for clients to hear that the verifier has failed
 
 
@@ -72,8 +78,9 @@ class VerifierServer:
             ConfigError: an address is in use, or certificates cannot be read.
         """
         limits = self._config.limits
-        self._server = grpc.aio.server(
-            options=[
+        per_connection = part(limits.max_streams, self._config.shares.connection)
+        self._server = _Server(
+            (
                 ("grpc.max_receive_message_length", limits.max_message_bytes),
                 ("grpc.so_reuseport", 0),  # a second verifier on one port is an error
                 ("grpc.keepalive_time_ms", 10_000),
@@ -82,9 +89,13 @@ class VerifierServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 50),
                 ("grpc.http2.max_ping_strikes", 0),
                 ("grpc.max_allowed_incoming_connections", limits.max_connections),
-            ],
+                ("grpc.max_concurrent_streams", per_connection + _OTHER_CALLS),
+                # Connections that say nothing make room for others: robots ask for signs of life.
+                ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE_S)),
+                ("grpc.max_connection_idle_ms", int(1000 * max(_IDLE_S, limits.idle_s))),
+            ),
             # Streams above max_streams are told so by a typed failure; a flood of them is not.
-            maximum_concurrent_rpcs=limits.max_streams + 64,
+            limits.max_streams + _OTHER_CALLS,
         )
         # Without serialisers the handlers get bytes, and nonsense gets a typed answer.
         handlers = {
@@ -97,12 +108,8 @@ class VerifierServer:
             request_deserializer=health_pb2.HealthCheckRequest.FromString,
             response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
         )
-        self._server.add_generic_rpc_handlers(
-            (
-                grpc.method_handlers_generic_handler(codec.SERVICE, handlers),
-                grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check}),
-            )
-        )
+        self._server.add_registered_method_handlers(codec.SERVICE, handlers)
+        self._server.add_registered_method_handlers(health.SERVICE_NAME, {"Check": check})
         address, credentials = self._config.address, _credentials(self._config)
         try:
             if credentials is None:
@@ -153,15 +160,49 @@ class VerifierServer:
         return self.verifier.describe()
 
     async def _session(self, _: object, context: grpc.aio.ServicerContext) -> None:
-        await self._authenticate(context)
-        await self.verifier.converse(_GrpcStream(context), Peer.of(context.peer()))
+        metadata = await self._authenticate(context)
+        peer = Peer.behind(context.peer(), metadata, self._config.client_header)
+        await self.verifier.converse(_GrpcStream(context), peer)
 
-    async def _authenticate(self, context: grpc.aio.ServicerContext) -> None:
-        given = dict(context.invocation_metadata() or ()).get("authorization", "")
+    async def _authenticate(self, context: grpc.aio.ServicerContext) -> dict[str, str]:
+        """Return the call's metadata if its token is right; else end the call."""
+        metadata = {name: str(value) for name, value in context.invocation_metadata() or ()}
         try:
-            self.verifier.check_token(str(given))
+            self.verifier.check_token(metadata.get("authorization", ""))
         except Unauthenticated as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error.args[0]))
+        return metadata
+
+
+class _Server(grpc_server.Server):
+    """As ``grpc.aio.server``, around :class:`_Calls`."""
+
+    def __init__(self, options: tuple[tuple[str, int], ...], most_calls: int) -> None:
+        self._loop = cygrpc.get_working_loop()
+        self._server = _Calls(self._loop, None, (), (), options, most_calls)
+
+
+class _Calls(cygrpc.AioServer):
+    """gRPC's loop that takes calls, with methods that nobody serves kept out of it.
+
+    The loop decodes the path of such a call, and a path that is no UTF-8 would end it and with it
+    the server (grpcio 1.85.1), before any token is looked at. So these calls are answered here,
+    with their path unread. Methods that are served must be registered: gRPC's core knows those.
+    """
+
+    def _make_request_call_future(self, method: bytes | None) -> asyncio.Future[Any]:
+        if method is None:
+            return asyncio.ensure_future(self._refuse_unknown())
+        return super()._make_request_call_future(method)
+
+    async def _refuse_unknown(self) -> None:
+        """Answer calls of unknown methods until the server stops."""
+        loop = asyncio.get_running_loop()
+        while True:
+            call = await self._request_call()  # raises when the server stops
+            context = cygrpc._ServicerContext(call, None, None, loop)
+            with contextlib.suppress(grpc.aio.AbortError, *_LOST):
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such method")
 
 
 _LOST = (grpc.aio.BaseError, asyncio.InvalidStateError)  # raised on a stream whose client is gone

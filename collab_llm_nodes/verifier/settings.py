@@ -10,6 +10,7 @@ from collab_llm_nodes.config import check_address, check_ranges, from_yaml, sett
 from collab_llm_nodes.edge_cloud.server import ExitConfig
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.verifier.admission import Shares
 from collab_llm_nodes.verifier.info import Limits
 from collab_llm_nodes.verifier.pictures import PictureConfig
 from collab_llm_nodes.verifier.scheduler import BatchConfig
@@ -38,6 +39,11 @@ class VerifierConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     address: str = setting("127.0.0.1:50551", "Listen here, host:port; port 0 takes a free one.")
+    client_header: str = setting(
+        "",
+        "Header in which a proxy names the client it speaks for, host:port. Only where nobody but"
+        " the proxy can reach the address: others could name anyone. Empty: there is no proxy.",
+    )
     tls_cert: str = setting("", "Own certificate; empty: no encryption.")
     tls_key: str = setting("", "Key of tls_cert.")
     tls_client_ca: str = setting("", "Authority of the clients' certificates, to ask for them.")
@@ -45,6 +51,7 @@ class VerifierConfig:
     token_file: str = setting("", "File that holds the token every client must give.")
     limits: Limits = field(default_factory=Limits)
     pictures: PictureConfig = field(default_factory=PictureConfig)
+    shares: Shares = field(default_factory=Shares)
     batch: BatchConfig = field(default_factory=BatchConfig)
     exits: ExitConfig = field(default_factory=ExitConfig)
     exit_candidates: int = setting(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from collab_llm_nodes.edge_cloud.messages import Verdict
 from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.verifier.exposition import Exposition
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _SESSIONS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -40,8 +39,7 @@ class Telemetry:
         self.queued = Histogram(
             f"{name}_queue_seconds", "Wait of a draft for its pass.", buckets=_SECONDS, registry=r
         )
-        self._server: WSGIServer | None = None
-        self._thread: threading.Thread | None = None
+        self._exposition: Exposition | None = None
 
     def count_pass(self, drafts: int, prompt_tokens: int, compute_s: float) -> None:
         """One forward pass."""
@@ -65,21 +63,17 @@ class Telemetry:
         """
         host, _, port = address.rpartition(":")
         try:
-            self._server, self._thread = start_http_server(
-                int(port), host.strip("[]"), registry=self.registry
-            )
+            self._exposition = Exposition(host.strip("[]"), int(port), self.registry)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"cannot listen on {address}: {error}",
                 field="metrics_address",
                 remedy="give host:port of a free port",
             ) from error
-        return int(self._server.server_port)
+        return self._exposition.port
 
     def stop(self) -> None:
         """Stop answering."""
-        if self._server is not None and self._thread is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join()
-            self._server = None
+        if self._exposition is not None:
+            self._exposition.stop()
+            self._exposition = None
