@@ -339,7 +339,8 @@ def test_texts_without_an_action_are_told(ros_graph: Any, reports: Reports) -> N
     texts = reports.user.create_publisher(GeneratedText, "generated_text", RESULT)
     ros_graph.wait_for(texts.get_subscription_count)
     for session in ("a", "b"):
-        text = GeneratedText(session_id=session, text="hello", final=True, verified=True)
+        text = GeneratedText(session_id=session, text="hello", final=True, for_motion=True)
+        text.verified = True
         text.header.stamp = reports.user.get_clock().now().to_msg()
         texts.publish(text)
     values = reports.wait("navigation_action_parser: actions", Level.WARN, "2 texts without")
@@ -555,8 +556,8 @@ def test_calls_of_services_are_published_as_the_parameter_says(ros_graph: Any) -
 # Logs.
 
 # Said once: in a transition, which is somebody's wish; on a change; as the last word. All the rest
-# can repeat at the rate of a topic or of requests.
-ONCE = {"configure", "activate", "_transition", "_on_incompatible", "_spin"}
+# can repeat at the rate of a topic or of requests. Debug lines are for those who ask for them.
+ONCE = {"configure", "activate", "_transition", "_on_incompatible", "_spin", "_tell_ready"}
 ONCE |= {"ros.py _warn_of_misspelt_nodes"}
 ONCE |= {"go2_driver.py _make_transforms", "recorder.py _end", "recorder.py _look"}
 
@@ -568,7 +569,7 @@ def log_calls() -> Iterator[tuple[str, ast.Call]]:
                 continue
             for call in ast.walk(function):
                 if isinstance(call, ast.Call) and re.search(
-                    r"get_logger\(\)\.(?!get_child)\w+$", ast.unparse(call.func)
+                    r"get_logger\(\)\.(?!get_child|debug)\w+$", ast.unparse(call.func)
                 ):
                     yield f"{path.name} {function.name}", call
 
