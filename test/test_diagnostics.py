@@ -348,13 +348,14 @@ def test_texts_without_an_action_are_told(ros_graph: Any, reports: Reports) -> N
 
 
 def test_missions_that_fail_are_told(ros_graph: Any, reports: Reports) -> None:
-    start(ros_graph, Navigator, **{"diagnostics.recent": 2.0})
+    impatient = {"mission.observation_timeout": 0.1, "require_guard": False}
+    start(ros_graph, Navigator, **{"diagnostics.recent": 2.0, **impatient})
     client = ActionClient(reports.user, Navigate, "navigate")
     ros_graph.wait_for(client.server_is_ready)
-    goal = ros_graph.ask(client.send_goal_async, Navigate.Goal(instruction="?"))
+    goal = ros_graph.ask(client.send_goal_async, Navigate.Goal(instruction="go"))
     ros_graph.ask(goal.get_result_async)
-    values = reports.wait("navigator: missions", Level.WARN, "INVALID_INPUT")
-    assert values["INVALID_INPUT"] == "1"
+    values = reports.wait("navigator: missions", Level.WARN, "NO_OBSERVATION")
+    assert values["NO_OBSERVATION"] == "1"
     reports.wait("navigator: missions", Level.OK, "0 followed")
 
 

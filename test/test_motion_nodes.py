@@ -688,7 +688,9 @@ def test_a_signal_in_the_middle_of_a_motion_stops_before_the_process_ends(graph:
         try:
             robot = Robot(graph, ["stop"], process)
             robot.x = 1.0
-            graph.wait_for(lambda: robot.navigate().pose.pose.position.x == 1.0, 60.0)  # it is heard
+            graph.wait_for(
+                lambda: robot.navigate().pose.pose.position.x == 1.0, 60.0
+            )  # it is heard
             robot.script = ["move forward 75 cm"]
             robot.send()
             graph.wait_for(lambda: robot.x > 1.0, 30.0)

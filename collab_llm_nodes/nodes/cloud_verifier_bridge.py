@@ -275,7 +275,9 @@ def _told(message: messages.Verdict | messages.Failure) -> str:
     """For the log."""
     if isinstance(message, messages.Failure):
         return f"failed: {message.code}: {message.message}"
-    return f"round {message.round}: {len(message.tokens)} tokens, {message.accepted} of them drafted"
+    return (
+        f"round {message.round}: {len(message.tokens)} tokens, {message.accepted} of them drafted"
+    )
 
 
 def main() -> int:

@@ -199,6 +199,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             )
         ]
         self._watching = self.create_timer(_WATCH_S, self._watch, clock=STEADY)
+        self._watching.cancel()  # until there is an answer to watch
         self._action = ActionServer(
             self,
             Generate,
@@ -380,12 +381,15 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         answer.abandon = abandon
         self.get_logger().debug(f"answer {answer.session_id[:8]}: asked for")
         self._waiting.append(answer)
+        self._watching.reset()
         done = partial(self.post, over.set_result, None)
         self._worker.submit(self._decode, answer, feedback, done)
         try:
             await over
         finally:
             self._waiting.remove(answer)
+            if not self._waiting:
+                self._watching.cancel()
             self._answers.pop(answer.session_id, None)
 
     def _watch(self) -> None:

@@ -1,9 +1,9 @@
 """Model text to one safe motion step, once the answer is complete.
 
 ``generated_text`` in, ``navigation_action`` out. Only texts that are meant for motion are read
-(``for_motion``); answers to other questions are nobody's order. Nothing is executed here: the navigator decides
-whether the action is the one it waits for. Text that is too old, unverified (by policy), failed or
-unreadable becomes an action of kind NONE with the code that says why.
+(``for_motion``); answers to other questions are nobody's order. Nothing is executed here: the
+navigator decides whether the action is the one it waits for. Text that is too old, unverified (by
+policy), failed or unreadable becomes an action of kind NONE with the code that says why.
 
 With ``streaming`` a motion is reported as soon as its sentence is: one round of verification
 sooner. If the answer then goes on with words that contradict it, the report is taken back, but the

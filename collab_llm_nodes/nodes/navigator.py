@@ -64,7 +64,6 @@ from collab_llm_nodes.nodes.ros import (
     wall,
 )
 
-
 _LOGGED = 120
 """Characters of an instruction that the log repeats."""
 _LOG_S = 0.1
@@ -207,6 +206,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self.create_timer(1.0 / self.config.rate, self._tick),
             self.create_timer(0.1, self._tick, clock=STEADY),  # the robot's clock may stand still
         ]
+        self._run_clocks(False)
         self._getting_ready = self.create_timer(0.2, self._tell_ready, clock=STEADY)
         if self._navigate is None:
             self._instructions = self.create_publisher(String, "instruction", STATE)
@@ -285,7 +285,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self._getting_ready.cancel()
             navigate = self.resolve_topic_name("navigate")
             self.get_logger().info(
-                f'ready: send a goal (`ros2 run collab_llm instruct "..."`, or the action {navigate})'
+                f'ready: send a goal (ros2 run collab_llm instruct "...", or the action {navigate})'
             )
         elif missing != self._missing and wall() - self._active_since > _PATIENCE_S:
             self._missing = missing
@@ -311,6 +311,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         told = f"goal {_name(goal)}: accepted: {instruction}"
         self.get_logger().info(told, throttle_duration_sec=_LOG_S)
         run_ = self._run = _Run(goal, mission, Future())
+        self._run_clocks(True)
         self._instructions.publish(String(data=goal.request.instruction))
         self._tell_what_is_known(mission)
         self._follow_up(run_)
@@ -320,6 +321,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             await run_.over
         finally:
             self._run = None
+            self._run_clocks(False)
             self._instructions.publish(String())
         result.steps = mission.steps
         result.distance_travelled, result.angle_turned = mission.distance, mission.angle
@@ -398,6 +400,14 @@ class Navigator(ManagedNode[NavigatorConfig]):
     def _cancel(self, run_: _Run) -> None:
         run_.mission.end("CANCELLED", "the caller gave the instruction up")
         self._follow_up(run_)
+
+    def _run_clocks(self, run: bool) -> None:
+        """Have the clock looked at; while no goal is followed that would only cost."""
+        for timer in self._clocks:
+            if run:
+                timer.reset()
+            else:
+                timer.cancel()
 
     # Events.
 

@@ -245,11 +245,12 @@ class SimGo2(ManagedNode[SimConfig]):
         odometry.pose.pose.position.y = base.odometry.y
         odometry.pose.pose.orientation = _quaternion(base.odometry.yaw)
         odometry.twist.twist.linear.x, odometry.twist.twist.angular.z = base.speed, base.turn
-        truth = PoseStamped()
-        truth.header.stamp, truth.header.frame_id = stamp, "room"
-        truth.pose.position.x, truth.pose.position.y = base.pose.x, base.pose.y
-        truth.pose.orientation = _quaternion(base.pose.yaw)
-        self._truth.publish(truth)  # first: who measures at an odometry message has the truth
+        if self._truth.get_subscription_count():
+            truth = PoseStamped()
+            truth.header.stamp, truth.header.frame_id = stamp, "room"
+            truth.pose.position.x, truth.pose.position.y = base.pose.x, base.pose.y
+            truth.pose.orientation = _quaternion(base.pose.yaw)
+            self._truth.publish(truth)  # first: who measures at an odometry message has the truth
         self._odometry.publish(odometry)
 
     def _publish_frame(self, stamp: TimeMsg) -> None:
