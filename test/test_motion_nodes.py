@@ -467,6 +467,17 @@ def test_the_log_tells_when_goals_can_be_sent_and_how_they_end(
     logged(graph, capfd, "VOCABULARY_MISMATCH after 0 steps", ": because")
 
 
+def test_an_idle_navigator_looks_at_no_clock(graph: Any) -> None:
+    robot = Robot(graph, ["turn left 30 degree", "stop"])
+    clocks = robot.navigator._clocks
+    for _ in range(2):
+        graph.wait_for(lambda: all(timer.is_canceled() for timer in clocks))
+        robot.script = [hangs]
+        handle = robot.send()
+        graph.wait_for(lambda: not any(timer.is_canceled() for timer in clocks))
+        graph.ask(handle.cancel_goal_async)
+
+
 def test_a_navigator_that_waits_says_for_what(
     graph: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,7 +199,6 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             )
         ]
         self._watching = self.create_timer(_WATCH_S, self._watch, clock=STEADY)
-        self._watching.cancel()  # until there is an answer to watch
         self._action = ActionServer(
             self,
             Generate,
@@ -388,13 +387,13 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             await over
         finally:
             self._waiting.remove(answer)
-            if not self._waiting:
-                self._watching.cancel()
             self._answers.pop(answer.session_id, None)
 
     def _watch(self) -> None:
         """Look after the answers in progress. One timer for all: rclpy keeps something of each
         timer that was ever made."""
+        if not self._waiting:
+            self._watching.cancel()  # until the next one
         now = time.monotonic()
         for answer in self._waiting:
             if now >= answer.request.due:  # once its turn has come it sees to that itself

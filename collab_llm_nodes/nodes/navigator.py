@@ -206,7 +206,6 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self.create_timer(1.0 / self.config.rate, self._tick),
             self.create_timer(0.1, self._tick, clock=STEADY),  # the robot's clock may stand still
         ]
-        self._run_clocks(False)
         self._getting_ready = self.create_timer(0.2, self._tell_ready, clock=STEADY)
         if self._navigate is None:
             self._instructions = self.create_publisher(String, "instruction", STATE)
@@ -311,7 +310,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
         told = f"goal {_name(goal)}: accepted: {instruction}"
         self.get_logger().info(told, throttle_duration_sec=_LOG_S)
         run_ = self._run = _Run(goal, mission, Future())
-        self._run_clocks(True)
+        for timer in self._clocks:
+            timer.reset()
         self._instructions.publish(String(data=goal.request.instruction))
         self._tell_what_is_known(mission)
         self._follow_up(run_)
@@ -321,7 +321,6 @@ class Navigator(ManagedNode[NavigatorConfig]):
             await run_.over
         finally:
             self._run = None
-            self._run_clocks(False)
             self._instructions.publish(String())
         result.steps = mission.steps
         result.distance_travelled, result.angle_turned = mission.distance, mission.angle
@@ -400,14 +399,6 @@ class Navigator(ManagedNode[NavigatorConfig]):
     def _cancel(self, run_: _Run) -> None:
         run_.mission.end("CANCELLED", "the caller gave the instruction up")
         self._follow_up(run_)
-
-    def _run_clocks(self, run: bool) -> None:
-        """Have the clock looked at; while no goal is followed that would only cost."""
-        for timer in self._clocks:
-            if run:
-                timer.reset()
-            else:
-                timer.cancel()
 
     # Events.
 
@@ -502,9 +493,12 @@ class Navigator(ManagedNode[NavigatorConfig]):
     @_stopping
     def _tick(self) -> None:
         """Deadlines; and the command again when odometry is slower than the rate."""
-        if self._run is not None:
-            self._run.mission.tick(self.seconds(), wall())
-            self._follow_up(self._run, 1.5 / self.config.rate)
+        if self._run is None:  # nothing has a deadline until the next goal
+            for timer in self._clocks:
+                timer.cancel()
+            return
+        self._run.mission.tick(self.seconds(), wall())
+        self._follow_up(self._run, 1.5 / self.config.rate)
 
     def _follow_up(self, run_: _Run, spacing: float = 0.0) -> None:
         """After any event: command what the mission wants; end what nobody waits for any more."""
