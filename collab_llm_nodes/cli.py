@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -197,7 +200,10 @@ def verifier(
         typer.Option("--json", help="Write address, port and model here.", callback=_writable),
     ] = None,
 ) -> None:
-    """Serve the target model (cloud side). Ends cleanly on SIGTERM."""
+    """Serve the target model (cloud side). Ends cleanly on SIGTERM.
+
+    With neither --config nor --model: the small model of the demo, which ships with the package.
+    """
     from collab_llm_nodes.verifier.logs import QUIET, set_up_logging
     from collab_llm_nodes.verifier.settings import load_config
 
@@ -207,8 +213,17 @@ def verifier(
     else:
         from collab_llm_nodes.verifier.service import serve
 
-    settings = load_config(config, model=model, address=address)
+    unnamed = config is None and model is None
+    settings = load_config(
+        "verifier_embedded.yaml" if unnamed else config, model=model, address=address
+    )
     set_up_logging(settings.log_format)
+    if unnamed:
+        logging.getLogger(__name__).warning(
+            "no --model and no --config: serving %s, the small model of the demo, which knows"
+            " nothing but its simulated rooms",
+            settings.model.path,
+        )
     if emulated_compute_s:
         settings = replace(settings, emulated_compute_s=emulated_compute_s)
     if replicas is not None:
@@ -248,13 +263,9 @@ def record(
         path, count = mended(mend)
         console.print(f"wrote {path}: {count} messages")
         return
-    try:
-        from collab_llm_nodes.nodes.recorder import Recorder
-        from collab_llm_nodes.nodes.ros import run
-    except ImportError as error:
-        raise ConfigError(
-            f"recording needs ROS 2: {error}", remedy="source it, or use .venv/bin/collab-llm"
-        ) from error
+    from collab_llm_nodes.nodes.recorder import Recorder
+    from collab_llm_nodes.nodes.ros import run
+
     values = {
         "folder": str(out),
         "storage": storage,
@@ -308,16 +319,17 @@ def replay(
 
     try:
         models = Models(model, target_model, verifier, device, dtype)
-        results = run_replay(
-            bag,
-            models,
-            nodes=nodes,
-            params=config,
-            texts=texts,
-            speed=speed,
-            namespace=namespace,
-            console=console,
-        )
+        with told_without_ros():
+            results = run_replay(
+                bag,
+                models,
+                nodes=nodes,
+                params=config,
+                texts=texts,
+                speed=speed,
+                namespace=namespace,
+                console=console,
+            )
     except CollabError as error:
         fail(error, 2)
     write_json(json_file, results)
@@ -550,6 +562,28 @@ def fail(error: CollabError, status: int = 1) -> NoReturn:
     sys.exit(status)
 
 
+_OF_ROS = re.compile(r"rclpy|rosidl_\w+|ament_\w+|collab_llm|\w+_(?:msgs|interfaces|srvs)")
+"""Packages that come with ROS 2, or are generated from this package's interfaces."""
+
+
+@contextlib.contextmanager
+def told_without_ros() -> Iterator[None]:
+    """Make a typed error of ROS's absence, wherever in a command it is noticed.
+
+    Raises:
+        ConfigError: ROS 2, or the package's built interfaces, cannot be imported.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if not _OF_ROS.fullmatch((error.name or "").partition(".")[0]):
+            raise
+        raise ConfigError(
+            f"this needs ROS 2 and the package's built interfaces: {error}",
+            remedy="source them, or use .venv/bin/collab-llm after `make setup`",
+        ) from error
+
+
 def main() -> None:
     """Entry point: typed errors become one clear line instead of a traceback."""
     # By an exception, so that nobody's child processes are left behind. (The verifier drains.)
@@ -557,7 +591,8 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # in the background of a script
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the end is an exception now
     try:
-        app()
+        with told_without_ros():
+            app()
     except CollabError as error:
         fail(error)
 

@@ -90,7 +90,7 @@ def _nodes(context: LaunchContext) -> list[Node]:
         "package": "collab_llm",
         "namespace": value("namespace"),
         "parameters": [*files, overrides],
-        "ros_arguments": ["--log-level", value("log_level")],
+        "ros_arguments": _log_levels(value("namespace"), value("log_level")),
         "output": "screen",
         "sigterm_timeout": "20",  # s; results are delivered and models freed first
     }
@@ -121,6 +121,13 @@ def _nodes(context: LaunchContext) -> list[Node]:
         instruct = {k: common[k] for k in ("package", "namespace", "output")}
         started.append(Node(executable="instruct", arguments=[value("instruction")], **instruct))
     return started
+
+
+def _log_levels(namespace: str, level: str) -> list[str]:
+    """ROS arguments that set the level of our own nodes' loggers; rcl and DDS have theirs."""
+    space = "".join(f"{part}." for part in namespace.split("/") if part)
+    names = (*NODES, "motion_guard", "go2_driver", "sim_go2", *EXTRAS.values())
+    return [word for name in names for word in ("--log-level", f"{space}{name}:={level}")]
 
 
 def _file(argument: str, value: str, config: Path) -> str:

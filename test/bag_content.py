@@ -39,6 +39,7 @@ def drive(steps: int = 4, **changes: Any) -> list[tuple[str, Any]]:
             text=TEXTS[n % len(TEXTS)],
             tokens=array("i", [n, n + 1]),
             final=True,
+            for_motion=True,
             verified=True,
         )
         if n == 2:

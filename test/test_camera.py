@@ -187,6 +187,23 @@ def test_camera_refuses_unknown_encodings(graph: Any) -> None:
     assert not camera.observations
 
 
+def test_camera_waits_for_the_first_frame_before_it_complains(graph: Any) -> None:
+    camera = Camera(graph, source="compressed")
+
+    def look_after(seconds: float) -> bool:
+        camera.node._seen -= seconds
+        camera.node._watch_silence()
+        return camera.node._silent
+
+    graph.wait_for(camera.status(DiagnosticStatus.WARN, "waiting for the first frame from"))
+    assert not graph.do(look_after, 5.0)
+    assert graph.do(look_after, 5.1)
+    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "no frame from /image/compressed"))
+    camera.send_until(lambda: camera.observations, 1.0)
+    graph.wait_for(lambda: not camera.node._silent)
+    assert graph.do(look_after, 1.1), "once there were frames, their absence is an error soon"
+
+
 def test_camera_reports_a_topic_that_stops(graph: Any) -> None:
     camera = Camera(graph, source="compressed", silent_after=0.3)
     camera.send_until(lambda: camera.observations, 1.0)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import textwrap
+from collections.abc import Iterator
 from configparser import ConfigParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 from waiting import gone
 
@@ -73,6 +79,85 @@ def test_what_makes_no_sense_is_refused_by_the_options_name(command: str, option
     result = CliRunner().invoke(app, command.split(), env={"COLUMNS": "300", "TERM": "dumb"})
     assert result.exit_code == 2
     assert option in result.output
+
+
+# A machine without ROS 2, where `pip install .` was all.
+WITHOUT_ROS = """
+import sys
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        root = name.partition(".")[0]
+        if root in ("rclpy", "collab_llm") or root.endswith(("_msgs", "_interfaces", "_srvs")):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Without())
+"""
+NEEDS_ROS = {
+    "demo": [],
+    "record": [],
+    "replay": [str(ROOT / "test/bags/room"), "--nodes"],
+    "bench ros": [],
+    "bench safety": [],
+}
+"""The commands that cannot do without, and their arguments; tests take all others from the CLI."""
+
+
+def commands(group: Any, *names: str) -> Iterator[tuple[str, Any]]:
+    """Every command in ``group``, by its words."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *names, name)
+        else:
+            yield " ".join((*names, name)), command
+
+
+def without_ros(script: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_ROS + script, *arguments],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "300", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", NEEDS_ROS)
+def test_without_ros_a_command_that_needs_it_ends_in_one_line(command: str, tmp_path: Path) -> None:
+    script = "sys.argv[0] = 'collab-llm'; from collab_llm_nodes.cli import main; main()"
+    done = without_ros(script, *command.split(), *NEEDS_ROS[command], folder=tmp_path)
+    assert done.returncode in (1, 2), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("INVALID_CONFIG: this needs ROS 2")
+    assert "make setup" in line
+
+
+def test_without_ros_every_other_command_finds_what_it_imports(tmp_path: Path) -> None:
+    modules = set()
+    for name, command in commands(typer.main.get_command(app)):
+        if name not in NEEDS_ROS:
+            source = ast.parse(textwrap.dedent(inspect.getsource(command.callback)))
+            nodes = (node for node in ast.walk(source) if isinstance(node, ast.ImportFrom))
+            modules |= {node.module for node in nodes if "ray" not in str(node.module)}
+    assert len(modules) > 8
+    script = "from importlib import import_module\nfor name in sys.argv[1:]: import_module(name)"
+    done = without_ros(script, *sorted(map(str, modules)), folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_verifier_without_a_model_serves_the_demo_s_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr("collab_llm_nodes.verifier.service.serve", lambda s, _: served.append(s))
+    result = CliRunner().invoke(app, ["verifier", "--address", "127.0.0.1:0"])
+    assert result.exit_code == 0
+    assert (served[0].model.path, served[0].address) == ("nav-target", "127.0.0.1:0")
+    (line,) = result.output.splitlines()
+    assert "WARNING" in line
+    assert "the small model of the demo" in line
 
 
 def test_the_version() -> None:

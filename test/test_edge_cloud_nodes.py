@@ -19,7 +19,7 @@ from sensor_msgs.msg import CompressedImage
 
 from collab_llm.action import Generate
 from collab_llm.msg import Draft, EarlyExit, GeneratedText, LinkState, Verdict
-from collab_llm.srv import EdgeCloudGenerate, OpenSession
+from collab_llm.srv import EdgeCloudGenerate, OpenSession, PreDraft
 from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.edge_cloud.runner import InProcessRunner
@@ -186,7 +186,8 @@ def test_the_cache_serves_drafts(ros_graph: Any, window: int) -> None:
         edge.stop()
     assert tuple(result.tokens) == expected.tokens
     cached = {draft.round for draft in edge.drafts if draft.cached}
-    assert edge.cache.hits >= 1
+    told = edge.cache.diagnose()[2]
+    assert told["early_exits"] >= told["predrafts"] >= told["hits_by_exits"] >= 1
     assert edge.cache.hits <= result.metrics.cache_hits <= len(cached)
     assert result.metrics.cache_lookups == edge.cache.lookups == len(edge.verdicts) - 1
     pushed = [draft for draft in edge.drafts if draft.ahead]
@@ -197,38 +198,90 @@ def test_the_cache_serves_drafts(ros_graph: Any, window: int) -> None:
 
 @pytest.mark.ros
 @pytest.mark.parametrize(
-    ("fields", "status", "names"),
+    ("fields", "names"),
     [
-        ({"prompt": ""}, Generate.Result.INVALID_INPUT, "text"),
-        ({"prompt": "word " * 20000}, Generate.Result.INVALID_INPUT, "text"),
-        (
-            {"images": [CompressedImage(format="jpeg", data=b"no picture")]},
-            Generate.Result.INVALID_INPUT,
-            "images[0]",
-        ),
-        (
-            {"images": [CompressedImage(format="png", data=b"\x89PNG")]},
-            Generate.Result.INVALID_INPUT,
-            "images[0]",
-        ),
-        ({"protocol": "telepathy"}, Generate.Result.INVALID_INPUT, "protocol"),
-        ({"temperature": -1.0}, Generate.Result.INVALID_INPUT, "temperature"),
-        ({"top_p": -0.5}, Generate.Result.INVALID_INPUT, "top_p"),
-        ({"top_p": float("nan")}, Generate.Result.INVALID_INPUT, "top_p"),
-        ({"top_p": 1.5}, Generate.Result.INVALID_INPUT, "top_p"),
-        ({"law": "murphy"}, Generate.Result.INVALID_INPUT, "law"),
-        ({"deadline_s": float("nan")}, Generate.Result.INVALID_INPUT, "deadline_s"),
-        ({"max_tokens": 2**31}, Generate.Result.INVALID_INPUT, "max_tokens"),
-        ({"deadline_s": 1e10}, Generate.Result.INVALID_INPUT, "deadline_s"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "word " * 20000}, "prompt"),
+        ({"images": [CompressedImage(format="png", data=b"\x89PNG")]}, "images[0]"),
+        ({"protocol": "telepathy"}, "protocol"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": -0.5}, "top_p"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"law": "murphy"}, "law"),
+        ({"deadline_s": float("nan")}, "deadline_s"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"deadline_s": 1e10}, "deadline_s"),
     ],
 )
 def test_bad_input_is_refused_by_name(
-    edge: Edge, fields: dict[str, Any], status: int, names: str
+    edge: Edge, fields: dict[str, Any], names: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert not edge.graph.ask(edge.action.send_goal_async, edge.goal(**fields)).accepted
+    wanted, told = f"generate: goal refused: INVALID_INPUT: {names}", []
+
+    def logged() -> bool:
+        told.append(capfd.readouterr().err)
+        return wanted in "".join(told)
+
+    edge.graph.wait_for(logged)
+    assert edge.generate().status == Generate.Result.OK  # and the next request is served
+
+
+@pytest.mark.ros
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"images": [CompressedImage(format="jpeg", data=b"no picture")]}, "images[0]"),
+        ({"prompt": "<|im_end|>"}, "prompt"),
+    ],
+)
+def test_what_only_the_model_can_tell_ends_with_a_status(
+    edge: Edge, fields: dict[str, Any], names: str
 ) -> None:
     result = edge.generate(**fields)
-    assert result.status == status, result.error_msg
-    assert names in result.error_msg
-    assert edge.generate().status == Generate.Result.OK  # and the next request is served
+    assert result.status == Generate.Result.INVALID_INPUT, result.error_msg
+    assert result.error_msg.startswith(names)
+
+
+@pytest.mark.ros
+def test_feedback_tells_the_text_so_far_and_what_it_is_for(edge: Edge) -> None:
+    """Feedback can be lost; who reads the text so far misses nothing that came before."""
+    told: list[Generate.Feedback] = []
+    for for_motion in (False, True):
+        told.clear()
+        edge.texts.clear()
+        handle = edge.graph.ask(
+            edge.action.send_goal_async,
+            edge.goal(for_motion=for_motion),
+            lambda message: told.append(message.feedback),
+        )
+        text = edge.graph.ask(handle.get_result_async).result.text
+        edge.graph.wait_for(lambda: edge.texts and edge.texts[-1].final)
+        assert {message.for_motion for message in edge.texts} == {for_motion}
+        edge.graph.wait_for(lambda: told)
+        for feedback in told:
+            assert text.startswith(feedback.text)
+            assert feedback.text.endswith(feedback.delta)
+
+
+@pytest.mark.ros
+def test_an_unknown_session_is_named(edge: Edge) -> None:
+    predraft = edge.user.create_client(PreDraft, "predraft")
+    edge.graph.wait_for(predraft.service_is_ready)
+    response = edge.graph.ask(predraft.call_async, PreDraft.Request(session_id="nobody's"))
+    assert response.status == response.INVALID_INPUT
+    assert "session_id" in response.error_msg
+
+
+@pytest.mark.ros
+def test_a_session_without_a_vocabulary_is_refused(edge: Edge) -> None:
+    opener = edge.user.create_client(OpenSession, "open_session")
+    edge.graph.wait_for(opener.service_is_ready)
+    request = OpenSession.Request(session_id="s", text="go", max_tokens=8)
+    opened = edge.graph.ask(opener.call_async, request)
+    assert opened.status == opened.INVALID_INPUT
+    assert opened.error_msg.startswith("vocabulary: ")
 
 
 @pytest.mark.ros

@@ -97,6 +97,7 @@ def test_a_goal_that_is_refused_has_an_end(ros_graph: Any) -> None:
     scene = Scene(ros_graph, ActionClient, GoalResponse.REJECT)
     ros_graph.wait_for(lambda: scene.ended)
     assert scene.ended == [None]
+    assert scene.sent.refused
     assert not scene.followed
 
 

@@ -230,6 +230,15 @@ def test_a_log_level_that_is_none_is_one_clear_line(package: Package, file: str)
     assert not list(package.calls.iterdir())
 
 
+def test_the_log_level_is_that_of_our_own_loggers(package: Package) -> None:
+    """That of rcl's is another matter: hundreds of thousands of lines."""
+    started = package.started(COMPOSED, "go2.launch.py", namespace="/fleet/one", log_level="debug")
+    for call in started.values():
+        levels = [b for a, b in zip(call, call[1:], strict=False) if a == "--log-level"]
+        assert {"fleet.one.navigator:=debug", "fleet.one.motion_guard:=debug"} <= set(levels)
+        assert all(level.endswith(":=debug") for level in levels)
+
+
 @pytest.mark.parametrize("name", COMPOSED)
 def test_the_end_of_either_process_ends_the_launch(package: Package, name: str) -> None:
     for other in {*COMPOSED, "instruct"} - {name}:

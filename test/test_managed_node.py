@@ -107,6 +107,21 @@ def test_what_moves_the_robot_shares_no_memory() -> None:
         assert not node.shares_memory
 
 
+def test_a_node_tells_its_states_and_at_debug_level_what_it_does(ros_context: Any) -> None:
+    command = [sys.executable, "-m", "collab_llm_nodes.nodes.cloud_verifier_bridge", "--ros-args"]
+    command += ["-p", "verifier.address:=127.0.0.1:1"]
+    command += ["--log-level", "cloud_verifier_bridge:=debug"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        told = [next(line for line in process.stderr if "link to 127.0.0.1:1" in line)]
+        process.terminate()
+        told = [*told, *process.stderr]
+        assert process.wait(60) == 0
+    assert "[DEBUG]" in told[0]
+    assert [line.split()[-1] for line in told if "[INFO]" in line] == ["inactive", "unconfigured"]
+    assert not [line for line in told if "[rcl" in line]
+
+
 class Counting(ManagedNode[ParserConfig]):
     """Counts what is freed, which exists only after ``configure``."""
 

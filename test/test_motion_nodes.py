@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import signal
 import subprocess
@@ -27,12 +26,13 @@ from rclpy.action.server import ServerGoalHandle
 from rclpy.parameter import Parameter
 from rclpy.task import Future
 from sensor_msgs.msg import CompressedImage
-from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import GeneratedText, MotionState, NavigationAction, Observation
+from collab_llm.msg import Room as RoomMsg
 from collab_llm_nodes.navigation.grammar import Code, Kind
+from collab_llm_nodes.nodes import navigator
 from collab_llm_nodes.nodes.camera_ingest import CameraIngest
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
@@ -88,7 +88,9 @@ class Reader:
         graph.wait_for(lambda: self.user.count_publishers("navigation_action"))
 
     def say(self, session: str, text: str, *, age: float = 0.0, **fields: Any) -> None:
-        message = GeneratedText(session_id=session, text=text, **{"verified": True, **fields})
+        message = GeneratedText(session_id=session, text=text)
+        for name, value in {"for_motion": True, "verified": True, **fields}.items():
+            setattr(message, name, value)
         captured = self.user.get_clock().now().nanoseconds - int(age * 1e9)
         message.header.stamp.sec = captured // 10**9
         message.header.stamp.nanosec = captured % 10**9
@@ -166,6 +168,15 @@ def test_parser_does_not_act_on_old_unverified_failed_or_unreadable_text(graph: 
     assert not [a for a in reader.actions if a.session_id == "half"]
 
 
+def test_parser_reads_no_text_that_is_not_meant_for_motion(graph: Any) -> None:
+    """Somebody asked a question; the answer is nobody's order, whatever it says."""
+    reader = Reader(graph)
+    order = "the next action is move forward 75 cm."
+    reader.say("question", order, final=True, for_motion=False)
+    assert reader.read("order", order).kind == NavigationAction.FORWARD
+    assert [a.session_id for a in reader.actions] == ["order"]
+
+
 def test_parser_policy_may_allow_unverified_text(graph: Any) -> None:
     reader = Reader(graph, unverified="slow", max_age=5.0)
     order = "the next action is move forward 75 cm."
@@ -185,6 +196,19 @@ def test_the_grammar_and_the_message_use_the_same_numbers() -> None:
 
 
 # navigator.
+
+
+def logged(graph: Any, capfd: pytest.CaptureFixture[str], *wanted: str) -> str:
+    """What has been logged since the last call; returns when it holds all that is wanted."""
+    told = ""
+
+    def complete() -> bool:
+        nonlocal told
+        told += capfd.readouterr().err
+        return all(words in told for words in wanted)
+
+    graph.wait_for(complete)
+    return told
 
 
 PATIENT = {
@@ -302,6 +326,7 @@ class Robot:
         """A whole answer of ``session`` about the frame of ``goal``."""
         message = GeneratedText(header=goal.request.header, session_id=session, text=text)
         message.verified, message.final = verified, True
+        message.for_motion = goal.request.for_motion
         self.texts.publish(message)
 
     async def until(self, condition: Callable[[], Any]) -> None:
@@ -368,7 +393,7 @@ def test_navigator_follows_an_instruction(graph: Any) -> None:
     assert math.hypot(robot.x, robot.y) == pytest.approx(0.5, abs=0.08)
     assert result.distance_travelled == pytest.approx(0.5, abs=0.08)
     assert result.angle_turned >= math.radians(25)
-    assert result.pose.position.x == pytest.approx(robot.x, abs=0.05)
+    assert result.pose.pose.position.x == pytest.approx(robot.x, abs=0.05)
     assert robot.prompts == [
         "find the red ball. history: none.",
         "find the red ball. history: turn left 30 degree.",
@@ -425,6 +450,48 @@ def test_allowed_unverified_text_moves_the_robot_slowly_and_less(graph: Any) -> 
     assert robot.feedback[1].action.angle == pytest.approx(math.radians(10.0))
 
 
+def test_the_log_tells_when_goals_can_be_sent_and_how_they_end(
+    graph: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    robot = Robot(graph, ["turn left 30 degree", "stop"])
+    told = logged(graph, capfd, "ready: send a goal")
+    for line in ("[navigator]: configured", "[navigator]: active"):
+        assert told.count(line) == 1
+    instruction = "find the\nred ball \N{RIGHT-TO-LEFT OVERRIDE}" + "x" * 200
+    assert robot.navigate(instruction).status == Navigate.Result.OK
+    told = logged(graph, capfd, "OK after 2 steps")
+    accepted = next(line for line in told.splitlines() if "accepted" in line)
+    assert "'find the\\nred ball \\u202exx" in accepted, "escaped"
+    assert len(accepted) < 250
+    robot.script = [fails(Generate.Result.VOCABULARY_MISMATCH)]
+    robot.navigate()
+    logged(graph, capfd, "VOCABULARY_MISMATCH after 0 steps", ": because")
+
+
+def test_an_idle_navigator_looks_at_no_clock(graph: Any) -> None:
+    robot = Robot(graph, ["turn left 30 degree", "stop"])
+    clocks = robot.navigator._clocks
+    for _ in range(2):
+        graph.wait_for(lambda: all(timer.is_canceled() for timer in clocks))
+        robot.script = [hangs]
+        handle = robot.send()
+        graph.wait_for(lambda: not any(timer.is_canceled() for timer in clocks))
+        graph.ask(handle.cancel_goal_async)
+
+
+def test_a_navigator_that_waits_says_for_what(
+    graph: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(navigator, "_PATIENCE_S", 0.3)
+    node = start(graph, Navigator)
+    told = logged(graph, capfd, "not ready, waiting for")
+    for missing in ("generate (draft_vlm)", "(motion_guard)", "(camera_ingest)", "odom"):
+        assert missing in told
+    assert "ready: send" not in told
+    node.post(node.trigger_deactivate)
+    logged(graph, capfd, "[navigator]: inactive")
+
+
 @pytest.mark.parametrize(
     ("instruction", "fields", "names"),
     [
@@ -438,13 +505,16 @@ def test_allowed_unverified_text_moves_the_robot_slowly_and_less(graph: Any) -> 
         ("find it", {"max_steps": 10_001}, "max_steps"),
     ],
 )
-def test_bad_goals_end_with_a_status(
-    graph: Any, instruction: str, fields: dict[str, Any], names: str
+def test_bad_goals_are_refused_and_the_log_says_why(
+    graph: Any,
+    instruction: str,
+    fields: dict[str, Any],
+    names: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     robot = Robot(graph, ["stop"])
-    result = robot.navigate(instruction, **fields)
-    assert result.status == Navigate.Result.INVALID_INPUT
-    assert names in result.error_msg
+    assert not robot.send(instruction, **fields).accepted
+    logged(graph, capfd, f"navigate: goal refused: INVALID_INPUT: {names}")
     assert not robot.prompts
     assert robot.navigate().status == Navigate.Result.OK  # and the next one is served
 
@@ -585,7 +655,7 @@ def test_deactivation_in_the_middle_of_a_motion_stops_at_once(graph: Any) -> Non
     result = graph.ask(handle.get_result_async).result
     assert result.status == Navigate.Result.INACTIVE
     graph.wait_for(robot.stands)
-    assert robot.navigate().status == Navigate.Result.INACTIVE
+    assert not robot.send().accepted
     robot.navigator.post(robot.navigator.trigger_activate)
     graph.wait_for(lambda: robot.navigator.active)
     robot.script = ["stop"]
@@ -630,7 +700,9 @@ def test_a_signal_in_the_middle_of_a_motion_stops_before_the_process_ends(graph:
         try:
             robot = Robot(graph, ["stop"], process)
             robot.x = 1.0
-            graph.wait_for(lambda: robot.navigate().pose.position.x == 1.0, 60.0)  # it is heard
+            graph.wait_for(
+                lambda: robot.navigate().pose.pose.position.x == 1.0, 60.0
+            )  # it is heard
             robot.script = ["move forward 75 cm"]
             robot.send()
             graph.wait_for(lambda: robot.x > 1.0, 30.0)
@@ -645,7 +717,7 @@ def test_one_instruction_at_a_time(graph: Any) -> None:
     robot = Robot(graph, [hangs, "stop"])
     first = robot.send()
     graph.wait_for(lambda: robot.prompts)
-    assert robot.navigate().status == Navigate.Result.BUSY
+    assert not robot.send().accepted
     graph.ask(first.cancel_goal_async)
     result = graph.ask(first.get_result_async).result
     assert result.status == Navigate.Result.CANCELLED
@@ -682,21 +754,23 @@ def test_words_that_ask_to_stop_can_be_configured(graph: Any) -> None:
 
 
 def test_every_goal_of_a_burst_is_answered(graph: Any) -> None:
-    """More than a service's default queue holds; all but one end as BUSY."""
+    """More than a service's default queue holds; all but one are refused, or end as BUSY."""
     robot = Robot(graph, [hangs])
     goals = [Navigate.Goal(instruction="find the red ball") for _ in range(60)]
     sent = [graph.do(robot.client.send_goal_async, goal) for goal in goals]
     graph.wait_for(lambda: all(future.done() for future in sent), timeout=20.0)
-    ended = [graph.do(future.result().get_result_async) for future in sent]
-    graph.wait_for(lambda: sum(future.done() for future in ended) == 59, timeout=20.0)
+    accepted = [future.result() for future in sent if future.result().accepted]
+    ended = [graph.do(handle.get_result_async) for handle in accepted]
+    graph.wait_for(lambda: len(ended) - sum(future.done() for future in ended) == 1, timeout=20.0)
     statuses = {future.result().result.status for future in ended if future.done()}
-    assert statuses == {Navigate.Result.BUSY}
+    assert statuses <= {Navigate.Result.BUSY}
 
 
 def test_a_streamed_action_that_is_taken_back_stops_the_robot(graph: Any) -> None:
     async def goes_on(robot: Robot, goal: Any) -> Generate.Result:
         order = "the next action is move forward 75 cm."
         text = GeneratedText(header=goal.request.header, session_id="s", text=order, verified=True)
+        text.for_motion = goal.request.for_motion
         robot.texts.publish(text)
         goal.publish_feedback(Generate.Feedback(header=goal.request.header, session_id="s"))
         await robot.until(robot.moved)
@@ -739,7 +813,7 @@ class Room:
         self.odometry: list[Odometry] = graph.collect(self.user, Odometry, "odom", COMMAND)
         self.truth = graph.collect(self.user, PoseStamped, "ground_truth/pose", COMMAND)
         self.frames = graph.collect(self.user, CompressedImage, "image/compressed", COMMAND)
-        self.info = graph.collect(self.user, String, "ground_truth/room", STATE)
+        self.info = graph.collect(self.user, RoomMsg, "ground_truth/room", STATE)
         self.commands = self.user.create_publisher(Twist, "cmd_vel", COMMAND)
         self.reset = self.user.create_client(Trigger, "reset")
         self.node = start(graph, SimGo2, **parameters)
@@ -750,7 +824,7 @@ class Room:
 def test_simulator_moves_obeys_its_watchdog_and_resets(graph: Any) -> None:
     room = Room(graph, seed=3, real_time_factor=5.0)
     graph.wait_for(lambda: room.odometry and room.frames and room.info)
-    assert json.loads(room.info[-1].data)["seed"] == 3
+    assert room.info[-1].seed == 3
     with Pil.open(io.BytesIO(bytes(room.frames[0].data))) as picture:
         assert picture.size == (168, 84)
     start_yaw = room.truth[0].pose.orientation.z
@@ -765,7 +839,7 @@ def test_simulator_moves_obeys_its_watchdog_and_resets(graph: Any) -> None:
     assert graph.ask(room.reset.call_async, Trigger.Request()).success
     graph.wait_for(lambda: room.truth[-1].pose.orientation.z == start_yaw)
     room.node.post(room.node.set_parameters, [Parameter("seed", value=4)])
-    graph.wait_for(lambda: json.loads(room.info[-1].data)["seed"] == 4)
+    graph.wait_for(lambda: room.info[-1].seed == 4)
 
 
 def test_a_room_chosen_while_the_simulator_is_inactive_is_entered(graph: Any) -> None:
@@ -775,9 +849,9 @@ def test_a_room_chosen_while_the_simulator_is_inactive_is_entered(graph: Any) ->
     room.node.post(room.node.set_parameters, [Parameter("seed", value=4)])
     room.node.post(room.node.set_parameters, [Parameter("real_time_factor", value=5.0)])
     graph.wait_for(lambda: room.node.config.real_time_factor == 5.0)
-    assert json.loads(room.info[-1].data)["seed"] == 3
+    assert room.info[-1].seed == 3
     room.node.post(room.node.trigger_activate)
-    graph.wait_for(lambda: json.loads(room.info[-1].data)["seed"] == 4)
+    graph.wait_for(lambda: room.info[-1].seed == 4)
     assert room.node._pacer.timer_period_ns == 10_000_000
 
 
@@ -824,7 +898,7 @@ def test_the_navigator_reaches_the_target_in_the_simulated_room(graph: Any) -> N
         text = f"i see a wall. the next action is {action}."
         session = str(goal.request.header.stamp.nanosec)
         message = GeneratedText(header=goal.request.header, session_id=session, text=text)
-        message.final = message.verified = True
+        message.final = message.verified = message.for_motion = True
         texts.publish(message)
         goal.succeed()
         return Generate.Result(header=goal.request.header, text=text, session_id=session)

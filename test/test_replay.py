@@ -176,6 +176,13 @@ def test_answers_that_circumstances_shaped_are_left_out(
     assert why in skipped["why"]
 
 
+def test_questions_that_wanted_no_motion_are_no_steps(tmp_path: Path) -> None:
+    recording = read_recording(write_bag(tmp_path, drive(for_motion=False)))
+    assert [(s.text, s.turn) for s in recording.steps] == [
+        (text, turn) for turn, text in enumerate((TEXTS[1], TEXTS[1], TEXTS[0]), 1)
+    ]
+
+
 def test_a_picture_that_is_missing_leaves_its_step_out_and_none_is_an_error(tmp_path: Path) -> None:
     messages = drive()
     pictures = [n for n, (topic, _) in enumerate(messages) if topic == "observation"]

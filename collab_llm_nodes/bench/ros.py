@@ -111,6 +111,8 @@ def run_ros(
     Raises:
         CollabError: a process ended, an answer failed, or the graph's tokens are not the runner's.
     """
+    import collab_llm_nodes.nodes.bench_client  # noqa: F401 without ROS this ends here, at once
+
     isolate_ros()
     torch.set_num_threads(1)  # as in the child processes
     prompts = scene_prompts(min(answers, 50), seed)

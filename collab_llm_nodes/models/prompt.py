@@ -107,15 +107,20 @@ def encode(
     return EncodedPrompt(ids, pixels, grid, positions, delta)
 
 
-def _check_text(text: str, loaded: LoadedModel, limits: PromptLimits) -> None:
+def check_length(text: str, limits: PromptLimits, field: str = "text") -> None:
+    """Refuse what no model need be asked about. Raises InvalidInput: empty, or too long."""
     if not text.strip():
-        raise InvalidInput("is empty", field="text", remedy="say what the robot shall do")
+        raise InvalidInput("is empty", field=field, remedy="say what the robot shall do")
     if len(text) > limits.max_characters:
         raise InvalidInput(
             f"{len(text)} characters",
-            field="text",
+            field=field,
             remedy=f"send at most {limits.max_characters}",
         )
+
+
+def _check_text(text: str, loaded: LoadedModel, limits: PromptLimits) -> None:
+    check_length(text, limits)
     # Spelled out, these would end the user's turn or pose as image features.
     for token in loaded.tokenizer.get_added_vocab():
         if token in text:

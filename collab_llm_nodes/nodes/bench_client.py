@@ -104,6 +104,7 @@ class BenchClient(AskingClient):
             images=[observation.image],
             max_tokens=max_tokens,
             deadline_s=ANSWER_DEADLINE_S,
+            for_motion=True,  # the way to the action is measured
         )
         started = time.monotonic()
         result = self.answer(goal, ANSWER_DEADLINE_S)

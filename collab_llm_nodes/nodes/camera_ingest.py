@@ -31,6 +31,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
         super().__init__("camera_ingest", CameraConfig, **node_arguments)
         self._published_at = -np.inf  # capture time of the last observation [s]
         self._seen = wall()
+        self._started = False  # a frame has come since the activation
         self._silent = False
         self._complaint = ""  # about the last frame
         self._counts = {"published": 0, "dropped": 0, "rejected": 0}
@@ -47,6 +48,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
         self._counts = dict.fromkeys(self._counts, 0)
         self._published_at = -np.inf
         self._seen, self._silent, self._complaint = wall(), False, ""
+        self._started = False
         if self.config.source == "image":
             self._heard = self.create_subscription(Image, "image", self._on_image, CAMERA)
         elif self.config.source == "compressed":
@@ -82,6 +84,8 @@ class CameraIngest(ManagedNode[CameraConfig]):
             message = f"no frame from {self._source()} for {wall() - self._seen:.1f} s"
             if camera is not None and camera.error:
                 message = f"{message}: {camera.error}"
+        elif self.active and not self._started:
+            level, message = Level.WARN, f"waiting for the first frame from {self._source()}"
         elif self.active and self._complaint:
             level, message = Level.WARN, f"frame rejected: {self._complaint}"
         values = {
@@ -128,7 +132,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
 
     def _accept(self, frame: Frame) -> None:
         """Publish ``frame``, unless it comes too soon after the last one or cannot be used."""
-        self._seen = wall()
+        self._seen, self._started = wall(), True
         if frame.stamp == TimeMsg():  # a driver that does not stamp: reception is the best guess
             frame.stamp = self.get_clock().now().to_msg()
         captured, rate = Time.from_msg(frame.stamp).nanoseconds * 1e-9, self.config.max_rate
@@ -175,7 +179,10 @@ class CameraIngest(ManagedNode[CameraConfig]):
 
     @guarded
     def _watch_silence(self) -> None:
-        silent = wall() - self._seen > self.config.silent_after
+        limit = self.config.silent_after
+        if not self._started and not (self._camera is not None and self._camera.error):
+            limit = max(limit, self.config.start_grace)  # drivers and simulators start slowly
+        silent = wall() - self._seen > limit
         if silent == self._silent:
             return
         self._silent = silent

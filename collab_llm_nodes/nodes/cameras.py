@@ -76,6 +76,12 @@ class CameraConfig:
     silent_after: float = setting(
         1.0, "No frame for this long is reported, machine's time [s].", low=0.05, high=600.0
     )
+    start_grace: float = setting(
+        10.0,
+        "Wait for the first frame for this long before its absence is an error [s].",
+        low=0.0,
+        high=600.0,
+    )
     retry_first: float = setting(0.5, "First pause before opening again [s].", low=0.01, high=60.0)
     retry_most: float = setting(10.0, "Longest such pause [s].", low=0.01, high=600.0)
     open_timeout: float = setting(

@@ -104,8 +104,9 @@ class GraphClient:
                 self.wait(lambda: ended, _CALLED_OFF_S, "the cancellation")
             raise
         if ended[0] is None:
-            refused = f"{type(goal).__qualname__}: the server refused it, or has started anew"
-            raise Unavailable(f"no {what}: {refused}", remedy="see the log of the node")
+            refused = "refused it" if sent[0].refused else "has started anew"
+            told = f"no {what}: {type(goal).__qualname__}: the server {refused}"
+            raise Unavailable(told, remedy="see the log of the node")
         return ended[0]
 
     def wait(self, condition: Callable[[], Any], deadline_s: float, what: str) -> None:

@@ -94,6 +94,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         self._client: VerifierClient | None = None
         self._sessions: dict[str, _Session] = {}
         self._health = LinkHealth(time.monotonic())
+        self._told_state = ""  # of the link, by the log
 
     def configure(self) -> None:
         self._exits = self.create_publisher(EarlyExit, "early_exit", RESULT)
@@ -171,6 +172,10 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
                 raise InvalidInput(
                     "must be new and not empty", field="session_id", remedy="use a random UUID"
                 )
+            if not request.vocabulary:
+                raise InvalidInput(
+                    "is empty", field="vocabulary", remedy="the hash of the draft's vocabulary"
+                )
             sampling = sampling_from(request)
             opened = messages.Open(
                 text=request.text,
@@ -189,6 +194,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
             return response
         due = time.monotonic() + (request.deadline_s or self.config.session_deadline_s)
         self._sessions[session_id] = _Session(handle, request.header, sampling, due)
+        self.get_logger().debug(f"session {session_id[:8]}: opened, {len(self._sessions)} open")
         return response
 
     def _close(
@@ -202,6 +208,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         session = self._sessions.pop(session_id, None)
         if session is not None:
             session.handle.close()
+            self.get_logger().debug(f"session {session_id[:8]}: closed")
 
     @guarded
     def _on_draft(self, msg: Draft) -> None:
@@ -224,6 +231,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
             if isinstance(message, messages.Failure) and message.code not in _NO_FAULTS:
                 self._health.faults.add(message.code, message.message, time.monotonic())
             over = isinstance(message, messages.Failure) or message.finished
+            self.get_logger().debug(f"session {session_id[:8]}: {_told(message)}")
             msg = verdict_to_msg(message, session.header, session_id)
             msg.bytes_up, msg.bytes_down = session.handle.bytes_up, session.handle.bytes_down
             self._verdicts.publish(msg)
@@ -243,6 +251,9 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
             return
         link = self._client.status
         self._health.on_state(link.state, time.monotonic())
+        if link.state != self._told_state:
+            self._told_state = link.state
+            self.get_logger().debug(f"link to {self._client.config.address}: {link.state}")
         msg = LinkState(
             state=getattr(LinkState, link.state),
             verifier=self._client.config.address,
@@ -258,6 +269,15 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         )
         msg.header.stamp = self.get_clock().now().to_msg()
         self._link_states.publish(msg)
+
+
+def _told(message: messages.Verdict | messages.Failure) -> str:
+    """For the log."""
+    if isinstance(message, messages.Failure):
+        return f"failed: {message.code}: {message.message}"
+    return (
+        f"round {message.round}: {len(message.tokens)} tokens, {message.accepted} of them drafted"
+    )
 
 
 def main() -> int:

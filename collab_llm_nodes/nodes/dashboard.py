@@ -341,7 +341,9 @@ class Dashboard(ManagedNode[DashboardConfig]):
     def _on_end(self, number: int, result: Navigate.Result | None) -> None:
         if number != self._goals:
             return
-        if result is None:
+        if result is None and self._sent is not None and self._sent.refused:
+            error = "the navigator refused it; its log says why"
+        elif result is None:
             error = "the navigator does not know of it"
         elif result.status == Navigate.Result.OK:
             error = ""

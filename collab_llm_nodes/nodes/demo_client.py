@@ -18,10 +18,10 @@ from rcl_interfaces.msg import Parameter as ParameterMsg
 from rcl_interfaces.msg import ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from rclpy.action import ActionClient
-from std_msgs.msg import String
 
 from collab_llm.action import Navigate
 from collab_llm.msg import GeneratedText, NavigationAction, Observation
+from collab_llm.msg import Room as RoomMsg
 from collab_llm_nodes.errors import DeadlineExceeded
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.nodes.client import GraphClient
@@ -77,13 +77,13 @@ class DemoClient(GraphClient):
 
     def __init__(self) -> None:
         super().__init__("demo_client")
-        self._room_info = ""
+        self._room_seed = -1  # of the room that the simulator has entered
         self._drive: Drive | None = None
         self._pictures: dict[Stamp, tuple[bytes, float]] = {}
         self._texts: dict[Stamp, GeneratedText] = {}
         self._latency: dict[Stamp, float] = {}
         subscribe = self.node.create_subscription
-        subscribe(String, "ground_truth/room", self._on_room, STATE)
+        subscribe(RoomMsg, "ground_truth/room", self._on_room, STATE)
         subscribe(PoseStamped, "ground_truth/pose", self._on_pose, COMMAND)
         subscribe(Observation, "observation", self._on_observation, RESULT)
         subscribe(GeneratedText, "generated_text", self._on_text, RESULT)
@@ -136,9 +136,9 @@ class DemoClient(GraphClient):
     def _enter(self, seed: int) -> None:
         value = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=seed)
         request = SetParameters.Request(parameters=[ParameterMsg(name="seed", value=value)])
-        self._room_info = ""
+        self._room_seed = -1
         self.result(lambda: self._parameters.call_async(request), 10.0, "sim_go2")
-        self.wait(lambda: f'"seed": {seed},' in self._room_info, 10.0, "the room")
+        self.wait(lambda: self._room_seed == seed, 10.0, "the room")
 
     @contextlib.contextmanager
     def _recording(self, drive: Drive) -> Iterator[None]:
@@ -155,9 +155,9 @@ class DemoClient(GraphClient):
 
     # Callbacks, in the executor's thread.
 
-    def _on_room(self, msg: String) -> None:
+    def _on_room(self, msg: RoomMsg) -> None:
         with self.changed:
-            self._room_info = msg.data
+            self._room_seed = msg.seed
             self.changed.notify_all()
 
     def _on_pose(self, msg: PoseStamped) -> None:

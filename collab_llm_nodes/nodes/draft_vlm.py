@@ -49,7 +49,7 @@ from collab_llm_nodes.errors import (
     Unavailable,
 )
 from collab_llm_nodes.models.loading import ModelConfig, load
-from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
+from collab_llm_nodes.models.prompt import Prompt, PromptLimits, check_length, encode
 from collab_llm_nodes.models.vocabulary import vocabulary_hash
 from collab_llm_nodes.nodes.convert import (
     code_of,
@@ -109,6 +109,7 @@ class _Request:
     """One answer asked for, by action or service."""
 
     header: Header
+    for_motion: bool
     prompt: Prompt
     sampling: SamplingConfig
     client: ClientConfig
@@ -204,7 +205,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             Generate,
             "generate",
             self._execute,
-            goal_callback=lambda goal: GoalResponse.ACCEPT,  # refusals need a status: see _submit
+            goal_callback=self._on_goal,
             cancel_callback=self._on_cancel,
             goal_service_qos_profile=REQUESTS,
             result_service_qos_profile=REQUESTS,
@@ -266,23 +267,27 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
 
     # Requests. Callbacks of actions and services must answer in any state.
 
+    def _on_goal(self, request: Generate.Goal) -> GoalResponse:
+        """Refuse what cannot be answered, as far as that is known without reading the picture."""
+        try:
+            self._read(request, protocol=request.protocol)
+        except CollabError as error:
+            return self.refuse_goal("generate", error)
+        return GoalResponse.ACCEPT
+
     async def _execute(self, goal: ServerGoalHandle) -> Generate.Result:
         result = Generate.Result(header=goal.request.header)
 
         def feedback(msg: GeneratedText, tokens: int) -> None:
             update = Generate.Feedback(header=msg.header, session_id=msg.session_id)
-            update.delta, update.metrics = msg.delta, msg.metrics
-            update.tokens, update.sources = msg.tokens[-tokens:], msg.sources[-tokens:]
+            update.text, update.delta, update.metrics = msg.text, msg.delta, msg.metrics
+            told = len(msg.tokens) - tokens
+            update.tokens, update.sources = msg.tokens[told:], msg.sources[told:]
             goal.publish_feedback(update)
 
         try:
-            if goal.request.protocol not in PROTOCOLS:
-                raise InvalidInput(
-                    f"unknown protocol {goal.request.protocol!r}",
-                    field="protocol",
-                    remedy=f"one of {', '.join(PROTOCOLS)}",
-                )
-            answer = self._read(goal.request)
+            request = goal.request  # checked before, but the node may be busy or inactive by now
+            answer = self._read(request, protocol=request.protocol, for_motion=request.for_motion)
             self._goals[bytes(goal.goal_id.uuid)] = answer
             if goal.is_cancel_requested:  # it came before this coroutine began
                 answer.cancel()
@@ -318,8 +323,10 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             response.status, response.error_msg = status_of(error.code), str(error)
         return response
 
-    def _read(self, request: Any) -> _Answer:
-        """Check a request; raises CollabError."""
+    def _read(
+        self, request: Any, *, protocol: str = PROTOCOLS[0], for_motion: bool = False
+    ) -> _Answer:
+        """Check a request, which the service's lacks two fields of; raises CollabError."""
         if not self.active:
             raise Inactive("draft_vlm is not active", remedy="activate it (lifecycle)")
         if len(self._waiting) >= self.config.max_waiting:
@@ -333,6 +340,13 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
                 field="deadline_s",
                 remedy="0 = the node's default",
             )
+        if protocol not in PROTOCOLS:
+            raise InvalidInput(
+                f"unknown protocol {protocol!r}",
+                field="protocol",
+                remedy=f"one of {', '.join(PROTOCOLS)}",
+            )
+        check_length(request.prompt, PromptLimits(), field="prompt")
         prompt = Prompt(request.prompt, images_from(request))
         asked_at = time.monotonic()
         due = asked_at + (request.deadline_s or self.config.deadline_s)
@@ -342,6 +356,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         return _Answer(
             _Request(
                 request.header,
+                for_motion,
                 prompt,
                 sampling_from(request),
                 client,
@@ -364,7 +379,9 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
                 self.post(over.set_result, None)
 
         answer.abandon = abandon
+        self.get_logger().debug(f"answer {answer.session_id[:8]}: asked for")
         self._waiting.append(answer)
+        self._watching.reset()
         done = partial(self.post, over.set_result, None)
         self._worker.submit(self._decode, answer, feedback, done)
         try:
@@ -376,6 +393,8 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
     def _watch(self) -> None:
         """Look after the answers in progress. One timer for all: rclpy keeps something of each
         timer that was ever made."""
+        if not self._waiting:
+            self._watching.cancel()  # until the next one
         now = time.monotonic()
         for answer in self._waiting:
             if now >= answer.request.due:  # once its turn has come it sees to that itself
@@ -400,9 +419,16 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
                 self._health.faults.add(answer.error.code, str(answer.error), time.monotonic())
         else:
             self.answered += 1
+        name = f"answer {answer.session_id[:8]}"
         if answer.loop is None:
+            self.get_logger().debug(f"{name}: ended before its turn: {answer.error}")
             return
         client = answer.loop.client
+        self.get_logger().debug(
+            f"{name}: {answer.error or 'complete'}; {len(client.generated)} tokens in"
+            f" {client.metrics.rounds} rounds ({self._mode}), {client.metrics.accepted} of"
+            f" {client.metrics.drafted} drafted tokens accepted, {client.metrics.total_s:.2f} s"
+        )
         result.session_id, result.text = answer.session_id, answer.text
         result.tokens, result.sources = client.generated, [int(s) for s in client.sources]
         result.verified = answer.verified
@@ -415,7 +441,8 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
     ) -> PreDraft.Response:
         answer = self._answers.get(request.session_id)
         if answer is None or answer.loop is None:
-            response.status, response.error_msg = response.UNAVAILABLE, "the session is over"
+            response.status = response.INVALID_INPUT
+            response.error_msg = "session_id: no answer of this session is under way"
             return response
         done = Future()
         answer.loop.post(
@@ -483,7 +510,9 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         try:
             if answer.error is not None:
                 self._close_client.call_async(CloseSession.Request(session_id=answer.session_id))
-            self._publish_text(answer, final=True)
+            msg = self._publish_text(answer, final=True)
+            if msg.delta:  # half a character that nothing completed
+                feedback(msg, 0)
         except Exception as error:  # noqa: BLE001 - the caller waits for ``over`` in any case
             self.get_logger().error(f"{type(error).__name__}: {error}", throttle_duration_sec=1.0)
         finally:
@@ -494,8 +523,13 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         request, engine = answer.request, self._engine
         if answer.cancelled or engine is None:
             raise Cancelled("the caller gave the answer up")
-        # Refuses what cannot be used.
-        encoded = encode(request.prompt, engine.loaded, self.config.prompt)
+        try:
+            # Refuses what cannot be used.
+            encoded = encode(request.prompt, engine.loaded, self.config.prompt)
+        except InvalidInput as error:
+            if error.field == "text":
+                error.field = "prompt"  # as its requests call it
+            raise
         mode = self._planner.choose()
         self._mode = mode.name
         predraft, ahead = settings_of(mode, self.config.predraft, self.config.ahead)
@@ -641,6 +675,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             sources=array("B", [int(s) for s in client.sources] if client else []),
             ends=array("I", _ends(engine, answer, generated, text)),
             final=final,
+            for_motion=answer.request.for_motion,
             verified=answer.verified,
         )
         if answer.error is not None:

@@ -30,9 +30,12 @@ class SentGoal:
     """One goal on its way, or being carried out. Belongs to the thread that spins ``node``.
 
     Args:
-        on_end: called with the result; None: the server refused the goal or does not know it, such
-            as one that has started anew.
+        on_end: called with the result; None: the server refused the goal (``refused``) or does not
+            know it, such as one that has started anew.
         on_feedback: called with feedback messages.
+
+    Attributes:
+        refused: the server would not have it; its log says why, as ROS has no words for that.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class SentGoal:
         goal_id = UUID(uuid=list(uuid.uuid4().bytes))
         self._handle = ClientGoalHandle(client, goal_id, None)
         self._on_end = on_end
-        self._answered = self._asked = self._called_off = False
+        self._answered = self._asked = self._called_off = self.refused = False
         self._node = node
         self._timer = node.create_timer(ANSWER_S, self._ask_once, clock=STEADY)
         client.send_goal_async(goal, on_feedback, goal_id).add_done_callback(self._on_answer)
@@ -65,8 +68,9 @@ class SentGoal:
         """Expect nothing more; to be called before the client is destroyed."""
         self._node.destroy_timer(self._timer)
 
-    def _on_answer(self, _: Future) -> None:
+    def _on_answer(self, answer: Future) -> None:
         self._answered = True
+        self.refused = not answer.result().accepted
         self._ask_once()
 
     def _ask_once(self) -> None:

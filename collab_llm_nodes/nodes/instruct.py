@@ -167,7 +167,9 @@ def _report(client: _Client, interrupted: bool) -> int:
         missing = ", ".join(client.missing)
         print(f"not there within {START_DEADLINE_S:g} s: {missing}", file=sys.stderr)
         return 2
-    if client.goal is not None:
+    if client.goal is not None and client.goal.refused:
+        print("REFUSED: the navigator's log says why", file=sys.stderr)
+    elif client.goal is not None:
         print("UNAVAILABLE: the navigator is gone, and the result with it", file=sys.stderr)
     return 1
 

@@ -1,8 +1,9 @@
 """Model text to one safe motion step, once the answer is complete.
 
-``generated_text`` in, ``navigation_action`` out. Nothing is executed here: the navigator decides
-whether the action is the one it waits for. Text that is too old, unverified (by policy), failed or
-unreadable becomes an action of kind NONE with the code that says why.
+``generated_text`` in, ``navigation_action`` out. Only texts that are meant for motion are read
+(``for_motion``); answers to other questions are nobody's order. Nothing is executed here: the
+navigator decides whether the action is the one it waits for. Text that is too old, unverified (by
+policy), failed or unreadable becomes an action of kind NONE with the code that says why.
 
 With ``streaming`` a motion is reported as soon as its sentence is: one round of verification
 sooner. If the answer then goes on with words that contradict it, the report is taken back, but the
@@ -97,6 +98,8 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
 
     @guarded
     def _on_text(self, msg: GeneratedText) -> None:
+        if not msg.for_motion:
+            return
         reading = self._readings.setdefault(
             msg.session_id, _Reading(StreamingParser(self.config.grammar))
         )
@@ -158,6 +161,7 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
             verified=msg.verified,
         )
         self._actions.publish(action)
+        self.get_logger().debug(f"answer {msg.session_id[:8]}: read as {parsed.code.name}")
         # Of a failed answer draft_vlm's client tells more.
         if parsed.code not in (Code.OK, Code.FAILED):
             self.get_logger().warning(

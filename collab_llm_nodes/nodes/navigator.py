@@ -11,8 +11,7 @@ frame). An action that comes before the session is known is kept until then.
 
 An instruction that only asks to stop ends the one under way, and is done: no model is asked.
 
-A goal that cannot be served is accepted and ended at once with a status, because a refused goal
-could not say why.
+A goal that cannot be served is refused, as far as that is known at once, and the log says why.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Any
 
 from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Time as TimeMsg
-from geometry_msgs.msg import Pose, Twist, TwistStamped
+from geometry_msgs.msg import PoseStamped, Twist, TwistStamped
 from nav_msgs.msg import Odometry
 from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
 from rclpy.action.client import ClientGoalHandle
@@ -67,6 +66,13 @@ from collab_llm_nodes.nodes.ros import (
     run,
     wall,
 )
+
+_LOGGED = 120
+"""Characters of an instruction that the log repeats."""
+_LOG_S = 0.1
+"""Goals may come as fast as somebody sends them; of the lines about them, one in this time."""
+_PATIENCE_S = 5.0
+"""What is missing for so long after the activation is told."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +157,7 @@ class _Run:
     acting: tuple[TimeMsg, str] | None = None  # frame and session of the action carried out last
     early: list[NavigationAction] = field(default_factory=list)  # about the frame, before that
     metrics: GenerationMetrics = field(default_factory=GenerationMetrics)
+    phase: Phase = Phase.OBSERVE  # that the log has told
 
 
 def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
@@ -178,13 +185,15 @@ class Navigator(ManagedNode[NavigatorConfig]):
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("navigator", NavigatorConfig, **node_arguments)
         self._run: _Run | None = None
-        self._pose = Pose()
+        self._pose = PoseStamped()
         self._permission: tuple[Permission, float] | None = None  # and when it was heard
         self._odometry: tuple[Pose2D, float, float] | None = None  # and when, by both clocks
         self._sent_at = -math.inf
         self._sent = ZERO
         self._failed = Faults()  # missions, by the code of their end
         self._followed = 0
+        self._sees = False  # a camera frame has come since the activation
+        self._missing: list[str] = []  # of what a goal needs, as far as the log has told
         self._generate: ActionClient | None = None
         self._navigate: ActionServer | None = None
 
@@ -204,6 +213,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self.create_timer(1.0 / self.config.rate, self._tick),
             self.create_timer(0.1, self._tick, clock=STEADY),  # the robot's clock may stand still
         ]
+        self._getting_ready = self.create_timer(0.2, self._tell_ready, clock=STEADY)
         if self._navigate is None:
             self._instructions = self.create_publisher(String, "instruction", STATE)
             self._generate = ActionClient(
@@ -219,7 +229,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
                 Navigate,
                 "navigate",
                 self._execute,
-                goal_callback=lambda goal: GoalResponse.ACCEPT,  # see the module docstring
+                goal_callback=self._on_goal,
                 cancel_callback=self._on_cancel,
                 goal_service_qos_profile=REQUESTS,
                 result_service_qos_profile=REQUESTS,
@@ -228,6 +238,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
 
     def activate(self) -> None:
         self._sent_at = -math.inf
+        self._sees, self._missing, self._active_since = False, [], wall()
+        self._getting_ready.reset()
 
     def deactivate(self) -> None:
         if self._run is not None:
@@ -238,7 +250,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
     def cleanup(self) -> None:
         """The two actions and ``instruction`` stay: over them go the end and the result of a goal
         that was ended just now, and the cancellation of a generation accepted only now."""
-        for timer in self._clocks:
+        for timer in (*self._clocks, self._getting_ready):
             self.destroy_timer(timer)
         for subscription in self._subscribed:
             self.destroy_subscription(subscription)
@@ -265,18 +277,52 @@ class Navigator(ManagedNode[NavigatorConfig]):
         message = f"the last one failed: {failed}" if failed else f"{self._followed} followed"
         return [Status("missions", level, message, {"OK": self._followed, **self._failed.counts})]
 
+    @guarded
+    def _tell_ready(self) -> None:
+        """Say once when a goal can be served, and what is missing if that takes long."""
+        there = {
+            "the action generate (draft_vlm)": self._generate and self._generate.server_is_ready(),
+            "motion_state (motion_guard)": self._permission or not self.config.require_guard,
+            "observation (camera_ingest)": self._sees,
+            "odom (the robot's driver)": self._odometry,
+        }
+        missing = [name for name, ready in there.items() if not ready]
+        if not missing:
+            self._getting_ready.cancel()
+            navigate = self.resolve_topic_name("navigate")
+            self.get_logger().info(
+                f'ready: send a goal (ros2 run collab_llm instruct "...", or the action {navigate})'
+            )
+        elif missing != self._missing and wall() - self._active_since > _PATIENCE_S:
+            self._missing = missing
+            self.get_logger().info(f"not ready, waiting for {', '.join(missing)}")
+
     # The action.
+
+    def _on_goal(self, request: Navigate.Goal) -> GoalResponse:
+        if asks_to_stop(request.instruction, self.config.stop_words):
+            return GoalResponse.ACCEPT  # in any state of the node
+        try:
+            self._mission_of(request)
+        except CollabError as error:
+            return self.refuse_goal("navigate", error)
+        return GoalResponse.ACCEPT
 
     async def _execute(self, goal: ServerGoalHandle) -> Navigate.Result:
         if asks_to_stop(goal.request.instruction, self.config.stop_words):
             return self._stop(goal)
-        result = Navigate.Result()
-        try:
-            mission = self._accept(goal.request)
+        result, since = Navigate.Result(), time.monotonic()
+        try:  # again: another goal may have been accepted in the same moment
+            mission = self._mission_of(goal.request)
         except CollabError as error:
-            self._conclude(goal, result, error.code, str(error))
+            self._conclude(goal, result, error.code, str(error), since)
             return result
+        instruction = repr(goal.request.instruction[:_LOGGED])  # a log obeys no control character
+        told = f"goal {_name(goal)}: accepted: {instruction}"
+        self.get_logger().info(told, throttle_duration_sec=_LOG_S)
         run_ = self._run = _Run(goal, mission, Future())
+        for timer in self._clocks:
+            timer.reset()
         self._instructions.publish(String(data=goal.request.instruction))
         self._tell_what_is_known(mission)
         self._follow_up(run_)
@@ -292,18 +338,21 @@ class Navigator(ManagedNode[NavigatorConfig]):
         result.pose = self._pose
         ending = mission.ending
         assert ending is not None, "the future is set by an ending"
-        self._conclude(goal, result, ending.code, ending.message)
+        self._conclude(goal, result, ending.code, ending.message, since)
         return result
 
     def _stop(self, goal: ServerGoalHandle) -> Navigate.Result:
         """End the instruction under way because of ``goal``, in any state of the node."""
+        instruction = repr(goal.request.instruction[:_LOGGED])
+        told = f"goal {_name(goal)}: asks to stop: {instruction}"
+        self.get_logger().info(told, throttle_duration_sec=_LOG_S)
         if self._run is not None:
-            self._cancel(self._run, f"the instruction {goal.request.instruction[:80]!r} was given")
+            self._cancel(self._run, f"the instruction {instruction} was given")
         goal.succeed()
         return Navigate.Result(status=Navigate.Result.OK, pose=self._pose)
 
-    def _accept(self, request: Navigate.Goal) -> Mission:
-        """Raises CollabError when the goal cannot be served."""
+    def _mission_of(self, request: Navigate.Goal) -> Mission:
+        """The mission that a goal asks for; raises CollabError when it cannot be served."""
         if not self.active:
             raise Inactive("the navigator is not active", remedy="activate it (lifecycle)")
         if self._run is not None:
@@ -339,21 +388,30 @@ class Navigator(ManagedNode[NavigatorConfig]):
                 mission.on_motion_state(permission, self.seconds(), wall())
 
     def _conclude(
-        self, goal: ServerGoalHandle, result: Navigate.Result, code: str, message: str
+        self,
+        goal: ServerGoalHandle,
+        result: Navigate.Result,
+        code: str,
+        message: str,
+        since: float,
     ) -> None:
         result.status = getattr(Navigate.Result, code, Navigate.Result.INTERNAL)
         result.error_msg = message or ("" if code == "OK" else code)
+        seconds = time.monotonic() - since
+        told = f"goal {_name(goal)}: {code} after {result.steps} steps, {seconds:.1f} s"
         if code == "OK":
             self._followed += 1
+            self.get_logger().info(told, throttle_duration_sec=_LOG_S)
             goal.succeed()
         elif goal.is_cancel_requested:
+            self.get_logger().info(told, throttle_duration_sec=_LOG_S)
             goal.canceled()
         elif code == "CANCELLED":  # by an instruction to stop: nobody asked to cancel this goal
+            self.get_logger().info(f"{told}: {message}", throttle_duration_sec=_LOG_S)
             goal.abort()
         else:
             self._failed.add(code, f"{code}: {message}", time.monotonic())
-            told = f"navigate ended: {code}: {message}"
-            self.get_logger().warning(told, throttle_duration_sec=1.0)
+            self.get_logger().warning(f"{told}: {message}", throttle_duration_sec=_LOG_S)
             goal.abort()
 
     def _on_cancel(self, goal: ServerGoalHandle) -> CancelResponse:
@@ -370,6 +428,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
 
     @_stopping
     def _on_observation(self, msg: Observation) -> None:
+        self._sees = True
         run_ = self._run
         if run_ is None:
             return
@@ -388,7 +447,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
                 throttle_duration_sec=2.0,
             )
             return
-        self._pose = msg.pose.pose
+        self._pose = PoseStamped(header=msg.header, pose=msg.pose.pose)
         p, q = msg.pose.pose.position, msg.pose.pose.orientation
         yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
         if not all(map(math.isfinite, (p.x, p.y, yaw))):
@@ -443,6 +502,9 @@ class Navigator(ManagedNode[NavigatorConfig]):
         elif mission.on_action(action, self.seconds(), wall(), verified=msg.verified):
             assert mission.action is not None, "a step begins"
             run_.acting = _source(msg)
+            self.get_logger().debug(
+                f"goal {_name(run_.goal)}: step {mission.steps} begins: {mission.action.phrase}"
+            )
             if kind is Kind.FORWARD:  # as it is carried out: perhaps less than was read
                 msg.distance = mission.action.value
             else:
@@ -455,13 +517,19 @@ class Navigator(ManagedNode[NavigatorConfig]):
     @_stopping
     def _tick(self) -> None:
         """Deadlines; and the command again when odometry is slower than the rate."""
-        if self._run is not None:
-            self._run.mission.tick(self.seconds(), wall())
-            self._follow_up(self._run, 1.5 / self.config.rate)
+        if self._run is None:  # nothing has a deadline until the next goal
+            for timer in self._clocks:
+                timer.cancel()
+            return
+        self._run.mission.tick(self.seconds(), wall())
+        self._follow_up(self._run, 1.5 / self.config.rate)
 
     def _follow_up(self, run_: _Run, spacing: float = 0.0) -> None:
         """After any event: command what the mission wants; end what nobody waits for any more."""
         mission = run_.mission
+        if mission.phase is not run_.phase:
+            run_.phase = mission.phase
+            self.get_logger().debug(f"goal {_name(run_.goal)}: {mission.phase.value}")
         ends = mission.phase is Phase.ENDED and not run_.over.done()
         if self._output is None or ends:  # else somebody else's velocities would meet our zeros
             self._send(mission.velocity, 0.0 if ends else spacing)
@@ -510,6 +578,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             law=answer.law,
             max_tokens=answer.max_tokens,
             deadline_s=limit,
+            for_motion=True,
         )
         number = run_.number
         sent = self._generate.send_goal_async(goal, partial(self._on_feedback, run_, number))
@@ -521,7 +590,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         awaited = number == run_.number and run_.mission.answering
         if not handle.accepted:
             if awaited:
-                self._fail(run_, "BUSY", "draft_vlm refused the goal")
+                self._fail(run_, "UNAVAILABLE", "draft_vlm refused the question: its log says why")
         elif not awaited:
             handle.cancel_goal_async()
         else:
@@ -558,6 +627,11 @@ class Navigator(ManagedNode[NavigatorConfig]):
                     f"answer failed, another try: {code}: {message}", throttle_duration_sec=1.0
                 )
         self._follow_up(run_)
+
+
+def _name(goal: ServerGoalHandle) -> str:
+    """A goal as the log calls it."""
+    return bytes(goal.goal_id.uuid[:4]).hex()
 
 
 def _source(msg: NavigationAction) -> tuple[TimeMsg, str]:

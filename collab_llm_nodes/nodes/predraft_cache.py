@@ -64,8 +64,10 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._pending: Future | None = None
         self._pending_until = STEADY.now()
-        self.lookups = 0
-        self.hits = 0
+        self.lookups = 0  # verdicts that another draft follows
+        self.exits = 0
+        self.predrafts = 0  # made for exits
+        self.hits = 0  # verdicts for which there was one; what draft_vlm foresees needs no exits
 
     def configure(self) -> None:
         self._drafts = self.create_publisher(Draft, "draft", RESULT)
@@ -89,8 +91,14 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
         level, message, _ = super().diagnose()
         if self.active and not self._predraft.service_is_ready():
             level, message = Level.WARN, "draft_vlm's service predraft is not there"
-        hit_rate = self.hits / self.lookups if self.lookups else 0.0
-        values = {"lookups": self.lookups, "hits": self.hits, "hit_rate": f"{hit_rate:.3f}"}
+        elif self.lookups and not self.exits:
+            message = "no early exits: draft_vlm foresees alone (its hit_rate)"
+        values = {
+            "verdicts": self.lookups,
+            "early_exits": self.exits,
+            "predrafts": self.predrafts,
+            "hits_by_exits": self.hits,
+        }
         return level, message, values
 
     @guarded
@@ -105,6 +113,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
     @guarded
     def _on_early_exit(self, msg: EarlyExit) -> None:
         session = self._sessions.get(msg.session_id)
+        self.exits += 1
         if session is not None and msg.round == session.round and not msg.finished:
             session.cache.push((*session.answer, *msg.tokens), msg.confidence)
             self._next()
@@ -127,6 +136,10 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
     def _on_text(self, msg: GeneratedText) -> None:
         if msg.final:
             self._sessions.pop(msg.session_id, None)
+            self.get_logger().debug(
+                f"answer {msg.session_id[:8]} over; in all {self.exits} early exits,"
+                f" {self.predrafts} pre-drafts for them, {self.hits} of {self.lookups} verdicts hit"
+            )
 
     def _next(self) -> None:
         """Ask for one pre-draft at a time: the draft model is one, and the queue is ordered."""
@@ -162,6 +175,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
             return
         response = future.result()
         if response is not None and response.status == response.OK:
+            self.predrafts += 1
             session.cache.store(answer, response.draft)
         self._next()
 

@@ -65,6 +65,7 @@ class ReplayClient(AskingClient):
             law=sampling.law,
             max_tokens=max_tokens,
             deadline_s=ANSWER_DEADLINE_S,
+            for_motion=True,  # its action is compared
         )
         result = self.answer(goal, MESSAGE_DEADLINE_S)
         self.wait(lambda: self._action is not None, MESSAGE_DEADLINE_S, "the action")

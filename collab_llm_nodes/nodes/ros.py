@@ -46,6 +46,7 @@ from rcl_interfaces.msg import (
     ParameterDescriptor,
     SetParametersResult,
 )
+from rclpy.action import GoalResponse
 from rclpy.clock import Clock, ClockType
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
@@ -314,6 +315,13 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
 
     # What a subclass uses.
 
+    def refuse_goal(self, action: str, error: CollabError) -> GoalResponse:
+        """Refuse a goal of ``action``; ROS has no words for why, so the log says it."""
+        self.get_logger().warning(
+            f"{action}: goal refused: {error.code}: {error}", throttle_duration_sec=1.0
+        )
+        return GoalResponse.REJECT
+
     def post(self, callback: Callable[..., Any], *args: Any) -> None:
         """Run ``callback(*args)`` in the node's own thread, in the order of the posts."""
         executor = self.executor
@@ -461,35 +469,36 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
             self._refuse_unknown_parameters()
             self.configure()
 
-        return self._transition(configure, super().on_configure, state)
+        return self._transition(configure, super().on_configure, state, "configured")
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        result = self._transition(self.activate, super().on_activate, state)
+        result = self._transition(self.activate, super().on_activate, state, "active")
         self.active = result == TransitionCallbackReturn.SUCCESS
         if self._endpoints is not None:
             self._endpoints.restart()
         return result
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        result = self._transition(self.deactivate, super().on_deactivate, state)
+        result = self._transition(self.deactivate, super().on_deactivate, state, "inactive")
         self.active = False
         return result
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        return self._transition(self.cleanup, super().on_cleanup, state)
+        return self._transition(self.cleanup, super().on_cleanup, state, "unconfigured")
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         if self.active:
             self.on_deactivate(state)
         if state.label == "unconfigured":  # nothing was taken that could be freed
             return super().on_shutdown(state)
-        return self._transition(self.cleanup, super().on_shutdown, state)
+        return self._transition(self.cleanup, super().on_shutdown, state, "finalized")
 
     def _transition(
         self,
         hook: Callable[[], None],
         managed_entities: Callable[[LifecycleState], TransitionCallbackReturn],
         state: LifecycleState,
+        reached: str,
     ) -> TransitionCallbackReturn:
         try:
             hook()
@@ -499,7 +508,10 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         except Exception as error:  # noqa: BLE001 rclpy would hide it, so it is said here
             self.get_logger().error(f"{hook.__name__}: {type(error).__name__}: {error}")
             return TransitionCallbackReturn.FAILURE
-        return managed_entities(state)
+        result = managed_entities(state)
+        if result == TransitionCallbackReturn.SUCCESS:
+            self.get_logger().info(reached)
+        return result
 
     def _refuse_unknown_parameters(self) -> None:
         """rclpy ignores what a file or ``-p`` sets and nobody declares: a misspelt limit.

@@ -285,7 +285,7 @@ class SafetyClient(GraphClient):
 
     def _on_end(self, number: int, result: Navigate.Result | None) -> None:
         if result is None:
-            unknown = "the navigator does not know of it"
+            unknown = "the navigator refused it, or does not know of it"
             result = Navigate.Result(status=Navigate.Result.UNAVAILABLE, error_msg=unknown)
         with self.changed:
             if number == self._goals:
@@ -308,7 +308,7 @@ class SafetyClient(GraphClient):
     def _answer(self, goal: Any) -> Generate.Result:
         header, session = goal.request.header, f"scripted {next(self._numbers)}"
         text = GeneratedText(header=header, session_id=session, text=_ANSWER)
-        text.verified = text.final = True
+        text.verified = text.final = text.for_motion = True
         self._texts.publish(text)
         goal.succeed()
         return Generate.Result(header=header, session_id=session, text=_ANSWER)

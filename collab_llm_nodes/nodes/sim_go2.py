@@ -11,7 +11,6 @@ moves: as fast as the control loop answers, and the same motion on a fast and a 
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
 from dataclasses import dataclass
@@ -19,14 +18,15 @@ from typing import Any
 
 import numpy as np
 from builtin_interfaces.msg import Time as TimeMsg
-from geometry_msgs.msg import PoseStamped, Quaternion, Twist, TwistStamped
+from geometry_msgs.msg import Point, PoseStamped, Quaternion, Twist, TwistStamped
 from nav_msgs.msg import Odometry
 from rclpy.parameter import Parameter
 from rosgraph_msgs.msg import Clock as ClockMsg
 from sensor_msgs.msg import CompressedImage, Image
-from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
+from collab_llm.msg import Room as RoomMsg
+from collab_llm.msg import RoomThing
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.nodes.ros import (
@@ -100,7 +100,7 @@ class SimGo2(ManagedNode[SimConfig]):
         self._compressed = self.create_publisher(CompressedImage, "image/compressed", COMMAND)
         self._truth = self.create_publisher(PoseStamped, "ground_truth/pose", COMMAND)
         self._goal = self.create_publisher(PoseStamped, "ground_truth/target", STATE)
-        self._room_info = self.create_publisher(String, "ground_truth/room", STATE)
+        self._room_info = self.create_publisher(RoomMsg, "ground_truth/room", STATE)
         kind = TwistStamped if self.config.stamped else Twist
         self._subscription = self.create_subscription(kind, "cmd_vel", self._on_command, COMMAND)
         self._service = self.create_service(Trigger, "reset", self._on_reset, qos_profile=REQUESTS)
@@ -174,20 +174,19 @@ class SimGo2(ManagedNode[SimConfig]):
         target.header.frame_id, target.header.stamp = "room", self._stamp()
         target.pose.position.x, target.pose.position.y = room.goal.x, room.goal.y
         self._goal.publish(target)
-        things = [
-            {"shape": t.shape, "colour": t.colour, "x": t.x, "y": t.y, "radius": t.radius}
-            for t in room.things
+        info = RoomMsg(header=target.header, seed=room.seed, target=room.target)
+        info.width, info.depth = room.width, room.depth
+        info.things = [
+            RoomThing(
+                name=thing.name,
+                shape=thing.shape,
+                colour=thing.colour,
+                position=Point(x=thing.x, y=thing.y),
+                radius=thing.radius,
+            )
+            for thing in room.things
         ]
-        info = {
-            "seed": room.seed,
-            "width": room.width,
-            "depth": room.depth,
-            "target": room.target,
-            "name": room.goal.name,
-            "things": things,
-            "entered": self.time,
-        }
-        self._room_info.publish(String(data=json.dumps(info)))
+        self._room_info.publish(info)
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         response.success = self.active
@@ -246,11 +245,12 @@ class SimGo2(ManagedNode[SimConfig]):
         odometry.pose.pose.position.y = base.odometry.y
         odometry.pose.pose.orientation = _quaternion(base.odometry.yaw)
         odometry.twist.twist.linear.x, odometry.twist.twist.angular.z = base.speed, base.turn
-        truth = PoseStamped()
-        truth.header.stamp, truth.header.frame_id = stamp, "room"
-        truth.pose.position.x, truth.pose.position.y = base.pose.x, base.pose.y
-        truth.pose.orientation = _quaternion(base.pose.yaw)
-        self._truth.publish(truth)  # first: who measures at an odometry message has the truth
+        if self._truth.get_subscription_count():
+            truth = PoseStamped()
+            truth.header.stamp, truth.header.frame_id = stamp, "room"
+            truth.pose.position.x, truth.pose.position.y = base.pose.x, base.pose.y
+            truth.pose.orientation = _quaternion(base.pose.yaw)
+            self._truth.publish(truth)  # first: who measures at an odometry message has the truth
         self._odometry.publish(odometry)
 
     def _publish_frame(self, stamp: TimeMsg) -> None:

@@ -197,7 +197,7 @@ def _answers(bag: Bag, topics: dict[str, str]) -> tuple[list[Step], dict[str, di
     for topic, _, message in bag.messages(name_of):
         with _as_expected(topic):
             match name_of[topic]:
-                case "generated_text" if message.final:
+                case "generated_text" if message.final and _for_motion(message):
                     turn += 1
                     finals[message.session_id] = message, instruction, turn
                 case "navigation_action":  # the last counts: it may take an early one back
@@ -213,6 +213,11 @@ def _answers(bag: Bag, topics: dict[str, str]) -> tuple[list[Step], dict[str, di
         with _as_expected(topics["generated_text"]):
             steps.append(_step(number, text, actions.get(session), wish, nth))
     return steps, parameters, target
+
+
+def _for_motion(text: Any) -> bool:
+    """Whether the robot was to move by ``text``; in older recordings all texts were for motion."""
+    return bool(getattr(text, "for_motion", True))
 
 
 def _step(number: int, text: Any, action: Any, instruction: str, turn: int) -> Step:

@@ -126,16 +126,11 @@ def through_nodes(
         params: ROS parameters read after those of the recording.
 
     Raises:
-        CollabError: a process did not start or ended early; ROS 2 is not there.
+        CollabError: a process did not start or ended early.
+        ImportError: ROS 2 is not there.
     """
-    try:
-        from collab_llm_nodes.nodes.replay_client import ReplayClient
-    except ImportError as error:
-        raise ConfigError(
-            f"the nodes need ROS 2 and the built interfaces: {error}",
-            field="nodes",
-            remedy="source them, use .venv/bin/collab-llm, or leave --nodes out",
-        ) from error
+    from collab_llm_nodes.nodes.replay_client import ReplayClient
+
     isolate_ros()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="collab_llm_")))
