@@ -50,6 +50,11 @@ class Connection(asyncio.Protocol):
         """Write ``frames``, whatever they are."""
         self._transport.write(frames)
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that the server has not taken yet."""
+        return self._transport.get_write_buffer_size()
+
     def close(self) -> None:
         """End the connection and all its calls."""
         self.open = False
@@ -154,6 +159,11 @@ class Call:
             self._window -= len(part)
             connection._window -= len(part)
             connection.send(http2.frame(http2.DATA, 0, self._number, part))
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more comes or goes."""
+        return self._error is not None
 
     async def read(self) -> bytes:
         """The next message; raises as :meth:`write`."""
