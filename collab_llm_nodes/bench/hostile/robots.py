@@ -88,21 +88,23 @@ def _mean(times_s: Sequence[float]) -> float:
 
 
 class Robots:
-    """Some robots; every other one keeps its connection, the rest have a new one per answer."""
+    """Some robots, each at an address of its own; every other one connects anew for each answer."""
 
     def __init__(self, door: Door, recordings: Sequence[Recording]) -> None:
         self._recordings = recordings
-        self._robots = [_Robot(door, keeps=bool(i % 2)) for i in range(ROBOTS)]
+        self._robots = [_Robot(door, f"127.0.0.{10 + i}", keeps=bool(i % 2)) for i in range(ROBOTS)]
         self._asked = 0
 
     async def work(self, seconds: float) -> Seen:
-        """Have answer after answer for so long; those that have begun then are finished."""
+        """Have answer after answer for so long, one each at least; what has begun is finished."""
         seen, due = Seen(), time.perf_counter() + seconds
 
         async def work(robot: _Robot) -> None:
-            while time.perf_counter() < due:
+            while True:
                 self._asked += 1
                 await robot.ask(self._recordings[self._asked % len(self._recordings)], seen)
+                if time.perf_counter() > due:
+                    break
 
         await asyncio.gather(*(work(robot) for robot in self._robots))
         return seen
@@ -114,8 +116,9 @@ class Robots:
 
 
 class _Robot:
-    def __init__(self, door: Door, *, keeps: bool) -> None:
+    def __init__(self, door: Door, source: str, *, keeps: bool) -> None:
         self._door = door
+        self._source = source
         self._keeps = keeps
         self._connection: Connection | None = None
 
@@ -145,7 +148,9 @@ class _Robot:
     async def _open(self, recording: Recording, tally: Tally) -> Answer:
         if self._connection is None or not self._connection.open:
             door = self._door
-            self._connection = await connect(door.address, tls=door.tls, token=door.token)
+            self._connection = await connect(
+                door.address, tls=door.tls, token=door.token, source=self._source
+            )
         answer = Answer(self._connection, recording, Load())
         await answer.open(tally)
         return answer
