@@ -39,7 +39,7 @@ from collab_llm_nodes.verifier.service import ServerHandle, VerifierConfig, star
 WAIT_S = 60.0
 TOKEN = "only-robots-with-this"
 OPEN = Open("go to the red box", (), SamplingConfig(), 8, VOCABULARY)
-MANY = 50
+MANY = 20
 """Sessions that honest clients never have."""
 
 
@@ -80,7 +80,7 @@ class StandIn:
 
     def _wait(self, layer: int) -> None:
         deadline = time.monotonic() + WAIT_S
-        while self.slow and self.server.sessions > MANY and time.monotonic() < deadline:
+        while self.slow and self.server.sessions >= MANY and time.monotonic() < deadline:
             time.sleep(0.02)
 
     async def _record(self) -> Recording:
@@ -173,10 +173,10 @@ def test_wrong_tokens_and_refusals_are_noticed(stand_in: StandIn) -> None:
 
 def test_an_attack_that_makes_others_wait_misses_the_goal(stand_in: StandIn) -> None:
     stand_in.slow = True
-    job = withstand(stand_in.site, "idle_sessions", [stand_in.recording], 2.0)
+    job = withstand(stand_in.site, "idle_sessions", [stand_in.recording], 3.0)
     row = asyncio.run(within(job, 2 * WAIT_S))
     assert set(GOALS) <= set(row)
-    assert row["sent"]["streams"] > MANY
+    assert row["sent"]["streams"] >= MANY
     assert max(row["normal_p99_ratio"], row["opening_p99_ratio"]) > GOALS["normal_p99_ratio"], row
     assert row["wrong"] == 0
     assert not row["ok"]

@@ -1,8 +1,8 @@
 """The process that attacks: ``python -m collab_llm_nodes.bench.hostile.attacker BRIEFING``.
 
-Says "attacking" when it begins, attacks for as long as the briefing says, and ends with what it
-sent, as JSON. It is of the lowest priority: on a machine of its own it would take nothing from the
-verifier.
+Says "attacking" when its first words are sent, goes on for as long as the briefing says, and ends
+with what it sent, as JSON. It is of low priority: on a machine of its own it would take nothing
+from the verifier.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from pathlib import Path
 from collab_llm_nodes.bench.hostile.attacks import ATTACKS, Attacker
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.verifier.background import within
+
+NICE = 10
+"""An attacker with 19 would hardly send anything where others use the cores as well."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,7 @@ def main() -> None:
         b64decode(briefing.opened),
         [b64decode(draft) for draft in briefing.drafts],
     )
-    os.nice(19)
-    print("attacking", flush=True)
+    os.nice(NICE)
     asyncio.run(_attack(briefing, attacker))
     print(json.dumps(attacker.sent))
 
@@ -91,8 +93,12 @@ async def _attack(briefing: Briefing, attacker: Attacker) -> None:
                 attacker.sent["cut_off"] += 1
                 await asyncio.sleep(0.05)
 
+    attacking = asyncio.ensure_future(go_on())
+    while not attacker.sent:
+        await asyncio.wait({attacking}, timeout=0.01)
+    print("attacking", flush=True)
     with contextlib.suppress(asyncio.TimeoutError):
-        await within(go_on(), briefing.seconds)
+        await within(attacking, briefing.seconds)
 
 
 if __name__ == "__main__":

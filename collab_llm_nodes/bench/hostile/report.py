@@ -68,7 +68,7 @@ FRONT_ONLY = frozenset({"silent_connections", "slow_handshakes", "headers_flood"
 """Attacks before authentication: gRPC for Python cannot hold them off, a proxy must."""
 METRICS_S = 5.0
 """What does not answer in this time does not answer."""
-ATTACKER_END_S = 20.0
+ATTACKER_END_S = 60.0
 """An attacker that goes on so long beyond its time hangs."""
 SIGTERM_S = 90.0
 """From SIGTERM to SIGKILL."""
