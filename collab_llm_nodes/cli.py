@@ -470,14 +470,41 @@ def bench_verifier(
         "1,4,16,64"
     ),
     seconds: Annotated[float, typer.Option(help="Length of each measurement.", min=1.0)] = 10.0,
+    hostile: Annotated[
+        bool, typer.Option("--hostile", help="A few robots beside attackers instead.")
+    ] = False,
+    attack: Annotated[
+        list[str] | None, typer.Option(help="With --hostile: only this one; repeat.")
+    ] = None,
+    front: Annotated[
+        bool, typer.Option("--front", help="With --hostile: HAProxy before the verifier.")
+    ] = False,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
     """One verifier with the embedded target, many robots that replay recorded drafts.
 
-    Exits with 0 only if every verdict is the one that a session alone gets.
+    Exits with 0 only if every verdict is the one that a session alone gets; with --hostile only if
+    the robots' waits, the verifier's memory, log and end stay within their goals as well.
     """
+    if hostile:
+        from collab_llm_nodes.bench.hostile.attacks import ATTACKS
+        from collab_llm_nodes.bench.hostile.report import run_hostile
+
+        if unknown := set(attack or ()) - set(ATTACKS):
+            raise typer.BadParameter(
+                f"{', '.join(unknown)}; known: {', '.join(ATTACKS)}", param_hint="--attack"
+            )
+        results = run_hostile(
+            attacks=attack or list(ATTACKS),
+            seconds=seconds,
+            seed=seed,
+            front=front,
+            console=console,
+        )
+        write_json(json_file, results)
+        raise typer.Exit(0 if results["ok"] else 1)
     from collab_llm_nodes.bench.verifier import run_verifier
 
     try:

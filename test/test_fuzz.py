@@ -23,6 +23,7 @@ import torch
 from fake_models import VOCAB, VOCABULARY, FakeEngine, as_engine, encode
 from raw_client import RawClient
 
+from collab_llm_nodes.bench.hostile.attacks import mutated
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.edge_cloud.ahead import MAX_AHEAD, MAX_AHEAD_ENTRIES
 from collab_llm_nodes.edge_cloud.messages import (
@@ -81,7 +82,7 @@ class Attacker:
         else:
             message = pb.ClientMessage(draft=self.draft(round_, start))
         data: bytes = message.SerializeToString()
-        return self.broken(data) if r.random() < 0.15 else data
+        return mutated(data, r) if r.random() < 0.15 else data
 
     def open(self) -> pb.Open:
         """Mostly acceptable."""
@@ -164,23 +165,6 @@ class Attacker:
 
     def good_ids(self, count: int) -> list[int]:
         return [self.random.randrange(1, VOCAB) for _ in range(count)]
-
-    def broken(self, data: bytes) -> bytes:
-        """``data`` cut, changed, repeated or prolonged."""
-        r = self.random
-        what, mutable = r.randrange(5), bytearray(data)
-        if what == 0:
-            return data[: r.randrange(len(data) + 1)]
-        if what == 1 and data:
-            for _ in range(r.randrange(1, 5)):
-                mutable[r.randrange(len(mutable))] = r.randrange(256)
-            return bytes(mutable)
-        if what == 2:
-            return data + data
-        if what == 3:
-            return data + r.randbytes(r.randrange(1, 20))
-        position = r.randrange(len(data) + 1)
-        return data[:position] + r.randbytes(r.randrange(1, 8)) + data[position:]
 
 
 @pytest.mark.parametrize("code", ["", "OK", "header", "__class__", "NEW_IN_VERSION_9"])

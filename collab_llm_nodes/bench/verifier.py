@@ -21,10 +21,10 @@ import contextlib
 import selectors
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -44,6 +44,8 @@ from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.verifier import codec
 from collab_llm_nodes.verifier import verifier_pb2 as pb
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
+
+T = TypeVar("T")
 
 GAMMA = 4
 MAX_TOKENS = 48
@@ -195,18 +197,22 @@ def _measure(recordings: Sequence[Recording], count: int, seconds: float, load: 
     with verifier_process(address) as process:
         with VerifierClient(ClientLinkConfig(address=address)) as client:
             wait_for_verifier(client, process)
-        # By select: epoll rounds what robots wait up to milliseconds.
-        loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
-        driving = loop.create_task(drive_robots(address, recordings, count, seconds, load))
-        try:
-            tally = loop.run_until_complete(driving)
-        finally:  # interrupted: the robots hang up, or the verifier would wait for them
-            driving.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                loop.run_until_complete(driving)
-            loop.close()
+        tally = run_to_the_millisecond(drive_robots(address, recordings, count, seconds, load))
         process.check()
     return tally
+
+
+def run_to_the_millisecond(job: Coroutine[Any, Any, T]) -> T:
+    """As ``asyncio.run``, but by select: epoll rounds what robots wait up to milliseconds."""
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    running = loop.create_task(job)
+    try:
+        return loop.run_until_complete(running)
+    finally:  # interrupted: the robots hang up, or the verifier would wait for them
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            loop.run_until_complete(running)
+        loop.close()
 
 
 async def drive_robots(
@@ -241,7 +247,7 @@ async def _waves(
 ) -> None:
     """Open sessions, then decode in them, again and again; only decoding is timed."""
 
-    async def decode(answers: Sequence[_Answer], rounds: int) -> None:
+    async def decode(answers: Sequence[Answer], rounds: int) -> None:
         for answer in answers:
             rounds -= await answer.decode(tally, rounds)
             answer.close()
@@ -250,7 +256,7 @@ async def _waves(
     while tally.seconds < seconds:
         everybodys = [
             [
-                _Answer(robot, recordings[(wave + i + 7 * n) % len(recordings)], load)
+                Answer(robot, recordings[(wave + i + 7 * n) % len(recordings)], load)
                 for n in range(SESSIONS)
             ]
             for i, robot in enumerate(robots)
@@ -279,7 +285,7 @@ async def _stream(
 
     async def work(robot: Connection, number: int) -> None:
         while time.perf_counter() < begun + seconds:
-            answer = _Answer(robot, recordings[number % len(recordings)], load)
+            answer = Answer(robot, recordings[number % len(recordings)], load)
             await answer.open(tally)
             await answer.decode(tally, answer.left)
             answer.close()
@@ -289,7 +295,7 @@ async def _stream(
     tally.seconds = time.perf_counter() - begun
 
 
-class _Answer:
+class Answer:
     """A session in which a recording is replayed."""
 
     def __init__(self, robot: Connection, recording: Recording, load: Load) -> None:

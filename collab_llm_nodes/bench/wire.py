@@ -1,4 +1,4 @@
-"""gRPC streams for a load generator: HTTP/2 by hand, without TLS, at little cost.
+"""gRPC streams for a load generator: HTTP/2 by hand, at little cost.
 
 The robots of ``bench verifier`` run on the cores of the verifier they measure, and must leave them
 to it: a round takes about 0.06 ms of a core here (16 robots); what ``grpc.aio`` would take was not
@@ -9,13 +9,12 @@ settings, pings. It reads no headers, so of a call that fails it only knows that
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
-from collections.abc import Iterator
 
+from collab_llm_nodes.bench import http2
 from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
 
-_DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
-_END_STREAM, _ACK, _END_HEADERS = 1, 1, 4
 _INITIAL_WINDOW = 4  # a setting
 _FRAME_BYTES = 1 << 14
 _WINDOW_BYTES = (1 << 16) - 1  # of both sides, until they say otherwise
@@ -23,10 +22,15 @@ _LARGEST_WINDOW = (1 << 31) - 1  # ours: what a benchmark hears is less, so we n
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection; made by :func:`connect`."""
+    """One client's connection; made by :func:`connect`.
 
-    def __init__(self, authority: str) -> None:
-        self._authority = authority
+    Attributes:
+        open: calls can begin.
+    """
+
+    def __init__(self, authority: str, scheme: str, token: str) -> None:
+        self.open = True
+        self._authority, self._scheme, self._token = authority, scheme, token
         self._buffer = bytearray()
         self._calls: dict[int, Call] = {}
         self._begun = 0
@@ -35,22 +39,25 @@ class Connection(asyncio.Protocol):
 
     def call(self, path: str, timeout_s: float) -> Call:
         """Begin a call, which may last ``timeout_s``."""
-        headers = {
-            ":method": "POST",
-            ":scheme": "http",
-            ":path": path,
-            ":authority": self._authority,
-            "content-type": "application/grpc",
-            "te": "trailers",
-        }
         number = 2 * self._begun + 1
         self._begun += 1
         self._calls[number] = call = Call(self, number, self._first_window, timeout_s)
-        self._send(_HEADERS, _END_HEADERS, number, b"".join(_header(headers)))
+        fields = http2.grpc_fields(path, self._authority, scheme=self._scheme, token=self._token)
+        self.send(http2.headers(number, http2.header_block(fields)))
         return call
+
+    def send(self, frames: bytes) -> None:
+        """Write ``frames``, whatever they are."""
+        self._transport.write(frames)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the server has not taken yet."""
+        return self._transport.get_write_buffer_size()
 
     def close(self) -> None:
         """End the connection and all its calls."""
+        self.open = False
         self._end_calls("closed")
         self._transport.close()
 
@@ -59,12 +66,16 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         window = _INITIAL_WINDOW.to_bytes(2, "big") + _LARGEST_WINDOW.to_bytes(4, "big")
-        self._send(_SETTINGS, 0, 0, window)
-        self._send(_WINDOW, 0, 0, (_LARGEST_WINDOW - _WINDOW_BYTES).to_bytes(4, "big"))
+        more = (_LARGEST_WINDOW - _WINDOW_BYTES).to_bytes(4, "big")
+        self.send(
+            http2.PREFACE
+            + http2.frame(http2.SETTINGS, payload=window)
+            + http2.frame(http2.WINDOW_UPDATE, payload=more)
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.open = False
         self._end_calls("the connection is lost")
 
     def data_received(self, data: bytes) -> None:
@@ -81,28 +92,28 @@ class Connection(asyncio.Protocol):
 
     def _hear(self, kind: int, flags: int, number: int, payload: bytearray) -> None:
         call = self._calls.get(number)
-        if kind == _DATA and call is not None:
+        if kind == http2.DATA and call is not None:
             call._take(payload)
-        elif kind == _WINDOW:
+        elif kind == http2.WINDOW_UPDATE:
             more = int.from_bytes(payload, "big")
             if number == 0:
                 self._widen(more, 0)
             elif call is not None:
                 call._widen(more)
-        elif kind == _PING and not flags & _ACK:
-            self._send(_PING, _ACK, 0, bytes(payload))
-        elif kind == _SETTINGS and not flags & _ACK:
+        elif kind == http2.PING and not flags & http2.ACK:
+            self.send(http2.frame(http2.PING, http2.ACK, 0, bytes(payload)))
+        elif kind == http2.SETTINGS and not flags & http2.ACK:
             for start in range(0, len(payload), 6):
                 if int.from_bytes(payload[start : start + 2], "big") == _INITIAL_WINDOW:
                     window = int.from_bytes(payload[start + 2 : start + 6], "big")
                     self._widen(0, window - self._first_window)
                     self._first_window = window
-            self._send(_SETTINGS, _ACK, 0, b"")
-        elif kind == _GOAWAY:
-            self._end_calls("the server goes away")
-        if call is not None and (
-            kind == _RESET or (kind in (_DATA, _HEADERS) and flags & _END_STREAM)
-        ):
+            self.send(http2.frame(http2.SETTINGS, http2.ACK))
+        elif kind == http2.GOAWAY:  # calls that the server has begun with go on
+            self.open = False
+            self._end_calls("the server goes away", int.from_bytes(payload[:4], "big"))
+        ended = kind in (http2.DATA, http2.HEADERS) and flags & http2.END_STREAM
+        if call is not None and (ended or kind == http2.RST_STREAM):
             del self._calls[number]
             call._end(Unavailable("the call has ended", remedy="see the verifier's log"))
 
@@ -112,14 +123,10 @@ class Connection(asyncio.Protocol):
         for call in self._calls.values():
             call._widen(each)
 
-    def _send(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        head = len(payload).to_bytes(3, "big") + bytes((kind, flags)) + number.to_bytes(4, "big")
-        self._transport.write(head + payload)
-
-    def _end_calls(self, why: str) -> None:
-        calls, self._calls = self._calls, {}
-        for call in calls.values():
-            call._end(Unavailable(why, remedy="see the verifier's log"))
+    def _end_calls(self, why: str, last: int = 0) -> None:
+        """End all calls but those with numbers up to ``last``."""
+        for number in [number for number in self._calls if number > last]:
+            self._calls.pop(number)._end(Unavailable(why, remedy="see the verifier's log"))
 
 
 class Call:
@@ -151,7 +158,12 @@ class Call:
                 await self._wait()
             self._window -= len(part)
             connection._window -= len(part)
-            connection._send(_DATA, 0, self._number, part)
+            connection.send(http2.frame(http2.DATA, 0, self._number, part))
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more comes or goes."""
+        return self._error is not None
 
     async def read(self) -> bytes:
         """The next message; raises as :meth:`write`."""
@@ -162,7 +174,14 @@ class Call:
     def done_writing(self) -> None:
         """Tell the server that nothing more comes."""
         if self._error is None:
-            self._connection._send(_DATA, _END_STREAM, self._number, b"")
+            self._connection.send(http2.frame(http2.DATA, http2.END_STREAM, self._number))
+
+    def reset(self) -> None:
+        """End the call at once, on both sides."""
+        if self._error is None:
+            self._connection.send(http2.reset(self._number))
+            self._connection._calls.pop(self._number, None)
+            self._end(Unavailable("the call was given up"))
 
     async def _wait(self) -> None:
         """Until something was heard of the call."""
@@ -198,15 +217,24 @@ class Call:
             self._waiting.set_result(None)
 
 
-async def connect(address: str) -> Connection:
-    """A connection to the server at ``address`` (host:port)."""
+async def connect(
+    address: str, *, tls: ssl.SSLContext | None = None, token: str = "", source: str = ""
+) -> Connection:
+    """A connection to the server at ``address`` (host:port).
+
+    Args:
+        tls: encrypt by it; its protocols include "h2".
+        token: of every call.
+        source: the own address; empty: any.
+    """
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(lambda: Connection(address), host, int(port))
+    scheme = "http" if tls is None else "https"
+    _, connection = await loop.create_connection(
+        lambda: Connection(address, scheme, token),
+        host,
+        int(port),
+        ssl=tls,
+        local_addr=(source, 0) if source else None,
+    )
     return connection
-
-
-def _header(fields: dict[str, str]) -> Iterator[bytes]:
-    """HPACK (RFC 7541, 6.2.2): literals without indexing; each shorter than 127 bytes."""
-    for name, value in fields.items():
-        yield bytes((0, len(name))) + name.encode() + bytes((len(value),)) + value.encode()

@@ -26,10 +26,14 @@ _ports = itertools.count(random.randrange(20_000, 30_000))
 
 
 class Process:
-    """A child process with its log; ended, then killed, when the context ends."""
+    """A child process with its log; ended, then killed, when the context ends.
+
+    Attributes:
+        log: the file of its standard output and error.
+    """
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
-        self._name, self._log = name, log
+        self._name, self.log = name, log
         # One thread each: on a small machine two pools of threads fight for the same cores.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         with log.open("wb") as file:
@@ -45,20 +49,22 @@ class Process:
     def check(self) -> None:
         """Raise CollabError, with the end of the log, if the process is gone."""
         if self._child.poll() is not None:
-            tail = self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
+            tail = self.log.read_text(encoding="utf-8", errors="replace")[-2000:]
             raise CollabError(
                 f"{self._name} ended with status {self._child.returncode}:\n{tail}",
                 remedy="see the log above",
             )
 
-    def stop(self) -> None:
-        """SIGTERM, and SIGKILL for one that does not listen."""
+    def stop(self, timeout_s: float = 10.0) -> float:
+        """Send SIGTERM, and SIGKILL if that has no effect; return what its end took [s]."""
+        begun = time.monotonic()
         self._child.send_signal(signal.SIGTERM)
         try:
-            self._child.wait(timeout=10.0)
+            self._child.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
+        return time.monotonic() - begun
 
 
 def _with_parent() -> list[str]:

@@ -31,6 +31,17 @@ def rss_mb(pid: int) -> float:
     return int(pages) * resource.getpagesize() / 2**20
 
 
+def family_mb(pid: int) -> float:
+    """Memory of a process and its descendants; pages that they share count once."""
+    own = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    pss_kb = next(int(line.split()[1]) for line in own.splitlines() if line.startswith("Pss:"))
+    lists = [
+        file.read_text(encoding="ascii") for file in Path(f"/proc/{pid}/task").glob("*/children")
+    ]
+    children = [int(child) for found in lists for child in found.split()]
+    return pss_kb / 2**10 + sum(family_mb(child) for child in children)
+
+
 class Usage:
     """Processor share of processes since this was made, and their memory now."""
 

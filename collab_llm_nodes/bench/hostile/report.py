@@ -1,0 +1,347 @@
+"""``collab-llm bench verifier --hostile``: a verifier for each attack, robots beside it, a verdict.
+
+Each verifier is a process of its own with the embedded target, TLS, a token, metrics and a log of
+JSON; with ``--front`` HAProxy stands before it, has the TLS, and is configured as shipped. The
+robots (``robots.py``) work undisturbed, then beside the attacker (``attacker.py``), then alone
+again. Last, a verifier that reads a slow picture is told to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from collab_llm_nodes.assets import config_file
+from collab_llm_nodes.bench.hostile.attacker import Briefing, base64, tls_context
+from collab_llm_nodes.bench.hostile.robots import Door, Pace, Robots, Seen, percentiles
+from collab_llm_nodes.bench.safety.usage import family_mb
+from collab_llm_nodes.bench.scenes import scene_prompts
+from collab_llm_nodes.bench.verifier import (
+    PROMPTS,
+    WARM_UP_S,
+    Recording,
+    record,
+    run_to_the_millisecond,
+)
+from collab_llm_nodes.demo.processes import (
+    Process,
+    free_port,
+    run_process,
+    verifier_process,
+    wait_for_verifier,
+)
+from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.verifier.background import within
+from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.verifier.settings import VerifierConfig
+
+GOALS = {
+    "normal_p99_ratio": 2.0,
+    "opening_p99_ratio": 2.0,
+    "wrong": 0,
+    "failed": 0,
+    "rss_growth_mb": 50.0,
+    "thread_growth": 32,
+    "raw_log_lines": 0,
+    "tracebacks": 0,
+    "metrics_s": 1.0,
+}
+"""At most, for every attack."""
+FRONT_ONLY = frozenset({"silent_connections", "slow_handshakes", "headers_flood", "rapid_reset"})
+"""Attacks before authentication: gRPC for Python cannot hold them off, a proxy must."""
+METRICS_S = 5.0
+"""What does not answer in this time does not answer."""
+ATTACKER_END_S = 60.0
+"""An attacker that goes on so long beyond its time hangs."""
+SIGTERM_S = 90.0
+"""From SIGTERM to SIGKILL."""
+SIGTERM_ATTACK, SIGTERM_AFTER_S = "progressive_scans", 3.0
+
+
+@dataclass(frozen=True)
+class Site:
+    """A verifier that runs, and what clients must know.
+
+    Attributes:
+        process: its own.
+        address, metrics_address: host:port.
+        ca: file with the authority of its certificate; empty: no TLS.
+        token: the right one.
+    """
+
+    process: Process
+    address: str
+    metrics_address: str
+    ca: str = ""
+    token: str = ""
+
+    def briefing(self, attack: str, seconds: float, honest: Recording) -> Briefing:
+        """Return what the attacker is told."""
+        drafts = tuple(base64(draft) for draft, _ in honest.drafts)
+        opened = base64(honest.opened)
+        door = (self.address, self.metrics_address, self.ca, self.token)
+        return Briefing(attack, seconds, *door, opened, drafts)
+
+
+def run_hostile(
+    *, attacks: Sequence[str], seconds: float, seed: int, front: bool, console: Console
+) -> dict[str, Any]:
+    """Try each of ``attacks``, robots working undisturbed and beside it ``seconds`` each.
+
+    Args:
+        front: through HAProxy. Without it, what an attack before authentication does is told, but
+            has no goal.
+
+    Returns:
+        ``hostile.<attack>`` as :func:`withstand` returns it, ``hostile.sigterm_s`` (from SIGTERM,
+        while a slow picture is read, to the verifier's end), ``hostile.drain_s`` (what is
+        configured), ``goals`` and ``ok``.
+    """
+    with console.status("recording what the pair proposes ..."):
+        recordings = record(scene_prompts(PROMPTS, seed))
+    found: dict[str, Any] = {}
+    for attack in attacks:
+        with console.status(f"{attack} ..."), verifier_site(front) as site:
+            found[attack] = run_to_the_millisecond(withstand(site, attack, recordings, seconds))
+            site.process.check()
+    with console.status("SIGTERM ..."), verifier_site(front) as site:
+        briefing = site.briefing(SIGTERM_ATTACK, SIGTERM_AFTER_S, recordings[0])
+        run_to_the_millisecond(_attack_alone(briefing))
+        sigterm_s = site.process.stop(SIGTERM_S)
+    drain_s = VerifierConfig().drain_s
+    results: dict[str, Any] = {
+        "cores": len(os.sched_getaffinity(0)),
+        "seconds": seconds,
+        "seed": seed,
+        "front": front,
+        "goals": {**GOALS, "sigterm_s": drain_s + 1.0},
+        "ok": all(found[name]["ok"] for name in attacks if front or name not in FRONT_ONLY)
+        and sigterm_s <= drain_s + 1.0,
+        "hostile": {**found, "sigterm_s": sigterm_s, "drain_s": drain_s},
+    }
+    _print(results, list(attacks), console)
+    return results
+
+
+@contextlib.contextmanager
+def verifier_site(front: bool) -> Iterator[Site]:
+    """Run a verifier as it should face strangers, with the limits of the shipped configuration."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="collab_llm_")))
+        address, metrics, behind = (f"127.0.0.1:{free_port()}" for _ in range(3))
+        cert, key = _certificate(folder)
+        token = secrets.token_hex(16)
+        settings = yaml.safe_load(config_file("verifier_embedded.yaml").read_text(encoding="utf-8"))
+        settings |= {"token": token, "metrics_address": metrics, "log_format": "json"}
+        if front:
+            command = _haproxy(folder, address, behind, token)
+            stack.enter_context(run_process("haproxy", command))
+            settings |= {"client_header": "x-client"}
+        else:
+            settings |= {"tls_cert": cert, "tls_key": key}
+        config = folder / "verifier.yaml"
+        config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+        own = behind if front else address
+        process = stack.enter_context(verifier_process(own, config=config))
+        link = ClientLinkConfig(address=address, tls=True, tls_ca=cert, token=token)
+        with VerifierClient(link) as client:
+            wait_for_verifier(client, process)
+        yield Site(process, address, metrics, cert, token)
+
+
+def _haproxy(folder: Path, address: str, behind: str, token: str) -> list[str]:
+    """Return the command for HAProxy before the verifier ``behind``."""
+    found = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+    if found is None:
+        raise CollabError("no haproxy", remedy="install HAProxy, or leave --front out")
+    both, tokens = folder / "cert_and_key.pem", folder / "tokens"
+    both.write_text((folder / "cert.pem").read_text() + (folder / "key.pem").read_text())
+    tokens.write_text(f"Bearer {token}\n")
+    told = {
+        "VERIFIER_LISTEN": address,
+        "VERIFIER_CERT": both,
+        "VERIFIER_TOKENS": tokens,
+        "VERIFIER_ADDRESS": behind,
+    }
+    variables = [f"{name}={value}" for name, value in told.items()]
+    return ["env", *variables, found, "-db", "-f", str(config_file("haproxy_verifier.cfg"))]
+
+
+def _certificate(folder: Path) -> tuple[str, str]:
+    """Make a certificate for this machine, its own authority, and its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        raise CollabError("no openssl to make a certificate", remedy="install openssl")
+    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    command += ["-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    return cert, key
+
+
+async def withstand(
+    site: Site, attack: str, recordings: Sequence[Recording], seconds: float
+) -> dict[str, Any]:
+    """Let robots work undisturbed, beside the attacker, and alone again.
+
+    Returns:
+        ``normal_p50_ms``, ``normal_p99_ms`` (a robot's draft to its verdict, beside the attack),
+        ``opening_p50_ms``, ``opening_p99_ms`` (the wish for an answer to its first verdict);
+        ``normal_p99_ratio``, ``opening_p99_ratio`` over ``undisturbed``; ``undisturbed`` and
+        ``after`` with the same four times; ``wrong``, ``failed`` (of all phases), ``failures``
+        (their words); ``rss_growth_mb`` (from before to after); ``thread_growth``, ``metrics_s``
+        (what ``GET /metrics`` took) during the attack; ``raw_log_lines``, ``tracebacks`` since it
+        began; ``sent`` by the attacker; ``ok``: all goals are met.
+    """
+    door = Door(site.address, tls_context(site.ca), site.token)
+    pid, robots = site.process.pid, Robots(door, recordings)
+    loop = asyncio.get_running_loop()
+    try:
+        await robots.work(2 * WARM_UP_S)
+        undisturbed = await robots.work(seconds)
+        memory_mb, threads, logged = family_mb(pid), _threads(pid), site.process.log.stat().st_size
+        async with _attacker(site.briefing(attack, seconds + 1.0, recordings[0])) as sent:
+            metrics = loop.run_in_executor(None, _ask_metrics, site.metrics_address, seconds / 2)
+            attacked = await robots.work(seconds)
+            thread_growth = _threads(pid) - threads
+        after = await robots.work(seconds / 2)
+    finally:
+        robots.close()
+    pace, all_seen = undisturbed.pace, (undisturbed, attacked, after)
+    alone, beside = _waits(undisturbed, pace), _waits(attacked, pace)
+    row: dict[str, Any] = {
+        **beside,
+        "normal_p99_ratio": beside["normal_p99_ms"] / alone["normal_p99_ms"],
+        "opening_p99_ratio": beside["opening_p99_ms"] / alone["opening_p99_ms"],
+        "undisturbed": alone,
+        "after": _waits(after, pace),
+        "wrong": sum(seen.wrong for seen in all_seen),
+        "failed": sum(len(seen.failures) for seen in all_seen),
+        "failures": sorted({words for seen in all_seen for words in seen.failures}),
+        "rss_growth_mb": family_mb(pid) - memory_mb,
+        "thread_growth": thread_growth,
+        "metrics_s": await metrics,
+        **read_log(site.process.log, logged),
+        "sent": sent,
+    }
+    row["ok"] = all(row[name] <= goal for name, goal in GOALS.items())
+    return row
+
+
+async def _attack_alone(briefing: Briefing) -> None:
+    async with _attacker(briefing):
+        pass
+
+
+@contextlib.asynccontextmanager
+async def _attacker(briefing: Briefing) -> AsyncIterator[dict[str, int]]:
+    """Attack from now on; leaving waits for the attacker's end. Yields what it will have sent."""
+    with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
+        file = Path(folder) / "briefing.json"
+        briefing.write(file)
+        command = (sys.executable, "-m", "collab_llm_nodes.bench.hostile.attacker", str(file))
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert process.stdout is not None
+        sent: dict[str, int] = {}
+        try:
+            await process.stdout.readline()
+            yield sent
+            said, _ = await within(process.communicate(), briefing.seconds + ATTACKER_END_S)
+            if process.returncode:
+                raise CollabError(f"the attacker ended with {process.returncode}")
+            sent.update(json.loads(said))
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+def _waits(seen: Seen, pace: Pace) -> dict[str, float]:
+    rounds = percentiles(seen.rounds_s, pace.round_s)
+    openings = percentiles(seen.openings_s, pace.answer_s)
+    return {
+        "normal_p50_ms": rounds[0],
+        "normal_p99_ms": rounds[1],
+        "rounds": len(seen.rounds_s),
+        "opening_p50_ms": openings[0],
+        "opening_p99_ms": openings[1],
+        "openings": len(seen.openings_s),
+    }
+
+
+def _threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def _ask_metrics(address: str, after_s: float) -> float:
+    """Return what the metrics take to come, asked for ``after_s`` from now; METRICS_S at most."""
+    time.sleep(after_s)
+    begun = time.perf_counter()
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=METRICS_S) as answer:
+            answer.read()
+    except OSError:
+        return METRICS_S
+    return time.perf_counter() - begun
+
+
+def read_log(file: Path, start: int) -> dict[str, int]:
+    """Count lines that are no JSON object, and tracebacks, from the byte ``start`` on."""
+    lines = file.read_bytes()[start:].decode("utf-8", errors="replace").splitlines()
+    raw = tracebacks = 0
+    for line in lines:
+        try:
+            raw += not isinstance(json.loads(line), dict)
+        except ValueError:
+            raw += 1
+        tracebacks += "Traceback (most recent call last)" in line
+    return {"raw_log_lines": raw, "tracebacks": tracebacks}
+
+
+def _print(results: dict[str, Any], attacks: Sequence[str], console: Console) -> None:
+    table = Table(title="robots beside an attack; the goal is in each column's head, at most")
+    table.add_column("attack")
+    heads = {
+        "normal_p99_ratio": "p99 ratio",
+        "opening_p99_ratio": "opening p99 ratio",
+        "wrong": "wrong",
+        "failed": "failed",
+        "rss_growth_mb": "growth [MB]",
+        "thread_growth": "threads",
+        "raw_log_lines": "raw log lines",
+        "tracebacks": "tracebacks",
+        "metrics_s": "/metrics [s]",
+    }
+    for name, head in heads.items():
+        table.add_column(f"{head}\n{GOALS[name]:g}", justify="right")
+    for attack in attacks:
+        row = results["hostile"][attack]
+        cells = [_cell(row[name], GOALS[name]) for name in heads]
+        told = "" if results["front"] or attack not in FRONT_ONLY else " (no goal without --front)"
+        table.add_row(attack + told, *cells)
+    console.print(table)
+    sigterm = _cell(results["hostile"]["sigterm_s"], results["goals"]["sigterm_s"])
+    console.print(f"SIGTERM to the end: {sigterm} s (at most {results['goals']['sigterm_s']:g})")
+
+
+def _cell(value: float, goal: float) -> str:
+    colour = "green" if value <= goal else "red"
+    return f"[{colour}]{value:.3g}[/]" if isinstance(value, float) else f"[{colour}]{value}[/]"
