@@ -38,7 +38,11 @@ ROBOT = {
         "What is logged: this and worse.",
         ["debug", "info", "warn", "error", "fatal"],
     ),
-    "composed": ("true", "Two processes: what thinks, what moves; else one for each node.", BOOLEAN),
+    "composed": (
+        "true",
+        "Two processes: what thinks, what moves; else one for each node.",
+        BOOLEAN,
+    ),
     "on_exit": (
         "shutdown",
         "When a process of the robot ends: end all others, or start it again after 2 s.",

@@ -79,6 +79,6 @@ def test_a_signal_to_another_thread_ends_the_process(
 
 def test_a_request_outlives_signals_before_the_wait() -> None:
     """None is lost between the look at ``asked`` and the wait."""
-    early = "signal.raise_signal(signal.SIGTERM); end.ask(); end.wait(); assert end.asked"
-    code = f"import signal; from collab_llm_nodes.ending import EndRequest; end = EndRequest(); {early}"
+    code = "import signal; from collab_llm_nodes.ending import EndRequest; end = EndRequest();"
+    code += "signal.raise_signal(signal.SIGTERM); end.ask(); end.wait(); assert end.asked"
     subprocess.run([sys.executable, "-c", code], timeout=END_S, check=True)
