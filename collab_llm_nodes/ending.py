@@ -1,7 +1,7 @@
 """The end of a process, asked for by SIGINT or SIGTERM.
 
-Python runs signal handlers in the main thread only, but the kernel may hand a signal to any thread. A
-main thread that waits for a lock then sleeps on, and its handler never runs. Python's wake-up
+Python runs signal handlers in the main thread only, but the kernel may hand a signal to any thread.
+A main thread that waits for a lock then sleeps on, and its handler never runs. Python's wake-up
 descriptor helps: the thread that gets the signal writes to it at once.
 """
 
