@@ -9,6 +9,7 @@ arguments.
 
 import atexit
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ NODES = (
     "navigator",
 )
 EXTRAS = {"record": "recorder", "dashboard": "dashboard", "markers": "markers"}
-LOG_LEVELS = ["debug", "info", "warn", "error", "fatal"]
 DRIVERS = {"go2": ["go2_driver"], "sim": ["sim_go2"], "none": []}
+RESPAWN_DELAY_S = 2.0
 
 ARGUMENTS = {
     "robot_file": ("go2.yaml", "Camera and motion: a file, or a name in the config folder."),
@@ -38,6 +39,9 @@ ARGUMENTS = {
     "verifier": ("", "Verifier, host:port. Empty: as in params_file."),
     "instruction": ("", "Followed once everything is up. Empty: send goals to `navigate`."),
     "namespace": ("", "Namespace of the nodes and their topics."),
+    "clock": ("/clock", "Simulated time. A relative name lies in the namespace."),
+    "seed": ("", "Room of driver:=sim. Empty: as in robot_file."),
+    "dashboard_port": ("", "Port of dashboard:=true. Empty: as in params_file, or 8080."),
     "bags": ("bags", "Where record:=true puts its bags, each named by date and time."),
 }
 FLAGS = {
@@ -47,6 +51,24 @@ FLAGS = {
     "record": ("false", "Record the drive as a bag (docs/replay.md)."),
     "markers": ("false", "Publish markers for RViz and Foxglove (docs/diagnostics.md)."),
 }
+CHOICES = {
+    "driver": (
+        "go2",
+        "Who carries cmd_vel out: go2_driver, sim_go2 (see sim.launch.py), or a node of somebody"
+        " else's.",
+        list(DRIVERS),
+    ),
+    "on_exit": (
+        "shutdown",
+        "When a process of the robot ends: end all others, or start it again after 2 s.",
+        ["shutdown", "respawn"],
+    ),
+    "log_level": (
+        "info",
+        "What is logged: this and worse.",
+        ["debug", "info", "warn", "error", "fatal"],
+    ),
+}
 
 
 def generate_launch_description() -> LaunchDescription:
@@ -55,26 +77,12 @@ def generate_launch_description() -> LaunchDescription:
         DeclareLaunchArgument(name, default_value=default, description=text)
         for name, (default, text) in ARGUMENTS.items()
     ]
+    chosen = {name: (*flag, ["true", "false"]) for name, flag in FLAGS.items()} | CHOICES
     declared += [
-        DeclareLaunchArgument(
-            name, default_value=default, description=text, choices=["true", "false"]
-        )
-        for name, (default, text) in FLAGS.items()
+        DeclareLaunchArgument(name, default_value=default, description=text, choices=choices)
+        for name, (default, text, choices) in chosen.items()
     ]
-    driver = DeclareLaunchArgument(
-        "driver",
-        default_value="go2",
-        description="Who carries cmd_vel out: go2_driver, sim_go2 (see sim.launch.py), or a node"
-        " of somebody else's.",
-        choices=list(DRIVERS),
-    )
-    log_level = DeclareLaunchArgument(
-        "log_level",
-        default_value="info",
-        description="What is logged: this and worse.",
-        choices=LOG_LEVELS,
-    )
-    return LaunchDescription([*declared, driver, log_level, OpaqueFunction(function=_nodes)])
+    return LaunchDescription([*declared, OpaqueFunction(function=_nodes)])
 
 
 def _nodes(context: LaunchContext) -> list[Node]:
@@ -90,33 +98,30 @@ def _nodes(context: LaunchContext) -> list[Node]:
         "package": "collab_llm",
         "namespace": value("namespace"),
         "parameters": [*files, overrides],
+        "remappings": [("/clock", value("clock"))],
         "ros_arguments": _log_levels(value("namespace"), value("log_level")),
         "output": "screen",
         "sigterm_timeout": "20",  # s; results are delivered and models freed first
     }
     # Either way the guard and the driver are not in the process of the models: a crash there must
-    # not keep the robot moving. The end of either ends everything.
-    processes = {
-        "motion": ["--driver", value("driver")],
-        "graph": [],
-    }
-    composed = [
-        Node(
-            executable=name,
-            arguments=arguments,
-            on_exit=Shutdown(reason="the robot's nodes ended"),
-            **common,
-        )
-        for name, arguments in processes.items()
-    ]
-    apart = [
-        Node(executable=name, name=name, **common)
-        for name in (*DRIVERS[value("driver")], "motion_guard", *NODES)
-    ]
-    started = composed if value("composed") == "true" else apart
+    # not keep the robot moving. A robot without one of its processes does not go on by itself.
+    respawn = {"respawn": True, "respawn_delay": RESPAWN_DELAY_S}
+    restarted: dict[str, Any] = respawn if value("on_exit") == "respawn" else {}
+    needed = restarted or {"on_exit": Shutdown(reason="a process of the robot ended")}
+    if value("composed") == "true":
+        driver = ["--driver", value("driver")]
+        started = [
+            Node(executable="motion", arguments=driver, **common, **needed),
+            Node(executable="graph", **common, **needed),
+        ]
+    else:
+        started = [
+            Node(executable=name, name=name, **common, **needed)
+            for name in (*DRIVERS[value("driver")], "motion_guard", *NODES)
+        ]
     for flag, executable in EXTRAS.items():
         if value(flag) == "true":
-            started.append(Node(executable=executable, name=executable, **common))
+            started.append(Node(executable=executable, name=executable, **common, **restarted))
     if value("instruction"):
         instruct = {k: common[k] for k in ("package", "namespace", "output")}
         started.append(Node(executable="instruct", arguments=[value("instruction")], **instruct))
@@ -139,7 +144,7 @@ def _file(argument: str, value: str, config: Path) -> str:
     raise FileNotFoundError(f"{argument}:={value} is no file, nor one of {config}: {known}")
 
 
-def _overrides(value: Any, share: Path) -> str:
+def _overrides(value: Callable[[str], str], share: Path) -> str:
     """A parameter file with what the arguments say; it goes when this process does.
 
     Names are spelt out because an exact name wins over the wildcards of the other files, while a
@@ -157,6 +162,10 @@ def _overrides(value: Any, share: Path) -> str:
         nodes[f"{space}/draft_vlm"]["model.path"] = model
     if value("verifier"):
         nodes[f"{space}/cloud_verifier_bridge"]["verifier.address"] = value("verifier")
+    if value("seed"):
+        nodes[f"{space}/sim_go2"]["seed"] = yaml.safe_load(value("seed"))
+    if value("dashboard_port"):
+        nodes[f"{space}/dashboard"]["port"] = yaml.safe_load(value("dashboard_port"))
     nodes[f"{space}/recorder"]["folder"] = value("bags")
     content = {name: {"ros__parameters": values} for name, values in nodes.items()}
     with tempfile.NamedTemporaryFile("w", prefix="collab_llm_", suffix=".yaml", delete=False) as f:

@@ -2,6 +2,7 @@
 
     ros2 launch collab_llm sim.launch.py dashboard:=true
     ros2 launch collab_llm sim.launch.py instruction:="find the red ball"
+    ros2 launch collab_llm sim.launch.py start_verifier:=false verifier:=cloud:50551
 
 The instruction must name what is in the room: `ros2 topic echo --once /ground_truth/room` tells.
 
@@ -17,56 +18,85 @@ from launch.actions import (
     IncludeLaunchDescription,
     SetEnvironmentVariable,
 )
+from launch.conditions import IfCondition
 from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.substitutions import FindPackageShare
 
-ARGUMENTS = {
+BOOLEAN = ["true", "false"]
+ROBOT = {
     "robot_file": ("sim.yaml", "Simulator, camera and motion: a file, or a name in config."),
     "params_file": ("embedded.yaml", "Models: a file, or a name in the config folder."),
-    "config": ("verifier_embedded.yaml", "The verifier's settings: a file, or a name in config."),
-    "verifier": ("127.0.0.1:50551", "Where the verifier listens, host:port."),
     "model": ("", "Draft model: folder or hub id. Empty: as in params_file, or the embedded."),
-    "target_model": ("", "Target model: folder or hub id. Empty: as in config, or the embedded."),
+    "verifier": ("127.0.0.1:50551", "The verifier, host:port; one is started there."),
     "instruction": ("", "Followed once everything is up. Empty: send goals to `navigate`."),
-    "namespace": ("", "Namespace of the nodes and their topics."),
-    "log_level": ("info", "debug, info, warn, error or fatal."),
+    "namespace": ("", "Namespace of the nodes and their topics, the clock among them."),
+    "clock": ("clock", "Simulated time. A relative name lies in the namespace."),
+    "seed": ("", "The room. Empty: as in robot_file."),
+    "driver": ("sim", "The simulator; go2.launch.py knows others.", ["sim"]),
+    "log_level": (
+        "info",
+        "What is logged: this and worse.",
+        ["debug", "info", "warn", "error", "fatal"],
+    ),
+    "composed": (
+        "true",
+        "Two processes: what thinks, what moves; else one for each node.",
+        BOOLEAN,
+    ),
+    "on_exit": (
+        "shutdown",
+        "When a process of the robot ends: end all others, or start it again after 2 s.",
+        ["shutdown", "respawn"],
+    ),
+    "autostart": (
+        "true",
+        "Configure and activate at the start; else by a lifecycle manager.",
+        BOOLEAN,
+    ),
+    "dashboard": (
+        "false",
+        "Start the dashboard, a web page for people (docs/dashboard.md).",
+        BOOLEAN,
+    ),
+    "dashboard_port": ("", "Port of dashboard:=true. Empty: as in params_file, or 8080."),
+    "record": ("false", "Record the drive as a bag (docs/replay.md).", BOOLEAN),
     "bags": ("bags", "Where record:=true puts its bags, each named by date and time."),
-    "composed": ("true", "Two processes: what thinks, what moves; else one for each node."),
-    "dashboard": ("false", "Start the dashboard, a web page for people (docs/dashboard.md)."),
-    "record": ("false", "Record the drive as a bag (docs/replay.md)."),
-    "markers": ("false", "Publish markers for RViz and Foxglove (docs/diagnostics.md)."),
+    "markers": ("false", "Publish markers for RViz and Foxglove (docs/diagnostics.md).", BOOLEAN),
+}
+VERIFIER = {
+    "config": ("verifier_embedded.yaml", "The verifier's settings: a file, or a name in config."),
+    "target_model": ("", "Target model: folder or hub id. Empty: as in config, or the embedded."),
+}
+OTHERS = {
+    "start_verifier": ("true", "Start one; false: use one that runs elsewhere.", BOOLEAN),
+    "discovery": (
+        "LOCALHOST",
+        "Whom the nodes find: LOCALHOST, or SUBNET for other machines as well.",
+        ["LOCALHOST", "SUBNET", "SYSTEM_DEFAULT"],
+    ),
 }
 
 
 def generate_launch_description() -> LaunchDescription:
     """The verifier and the robot side, with the simulator in place of the robot."""
     launch = PathJoinSubstitution([FindPackageShare("collab_llm"), "launch"])
-    passed = {name: LaunchConfiguration(name) for name in ARGUMENTS}
     verifier = IncludeLaunchDescription(
         PathJoinSubstitution([launch, "verifier.launch.py"]),
-        launch_arguments={
-            name: passed[name] for name in ("config", "target_model", "verifier")
-        }.items(),
+        launch_arguments=[(n, LaunchConfiguration(n)) for n in (*VERIFIER, "verifier")],
+        condition=IfCondition(LaunchConfiguration("start_verifier")),
     )
     robot = IncludeLaunchDescription(
         PathJoinSubstitution([launch, "go2.launch.py"]),
-        launch_arguments={
-            **{k: v for k, v in passed.items() if k not in ("config", "target_model")},
-            "driver": "sim",
-        }.items(),
-    )
-    discovery = DeclareLaunchArgument(
-        "discovery",
-        default_value="LOCALHOST",
-        description="Whom the nodes find: LOCALHOST, or SUBNET for other machines as well.",
-        choices=["LOCALHOST", "SUBNET", "SYSTEM_DEFAULT"],
+        launch_arguments=[(n, LaunchConfiguration(n)) for n in ROBOT],
     )
     confine = SetEnvironmentVariable(
         "ROS_AUTOMATIC_DISCOVERY_RANGE", LaunchConfiguration("discovery")
     )
     declared = [
-        DeclareLaunchArgument(name, default_value=default, description=text)
-        for name, (default, text) in ARGUMENTS.items()
+        DeclareLaunchArgument(
+            name, default_value=default, description=text, choices=choices[0] if choices else None
+        )
+        for name, (default, text, *choices) in (ROBOT | VERIFIER | OTHERS).items()
     ]
     # The robot first: what is wrong with its files is said before a verifier is started.
-    return LaunchDescription([*declared, discovery, GroupAction([confine, robot, verifier])])
+    return LaunchDescription([*declared, GroupAction([confine, robot, verifier])])

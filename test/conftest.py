@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,6 +32,18 @@ settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
 
 _next_domain = itertools.count(int(os.environ.get("ROS_DOMAIN_ID") or os.getpid()))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail launch tests that are skipped on an installed ROS 2: only there can they run."""
+    report = yield
+    if "ROS_DISTRO" in os.environ and report.skipped and item.get_closest_marker("launch_files"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, though ROS 2 is installed: {report.longrepr}"
+    return report
 
 
 class Graph:

@@ -23,7 +23,7 @@ from collab_llm.msg import LinkState
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.navigation.stop_words import asks_to_stop
 from collab_llm_nodes.nodes.goals import SentGoal
-from collab_llm_nodes.nodes.ros import STATE, STEADY, init_rclpy, own_arguments
+from collab_llm_nodes.nodes.ros import STATE, STEADY, argument_parser, init_rclpy, read_arguments
 
 START_DEADLINE_S = 300.0
 """Wait for the nodes and the verifier at most; models of many gigabytes may have to be loaded."""
@@ -181,11 +181,10 @@ def _spin(executor: SingleThreadedExecutor, finished: threading.Event) -> None:
 
 def main() -> int:
     """Read the instruction from the command line."""
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("words", nargs="+", help='the instruction: "find the red ball"')
     try:
-        words = own_arguments()
-        if not words or words[0] in ("-h", "--help"):
-            print('usage: instruct "find the red ball" [--ros-args ...]', file=sys.stderr)
-            return 0 if words else 2
+        words = read_arguments(parser).words
         init_rclpy(None)
     except ConfigError as error:
         print(f"{error.code}: {error}", file=sys.stderr)

@@ -13,7 +13,7 @@ from importlib import import_module
 
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
-from collab_llm_nodes.nodes.ros import own_arguments, run
+from collab_llm_nodes.nodes.ros import argument_parser, read_arguments, run
 
 DRIVERS = {"go2": "go2_driver.Go2Driver", "sim": "sim_go2.SimGo2", "none": ""}
 """Nodes that carry ``cmd_vel`` out; none: one of somebody else's."""
@@ -21,19 +21,20 @@ DRIVERS = {"go2": "go2_driver.Go2Driver", "sim": "sim_go2.SimGo2", "none": ""}
 
 def main() -> int:
     """Run the guard and the driver that ``--driver`` names."""
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument(
+        "--driver", choices=DRIVERS, required=True, help="who carries cmd_vel out; none: another's"
+    )
     try:
-        arguments = own_arguments()
+        driver = DRIVERS[read_arguments(parser).driver]
     except ConfigError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
         return 1
-    if len(arguments) != 2 or arguments[0] != "--driver" or arguments[1] not in DRIVERS:
-        print(f"usage: motion --driver {'|'.join(DRIVERS)} [--ros-args ...]", file=sys.stderr)
-        return 2
     nodes: list[type] = [MotionGuard]
-    if driver := DRIVERS[arguments[1]]:
+    if driver:
         module, name = driver.split(".")  # what is not wanted need not be installed
         nodes.insert(0, getattr(import_module(f"collab_llm_nodes.nodes.{module}"), name))
-    return run(*nodes)
+    return run(*nodes, args=sys.argv)
 
 
 if __name__ == "__main__":

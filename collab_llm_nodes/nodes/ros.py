@@ -18,13 +18,13 @@ The rules every node of this package keeps, and that this file makes easy:
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import difflib
 import functools
 import os
 import re
-import signal
 import socket
 import sys
 import threading
@@ -62,6 +62,7 @@ from rclpy.utilities import get_rmw_implementation_identifier, remove_ros_args
 from collab_llm_nodes import programs
 from collab_llm_nodes.collector import look_at_new_things_only
 from collab_llm_nodes.config import check_ranges, from_mapping, setting
+from collab_llm_nodes.ending import EndRequest
 from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.nodes.endpoints import Endpoints
 from collab_llm_nodes.nodes.health import (
@@ -565,6 +566,8 @@ def _of_qos(names: Iterable[str]) -> bool:
 def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
     """``main()`` of every executable: one node, or several composed in one process.
 
+    Without ``args`` the command line is read, which may hold nothing but ROS's own arguments.
+
     Spins in a second thread so that a signal is served at once and the nodes can still publish
     (zero velocity, closing sessions) before the context goes down; rclpy's own handler would shut
     it down first. The nodes are stopped in the thread that ran their callbacks.
@@ -575,10 +578,10 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
     """
     if not all(getattr(factory, "shares_memory", True) for factory in factories):
         os.environ.setdefault("FASTDDS_BUILTIN_TRANSPORTS", "UDPv4")  # whoever sets it knows better
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+    end = EndRequest()
     try:
+        if args is None:
+            read_arguments(argument_parser(factories))
         init_rclpy(args)
     except ConfigError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
@@ -589,9 +592,10 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
         for factory in factories:
             nodes.append(factory())
             executor.add_node(nodes[-1])
+        _refuse_one_name_for_all(nodes)
         _warn_of_misspelt_nodes(nodes, sys.argv if args is None else args)
         for node in nodes:
-            if isinstance(node, ManagedNode):
+            if isinstance(node, ManagedNode) and not end.asked:
                 node.start()
     except CollabError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
@@ -599,25 +603,36 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
         return 1
     look_at_new_things_only()
     failures: list[Exception] = []
-    spinner = threading.Thread(
-        target=_spin, args=(executor, nodes, ended, failures), name="ros-spin"
-    )
+    spinner = threading.Thread(target=_spin, args=(executor, nodes, end, failures), name="ros-spin")
     spinner.start()
-    ended.wait()
+    end.wait()
     executor.create_task(lambda: None)  # wakes it; shutdown() from here would race with it
     spinner.join()
     return 1 if failures else 0
 
 
-def own_arguments() -> list[str]:
-    """What the command line says besides ROS's own arguments.
+def argument_parser(about: Iterable[Callable[[], Node]] | str) -> argparse.ArgumentParser:
+    """Return the parser of an executable's command line; ``--help`` tells of its nodes."""
+    if not isinstance(about, str):
+        modules = [sys.modules[factory.__module__] for factory in about]
+        about = "\n\n".join((m.__doc__ or m.__name__).split("\n\n")[0] for m in modules)
+    return argparse.ArgumentParser(
+        description=about,
+        epilog="ROS's own arguments: --ros-args -p NODE:NAME:=VALUE, --params-file FILE,"
+        " -r FROM:=TO, --log-level LEVEL. docs/parameters.md lists the parameters.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def read_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Return what the command line says besides ROS's own arguments; ends the process on --help.
 
     Raises:
-        ConfigError: those cannot be read.
+        ConfigError: ROS's arguments cannot be read.
     """
     with _ros_arguments():
         own: list[str] = remove_ros_args(sys.argv)[1:]
-    return own
+    return parser.parse_args(own)
 
 
 def init_rclpy(args: list[str] | None) -> None:
@@ -641,6 +656,21 @@ def _ros_arguments() -> Iterator[None]:
             field="--ros-args",
             remedy="correct the argument, or the file that it names",
         ) from error
+
+
+def _refuse_one_name_for_all(nodes: list[Node]) -> None:
+    """``-r __node:=NAME`` renames every node of a process; parameters and logs would be mixed up.
+
+    Raises:
+        ConfigError: nodes of this process have the same name.
+    """
+    names = [node.get_fully_qualified_name() for node in nodes]
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            f"{len(names)} nodes share this process; they cannot all be {names[-1]}",
+            field="-r __node:=",
+            remedy="rename one by -r NODE:__node:=NAME, or all by a namespace: -r __ns:=/NAME",
+        )
 
 
 def _warn_of_misspelt_nodes(nodes: list[Node], arguments: list[str]) -> None:
@@ -678,11 +708,11 @@ def _node_names(content: Any) -> Iterator[str]:
 def _spin(
     executor: SingleThreadedExecutor,
     nodes: list[Node],
-    ended: threading.Event,
+    end: EndRequest,
     failures: list[Exception],
 ) -> None:
     try:
-        while not ended.is_set():
+        while not end.asked:
             executor.spin_once()
     except ExternalShutdownException:
         pass
@@ -692,7 +722,7 @@ def _spin(
             f"a callback failed, so the process ends:\n{traceback.format_exc()}"
         )
     finally:
-        ended.set()
+        end.ask()
         _stop(executor, nodes)
 
 

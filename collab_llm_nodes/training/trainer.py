@@ -388,7 +388,9 @@ class _Rounds:
                 self._running[number] = process
             if step >= due + self._config.dagger_lag:
                 if number in self._running:
-                    self._running.pop(number).join()
+                    while self._running[number].is_alive():
+                        self._running[number].join(1.0)  # signals are handled in between
+                    del self._running[number]
                 self._joined.append(shard)
                 self._pictures = data.Pictures(self._joined)
         return self._pictures

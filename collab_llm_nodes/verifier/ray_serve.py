@@ -72,7 +72,8 @@ def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda p
             signal.signal(number, _interrupt)
         _deploy(ray_serve, config, port)
         on_listening(port)
-        threading.Event().wait()
+        while True:
+            time.sleep(1.0)  # no longer wait: a signal that another thread got is handled after it
     except KeyboardInterrupt:
         log.info("draining for at most %g s", config.drain_s)
     finally:

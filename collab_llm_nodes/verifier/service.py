@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
-import signal
+import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -20,6 +21,7 @@ from grpc_health.v1 import health, health_pb2
 
 from collab_llm_nodes.collector import look_at_new_things_only
 from collab_llm_nodes.decoding.engine import Engine
+from collab_llm_nodes.ending import EndRequest, end_now, end_within
 from collab_llm_nodes.errors import CollabError, ConfigError, Unauthenticated
 from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.models.prompt import PromptLimits, encode
@@ -28,7 +30,6 @@ from collab_llm_nodes.verifier.admission import Peer, part
 from collab_llm_nodes.verifier.background import background_loop
 from collab_llm_nodes.verifier.client import check_certificates, read_file
 from collab_llm_nodes.verifier.conversation import Encode, Verifier
-from collab_llm_nodes.verifier.ending import end_now, end_within
 from collab_llm_nodes.verifier.info import Limits
 from collab_llm_nodes.verifier.settings import VerifierConfig, load_config
 
@@ -290,6 +291,8 @@ def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda p
         ConfigError: the address is in use, or a file cannot be read.
         CollabError: nothing can be computed any more; a supervisor is to start it again.
     """
+    for name in ("address", "metrics_address"):
+        _check_free(getattr(config, name), name)  # a model takes minutes to load
     engine = load_engine(config)
     server = VerifierServer(config, engine, prompt_encoder(engine, config.limits))
     look_at_new_things_only()
@@ -304,19 +307,15 @@ async def run_until_signal(
     Raises:
         CollabError: the verifier failed; those who were connected have been told.
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # Not loop.add_signal_handler: the loop's end would bring KeyboardInterrupt back.
-        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
+    # Not loop.add_signal_handler: the loop's end would bring KeyboardInterrupt back.
+    end, stop = EndRequest(), asyncio.Event()
+    asyncio.get_running_loop().add_reader(end, lambda: end.noticed() and stop.set())
     await server.start()
     on_listening(server.port)
-    ends = [asyncio.ensure_future(event.wait()) for event in (stop, server.failed)]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    for end in ends:
-        end.cancel()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # a second one has nothing to add
+    causes = [asyncio.ensure_future(event.wait()) for event in (stop, server.failed)]
+    await asyncio.wait(causes, return_when=asyncio.FIRST_COMPLETED)
+    for cause in causes:
+        cause.cancel()
     grace_s = min(drain_s, _TELL_S) if server.failed.is_set() else drain_s
     log.info("draining %d sessions for at most %g s", server.sessions, grace_s)
     status = 1 if server.failed.is_set() else 0
@@ -350,6 +349,31 @@ def _credentials(config: VerifierConfig) -> grpc.ServerCredentials | None:
     if ca is None:
         return grpc.ssl_server_credentials([(key, cert)])
     return grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
+
+
+def _check_free(address: str, field: str) -> None:
+    """Tell at once that a port is taken. Whoever comes while the model loads finds out afterwards.
+
+    Raises:
+        ConfigError: somebody listens on ``address``.
+    """
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return  # none, or a form that only gRPC reads
+    with contextlib.suppress(socket.gaierror):
+        places = socket.getaddrinfo(
+            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, kind, protocol, _, place in places:
+            try:
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(place)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise ConfigError(
+                        f"cannot listen on {address}", field=field, remedy="is the port in use?"
+                    ) from error
 
 
 def _is_local(address: str) -> bool:

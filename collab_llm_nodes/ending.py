@@ -1,0 +1,81 @@
+"""The end of a process: asked for by SIGINT or SIGTERM, and certain whatever its threads are at.
+
+Python runs signal handlers in the main thread only, but the kernel may hand a signal to any thread.
+A main thread that waits for a lock then sleeps on, and its handler never runs. Python's wake-up
+descriptor helps: the thread that gets the signal writes to it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+from typing import NoReturn
+
+log = logging.getLogger(__name__)
+
+
+class EndRequest:
+    """SIGINT, SIGTERM, or a call of :meth:`ask`. Made, and waited for, in the main thread.
+
+    Attributes:
+        asked: the process is to end.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._reader, self._writer = os.pipe()
+        for descriptor in (self._reader, self._writer):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def ask(self) -> None:
+        """Have the process end; for any thread."""
+        self.asked = True
+        with contextlib.suppress(BlockingIOError):  # full: it wakes as well
+            os.write(self._writer, b"\0")
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for; call :meth:`noticed` whenever it is readable."""
+        return self._reader
+
+    def noticed(self) -> bool:
+        """Empty the descriptor; return True once the process is to end."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._reader, 4096)
+        return self.asked
+
+    def wait(self) -> None:
+        """Return once the process is to end."""
+        while not self.noticed():
+            select.select([self], [], [])
+
+    def _on_signal(self, *_: object) -> None:
+        self.asked = True
+
+
+def end_within(seconds: float, status: int) -> None:
+    """Have this process end after ``seconds``, with ``status``, if it is still there then."""
+    timer = threading.Timer(seconds, end_now, (status,))
+    timer.daemon = True
+    timer.start()
+
+
+def end_now(status: int) -> NoReturn:
+    """End this process with ``status`` without waiting for its threads.
+
+    A thread within C code cannot be interrupted, and the interpreter's exit waits for it.
+    """
+    busy = [thread.name for thread in threading.enumerate() if thread.name.startswith("verifier")]
+    log.warning("ended while threads were busy: %s", ", ".join(busy) or "others")
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)

@@ -1,0 +1,84 @@
+"""SIGINT and SIGTERM end a process, whichever of its threads the kernel hands them to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+END_S = 110.0
+"""Much more than an end takes, for a machine that is busy."""
+
+# In each, a thread other than the main one gets the signal while the main one waits.
+SEND = """
+import signal, threading
+def send():
+    signal.pthread_kill(threading.get_ident(), signal.{name})
+"""
+REQUEST = """
+from collab_llm_nodes.ending import EndRequest
+
+end = EndRequest()
+threading.Timer(0.5, send).start()
+end.wait()
+"""
+NODE = """
+from collab_llm_nodes.nodes.navigation_action_parser import ParserConfig
+from collab_llm_nodes.nodes.ros import ManagedNode, run
+
+class Node(ManagedNode):
+    def activate(self):
+        self.create_timer(0.1, send)
+
+assert run(lambda: Node("node", ParserConfig)) == 0
+"""
+VERIFIER = """
+import asyncio
+from collab_llm_nodes.verifier.service import run_until_signal
+
+class Server:
+    port, sessions, failed = 1, 0, asyncio.Event()
+
+    async def start(self):
+        pass
+
+    async def stop(self, grace_s):
+        pass
+
+later = lambda port: threading.Timer(0.5, send).start()
+asyncio.run(run_until_signal(Server(), 1.0, later))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "waits",
+    [
+        pytest.param(REQUEST, id="request"),
+        pytest.param(NODE, id="node", marks=pytest.mark.ros),
+        pytest.param(VERIFIER, id="verifier"),
+    ],
+)
+def test_a_signal_to_another_thread_ends_the_process(
+    request: pytest.FixtureRequest, waits: str, name: str
+) -> None:
+    if waits == NODE:
+        request.getfixturevalue("ros_context")
+    done = subprocess.run(
+        [sys.executable, "-c", SEND.format(name=name) + waits],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=END_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_request_outlives_signals_before_the_wait() -> None:
+    """None is lost between the look at ``asked`` and the wait."""
+    code = "import signal; from collab_llm_nodes.ending import EndRequest; end = EndRequest();"
+    code += "signal.raise_signal(signal.SIGTERM); end.ask(); end.wait(); assert end.asked"
+    subprocess.run([sys.executable, "-c", code], timeout=END_S, check=True)
