@@ -367,7 +367,7 @@ TARGET_WORDING = TrainConfig(
 )
 """The wording stage: the language model alone, with instructions in many words."""
 DRAFT_WORDING = replace(
-    TARGET_WORDING, role="draft", steps=160, learning_rate=1e-3, dagger_steps=()
+    TARGET_WORDING, role="draft", steps=120, learning_rate=1e-3, dagger_steps=()
 )
 """The same for the draft, which learns the law of the target's answers."""
 
@@ -438,7 +438,7 @@ def train_all(out: Path, hours: float = 0.0, seed: int = 0, pair: Path | None = 
             bfloat16=TARGET_WORDING.bfloat16,
         )
         if pair is not None:
-            exits = replace(exits, initial=str(pair / "nav-target"), steps=100, learning_rate=4e-4)
+            exits = replace(exits, initial=str(pair / "nav-target"), steps=80, learning_rate=4e-4)
         agreement = train_adapters(
             exits,
             lambda done, total: tell("adapters", done, total, {}),

@@ -207,7 +207,7 @@ class Wishes:
     def every(self) -> Iterator[Wish]:
         """Every verb in every frame with every article."""
         for verb in self.verbs:
-            for frame in self.frames:
+            for frame in dict.fromkeys(self.frames):
                 for article in dict.fromkeys(ARTICLES):
                     yield Wish(verb, frame, article)
 
