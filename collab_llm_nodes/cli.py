@@ -345,12 +345,18 @@ def train_nav(
         float, typer.Option(help="Stop after this long; 0 = the whole plan.", min=0.0)
     ] = 0.0,
     seed: SeedOption = 0,
+    pair: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a trained pair (`models`): only the wording stage and the exits."
+        ),
+    ] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Train the embedded pair (target, draft, early-exit adapters) from seeds; resumable."""
     from collab_llm_nodes.training.trainer import train_all
 
-    train_all(out, hours=hours, seed=seed)
+    train_all(out, hours=hours, seed=seed, pair=pair)
     curves = {f.parent.name: json.loads(f.read_text("utf-8")) for f in out.glob("*/curve.json")}
     write_json(json_file, {"out": str(out), "curves": curves})
 
@@ -369,6 +375,8 @@ def eval_nav(
     for name, value in (
         ("rooms solved, target", f"{found['target']['success_rate']:.1%}"),
         ("rooms solved, draft alone", f"{found['draft']['success_rate']:.1%}"),
+        ("... asked in other trained words, target", f"{found['wording']['trained']:.1%}"),
+        ("... in words never trained on, target", f"{found['wording']['held_out']:.1%}"),
         ("direction of things in view", f"{found['in_view_direction']:.3f}"),
         ('"not in view" right', f"{found['not_in_view']:.3f}"),
         ("invalid actions", str(found["invalid_actions"])),

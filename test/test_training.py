@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +29,39 @@ from collab_llm_nodes.navigation.prompt import user_text
 from collab_llm_nodes.sim import expert
 from collab_llm_nodes.sim.renderer import KINDS, Renderer, footprint
 from collab_llm_nodes.sim.rooms import Pose, make_room
-from collab_llm_nodes.training import data
+from collab_llm_nodes.training import data, evaluate, trainer
 from collab_llm_nodes.training.adapters import AdapterConfig, train_adapters
 from collab_llm_nodes.training.answering import answers, patches
 from collab_llm_nodes.training.architecture import MICRO, build, prefix_ids
-from collab_llm_nodes.training.batches import ANSWER_LENGTH, TEXT_LENGTH, Batches, ask, mirrored
-from collab_llm_nodes.training.evaluate import EvalConfig, advance, start
-from collab_llm_nodes.training.forward import FastForward
+from collab_llm_nodes.training.batches import (
+    ANSWER_LENGTH,
+    TEXT_LENGTH,
+    Batches,
+    ask,
+    mirrored,
+)
+from collab_llm_nodes.training.evaluate import (
+    EvalConfig,
+    advance,
+    held_out_figures,
+    start,
+    wording_figures,
+)
+from collab_llm_nodes.training.forward import LONGEST_TEXT, FastForward
 from collab_llm_nodes.training.tokenizer import SPECIAL, token_id, train_tokenizer
 from collab_llm_nodes.training.trainer import Learner, TrainConfig, export, train_nav
-from collab_llm_nodes.training.wording import WORDS, action_said, corpus, direction_said
+from collab_llm_nodes.training.wording import (
+    HELD_OUT,
+    HELD_OUT_FRAMES,
+    HELD_OUT_VERBS,
+    TRAINED,
+    VERBS,
+    WORDS,
+    Wish,
+    action_said,
+    corpus,
+    direction_said,
+)
 
 MICRO_RUN = TrainConfig(role="micro", batch=3, compile=False, bfloat16=False, warmup=2, steps=100)
 
@@ -145,12 +170,73 @@ def test_every_text_fits_and_words_are_tokens(tokenizer: PreTrainedTokenizerBase
     answer = max(len(tokenizer(t).input_ids) for t in said) + 1
     assert answer <= ANSWER_LENGTH
     assert longest + answer - 1 <= TEXT_LENGTH
+    asked = max(
+        len(batches.question_ids(user_text(text, ["turn right 45 degree"] * 2)))
+        for text in {wish.text("yellow bottle") for wish in TRAINED.every()}
+    )
+    assert asked + answer - 1 <= LONGEST_TEXT
     for word in WORDS:
         assert len(tokenizer(f" {word}").input_ids) == 1
     for token in SPECIAL:
         assert tokenizer(token).input_ids == [token_id(tokenizer, token)]
     strange = "Où est la balle? 球"
     assert tokenizer.decode(tokenizer(strange).input_ids) == strange
+
+
+def words(texts: Iterable[str]) -> set[str]:
+    return {word for text in texts for word in re.findall(r"[a-z']+", text)}
+
+
+def test_held_out_words_are_never_trained_on() -> None:
+    trained = {user_text(wish.text("red ball"), []) for wish in TRAINED.every()}
+    known = words(trained)
+    for part in (*HELD_OUT_VERBS, *HELD_OUT_FRAMES):
+        assert words([part.format(verb="", thing="")]) - known, part
+    for part, wishes in HELD_OUT.items():
+        asked = {user_text(wish.text("red ball"), []) for wish in wishes.every()}
+        spoken = {text for text in asked if "hurry" in text or "kindly" in text}
+        assert spoken, part
+        # a held-out verb in a frame that has no verb would be no test of the verb
+        assert not asked & trained, part
+
+
+def test_a_robot_is_asked_in_many_ways() -> None:
+    rng = np.random.default_rng(3)
+    drawn = [TRAINED.draw(rng).text("green box") for _ in range(3_000)]
+    again = np.random.default_rng(3)
+    assert drawn == [TRAINED.draw(again).text("green box") for _ in range(3_000)]
+    assert drawn != [TRAINED.draw(rng).text("green box") for _ in range(3_000)]
+    assert any(text[0].isupper() for text in drawn)
+    assert {text[-1] for text in drawn} >= {".", "!", "?"}
+    every = {user_text(wish.text("green box"), []) for wish in TRAINED.every()}
+    assert {user_text(text, []) for text in drawn} <= every
+    for wish in (
+        "Reach the green box.",
+        "navigate to the green box",
+        "navigate to a green box",
+        "find green box!",
+        "please reach the green box",
+        "Could you please go to that green box?",
+        "could you find the green box?",
+        "go to the green box, thank you",
+        "the green box, please",
+    ):
+        assert user_text(wish, []) in every, wish
+
+
+def test_the_answer_has_the_form_of_the_plain_verb() -> None:
+    assert [Wish(verb).form for verb in VERBS] == list(range(len(VERBS)))
+    assert Wish("go to", "could you {verb} {thing}").form == VERBS.index("go to")
+    assert Wish("reach").form == Wish("go to", "{thing}, please").form == 0
+
+
+def test_questions_are_reworded_in_the_share_asked_for(pictures: data.Pictures) -> None:
+    plain = {f"{verb} the" for verb in VERBS}
+    for share in (0.0, 0.5, 1.0):
+        rng = np.random.default_rng(2)
+        asked = [q for i in range(len(pictures)) for q in ask(pictures, i, 8, rng, reworded=share)]
+        other = sum(q.prompt.partition(" " + q.name)[0] not in plain for q in asked)
+        assert other / len(asked) == pytest.approx(share, abs=0.06)
 
 
 def test_chat_template_and_prefix_agree(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -238,6 +324,7 @@ def test_a_stopped_run_goes_on_as_if_never_stopped(
             dagger_rooms=2,
             evaluate_every=5,
             held_out_rooms=1,
+            reworded=0.5,
         )
         for most in stops:
             left = iter(range(most + 1))
@@ -250,7 +337,12 @@ def test_a_stopped_run_goes_on_as_if_never_stopped(
     assert [end["step"] for end in ends.values()] == [5, 5]
     for key, value in ends["straight"]["model"].items():
         torch.testing.assert_close(ends["stopped"]["model"][key], value, atol=0, rtol=0)
-    assert set(ends["stopped"]["curve"][0]) >= {"in_view_direction", "not_in_view", "name_loss"}
+    assert set(ends["stopped"]["curve"][0]) >= {
+        "in_view_direction",
+        "not_in_view",
+        "held_out_wording",
+        "name_loss",
+    }
 
 
 def test_training_learns_and_dense_words_reach_the_vision_tower(pictures: data.Pictures) -> None:
@@ -299,6 +391,88 @@ def test_adapters_close_in_on_the_last_layer(
         ]
     assert distance[1] < 0.8 * distance[0]
     assert set(agreement) == {"exit_1"}
+
+
+def test_a_stage_begins_with_a_checkpoint_and_learns_from_a_teacher(
+    pictures: data.Pictures, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    model, folder = shaken(tokenizer), str(tmp_path / "model")
+    export(model, tokenizer, Path(folder), torch.float32)
+    config = replace(
+        MICRO_RUN, initial=folder, reworded=0.7, dense_weight=0.0, name_weight=0.0, seed=4
+    )
+    moved = {}
+    for teacher in ("", folder):
+        learner = Learner(replace(config, teacher=teacher))
+        assert torch.equal(learner.model.lm_head.weight, model.lm_head.weight)
+        batch = learner.batches.make([(pictures, 3)], 0, 2)
+        tensors = [getattr(batch, field.name) for field in fields(batch)]
+        learner._losses(*tensors)[0].backward()
+        moved[teacher] = sum(
+            float(p.grad.norm()) for p in learner.model.parameters() if p.grad is not None
+        )
+    assert moved[folder] < 1e-3 * moved[""]  # its own teacher has nothing to teach
+    other = train_tokenizer(["quite another corpus of words"] * 3)
+    export(build(MICRO, other, 0), other, tmp_path / "other", torch.float32)
+    with pytest.raises(ConfigError, match="tokenizer"):
+        Learner(replace(MICRO_RUN, initial=str(tmp_path / "other")))
+
+
+def test_the_wording_stage_follows_the_plain_one(tmp_path: Path) -> None:
+    names = [name for name, _, _ in trainer._stages(tmp_path, None)]
+    assert names == ["target", "target-wording", "draft", "draft-wording"]
+    later = trainer._stages(tmp_path, Path("models"))
+    assert [name for name, _, _ in later] == ["target-wording", "draft-wording"]
+    (_, target, _), (_, draft, _) = later
+    assert (target.initial, target.teacher) == ("models/nav-target", "")
+    assert draft.teacher == str(tmp_path / "models" / "nav-target")
+
+
+def test_another_seed_asks_other_perception_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[list[str], bytes]] = []
+
+    def answer(_model: Any, _tokenizer: Any, images: np.ndarray, prompts: list[str]) -> list[str]:
+        asked.append((prompts, images.tobytes()))
+        return [""] * len(prompts)
+
+    monkeypatch.setattr(evaluate, "answers", answer)
+    nothing: Any = None
+    for seed in (0, 0, 1):
+        held_out_figures(nothing, nothing, tmp_path, rooms=1, seed=seed)
+    first, same, other = asked
+    assert first == same
+    assert first[0] != other[0]
+    assert first[1] != other[1]
+
+
+def test_wording_figures_tell_which_words_are_understood() -> None:
+    """A navigator that stops at once wherever it reads a held-out verb, and is an expert else."""
+    rooms: dict[str, Any] = {}
+
+    def remember(seed: int, wishes: Any = None) -> Any:
+        episode = start(seed, wishes)
+        rooms[user_text(episode.instruction, [])] = episode
+        return episode
+
+    def answer(_images: np.ndarray, prompts: Sequence[str]) -> list[str]:
+        said = []
+        for prompt in prompts:
+            episode = rooms[prompt.partition(". history")[0] + ". history: none."]
+            sight = expert.look(episode.room, episode.base.pose)[episode.room.target]
+            lost = any(verb in prompt for verb in HELD_OUT_VERBS)
+            action = "stop" if lost else expert.decide(sight, episode.history)
+            said.append(f"x. the next action is {action}.")
+        return said
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "start", remember)
+        found = wording_figures(answer, 3, 4, lambda what, done, total: None)
+    assert found["trained"] == found["held_out_frame"] == 1.0
+    assert found["held_out_verb"] == found["held_out_both"] == 0.0
+    assert found["held_out"] == pytest.approx(1 / 3)
+    assert found["rooms"] == 16
 
 
 def test_configurations_refuse_what_makes_no_sense() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, Qwen2VLForConditionalGeneration
 
 from collab_llm_nodes.models.adapters import ExitAdapters
+from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.training import data
 from collab_llm_nodes.training.architecture import prefix_ids
 from collab_llm_nodes.training.batches import Batch, Batches
@@ -24,6 +25,8 @@ class AdapterConfig:
     """Training of the adapters beside the checkpoint in ``model``."""
 
     model: str = "models/nav-target"
+    initial: str = ""
+    """Folder of adapters to begin with, whose exits and width are kept; none: identities."""
     shards: tuple[str, ...] = ()
     """Picture shards; own trajectories of the target among them where there are any."""
     layers: tuple[int, ...] = ()
@@ -33,6 +36,9 @@ class AdapterConfig:
     steps: int = 1_500
     batch: int = 24
     learning_rate: float = 2e-3
+    reworded: float = 0.0
+    """As in ``TrainConfig``."""
+    bfloat16: bool = True
     seed: int = 1
 
 
@@ -57,16 +63,19 @@ def train_adapters(
     model.requires_grad_(False)
     fast = FastForward(model, prefix_ids(tokenizer))
     pictures = data.Pictures([Path(s) for s in config.shards])
-    batches = Batches(tokenizer, config.seed)
+    batches = Batches(tokenizer, config.seed, config.reworded)
     text: Any = model.config.text_config
     layers = config.layers or tuple(range(1, text.num_hidden_layers))
     torch.manual_seed(config.seed)
     adapters = ExitAdapters(text.hidden_size, layers, config.width)
+    if config.initial:
+        adapters = ExitAdapters.load(config.initial, decoder_parts(model))
+        layers = adapters.layers
     optimizer = torch.optim.AdamW(adapters.parameters(), lr=config.learning_rate, weight_decay=0.0)
     agreement = dict.fromkeys(layers, 0.0)
     for step in range(config.steps):
         batch = batches.make([(pictures, config.batch)], step, 2)
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=config.bfloat16):
             hidden = exit_hidden(fast, batch)
         final = fast.logits(hidden[-1].float())
         real = batch.labels >= 0
@@ -78,7 +87,7 @@ def train_adapters(
         optimizer.step()
         optimizer.zero_grad()
         for layer, share in zip(layers, right, strict=True):
-            agreement[layer] += 0.02 * (share - agreement[layer])
+            agreement[layer] += (0.02 if step else 1.0) * (share - agreement[layer])
         if progress is not None:
             progress(step + 1, config.steps)
     adapters.save(config.model)

@@ -16,10 +16,18 @@ from collab_llm_nodes.sim.expert import ACTIONS, DIRECTIONS, DISTANCES, Sight, d
 from collab_llm_nodes.sim.renderer import KINDS
 from collab_llm_nodes.training.data import MOST_THINGS, TOKEN_COLUMNS, TOKEN_ROWS, Pictures
 from collab_llm_nodes.training.tokenizer import token_id
-from collab_llm_nodes.training.wording import VERBS, WORDS, answer, dense_words, instruction
+from collab_llm_nodes.training.wording import (
+    TRAINED,
+    VERBS,
+    WORDS,
+    Wish,
+    Wishes,
+    answer,
+    dense_words,
+)
 
 TEXT_LENGTH = 46
-"""Question and answer tokens of the longest pair, less the last one, which is never an input."""
+"""Question and answer tokens of the longest plain pair, less the last one, which is no input."""
 ANSWER_LENGTH = 25
 NAME_LENGTH = 5
 NAMES = 8
@@ -43,11 +51,11 @@ class Question:
     name: str
     sight: Sight | None
     history: tuple[str, ...]
-    verb: int
+    wish: Wish
 
     @property
     def prompt(self) -> str:
-        return user_text(instruction(self.name, self.verb), self.history)
+        return user_text(self.wish.text(self.name), self.history)
 
     @property
     def found(self) -> tuple[int, int]:
@@ -59,7 +67,7 @@ class Question:
 
     @property
     def answer(self) -> str:
-        return answer(self.name, self.sight, self.history, self.verb)
+        return answer(self.name, self.sight, self.history, self.wish.form)
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ class Batch:
     """B pictures with K questions each; T image tokens, W dense words, A answer tokens."""
 
     pictures: Tensor  # uint8 [B, 84, 168, 3]
-    texts: Tensor  # int64 [B K, TEXT_LENGTH], right padded
+    texts: Tensor  # int64 [B K, L], right padded to TEXT_LENGTH or the longest reworded text
     at: Tensor  # int64 [B K, ANSWER_LENGTH]: positions whose next token is an answer token
     labels: Tensor  # int64 [B K, ANSWER_LENGTH], -100 where there is none
     dense: Tensor  # float [B, T, W]
@@ -83,8 +91,13 @@ def ask(
     rng: np.random.Generator,
     flip: bool = False,
     unseen: float = UNSEEN_SHARE,
+    reworded: float = 0.0,
+    wishes: Wishes = TRAINED,
 ) -> list[Question]:
-    """``count`` questions about picture ``index``: things in view, hidden and absent ones."""
+    """``count`` questions about picture ``index``: things in view, hidden and absent ones.
+
+    The share ``reworded`` of them is drawn from ``wishes``; the others have the plain wording.
+    """
     sign = -1.0 if flip else 1.0
     sights: dict[int, Sight] = {}
     for i in range(MOST_THINGS):
@@ -102,7 +115,9 @@ def ask(
     goal = int(pictures.goal[index])
     questions = []
     for number in range(count):
-        verb = int(rng.integers(len(VERBS)))
+        wish = Wish(VERBS[int(rng.integers(len(VERBS)))])
+        if reworded and rng.random() < reworded:
+            wish = wishes.draw(rng)
         if number == 0 and goal in clear:
             chosen: int | None = goal
         elif seen and rng.random() > unseen:
@@ -113,7 +128,7 @@ def ask(
             kind, sight = int(pictures.kind[index, chosen]), sights[chosen]
         else:
             kind, sight = _unseen_kind(pictures.kind[index], sights, rng), None
-        questions.append(Question(" ".join(KINDS[kind]), sight, told, verb))
+        questions.append(Question(" ".join(KINDS[kind]), sight, told, wish))
     return questions
 
 
@@ -130,9 +145,12 @@ def _unseen_kind(kinds: np.ndarray, sights: dict[int, Sight], rng: np.random.Gen
 class Batches:
     """Makes batch ``step`` from pictures; equal seeds and pictures give equal batches."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, seed: int, reworded: float = 0.0
+    ) -> None:
         self._tokenizer = tokenizer
         self._seed = seed
+        self._reworded = reworded
         self._encode = lru_cache(maxsize=None)(self._encode_text)
         self._end = token_id(tokenizer, "<|im_end|>")
         self._pad = token_id(tokenizer, "<|endoftext|>")
@@ -159,12 +177,12 @@ class Batches:
             images = source.images(chosen)
             for image, index in zip(images, chosen, strict=True):
                 flip = bool(rng.random() < 0.5)
-                asked += ask(source, int(index), questions, rng, flip)
+                asked += ask(source, int(index), questions, rng, flip, reworded=self._reworded)
                 named += ask(source, int(index), NAMES, rng, flip, unseen=0.6)
                 dense.append(self._dense(source, int(index), flip))
                 pictures.append(image[:, ::-1] if flip else image)
         texts, at, labels = self.encode(asked)
-        wishes = [self._encode(instruction(q.name, q.verb)) for q in named]
+        wishes = [self._encode(q.wish.text(q.name)) for q in named]
         names = np.full((len(named), NAME_LENGTH), self._pad, np.int64)
         for row, wish in enumerate(wishes):
             names[row, : len(wish)] = wish
@@ -181,12 +199,12 @@ class Batches:
 
     def encode(self, asked: Sequence[Question]) -> tuple[Tensor, Tensor, Tensor]:
         """Texts, answer positions and labels of the questions (see ``Batch``)."""
-        texts = np.full((len(asked), TEXT_LENGTH), self._pad, np.int64)
+        pairs = [(self.question_ids(q.prompt), (*self._encode(q.answer), self._end)) for q in asked]
+        longest = max(len(prompt) + len(said) - 1 for prompt, said in pairs)
+        texts = np.full((len(asked), max(longest, TEXT_LENGTH)), self._pad, np.int64)
         at = np.zeros((len(asked), ANSWER_LENGTH), np.int64)
         labels = np.full((len(asked), ANSWER_LENGTH), -100, np.int64)
-        for row, question in enumerate(asked):
-            prompt = self.question_ids(question.prompt)
-            said = (*self._encode(question.answer), self._end)
+        for row, (prompt, said) in enumerate(pairs):
             both = prompt + said[:-1]
             texts[row, : len(both)] = both
             at[row, : len(said)] = np.arange(len(said)) + len(prompt) - 1

@@ -11,23 +11,29 @@ from collab_llm_nodes.training.tokenizer import train_tokenizer
 from collab_llm_nodes.training.trainer import TrainConfig
 from collab_llm_nodes.training.wording import corpus
 
-_SHOWN = {"in_view_direction": "direction of things in view", "not_in_view": "things not in view"}
+_SHOWN = {
+    "in_view_direction": "direction of things in view",
+    "not_in_view": "things not in view",
+    "held_out_wording": "wording stage: unseen words",
+}
 
 
 def write_curves(runs: dict[str, tuple[TrainConfig, Path]], folder: Path) -> dict[str, Any]:
-    """Write ``nav_training.json`` and ``.png``; ``runs`` maps a role to its plan and run folder.
+    """Write ``nav_training.json`` and ``.png``; ``runs`` maps a stage to its plan and run folder.
 
-    Per role the JSON holds the parameters, the plan's main figures and the curve: shares of
+    A stage that ``runs`` lacks keeps what an earlier file in ``folder`` says of it.
+    Per stage the JSON holds the parameters, the plan's main figures and the curve: shares of
     held-out questions answered right in free running, over steps, seconds and pictures seen.
     """
     tokenizer = train_tokenizer(corpus())
-    result: dict[str, Any] = {}
-    for role, (plan, run) in runs.items():
+    file = folder / "nav_training.json"
+    result: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    for stage, (plan, run) in runs.items():
         curve = json.loads((run / "curve.json").read_text(encoding="utf-8"))
         for point in curve:
             point["pictures"] = point["step"] * plan.batch
-        model = build(SIZES[role], tokenizer, 0)
-        result[role] = {
+        model = build(SIZES[plan.role], tokenizer, 0)
+        result[stage] = {
             "parameters": sum(p.numel() for p in model.parameters()),
             "steps": plan.steps,
             "batch": plan.batch,
@@ -38,7 +44,7 @@ def write_curves(runs: dict[str, tuple[TrainConfig, Path]], folder: Path) -> dic
         }
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result, indent=1, sort_keys=True)
-    (folder / "nav_training.json").write_text(text + "\n", encoding="utf-8")
+    file.write_text(text + "\n", encoding="utf-8")
     _plot(result, folder / "nav_training.png")
     return result
 
@@ -49,22 +55,24 @@ def _plot(result: dict[str, Any], file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(_SHOWN), figsize=(9, 3.4), sharey=True)
+    figure, axes = pyplot.subplots(1, len(_SHOWN), figsize=(12, 3.4), sharey=True)
     for axis, (key, title) in zip(axes, _SHOWN.items(), strict=True):
-        for role, facts in result.items():
+        for stage, facts in result.items():
             curve = facts["curve"]
+            if ("held_out_wording" in curve[0]) != (key == "held_out_wording"):
+                continue
             axis.plot(
                 [p["pictures"] / 1000 for p in curve],
                 [p[key] for p in curve],
                 marker=".",
-                label=f"{role}, {facts['parameters'] / 1e6:.2f} M parameters",
+                label=f"{stage}, {facts['parameters'] / 1e6:.2f} M parameters",
             )
         axis.set_title(title)
         axis.set_xlabel("pictures seen [thousand]")
         axis.grid(alpha=0.3)
+        axis.legend(loc="lower right")
     axes[0].set_ylabel("held-out answers right")
     axes[0].set_ylim(0, 1.02)
-    axes[-1].legend(loc="lower right")
     figure.tight_layout()
     figure.savefig(file, dpi=110)
     pyplot.close(figure)

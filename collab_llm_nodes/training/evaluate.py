@@ -28,7 +28,15 @@ from collab_llm_nodes.sim.rooms import Room, make_room
 from collab_llm_nodes.training import data
 from collab_llm_nodes.training.answering import answers
 from collab_llm_nodes.training.batches import Question, ask
-from collab_llm_nodes.training.wording import VERBS, action_said, direction_said, instruction
+from collab_llm_nodes.training.wording import (
+    HELD_OUT,
+    TRAINED,
+    VERBS,
+    Wish,
+    Wishes,
+    action_said,
+    direction_said,
+)
 
 HELD_OUT_SEEDS = 500_000
 """Rooms of the held-out pictures; below the training rooms, above the evaluation rooms."""
@@ -41,14 +49,16 @@ Tell = Callable[[str, int, int], None]
 """Called with (what, done, total)."""
 
 
-def held_out_pictures(folder: Path, rooms: int = 40, tell: Tell | None = None) -> data.Pictures:
+def held_out_pictures(
+    folder: Path, rooms: int = 40, seed: int = 0, tell: Tell | None = None
+) -> data.Pictures:
     """Pictures of rooms that no training shard has; rendered on first use."""
-    shard = folder / f"held-out-{rooms}"
+    shard = folder / f"held-out-{seed}-{rooms}"
     if not shard.exists():
         renderer = Renderer()
         visited: list[data.Snapshot] = []
         for number in range(rooms):
-            visited += data.room_snapshots(renderer, HELD_OUT_SEEDS + number)
+            visited += data.room_snapshots(renderer, HELD_OUT_SEEDS + seed + number)
             if tell is not None:
                 tell("rendering held-out pictures", number + 1, rooms)
         renderer.close()
@@ -62,6 +72,8 @@ def held_out_figures(
     folder: Path,
     rooms: int = 40,
     batch: int = 128,
+    seed: int = 0,
+    wishes: Wishes | None = None,
     tell: Tell | None = None,
 ) -> dict[str, float]:
     """Shares of held-out questions answered right, from freely generated greedy answers.
@@ -69,13 +81,17 @@ def held_out_figures(
     ``in_view_direction``: the direction word, over things in view. ``not_in_view``: said not to
     be in view, over things that are not. ``exact``: the whole answer. ``action``: the action.
     ``refused``: how many answers the action grammar does not read.
+    Rooms and questions follow from ``seed``; they are asked in ``wishes``, or plainly.
     """
-    pictures = held_out_pictures(folder, rooms, tell)
-    rng = np.random.default_rng(0)
+    pictures = held_out_pictures(folder, rooms, seed, tell)
+    rng = np.random.default_rng(seed)
     indices: list[int] = []
     asked: list[Question] = []
     for i in range(len(pictures)):
-        asked += ask(pictures, i, 1, rng)
+        if wishes is None:
+            asked += ask(pictures, i, 1, rng)
+        else:
+            asked += ask(pictures, i, 1, rng, reworded=1.0, wishes=wishes)
         indices.append(i)
     said: list[str] = []
     for at in range(0, len(asked), batch):
@@ -131,10 +147,16 @@ class Episode:
     asked: list[Asked] = field(default_factory=list)
 
 
-def start(seed: int) -> Episode:
-    """A fresh episode of room ``seed``; the instruction's verb follows from the seed too."""
+def start(seed: int, wishes: Wishes | None = None) -> Episode:
+    """A fresh episode of room ``seed``, asked for in one of ``wishes`` or plainly.
+
+    The words of the instruction follow from the seed too.
+    """
     room = make_room(seed)
-    return Episode(room, Base(room, seed=2), [], instruction(room.goal.name, seed % len(VERBS)))
+    wish = Wish(VERBS[seed % len(VERBS)])
+    if wishes is not None:
+        wish = wishes.draw(np.random.default_rng([seed, 0x3015]))
+    return Episode(room, Base(room, seed=2), [], wish.text(room.goal.name))
 
 
 def advance(episode: Episode, text: str) -> None:
@@ -157,13 +179,14 @@ def closed_loop(
     seeds: Sequence[int],
     progress: Callable[[int, int], None] | None = None,
     together: int = 64,
+    wishes: Wishes | None = None,
 ) -> list[Episode]:
     """Solve the rooms of ``seeds``, ``together`` at a time in lockstep; returns every episode."""
     renderer = Renderer()
     waiting, running, done = list(seeds), list[Episode](), list[Episode]()
     while waiting or running:
         while waiting and len(running) < together:
-            running.append(start(waiting.pop(0)))
+            running.append(start(waiting.pop(0), wishes))
         jpegs = []
         for episode in running:
             renderer.enter(episode.room)
@@ -205,13 +228,15 @@ class EvalConfig:
     draft: str = "nav-draft"
     rooms: int = 200
     seed: int = 0
-    """First room; rooms from ``HELD_OUT_SEEDS`` upwards have been seen in training."""
+    """First room, and of the perception questions; the first ``HELD_OUT_SEEDS`` rooms are fresh."""
     edge_cloud_rooms: int = -1
     """Rooms whose every step is also answered by the edge-cloud path; -1 = all."""
     gamma: int = 4
     """Tokens drafted per round."""
     held_out_rooms: int = 200
     """Rooms whose pictures measure perception."""
+    wording_rooms: int = 100
+    """Rooms driven per set of wordings: the trained one, and each of those held out."""
 
     def __post_init__(self) -> None:
         if self.rooms < 1 or self.seed < 0 or self.seed + self.rooms > HELD_OUT_SEEDS:
@@ -254,13 +279,18 @@ def _eval_nav(config: EvalConfig, tell: Tell) -> dict[str, Any]:
         folder = name if Path(name).is_dir() else shipped_model(name)
         model = Qwen2VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        episodes[role] = closed_loop(
-            partial(answers, model, tokenizer), seeds, partial(tell, f"{role} alone")
-        )
+        answer = partial(answers, model, tokenizer)
+        episodes[role] = closed_loop(answer, seeds, partial(tell, f"{role} alone"))
         if role == "target":
+            wording = wording_figures(answer, config.seed, config.wording_rooms, tell)
             with tempfile.TemporaryDirectory() as pictures:
                 perception = held_out_figures(
-                    model, tokenizer, Path(pictures), config.held_out_rooms, tell=tell
+                    model,
+                    tokenizer,
+                    Path(pictures),
+                    config.held_out_rooms,
+                    seed=config.seed,
+                    tell=tell,
                 )
     count = config.rooms if config.edge_cloud_rooms < 0 else config.edge_cloud_rooms
     chosen = [e for e in episodes["target"] if e.room.seed < config.seed + count]
@@ -277,7 +307,29 @@ def _eval_nav(config: EvalConfig, tell: Tell) -> dict[str, Any]:
         "draft": summary(episodes["draft"]),
         **perception,
         "invalid_actions": target["invalid_actions"],
+        "wording": wording,
         **speculation,
+    }
+
+
+def wording_figures(answer: Answer, seed: int, rooms: int, tell: Tell) -> dict[str, float]:
+    """Shares of rooms solved when the instruction has other words than the plain ones.
+
+    ``trained``: verbs and frames of the training. ``held_out``: over ``rooms`` rooms each with
+    an unseen verb, an unseen frame and both, whose own shares are beside it.
+    """
+    seeds = range(seed, seed + rooms)
+
+    def solved(name: str, wishes: Wishes) -> float:
+        driven = closed_loop(answer, seeds, partial(tell, f"wording, {name}"), wishes=wishes)
+        return _share(e.outcome == "reached" for e in driven)
+
+    shares = {f"held_out_{part}": solved(f"unseen {part}", w) for part, w in HELD_OUT.items()}
+    return {
+        "trained": solved("trained", TRAINED),
+        "held_out": sum(shares.values()) / len(shares),
+        **shares,
+        "rooms": rooms * (1 + len(shares)),
     }
 
 

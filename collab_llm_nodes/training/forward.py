@@ -22,6 +22,8 @@ from collab_llm_nodes.sim.renderer import HEIGHT_PX, WIDTH
 
 PATCH, MERGE = 14, 2
 GRID = (HEIGHT_PX // PATCH, WIDTH // PATCH)
+LONGEST_TEXT = 96
+"""Question and answer tokens that fit."""
 
 
 class Output(NamedTuple):
@@ -57,8 +59,7 @@ class FastForward(nn.Module):
         self.image_tokens = tokens
         self.prefix_length = len(prefix)
         # M-RoPE positions: get_rope_index once, for the longest text there is
-        longest = 96
-        row = torch.cat([ids, torch.zeros(longest, dtype=ids.dtype)])[None]
+        row = torch.cat([ids, torch.zeros(LONGEST_TEXT, dtype=ids.dtype)])[None]
         kinds = (row == self.config.image_token_id).int()
         grid = torch.tensor([[1, *GRID]])
         positions, _ = model.model.get_rope_index(row, kinds, image_grid_thw=grid)

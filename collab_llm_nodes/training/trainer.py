@@ -21,16 +21,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, Qwen2VLForConditionalGeneration
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2VLForConditionalGeneration
 
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.sim.expert import DIRECTIONS, DISTANCES
 from collab_llm_nodes.training import data
 from collab_llm_nodes.training.architecture import SIZES, build, prefix_ids
 from collab_llm_nodes.training.batches import Batch, Batches
-from collab_llm_nodes.training.forward import FastForward
+from collab_llm_nodes.training.forward import FastForward, Output
 from collab_llm_nodes.training.tokenizer import train_tokenizer
-from collab_llm_nodes.training.wording import WORDS, corpus
+from collab_llm_nodes.training.wording import HELD_OUT, WORDS, corpus
 
 Progress = Callable[[str, int, int, dict[str, float]], None]
 """Called with (what, done, total, latest figures)."""
@@ -42,6 +42,10 @@ class TrainConfig:
 
     role: str = "target"
     """A key of ``architecture.SIZES``: target | draft | micro."""
+    initial: str = ""
+    """Folder of the checkpoint to begin with; none: fresh weights."""
+    teacher: str = ""
+    """Folder of the checkpoint whose law of each answer token is learnt; none: the expert's."""
     run: str = "runs/nav-target"
     data: str = "data/nav"
     shards: int = 30
@@ -53,6 +57,9 @@ class TrainConfig:
     weight_decay: float = 0.05
     dense_weight: float = 4.0
     name_weight: float = 0.3
+    reworded: float = 0.0
+    """Share of the questions asked in one of ``wording.TRAINED``, not in the plain wording."""
+    freeze_vision: bool = False
     seed: int = 0
     dagger_steps: tuple[int, ...] = ()
     """Steps whose model is rolled out in fresh rooms; its visited states join the data ..."""
@@ -122,7 +129,11 @@ class Learner:
         self.curve: list[dict[str, float]] = []
         self.tokenizer: PreTrainedTokenizerBase = train_tokenizer(corpus())
         size = SIZES[config.role]
-        self.model: Qwen2VLForConditionalGeneration = build(size, self.tokenizer, config.seed)
+        self.model: Qwen2VLForConditionalGeneration = (
+            self._read(config.initial)
+            if config.initial
+            else build(size, self.tokenizer, config.seed)
+        )
         word_ids = [self.tokenizer(f" {w}", add_special_tokens=False).input_ids for w in WORDS]
         assert all(len(ids) == 1 for ids in word_ids), "every dense word is one token"
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -130,7 +141,13 @@ class Learner:
         mover.to(self.device)
         self.head = DenseHead(size.hidden, [ids[0] for ids in word_ids]).to(self.device)
         self.fast = FastForward(self.model, prefix_ids(self.tokenizer)).to(self.device)
-        self.batches = Batches(self.tokenizer, config.seed)
+        if config.freeze_vision:
+            self.model.model.visual.requires_grad_(False)
+        self.teacher: FastForward | None = None
+        if config.teacher:
+            teacher = self._read(config.teacher).requires_grad_(False)
+            self.teacher = FastForward(teacher, prefix_ids(self.tokenizer)).to(self.device)
+        self.batches = Batches(self.tokenizer, config.seed, config.reworded)
         self._name_depth = size.layers // 2 + 1  # half-way: what follows can still read it
         matrices = [p for p in self.parameters() if p.ndim > 1]
         others = [p for p in self.parameters() if p.ndim <= 1]
@@ -145,8 +162,20 @@ class Learner:
         )
         self._loss = torch.compile(self._losses, dynamic=False) if config.compile else self._losses
 
+    def _read(self, folder: str) -> Qwen2VLForConditionalGeneration:
+        """The checkpoint in ``folder``, which must have this training's tokenizer."""
+        own = AutoTokenizer.from_pretrained(folder)
+        if own.get_vocab() != self.tokenizer.get_vocab():
+            raise ConfigError(
+                f"{folder} has another tokenizer",
+                field="initial, teacher",
+                remedy="give a checkpoint of `collab-llm train nav`",
+            )
+        return Qwen2VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+
     def parameters(self) -> list[nn.Parameter]:
-        return [*self.model.parameters(), *self.head.parameters()]
+        both = (*self.model.parameters(), *self.head.parameters())
+        return [p for p in both if p.requires_grad]
 
     def _losses(
         self,
@@ -160,10 +189,17 @@ class Learner:
         found: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         out = self.fast(pictures, texts, texts.shape[0] // pictures.shape[0])
-        hidden = out.layers[-1].flatten(0, 1)
-        hidden = torch.gather(hidden, 1, at[..., None].expand(-1, -1, hidden.shape[-1]))
-        logits = self.fast.logits(hidden).float()
-        answer = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        logits = _answer_logits(self.fast, out, at)
+        if self.teacher is None:
+            answer = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        else:
+            with torch.no_grad():
+                said = self.teacher(pictures, texts, texts.shape[0] // pictures.shape[0])
+                law = _answer_logits(self.teacher, said, at).softmax(-1)
+            real = (labels >= 0).float()
+            answer = -((law * logits.log_softmax(-1)).sum(-1) * real).sum() / real.sum()
+        if not self.config.name_weight and not self.config.dense_weight:
+            return answer, answer.new_zeros(()), answer.new_zeros(())
         named = self.fast.read(
             out.vision, names, names.shape[0] // pictures.shape[0], self._name_depth
         )[-1].flatten(0, 1)
@@ -220,6 +256,14 @@ class Learner:
         self.step, self.seconds, self.curve = state["step"], state["seconds"], state["curve"]
 
 
+def _answer_logits(fast: FastForward, out: Output, at: Tensor) -> Tensor:
+    """float32 [B K, A, V]: logits at the answer positions ``at`` [B K, A]."""
+    hidden = out.layers[-1].flatten(0, 1)
+    return fast.logits(
+        torch.gather(hidden, 1, at[..., None].expand(-1, -1, hidden.shape[-1]))
+    ).float()
+
+
 def _learning_rate(config: TrainConfig, step: int) -> float:
     """Linear warm-up, then a cosine down to 2 %."""
     if step < config.warmup:
@@ -239,8 +283,6 @@ def train_nav(
     The run folder holds ``state.pt`` (everything), ``curve.json`` and, at the end, ``model/``
     (float32 checkpoint in transformers' format). ``stop`` is asked after every step.
     """
-    from collab_llm_nodes.training.evaluate import held_out_figures
-
     tell: Progress = progress or (lambda what, done, total, figures: None)
     folders = data.make_shards(
         Path(config.data), config.shards, lambda n, of: tell("rendering", n, of, {})
@@ -253,6 +295,14 @@ def train_nav(
     figures: dict[str, float] = {}
     saved = started = time.monotonic()
     before = learner.seconds
+
+    def measure() -> None:
+        facts = {"step": learner.step, "seconds": learner.seconds}
+        learner.curve.append({**facts, **figures, **_held_out(config, learner)})
+        tell("training", learner.step, config.steps, learner.curve[-1])
+
+    if config.initial and not learner.curve:
+        measure()
     while learner.step < config.steps and not stop():
         own = rounds.pictures(learner.step)
         from_own = int(config.batch * config.dagger_share) if own is not None else 0
@@ -266,13 +316,7 @@ def train_nav(
         now = time.monotonic()
         learner.seconds = before + now - started
         if learner.step % config.evaluate_every == 0 or learner.step == config.steps:
-            measured = held_out_figures(
-                learner.model, learner.tokenizer, Path(config.data), config.held_out_rooms
-            )
-            learner.curve.append(
-                {"step": learner.step, "seconds": learner.seconds, **figures, **measured}
-            )
-            tell("training", learner.step, config.steps, learner.curve[-1])
+            measure()
         if now - saved > config.checkpoint_seconds or learner.step in config.dagger_steps:
             learner.save(run)
             saved = now
@@ -284,20 +328,61 @@ def train_nav(
     return True
 
 
+def _held_out(config: TrainConfig, learner: Learner) -> dict[str, float]:
+    """Figures on held-out questions; ``held_out_wording`` is ``action`` in words never shown."""
+    from collab_llm_nodes.training.evaluate import held_out_figures
+
+    model, tokenizer, folder = learner.model, learner.tokenizer, Path(config.data)
+    found = held_out_figures(model, tokenizer, folder, config.held_out_rooms)
+    if config.reworded:
+        other = held_out_figures(
+            model, tokenizer, folder, config.held_out_rooms, wishes=HELD_OUT["both"]
+        )
+        found["held_out_wording"] = other["action"]
+    return found
+
+
 TARGET_PLAN = TrainConfig(
     role="target", steps=17_000, learning_rate=1.5e-3, dagger_steps=(4_000, 7_000, 10_000, 13_000)
 )
 DRAFT_PLAN = TrainConfig(role="draft", steps=2_600, learning_rate=2e-3)
 """The draft sees far less than the target: it only has to guess well."""
+TARGET_WORDING = TrainConfig(
+    role="target",
+    shards=10,
+    steps=180,
+    learning_rate=6e-4,
+    warmup=20,
+    dense_weight=0.0,
+    name_weight=0.0,
+    reworded=0.7,
+    freeze_vision=True,
+    dagger_steps=(0,),
+    dagger_lag=0,
+    dagger_rooms=150,
+    evaluate_every=60,
+    held_out_rooms=20,
+    compile=False,  # its texts differ in length
+    bfloat16=False,
+)
+"""The wording stage: the language model alone, with instructions in many words."""
+DRAFT_WORDING = replace(
+    TARGET_WORDING, role="draft", steps=120, learning_rate=1e-3, dagger_steps=()
+)
+"""The same for the draft, which learns the law of the target's answers."""
 
 
-def train_all(out: Path, hours: float = 0.0, seed: int = 0) -> None:
+def train_all(out: Path, hours: float = 0.0, seed: int = 0, pair: Path | None = None) -> None:
     """Train target, draft and early-exit adapters into ``out/models``; resumes from ``out``.
+
+    Each model learns to see and answer in the plain wording, then, in a second stage, to
+    understand other words.
 
     Args:
         out: runs, rendered data and results; one plan per folder.
         hours: stop, to be resumed, after this long; 0 = when the plan is done.
         seed: of initialisation and batches.
+        pair: folder of a trained pair; only the wording stage and the adapters are run.
     """
     from rich.console import Console
     from rich.progress import Progress as Bar
@@ -314,6 +399,7 @@ def train_all(out: Path, hours: float = 0.0, seed: int = 0) -> None:
     def late() -> bool:
         return hours > 0 and time.monotonic() - began > 3600 * hours
 
+    stages = _stages(out, pair)
     console = Console()
     columns = (*Bar.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
     with Bar(*columns, TextColumn("{task.fields[figures]}"), console=console) as bar:
@@ -334,27 +420,45 @@ def train_all(out: Path, hours: float = 0.0, seed: int = 0) -> None:
 
             return tell
 
-        for plan in (TARGET_PLAN, DRAFT_PLAN):
-            config = replace(plan, run=str(out / plan.role), data=str(out / "data"), seed=seed)
-            if not train_nav(config, show(plan.role), late):
+        for name, plan, result in stages:
+            config = replace(plan, run=str(out / name), data=str(out / "data"), seed=seed)
+            if not train_nav(config, show(name), late):
                 console.print(f"stopped after {hours} h; the same command goes on from here")
                 return
-            finished = out / "models" / f"nav-{plan.role}"
             learner = Learner(replace(config, compile=False))
             learner.restore(Path(config.run))
-            export(learner.model, learner.tokenizer, finished, torch.float16)
-        target = out / "models" / "nav-target"
+            export(learner.model, learner.tokenizer, result, torch.float16)
         tell = show("early exits")
-        own = sorted((out / "target").glob("dagger-*"))
+        own = sorted(out.glob("target*/dagger-*"))
         shards = [*data.make_shards(out / "data", 5), *own]
+        exits = AdapterConfig(
+            model=str(out / "models" / "nav-target"),
+            shards=tuple(str(s) for s in shards),
+            reworded=TARGET_WORDING.reworded,
+            bfloat16=TARGET_WORDING.bfloat16,
+        )
+        if pair is not None:
+            exits = replace(exits, initial=str(pair / "nav-target"), steps=80, learning_rate=4e-4)
         agreement = train_adapters(
-            AdapterConfig(model=str(target), shards=tuple(str(s) for s in shards)),
+            exits,
             lambda done, total: tell("adapters", done, total, {}),
         )
-    plans = {plan.role: (plan, out / plan.role) for plan in (TARGET_PLAN, DRAFT_PLAN)}
-    write_curves(plans, out / "curves")
+    write_curves({name: (plan, out / name) for name, plan, _ in stages}, out / "curves")
     console.print(f"early exits agree with the last layer: {agreement}")
     console.print(f"finished: {out / 'models'}; copy its folders to models/ to ship them")
+
+
+def _stages(out: Path, pair: Path | None) -> list[tuple[str, TrainConfig, Path]]:
+    """Name, plan and resulting checkpoint of every stage, in order."""
+    stages = []
+    for plan, wording in ((TARGET_PLAN, TARGET_WORDING), (DRAFT_PLAN, DRAFT_WORDING)):
+        first = (pair or out / "plain") / f"nav-{plan.role}"
+        if pair is None:
+            stages.append((plan.role, plan, first))
+        teacher = str(out / "models" / "nav-target") if plan.role == "draft" else ""
+        wording = replace(wording, initial=str(first), teacher=teacher)
+        stages.append((f"{plan.role}-wording", wording, out / "models" / f"nav-{plan.role}"))
+    return stages
 
 
 class _Rounds:

@@ -8,7 +8,10 @@ forms, so even the first word has to be seen.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from collab_llm_nodes.sim.expert import (
     ACTIONS,
@@ -22,6 +25,111 @@ from collab_llm_nodes.sim.expert import (
 )
 
 VERBS = ("find", "go to", "walk to", "look for", "move to", "approach")
+"""The plain verbs: each has sentence forms of its own, and the tokenizer knows their words."""
+# fmt: off
+OTHER_VERBS = (
+    "navigate to", "reach", "head to", "head for", "head towards", "head over to", "drive to",
+    "drive up to", "drive over to", "get to", "get close to", "get near", "run to", "travel to",
+    "proceed to", "come to", "come close to", "come up to", "make your way to", "walk over to",
+    "walk up to", "walk towards", "go over to", "go up to", "go towards", "go near", "go and find",
+    "go find", "go and look for", "go look for", "move towards", "move over to", "move up to",
+    "move close to", "search for", "seek", "locate", "spot", "detect", "identify", "discover",
+    "track down", "look out for", "look around for", "step towards", "step up to", "roll to",
+    "steer to", "aim for", "target", "visit", "take me to", "bring me to", "lead me to",
+    "guide me to", "show me", "show me the way to", "wander to", "march to", "stroll to",
+    "return to", "advance to", "advance towards", "crawl to", "park at", "park near", "stand by",
+    "stand next to", "arrive at", "fetch", "get", "find your way to", "find a way to",
+    "try to find", "try to reach",
+)
+HELD_OUT_VERBS = (
+    "hurry to", "journey to", "sprint to", "trot over to", "pinpoint", "scout for", "dash to",
+    "hunt down", "hike to", "race to",
+)
+"""Never trained on: ``eval nav`` measures other words than those learnt."""
+# fmt: on
+
+FRAMES = (
+    "{verb} {thing}",
+    "please {verb} {thing}",
+    "please, {verb} {thing}",
+    "please go ahead and {verb} {thing}",
+    "{verb} {thing} please",
+    "{verb} {thing}, please",
+    "{verb} {thing}, thank you",
+    "{verb} {thing} thank you",
+    "{verb} {thing}, thanks",
+    "{verb} {thing}, thanks a lot",
+    "{verb} {thing} for me",
+    "{verb} {thing} for me, please",
+    "{verb} {thing} now",
+    "{verb} {thing} in this room",
+    "{verb} {thing}, will you",
+    "{verb} {thing}, would you",
+    "could you {verb} {thing}",
+    "could you please {verb} {thing}",
+    "could you {verb} {thing}, please",
+    "could you {verb} {thing} for me",
+    "can you {verb} {thing}",
+    "can you please {verb} {thing}",
+    "can you {verb} {thing} please",
+    "would you {verb} {thing}",
+    "would you please {verb} {thing}",
+    "will you {verb} {thing}",
+    "will you please {verb} {thing}",
+    "i want you to {verb} {thing}",
+    "i want you to {verb} {thing} now",
+    "i would like you to {verb} {thing}",
+    "i'd like you to {verb} {thing}",
+    "i need you to {verb} {thing}",
+    "you should {verb} {thing}",
+    "you have to {verb} {thing}",
+    "you need to {verb} {thing}",
+    "now {verb} {thing}",
+    "next, {verb} {thing}",
+    "then {verb} {thing}",
+    "and now {verb} {thing}",
+    "robot, {verb} {thing}",
+    "robot, please {verb} {thing}",
+    "hey robot, {verb} {thing}",
+    "hey, {verb} {thing}",
+    "hello, can you {verb} {thing}",
+    "hi robot! {verb} {thing}",
+    "ok, {verb} {thing}",
+    "okay robot, {verb} {thing}",
+    "let's {verb} {thing}",
+    "let us {verb} {thing}",
+    "just {verb} {thing}",
+    "try to {verb} {thing}",
+    "do {verb} {thing}",
+    "your task is to {verb} {thing}",
+    "your goal: {verb} {thing}",
+    "task: {verb} {thing}",
+    "{thing}",
+    "{thing}, please",
+    "to {thing}",
+    "to {thing}, please",
+    "where is {thing}",
+    "i want {thing}",
+    "i need {thing}",
+    "i am looking for {thing}",
+    "your goal is {thing}",
+    "there should be {thing} here, {verb} it",
+)
+HELD_OUT_FRAMES = (
+    "kindly {verb} {thing}",
+    "{verb} {thing} immediately",
+    "i wonder if you could {verb} {thing}",
+    "be so good as to {verb} {thing}",
+    "{verb} {thing}, buddy",
+    "your job is to {verb} {thing}",
+    "it is time to {verb} {thing}",
+    "dear machine, {verb} {thing}",
+    "may i ask you to {verb} {thing}",
+    "{verb} {thing} quickly",
+)
+"""Never trained on, like ``HELD_OUT_VERBS``; each holds a word that no other instruction has."""
+ARTICLES = ("the ", "the ", "the ", "a ", "that ", "")
+MARKS = ("", "", ".", "!", "?")
 
 _PLACES = {
     "far left": "on the far left",
@@ -58,9 +166,65 @@ WORDS = ("red", "green", "blue", "yellow", "box", "ball", "cone", "bottle") + (
 """Words that the image tokens learn to predict for the things they show (dense supervision)."""
 
 
+@dataclass(frozen=True)
+class Wish:
+    """How a person asks for a thing: a verb in a frame, an article or none, a way of writing."""
+
+    verb: str
+    frame: str = FRAMES[0]
+    article: str = ARTICLES[0]
+    mark: str = ""
+    capital: bool = False
+
+    def text(self, name: str) -> str:
+        """``"Could you go to the red ball, please?"``."""
+        said = self.frame.format(verb=self.verb, thing=f"{self.article}{name}") + self.mark
+        return said[0].upper() + said[1:] if self.capital else said
+
+    @property
+    def form(self) -> int:
+        """Number of the plain verb whose sentence forms the answer has; 0 for all other words."""
+        told = "{verb}" in self.frame and self.verb in VERBS
+        return VERBS.index(self.verb) if told else 0
+
+
+class Wishes:
+    """A choice of verbs and frames to draw wishes from."""
+
+    def __init__(self, verbs: Sequence[str], frames: Sequence[str]) -> None:
+        self.verbs, self.frames = tuple(verbs), tuple(frames)
+
+    def draw(self, rng: np.random.Generator) -> Wish:
+        """A random wish; equal generators give equal wishes."""
+        return Wish(
+            verb=str(rng.choice(self.verbs)),
+            frame=str(rng.choice(self.frames)),
+            article=str(rng.choice(ARTICLES)),
+            mark=str(rng.choice(MARKS)),
+            capital=bool(rng.random() < 0.5),
+        )
+
+    def every(self) -> Iterator[Wish]:
+        """Every verb in every frame with every article."""
+        for verb in self.verbs:
+            for frame in dict.fromkeys(self.frames):
+                for article in dict.fromkeys(ARTICLES):
+                    yield Wish(verb, frame, article)
+
+
+TRAINED = Wishes((*VERBS, *OTHER_VERBS), (FRAMES[0],) * (len(FRAMES) // 4) + FRAMES)
+"""What the wording stage of the training draws from; a verb alone is the commonest frame."""
+HELD_OUT = {
+    "verb": Wishes(HELD_OUT_VERBS, [frame for frame in FRAMES if "{verb}" in frame]),
+    "frame": Wishes(TRAINED.verbs, HELD_OUT_FRAMES),
+    "both": Wishes(HELD_OUT_VERBS, HELD_OUT_FRAMES),
+}
+"""Wishes with a verb, a frame or both that the training never shows."""
+
+
 def instruction(name: str, verb: int) -> str:
-    """``"go to the red ball"``."""
-    return f"{VERBS[verb]} the {name}"
+    """``"go to the red ball"``: the plain wording."""
+    return Wish(VERBS[verb]).text(name)
 
 
 def reason_seen(name: str, direction_word: str, distance_word: str, verb: int) -> str:
