@@ -274,7 +274,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
 def _told(message: messages.Verdict | messages.Failure) -> str:
     """For the log."""
     if isinstance(message, messages.Failure):
-        return f"failed: {message.code}: {message.message}"
+        return f"failed: {message.code}: {message.message!r}"
     return (
         f"round {message.round}: {len(message.tokens)} tokens, {message.accepted} of them drafted"
     )

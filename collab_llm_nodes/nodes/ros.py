@@ -318,9 +318,8 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
 
     def refuse_goal(self, action: str, error: CollabError) -> GoalResponse:
         """Refuse a goal of ``action``; ROS has no words for why, so the log says it."""
-        self.get_logger().warning(
-            f"{action}: goal refused: {error.code}: {error}", throttle_duration_sec=1.0
-        )
+        told = f"{action}: goal refused: {error.code}: {str(error)[:300]}"
+        self.get_logger().warning(told, throttle_duration_sec=1.0)
         return GoalResponse.REJECT
 
     def post(self, callback: Callable[..., Any], *args: Any) -> None:
