@@ -1,4 +1,4 @@
-"""HTTP/2 by hand, for what no client would say: frames as a test makes them."""
+"""A connection that speaks HTTP/2 by hand, for what no client would say."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ import socket
 import ssl
 from collections.abc import Mapping
 
-HEADERS, RESET, SETTINGS, PING, GOAWAY = 1, 3, 4, 6, 7
-ACK, END_HEADERS = 1, 4
+from collab_llm_nodes.bench.http2 import (
+    ACK,
+    PING,
+    PREFACE,
+    SETTINGS,
+    frame,
+    grpc_fields,
+    header_block,
+    headers,
+)
+
 WAIT_S = 30.0
 
 
@@ -25,7 +34,7 @@ class RawConnection:
             context = ssl.create_default_context(cafile=authority)
             context.set_alpn_protocols(["h2"])
             self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
-        self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, b""))
+        self.socket.sendall(PREFACE + frame(SETTINGS))
 
     def send(self, *frames: bytes) -> bool:
         """Return whether the other side still takes them."""
@@ -47,7 +56,7 @@ class RawConnection:
 
     def heard(self) -> None:
         """Return when the other side has read all that was sent; raises as :meth:`next`."""
-        self.send(frame(PING, 0, 0, bytes(8)))
+        self.send(frame(PING, payload=bytes(8)))
         while self.next()[:2] != (PING, ACK):
             pass
 
@@ -70,36 +79,7 @@ class RawConnection:
         self.close()
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """One frame (RFC 9113, 4.1)."""
-    return (
-        len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
-    )
-
-
 def call(stream: int, path: bytes, metadata: Mapping[str, bytes] | None = None) -> bytes:
-    """The HEADERS of a gRPC call; HPACK literals (RFC 7541, 6.2.2) below 127 bytes each."""
-    fields = {
-        ":method": b"POST",
-        ":scheme": b"http",
-        ":path": path,
-        ":authority": b"localhost",
-        "content-type": b"application/grpc",
-        "te": b"trailers",
-        **(metadata or {}),
-    }
-    block = b"".join(
-        bytes((0, len(name))) + name.encode() + bytes((len(value),)) + value
-        for name, value in fields.items()
-    )
-    return frame(HEADERS, END_HEADERS, stream, block)
-
-
-def goaway(text: bytes) -> bytes:
-    """The end of a connection, and why, in the sender's words."""
-    return frame(GOAWAY, 0, 0, bytes(4) + (11).to_bytes(4, "big") + text)
-
-
-def reset(stream: int) -> bytes:
-    """Cancel a call."""
-    return frame(RESET, 0, stream, (8).to_bytes(4, "big"))
+    """Return the HEADERS of a gRPC call."""
+    fields = grpc_fields(path, "localhost")
+    return headers(stream, header_block([*fields, *(metadata or {}).items()]))

@@ -20,10 +20,11 @@ from fake_models import VOCABULARY, FakeEngine, as_engine, encode
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_client import RawClient
-from raw_http2 import WAIT_S, RawConnection, call, goaway
+from raw_http2 import WAIT_S, RawConnection, call
 from typer.testing import CliRunner
 from waiting import wait_for
 
+from collab_llm_nodes.bench.http2 import goaway
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.demo.processes import free_port

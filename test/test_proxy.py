@@ -20,10 +20,11 @@ import pytest
 from certificates import Certificates
 from fake_models import VOCABULARY, FakeEngine, as_engine, encode
 from raw_client import RawClient
-from raw_http2 import WAIT_S, RawConnection, call, reset
+from raw_http2 import WAIT_S, RawConnection, call
 from waiting import wait_for
 
 from collab_llm_nodes.assets import config_file
+from collab_llm_nodes.bench.http2 import reset
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.demo.processes import free_port
 from collab_llm_nodes.edge_cloud.messages import Failure, Open, Opened, ServerMessage

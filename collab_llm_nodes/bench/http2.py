@@ -24,10 +24,10 @@ def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> b
 
 
 def grpc_fields(
-    path: str, authority: str, *, scheme: str = "http", token: str = ""
-) -> list[tuple[str, str]]:
+    path: str | bytes, authority: str, *, scheme: str = "http", token: str = ""
+) -> list[tuple[str, str | bytes]]:
     """Return the header fields of a gRPC call, the only ones a server asks for."""
-    fields = [
+    fields: list[tuple[str, str | bytes]] = [
         (":method", "POST"),
         (":scheme", scheme),
         (":path", path),
