@@ -166,7 +166,7 @@ def test_scaling_is_the_image_processors() -> None:
     shown = (scene(0), scene(1, 300, 40), scene(2, 20, 20), scene(3, 56, 84), scene(4, 1280, 720))
     processor = loaded.image_processor
     assert processor is not None
-    images = [Image.open(io.BytesIO(data)) for data in shown]
+    images: list[Image.Image] = [Image.open(io.BytesIO(data)) for data in shown]
     plain = processor(images=images, return_tensors="pt")
     encoded = encode(Prompt("go", shown), loaded)
     assert encoded.pixel_values is not None
@@ -409,8 +409,8 @@ def test_everybody_has_a_turn_and_nothing_is_kept(
         line.join(key, Peer(f"{address}:{connection}", str(address)), cost)
     had, running = set[int](), list[int]()
     while len(had) < len(clients):
-        while (key := line.next()) is not None:
-            running.append(key)
+        while (begun := line.next()) is not None:
+            running.append(begun)
         assert 0 < len(running) <= places
         had.add(running[0])
         line.leave(running.pop(0))
