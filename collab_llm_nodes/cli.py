@@ -205,9 +205,10 @@ def verifier(
     With neither --config nor --model: the small model of the demo, which ships with the package.
     """
     from collab_llm_nodes.verifier.logs import QUIET, set_up_logging
-    from collab_llm_nodes.verifier.settings import load_config
 
     os.environ.setdefault("GRPC_VERBOSITY", QUIET)  # before gRPC is imported
+    from collab_llm_nodes.verifier.settings import load_config
+
     if ray:
         from collab_llm_nodes.verifier.ray_serve import serve
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -34,7 +35,7 @@ from collab_llm_nodes.verifier import codec, service
 from collab_llm_nodes.verifier.admission import PATIENCE_S, Admission, Peer, Place, Shares
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.verifier.info import Limits
-from collab_llm_nodes.verifier.service import ServerHandle, start_server
+from collab_llm_nodes.verifier.service import ServerHandle, VerifierServer, start_server
 from collab_llm_nodes.verifier.settings import VerifierConfig
 
 OPEN = Open("go to the red box", (), SamplingConfig(), 24, VOCABULARY)
@@ -242,6 +243,20 @@ def test_a_path_that_is_no_text_ends_no_server(server: ServerHandle) -> None:
     with channel(server.port) as other, pytest.raises(grpc.RpcError) as caught:
         other.unary_unary("/no.such/Method")(b"", timeout=WAIT_S)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_the_end_of_grpc_itself_is_a_failure_of_the_verifier() -> None:
+    """A process that nobody can reach has to end, so that a supervisor starts another."""
+
+    async def run() -> None:
+        config = VerifierConfig(address="127.0.0.1:0")
+        server = VerifierServer(config, as_engine(FakeEngine()), encode)
+        await server.start()
+        await server._server.stop(0.0)  # as its own loop does when it cannot go on
+        await asyncio.wait_for(server.failed.wait(), WAIT_S)
+        await server.stop(0.0)
+
+    asyncio.run(run())
 
 
 def test_half_sent_requests_for_metrics_take_neither_threads_nor_the_place_of_whole_ones(

@@ -37,7 +37,7 @@ from collab_llm_nodes.models.pictures import MAX_SCANS, Picture, decode, measure
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode, pixel_limit
 from collab_llm_nodes.verifier.admission import Peer
 from collab_llm_nodes.verifier.info import Limits
-from collab_llm_nodes.verifier.pictures import PictureConfig, PictureReader
+from collab_llm_nodes.verifier.pictures import PictureReader
 from collab_llm_nodes.verifier.service import ServerHandle, VerifierConfig, start_server
 from collab_llm_nodes.verifier.turns import FairLine, Turns
 

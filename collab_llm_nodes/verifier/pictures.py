@@ -10,9 +10,7 @@ import contextlib
 import os
 import signal
 import sys
-from dataclasses import dataclass
 
-from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import CollabError, InvalidInput, Unavailable
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.pictures import Picture, measure
@@ -22,6 +20,7 @@ from collab_llm_nodes.verifier.admission import Peer
 from collab_llm_nodes.verifier.background import within
 from collab_llm_nodes.verifier.info import Limits
 from collab_llm_nodes.verifier.picture_worker import ANSWER, DECODED, REQUEST
+from collab_llm_nodes.verifier.settings import PictureConfig
 from collab_llm_nodes.verifier.turns import Turns
 
 _GONE_S = 0.2  # A new worker costs 0.15 s of CPU: most decodes end sooner.
@@ -29,31 +28,6 @@ _END_S = 1.0  # for a worker that has ended to be seen to have
 _MAX_REFUSAL = 4096
 _OVERHEAD_BYTES = 64 << 20
 _BYTES_PER_PIXEL = 32  # coefficients of four channels, the image, and its copy in RGB
-
-
-@dataclass(frozen=True)
-class PictureConfig:
-    """How the verifier decodes pictures."""
-
-    workers: int = setting(
-        3,
-        "Processes that decode pictures, about 10 MB each. One address gets all but one of them at"
-        " a time, one connection all but two.",
-        low=1,
-        high=64,
-    )
-    cpu_s: float = setting(
-        2.0, "One picture may take this much CPU time to decode [s].", low=0.01, high=60.0
-    )
-    deadline_s: float = setting(
-        10.0,
-        "One picture may take this long to decode, once it has begun [s].",
-        low=0.01,
-        high=600.0,
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 class PictureReader:

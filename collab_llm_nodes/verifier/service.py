@@ -125,6 +125,7 @@ class VerifierServer:
             self.metrics_port = self.verifier.telemetry.serve(self._config.metrics_address)
         self.verifier.start()
         await self._server.start()
+        self._watch = asyncio.ensure_future(self._notice_end())
         known = self._config.token or self._config.token_file or self._config.tls_client_ca
         if not _is_local(address):
             if not known:
@@ -145,6 +146,13 @@ class VerifierServer:
         stopped = await self.verifier.stop()
         self.verifier.telemetry.stop()
         return stopped
+
+    async def _notice_end(self) -> None:
+        """Call the verifier failed if gRPC ends without being told to: nobody could reach it."""
+        ended = await asyncio.gather(self._server.wait_for_termination(), return_exceptions=True)
+        if self.verifier.serving:
+            log.error("gRPC has ended: %r", ended[0])
+            self.verifier.failed.set()
 
     # One call.
 
@@ -309,7 +317,12 @@ async def run_until_signal(
     """
     # Not loop.add_signal_handler: the loop's end would bring KeyboardInterrupt back.
     end, stop = EndRequest(), asyncio.Event()
-    asyncio.get_running_loop().add_reader(end, lambda: end.noticed() and stop.set())
+
+    def notice() -> None:
+        if end.noticed():
+            stop.set()
+
+    asyncio.get_running_loop().add_reader(end, notice)
     await server.start()
     on_listening(server.port)
     causes = [asyncio.ensure_future(event.wait()) for event in (stop, server.failed)]
