@@ -39,6 +39,7 @@ from collab_llm_nodes.verifier.admission import Peer
 from collab_llm_nodes.verifier.info import Limits
 from collab_llm_nodes.verifier.pictures import PictureReader
 from collab_llm_nodes.verifier.service import ServerHandle, VerifierConfig, start_server
+from collab_llm_nodes.verifier.settings import PictureConfig
 from collab_llm_nodes.verifier.turns import FairLine, Turns
 
 T = TypeVar("T")
