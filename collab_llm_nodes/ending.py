@@ -7,6 +7,7 @@ descriptor helps: the thread that gets the signal writes to it at once.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -74,6 +75,22 @@ def end_now(status: int) -> NoReturn:
     """
     busy = [thread.name for thread in threading.enumerate() if thread.name.startswith("verifier")]
     log.warning("ended while threads were busy: %s", ", ".join(busy) or "others")
+    _leave(status)
+
+
+def end_program(status: int) -> int:
+    """Return ``status`` for ``sys.exit``, unless daemon threads make that a risk: then end at once.
+
+    Up to 3.13 the interpreter's exit unwinds the stack of a daemon thread that comes back from C++
+    (torch, gRPC, OpenCV), which aborts the process (status -6) or crashes it (-11).
+    """
+    if any(thread.daemon for thread in threading.enumerate()):
+        atexit._run_exitfuncs()
+        _leave(status)
+    return status
+
+
+def _leave(status: int) -> NoReturn:
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

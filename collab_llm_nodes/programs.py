@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from importlib import import_module
 
+from collab_llm_nodes.ending import end_program
 
-def _program(module: str) -> Callable[[], int | None]:
-    def start() -> int | None:
+
+def _program(module: str) -> Callable[[], int]:
+    def start() -> int:
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # in a script's background
             signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
-        status: int | None = import_module(module).main()
-        return status
+        status: object
+        try:
+            status = import_module(module).main()
+        except SystemExit as end:
+            status = end.code
+        if isinstance(status, str):  # words for people, as sys.exit takes them
+            print(status, file=sys.stderr)
+        return end_program(status if isinstance(status, int) else int(bool(status)))
 
     return start
 

@@ -45,7 +45,7 @@ class Server:
         pass
 
     async def stop(self, grace_s):
-        pass
+        return True
 
 later = lambda port: threading.Timer(0.5, send).start()
 asyncio.run(run_until_signal(Server(), 1.0, later))
@@ -82,3 +82,24 @@ def test_a_request_outlives_signals_before_the_wait() -> None:
     code = "import signal; from collab_llm_nodes.ending import EndRequest; end = EndRequest();"
     code += "signal.raise_signal(signal.SIGTERM); end.ask(); end.wait(); assert end.asked"
     subprocess.run([sys.executable, "-c", code], timeout=END_S, check=True)
+
+
+def test_a_program_ends_orderly_beside_threads_in_cpp(tmp_path: Path) -> None:
+    """The interpreter's own exit aborts (-6), or crashes (-11), when they come back to Python."""
+    (tmp_path / "busy.py").write_text(
+        "import atexit, sys, threading, time, torch\n"
+        "matrix = torch.randn(300, 300)\n"
+        "def work():\n"
+        "    while True: torch.mm(matrix, matrix)\n"
+        "def main():\n"
+        "    for _ in range(3): threading.Thread(target=work, daemon=True).start()\n"
+        "    atexit.register(print, 'cleaned up')\n"
+        "    time.sleep(0.05)\n"
+        "    sys.exit(3)\n"
+    )
+    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r});"
+    start += "from collab_llm_nodes.programs import _program; sys.exit(_program('busy')())"
+    done = subprocess.run(
+        [sys.executable, "-c", start], capture_output=True, text=True, timeout=END_S, check=False
+    )
+    assert (done.returncode, done.stdout) == (3, "cleaned up\n"), done.stderr
