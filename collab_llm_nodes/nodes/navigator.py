@@ -399,6 +399,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         result.error_msg = message or ("" if code == "OK" else code)
         seconds = time.monotonic() - since
         told = f"goal {_name(goal)}: {code} after {result.steps} steps, {seconds:.1f} s"
+        said = repr(message[:_LOGGED])  # some of it may be the verifier's words
         if code == "OK":
             self._followed += 1
             self.get_logger().info(told, throttle_duration_sec=_LOG_S)
@@ -407,11 +408,11 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self.get_logger().info(told, throttle_duration_sec=_LOG_S)
             goal.canceled()
         elif code == "CANCELLED":  # by an instruction to stop: nobody asked to cancel this goal
-            self.get_logger().info(f"{told}: {message}", throttle_duration_sec=_LOG_S)
+            self.get_logger().info(f"{told}: {said}", throttle_duration_sec=_LOG_S)
             goal.abort()
         else:
             self._failed.add(code, f"{code}: {message}", time.monotonic())
-            self.get_logger().warning(f"{told}: {message}", throttle_duration_sec=_LOG_S)
+            self.get_logger().warning(f"{told}: {said}", throttle_duration_sec=_LOG_S)
             goal.abort()
 
     def _on_cancel(self, goal: ServerGoalHandle) -> CancelResponse:
