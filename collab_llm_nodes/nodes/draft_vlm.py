@@ -346,7 +346,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
                 field="protocol",
                 remedy=f"one of {', '.join(PROTOCOLS)}",
             )
-        check_length(request.prompt, PromptLimits(), field="prompt")
+        check_length(request.prompt, self.config.prompt, field="prompt")
         prompt = Prompt(request.prompt, images_from(request))
         asked_at = time.monotonic()
         due = asked_at + (request.deadline_s or self.config.deadline_s)
