@@ -462,4 +462,4 @@ def test_drivers_have_names() -> None:
     command = [sys.executable, "-m", "collab_llm_nodes.nodes.motion", "--driver", "tank"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "go2|sim|none" in done.stderr
+    assert "{go2,sim,none}" in done.stderr
