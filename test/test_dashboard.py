@@ -1025,7 +1025,8 @@ class Cloud:
         ends = list(itertools.accumulate(map(len, tokens)))
         self._drafts.publish(Draft(session_id=session, tokens=[1, 2, 3, 4], ahead=True))
         for count in (len(tokens) // 2, len(tokens)):
-            message = GeneratedText(header=header, session_id=session, text="".join(tokens[:count]))
+            text = "".join(tokens[:count])
+            message = GeneratedText(header=header, session_id=session, text=text, for_motion=True)
             message.prompt, message.verified = goal.request.prompt, True
             message.tokens, message.ends = array("i", range(count)), array("I", ends[:count])
             message.sources = array("B", [(A, A, R, A, A, B)[n % 6] for n in range(count)])

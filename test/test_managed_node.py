@@ -52,7 +52,7 @@ from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.nodes.ros import run
 
 class Probe(Node):
-    shares_memory = sys.argv[1] == "True"
+    shares_memory = sys.argv.pop() == "True"
     def __init__(self):
         super().__init__("probe")
         print("/dev/shm/fast" in open("/proc/self/maps").read(), flush=True)

@@ -465,7 +465,7 @@ def test_the_log_tells_when_goals_can_be_sent_and_how_they_end(
     assert len(accepted) < 250
     robot.script = [fails(Generate.Result.VOCABULARY_MISMATCH)]
     robot.navigate()
-    logged(graph, capfd, "VOCABULARY_MISMATCH after 0 steps", ": because")
+    logged(graph, capfd, "VOCABULARY_MISMATCH after 0 steps", ": 'because")
 
 
 def test_an_idle_navigator_looks_at_no_clock(graph: Any) -> None:
