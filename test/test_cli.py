@@ -8,11 +8,13 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from configparser import ConfigParser
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from waiting import gone
 from collab_llm_nodes import programs
 from collab_llm_nodes.cli import app, write_json
 from collab_llm_nodes.demo.domain import DOMAINS, own_domain
+from collab_llm_nodes.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = [
@@ -162,6 +165,23 @@ def test_a_verifier_without_a_model_serves_the_demo_s_and_says_so(
     assert "the small model of the demo" in line
 
 
+@pytest.mark.parametrize("option", ["--address", "--metrics-address"])
+def test_a_port_that_is_taken_is_told_before_a_model_is_loaded(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Any] = []
+    monkeypatch.setattr("collab_llm_nodes.verifier.service.load_engine", loaded.append)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        addresses = {"--address": "127.0.0.1:0"} | {option: address}
+        words = [word for pair in addresses.items() for word in pair]
+        result = CliRunner().invoke(app, ["verifier", *words])
+    assert isinstance(result.exception, ConfigError)
+    assert result.exception.field == option.lstrip("-").replace("-", "_")
+    assert str(result.exception).count(address) == 1
+    assert not loaded
+
+
 def test_the_version() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert result.exit_code == 0
@@ -270,13 +290,52 @@ def test_interrupted_while_it_imports_a_program_ends_quietly(
     assert (done.returncode, done.stdout, done.stderr) == ending
 
 
+def console_scripts() -> dict[str, str]:
+    """What setup.cfg has each executable start."""
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    lines = config["options.entry_points"]["console_scripts"].split("\n")[1:]
+    return dict(line.split(" = ") for line in lines)
+
+
 def test_every_console_script_starts_in_that_way() -> None:
-    scripts = ConfigParser()
-    scripts.read(ROOT / "setup.cfg")
-    for line in scripts["options.entry_points"]["console_scripts"].split("\n")[1:]:
-        name, _, start = line.partition(" = ")
+    for name, start in console_scripts().items():
         assert start == f"collab_llm_nodes.programs:{name.replace('-', '_')}"
         assert callable(getattr(programs, name.replace("-", "_")))
+
+
+@pytest.mark.ros
+@pytest.mark.parametrize("name", console_scripts())
+def test_help_is_printed_and_no_node_is_started(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rclpy = pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
+    started: list[object] = []
+    monkeypatch.setattr(rclpy, "init", lambda **_: started.append(name))
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    module = "cli" if name == "collab-llm" else f"nodes.{name}"
+    with pytest.raises(SystemExit) as ended:
+        import_module(f"collab_llm_nodes.{module}").main()
+    assert ended.value.code in (0, None)
+    assert re.search(rf"usage:.*{name}", capsys.readouterr().out, re.IGNORECASE)
+    assert not started
+
+
+@pytest.mark.ros
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["sim_go2", "motion", "instruct"])
+def test_a_program_that_tells_its_usage_ends_with_0(name: str) -> None:
+    pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
+    start = f"from collab_llm_nodes.programs import {name}; raise SystemExit({name}())"
+    done = subprocess.run(
+        [sys.executable, "-c", start, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage:")
 
 
 def test_an_unknown_model_is_one_clear_line(tmp_path: Path) -> None:

@@ -214,6 +214,16 @@ def test_a_parameter_file_that_cannot_be_read_is_one_clear_line(
     assert str(file) in done.stderr
 
 
+def test_one_name_for_all_nodes_of_a_process_is_refused(ros_context: Any) -> None:
+    command = [sys.executable, "-m", "collab_llm_nodes.nodes.motion", "--driver", "sim"]
+    command += ["--ros-args", "-r", "__node:=x"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "INVALID_CONFIG: -r __node:=: " in done.stderr
+    assert "-r NODE:__node:=NAME" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_dynamic_parameter_applies_where_rclpy_does_not_tell_afterwards(
     ros_graph: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

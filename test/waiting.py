@@ -24,5 +24,16 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether there is no such process any more, or will be none within some seconds."""
-    return comes_true(lambda: not Path(f"/proc/{pid}").exists(), 30.0)
+    """Whether the process has ended, or will have within some seconds.
+
+    One that nobody has waited for yet counts: an orphan's new parent may take its time.
+    """
+
+    def ended() -> bool:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        return stat.rpartition(")")[2].split()[0] == "Z"
+
+    return comes_true(ended, 30.0)

@@ -193,8 +193,10 @@ def _descriptor(of: dataclasses.Field[Any], default: Any) -> ParameterDescriptor
 def _read(node: Node, config_type: type[C], changes: dict[str, Any]) -> C:
     """The configuration the parameters hold, with ``changes`` applied."""
     tree: dict[str, Any] = {}
-    for name, _, _ in flatten(config_type(), ""):
+    for name, _, default in flatten(config_type(), ""):
         value = changes[name] if name in changes else node.get_parameter(name).value
+        if value is None and default == []:
+            value = default  # rclpy reads an empty list in a parameter file as nothing
         *parents, leaf = name.split(".")
         branch = tree
         for parent in parents:
