@@ -84,7 +84,7 @@ def launch(
 RECORD = """#!/bin/sh
 who={name}
 for argument in "$@"; do
-    case "$argument" in __ns:=/?*) who="${{argument#__ns:=/}}.{name}" ;; esac
+    case "$argument" in __ns:=/?*) who="$(echo "${{argument#__ns:=/}}" | tr / .).{name}" ;; esac
 done
 [ ! -e "{calls}/$who" ] || who="$who.again"
 echo "$ROS_AUTOMATIC_DISCOVERY_RANGE" > "{seen}/$who"
@@ -267,7 +267,9 @@ def test_a_log_level_that_is_none_is_one_clear_line(package: Package, file: str)
 
 def test_the_log_level_is_that_of_our_own_loggers(package: Package) -> None:
     """That of rcl's is another matter: hundreds of thousands of lines."""
-    started = package.started(COMPOSED, "go2.launch.py", namespace="/fleet/one", log_level="debug")
+    expected = [f"fleet.one.{name}" for name in COMPOSED]
+    arguments = {"namespace": "/fleet/one", "log_level": "debug"}
+    started = package.started(expected, "go2.launch.py", **arguments)
     for call in started.values():
         levels = [b for a, b in zip(call, call[1:], strict=False) if a == "--log-level"]
         assert {"fleet.one.navigator:=debug", "fleet.one.motion_guard:=debug"} <= set(levels)
