@@ -27,6 +27,8 @@ from collab_llm_nodes import programs
 from collab_llm_nodes.cli import app, write_json
 from collab_llm_nodes.demo.domain import DOMAINS, own_domain
 from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.verifier import service
+from collab_llm_nodes.verifier.settings import VerifierConfig
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = [
@@ -165,20 +167,18 @@ def test_a_verifier_without_a_model_serves_the_demo_s_and_says_so(
     assert "the small model of the demo" in line
 
 
-@pytest.mark.parametrize("option", ["--address", "--metrics-address"])
+@pytest.mark.parametrize("field", ["address", "metrics_address"])
 def test_a_port_that_is_taken_is_told_before_a_model_is_loaded(
-    option: str, monkeypatch: pytest.MonkeyPatch
+    field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded: list[Any] = []
-    monkeypatch.setattr("collab_llm_nodes.verifier.service.load_engine", loaded.append)
+    loaded: list[VerifierConfig] = []
+    monkeypatch.setattr(service, "load_engine", loaded.append)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        addresses = {"--address": "127.0.0.1:0"} | {option: address}
-        words = [word for pair in addresses.items() for word in pair]
-        result = CliRunner().invoke(app, ["verifier", *words])
-    assert isinstance(result.exception, ConfigError)
-    assert result.exception.field == option.lstrip("-").replace("-", "_")
-    assert str(result.exception).count(address) == 1
+        config = VerifierConfig(**{"address": "127.0.0.1:0", field: address})
+        with pytest.raises(ConfigError, match=f"cannot listen on {address}") as refused:
+            service.serve(config, lambda port: None)
+    assert refused.value.field == field
     assert not loaded
 
 
