@@ -66,6 +66,7 @@ class Robot:
         said, header = self._script.pop(0), goal.request.header
         message = GeneratedText(header=header, session_id=said, text=said)
         message.verified = message.final = True
+        message.for_motion = goal.request.for_motion
         self._texts.publish(message)
         goal.succeed()
         return Generate.Result(header=header, text=said, session_id=said)
