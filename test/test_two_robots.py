@@ -57,7 +57,13 @@ class Robot:
             self._graph.do(node.stop)
 
     def _start(self, kind: type, namespace: str) -> Any:
-        node = kind(context=self._graph.context, namespace=namespace, cli_args=ARGUMENTS)
+        own = [Parameter("link_policy", value="ignore")] if kind is MotionGuard else []
+        node = kind(
+            context=self._graph.context,
+            namespace=namespace,
+            cli_args=ARGUMENTS,
+            parameter_overrides=own,
+        )
         self._graph.add(node)
         self._graph.do(node.start)
         return node
