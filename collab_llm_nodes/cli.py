@@ -206,7 +206,9 @@ def verifier(
     """
     from collab_llm_nodes.verifier.logs import QUIET, set_up_logging
 
-    os.environ.setdefault("GRPC_VERBOSITY", QUIET)  # before gRPC is imported
+    # Before they are imported: what they write to standard error has another form, or none.
+    os.environ.setdefault("GRPC_VERBOSITY", QUIET)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from collab_llm_nodes.verifier.settings import load_config
 
     if ray:

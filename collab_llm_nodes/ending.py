@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import NoReturn
 
 log = logging.getLogger(__name__)
@@ -23,12 +24,16 @@ log = logging.getLogger(__name__)
 class EndRequest:
     """SIGINT, SIGTERM, or a call of :meth:`ask`. Made, and waited for, in the main thread.
 
+    Args:
+        on_signal: called with each signal, even while the main thread is held up in a system call.
+
     Attributes:
         asked: the process is to end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_signal: Callable[[], None] = lambda: None) -> None:
         self.asked = False
+        self._then = on_signal
         self._reader, self._writer = os.pipe()
         for descriptor in (self._reader, self._writer):
             os.set_blocking(descriptor, False)
@@ -59,6 +64,7 @@ class EndRequest:
 
     def _on_signal(self, *_: object) -> None:
         self.asked = True
+        self._then()
 
 
 def end_within(seconds: float, status: int) -> None:
@@ -74,8 +80,7 @@ def end_now(status: int) -> NoReturn:
     A thread within C code cannot be interrupted, and the interpreter's exit waits for it.
     """
     busy = [thread.name for thread in threading.enumerate() if thread.name.startswith("verifier")]
-    log.warning("ended while threads were busy: %s", ", ".join(busy) or "others")
-    _leave(status)
+    _leave(status, 0.2, f"ended while threads were busy: {', '.join(busy) or 'others'}")
 
 
 def end_program(status: int) -> int:
@@ -86,13 +91,22 @@ def end_program(status: int) -> int:
     """
     if any(thread.daemon for thread in threading.enumerate()):
         atexit._run_exitfuncs()
-        _leave(status)
+        _leave(status, 10.0)
     return status
 
 
-def _leave(status: int) -> NoReturn:
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+def _leave(status: int, patience_s: float, said: str = "") -> NoReturn:
+    """End this process, at the latest after ``patience_s``: nobody may read what it still says."""
+
+    def say() -> None:
+        if said:
+            log.warning(said)
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+
+    saying = threading.Thread(target=say, daemon=True)
+    saying.start()
+    saying.join(patience_s)
     os._exit(status)

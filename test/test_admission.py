@@ -64,6 +64,14 @@ def filled(admission: Admission, peers: Sequence[Peer], now: float = 0.0) -> lis
     return places
 
 
+def test_a_subscriber_of_ipv6_is_one_address() -> None:
+    near = [Peer.of(f"ipv6:%5B2001:db8:1:2::{n:x}%5D:40312") for n in range(3)]
+    assert {peer.address for peer in near} == {"2001:db8:1:2::"}
+    proxied = Peer.behind("ipv4:127.0.0.1:1", {"x-client": "2001:db8:1:2::7:40312"}, "x-client")
+    assert proxied.address == "2001:db8:1:2::"
+    assert Peer.of("ipv6:%5B2001:db8:1:3::1%5D:40312").address == "2001:db8:1:3::"
+
+
 def test_one_connection_and_one_address_leave_room_for_others() -> None:
     admission = Admission(512, Shares(0.25, 0.5))
     assert len(filled(admission, [robot(1)])) == 128
@@ -148,7 +156,7 @@ def test_in_any_order_nobody_has_more_than_a_share_and_none_is_lost(
     ("given_", "address"),
     [
         ("ipv4:10.0.0.7:40312", "10.0.0.7"),
-        ("ipv6:%5B2001:db8::1%5D:40312", "2001:db8::1"),
+        ("ipv6:%5B2001:db8::1%5D:40312", "2001:db8::"),
         ("client:2001:db8::1:40312", "2001:db8::1"),
         ("unix:", "unix:"),
         ("", ""),

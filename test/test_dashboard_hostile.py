@@ -30,8 +30,8 @@ from collab_llm_nodes.dashboard.access import (
     Tries,
     authority,
     is_loopback,
-    network_of,
 )
+from collab_llm_nodes.network import network_of
 
 FILES = 256
 """How many files the attacked server may have open ..."""

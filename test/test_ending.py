@@ -84,6 +84,19 @@ def test_a_request_outlives_signals_before_the_wait() -> None:
     subprocess.run([sys.executable, "-c", code], timeout=END_S, check=True)
 
 
+def test_a_process_ends_though_nobody_reads_its_log() -> None:
+    code = "import sys; from collab_llm_nodes.ending import EndRequest, end_within\n"
+    code += "end = EndRequest(lambda: end_within(0.5, 0)); print('ready', flush=True)\n"
+    code += "while True: sys.stderr.write('x' * 65536)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.terminate()
+    assert process.wait(END_S) == 0
+
+
 def test_a_program_ends_orderly_beside_threads_in_cpp(tmp_path: Path) -> None:
     """The interpreter's own exit aborts (-6), or crashes (-11), when they come back to Python."""
     (tmp_path / "busy.py").write_text(

@@ -22,7 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from collab_llm_nodes.dashboard.access import network_of
+from collab_llm_nodes.network import network_of
 
 STRANGERS = 256
 STRANGER_S = 10.0

@@ -19,9 +19,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.requests import ClientDisconnect
 
-from collab_llm_nodes.dashboard.access import Access, Refusal, Tries, network_of
+from collab_llm_nodes.dashboard.access import Access, Refusal, Tries
 from collab_llm_nodes.dashboard.bridge import App, Receive, Send
 from collab_llm_nodes.dashboard.robot import Robot
+from collab_llm_nodes.network import network_of
 
 STATIC = Path(__file__).parent / "static"
 BAR = (STATIC / "bar.html").read_text(encoding="utf-8")

@@ -280,9 +280,12 @@ class Navigator(ManagedNode[NavigatorConfig]):
     @guarded
     def _tell_ready(self) -> None:
         """Say once when a goal can be served, and what is missing if that takes long."""
+        permission = self._permission[0] if self._permission else None
+        why = ", ".join(permission.reasons) if permission else "its topic motion_state"
+        allowed = permission is not None and permission.allowed
         there = {
             "the action generate (draft_vlm)": self._generate and self._generate.server_is_ready(),
-            "motion_state (motion_guard)": self._permission or not self.config.require_guard,
+            f"motion_guard ({why})": allowed or not self.config.require_guard,
             "observation (camera_ingest)": self._sees,
             "odom (the robot's driver)": self._odometry,
         }

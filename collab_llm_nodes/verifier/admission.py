@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import Unavailable
+from collab_llm_nodes.network import network_of
 
 PATIENCE_S = 1.0
 """Time for a stream to send Open while places are scarce [s]."""
@@ -40,7 +41,8 @@ class Peer:
     Attributes:
         connection: equal for all streams of one connection, such as "ipv4:10.0.0.7:40312"; empty:
             not known.
-        address: its host, such as "10.0.0.7"; several connections may share it. Empty: not known.
+        address: its network as in ``network_of``, such as "10.0.0.7"; several connections may share
+            it. Empty: not known.
     """
 
     connection: str = ""
@@ -50,7 +52,7 @@ class Peer:
     def of(cls, peer: str) -> Peer:
         """Read gRPC's form: "ipv4:10.0.0.7:40312", "ipv6:%5B::1%5D:40312" or "unix:"."""
         host = unquote(peer).partition(":")[2].rpartition(":")[0]
-        return cls(peer, host.strip("[]") or peer)
+        return cls(peer, network_of(host.strip("[]")) or host or peer)
 
     @classmethod
     def behind(cls, proxy: str, metadata: Mapping[str, str], header: str) -> Peer:

@@ -316,7 +316,7 @@ async def run_until_signal(
         CollabError: the verifier failed; those who were connected have been told.
     """
     # Not loop.add_signal_handler: the loop's end would bring KeyboardInterrupt back.
-    end, stop = EndRequest(), asyncio.Event()
+    end, stop = EndRequest(lambda: end_within(drain_s + _END_S, 0)), asyncio.Event()
 
     def notice() -> None:
         if end.noticed():
@@ -332,7 +332,8 @@ async def run_until_signal(
     grace_s = min(drain_s, _TELL_S) if server.failed.is_set() else drain_s
     log.info("draining %d sessions for at most %g s", server.sessions, grace_s)
     status = 1 if server.failed.is_set() else 0
-    end_within(grace_s + _END_S, status)
+    if status:
+        end_within(grace_s + _END_S, status)
     if not await server.stop(grace_s):
         end_now(status)  # the interpreter's exit would wait for the thread, or crash under it
     if server.failed.is_set():
