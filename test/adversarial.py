@@ -120,6 +120,17 @@ FALSEHOODS = (
     "<b>{thing} is ahead</b>",
     "`code`",
 )
+QUOTATIONS = (
+    "i see {thing}:",
+    "i see a sign:",
+    "i see on the poster:",
+    "there is a sign:",
+    "there is on the paper:",
+    "{state}:",
+    "it is not visible:",
+    "so:",
+)
+"""Observations, but for what follows the colon."""
 CONTRADICTIONS = (
     "stand still",
     "stay",
@@ -227,6 +238,17 @@ KNOWN_WORDS = (
     "look",
     "keep left",
     "close {thing}",
+    "i see no floor ahead",
+    "there is no floor in view",
+    "no room in sight",
+    "i do not see the road",
+    "i cannot see the bridge",
+    "the floor is not visible",
+    "i'm off the floor",
+    "i am on the edge",
+    "{being} is right in front of me",
+    "there is {being} 5 cm in front of me",
+    "i see {being}",
 )
 """Said with the words of observations, but none."""
 
@@ -234,6 +256,7 @@ FAMILIES = {
     "negation": NEGATIONS,
     "condition": CONDITIONS,
     "falsehood": FALSEHOODS,
+    "quotation": QUOTATIONS,
     "contradiction": CONTRADICTIONS,
     "time": TIMES,
     "permission": PERMISSIONS,
@@ -254,7 +277,17 @@ _VERBS = (
     ("cross it", "crossing it"),
     ("act", "acting"),
 )
-_NOUNS = ("door", "box", "red ball", "table", "man", "dog", "green cone", "chair", "wall")
+_NOUNS = ("door", "box", "red ball", "table", "cart", "bottle", "green cone", "chair", "wall")
+_BEINGS = (
+    "a person",
+    "a child",
+    "the man",
+    "two women",
+    "my dog",
+    "stairs",
+    "a red light",
+    "a ledge",
+)
 _QUALITIES = ("open", "red", "near", "ahead", "far away", "on the left", "close", "small")
 _TIMES = ("10 seconds", "a minute", "5 s", "half an hour", "two days", "1 min", "a while")
 _WHO = ("he", "she", "the man", "a liar", "somebody", "the robot", "my boss", "they")
@@ -290,6 +323,7 @@ def filled(random: Random, template: str) -> str:
         other=random.choice(_VERBS)[0],
         noun=random.choice(_NOUNS),
         thing=thing,
+        being=random.choice(_BEINGS),
         quality=quality,
         state=f"{thing} is {quality}",
         time=random.choice(_TIMES),

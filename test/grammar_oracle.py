@@ -69,8 +69,10 @@ ADVERBS = words(
     " very quite just about roughly almost partly <distance>"
 )
 NOUNS = words(
-    "front center centre middle side edge end top bottom distance background foreground <sign>"
+    "front center centre middle side end top bottom distance background foreground <sign>"
 )
+GROUND = words("bridge floor ground path road room street way")
+GROUND |= {name + "s" for name in GROUND}
 PRONOUNS = {"it", "they", "me"}
 RESERVED = {"i", "we", "can", "do", "not", "no", "there", "keep", *JOINTS, *SIGHT, *SEE, *LOOK, *BE}
 RESERVED |= PRONOUNS | PREPOSITIONS | DETERMINERS | ADVERBS
@@ -148,7 +150,7 @@ class Oracle:
                     of_a_sign = rest[:1] in SPACE and rest.lstrip(SPACE).startswith("sign")
                     if not (mention[0] in ("stop", "stopping") and of_a_sign):
                         return False
-        return not self.plain or self.observes(reason, name)
+        return not self.plain or (self.observes(reason, name) and agrees(reason, name))
 
     def observes(self, reason: str, name: str) -> bool:
         """``reason`` is made of plain observations; a search goes where ``name`` does."""
@@ -160,6 +162,8 @@ class Oracle:
                 if parts and not self.is_clause(parts[0], name):
                     return False
                 if not all(self.is_clause(p, name) or self.is_place(p) for p in parts):
+                    return False
+                if any(GROUND & set(p) and {"no", "not", "off"} & set(p) for p in parts):
                     return False
                 sentence, first_and = [[]], True
             elif word == "and" and len(sentence) == 1 and first_and and self.is_place(sentence[0]):
@@ -260,6 +264,12 @@ class Oracle:
         return self.describes(thing) and (not rest or self.describes(rest))
 
 
+def agrees(reason: str, name: str) -> bool:
+    """A turn goes to a side that the reason names, if it names one."""
+    sides = {"left", "right"} & set(spoken(reason))
+    return name not in ("left", "right") or not sides or name in sides
+
+
 def spoken(s: str) -> list[str]:
     """Words and signs; "?" for what nobody may say, "." for every end of a sentence."""
     said, at = [], 0
@@ -280,7 +290,7 @@ def spoken(s: str) -> list[str]:
             end = max(end, at + 1)
         else:
             end = at + 1
-            if s[at] in ".!;:\n,":
+            if s[at] in ".!;\n,":
                 said.append("," if s[at] == "," else ".")
             elif s[at] not in SPACE:
                 said.append("?")

@@ -32,7 +32,7 @@ from collab_llm_nodes.navigation.prompt import user_text
 
 PROPERTY = settings(max_examples=300, deadline=None, derandomize=True)
 WIDE = GrammarConfig(max_distance=10.0, max_angle=180.0, reason="lenient")
-PLAIN = GrammarConfig(max_distance=10.0, max_angle=180.0, things=("blue unicorn",))
+PLAIN = GrammarConfig(max_distance=10.0, max_angle=180.0, things=("blue unicorn", "path"))
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,8 @@ OBSERVATIONS = (
     "there is no box in view",
     "it's not in my view, so i search to the right",
     "some way off and straight ahead there is the box",
-    "on the left stands the ball: it is very close!",
+    "the floor is visible and the box is on the path",
+    "on the left stands the ball; it is very close!",
     "i am next to the stop sign",
 )
 NEARLY = (
@@ -467,6 +468,10 @@ NEARLY = (
     "the ball is ahead, exit the room",
     "the door is safe",
     "if the ball is visible",
+    "i see a sign:",
+    "i cannot see the floor",
+    "there is no road in view",
+    "i am off the path",
 )
 REASONS_OF = {PLAIN: OBSERVATIONS * 2 + NEARLY + REASONS}
 SIGNS = (".", ",", "!", "?", ":", ";", "\n", " ", "  ", '"', "*", "'", "-", "")
@@ -646,7 +651,7 @@ def test_no_stream_acts_behind_an_objection(family: str) -> None:
 def test_plain_observations_stand_beside_an_action(observation: str) -> None:
     turn = "turn right 45 degree" if "right" in observation else "turn left 15 degree"
     order = f"the next action is {turn}."
-    config = GrammarConfig(things=("blue unicorn",))
+    config = GrammarConfig(things=("blue unicorn", "path"))
     for text in (f"{observation}. {order}", f"{observation.upper()}, so {order}"):
         assert parse(text, config).code is Code.OK, text
 
@@ -664,6 +669,52 @@ def test_a_search_goes_where_the_robot_turns() -> None:
         told = f"{verb} to the left. the next action is turn {{}} 45 degree."
         assert parse(told.format("left")).kind is Kind.TURN
         assert parse(told.format("right")).kind is Kind.NONE
+
+
+def test_a_reason_that_names_one_side_goes_with_no_turn_to_the_other() -> None:
+    for reason in ("the target is on the left, so", "a box is on the left. it is near."):
+        assert parse(f"{reason} the next action is turn left 30 degree.").kind is Kind.TURN
+        assert parse(f"{reason} the next action is move forward 25 cm.").kind is Kind.FORWARD
+        assert parse(f"{reason} the next action is turn right 30 degree.").code is Code.AMBIGUOUS
+    both = "i see a box on the left and a ball on the right, so"
+    assert parse(f"{both} the next action is turn right 30 degree.").kind is Kind.TURN
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "I see a sign:",
+        "There is a sign:",
+        "I see on the poster:",
+        "There is on the paper:",
+        "It is not visible:",
+        "I see no floor ahead.",
+        "There is no floor in view,",
+        "I do not see the floor.",
+        "I don't see the road.",
+        "I cannot see the bridge.",
+        "The floor is not visible.",
+        "I'm off the floor.",
+        "I am on the edge.",
+        "I see stairs.",
+        "A person is right in front of me,",
+        "There is a child 5 cm in front of me.",
+        "I see a red light.",
+    ],
+)
+def test_reasons_that_speak_against_every_motion(reason: str) -> None:
+    for action in ACTIONS_SAID:
+        text = f"{reason} the next action is {action}."
+        assert parse(text).kind is Kind.NONE
+        assert parse(text, GrammarConfig(things=("way", "ground"))).kind is Kind.NONE
+
+
+def test_the_ground_may_be_seen_but_not_missed() -> None:
+    config = GrammarConfig(things=("path", "way"))
+    order = "the next action is move forward 75 cm."
+    assert parse(f"the ball is on the path. {order}", config).kind is Kind.FORWARD
+    for reason in ("no path in view", "i see no way", "i am off the path"):
+        assert parse(f"{reason}. {order}", config).kind is Kind.NONE
 
 
 @pytest.mark.parametrize(
@@ -692,7 +743,8 @@ def test_looser_observations_would_be_found_out(monkeypatch: pytest.MonkeyPatch)
         "any form": ("_CLAUSE", anything),
         "places of any form": ("_PLACE", anything),
         "any sign": ("_FIXED", {**observations._FIXED, "other": ""}),
-        "a search elsewhere": ("_SIDES", frozenset()),
+        "a search or turn elsewhere": ("_SIDES", frozenset()),
+        "ground out of sight": ("_GROUND", frozenset()),
         "negation of anything": ("_CLAUSE", re.compile(own.replace("V(?:", "[DTOpRV](?:"))),
         "any subject": ("_CLAUSE", re.compile(own.replace("(?!b)", "").replace("D{0,2}", "D*"))),
         "no rule": ("_objection", lambda *_: None),

@@ -6,6 +6,7 @@ import pytest
 
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.navigation.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
+from collab_llm_nodes.training.wording import HELD_OUT, TRAINED
 
 
 @pytest.mark.parametrize("word", STOP_WORDS)
@@ -29,6 +30,43 @@ def test_every_word_asks_to_stop_however_it_is_written(word: str) -> None:
         "arrete-toi",
         "\u00a1Alto!",
         "no, stop it",
+        "stop moving forward",
+        "do not move forward",
+        "stop turning left",
+        "stop driving around",
+        "stop walking around",
+        "stop the mission",
+        "cancel mission",
+        "cancel the mission",
+        "abort mission",
+        "stop navigating",
+        "stop following",
+        "stop what you are doing",
+        "I want you to stop",
+        "you must stop",
+        "You must not move!",
+        "stop please, thank you very much",
+        "STOP NOW OR ELSE",
+        "wait a moment",
+        "wait 5 seconds",
+        "wait for 5s",
+        "wait for me",
+        "hold your position",
+        "stay where you are",
+        "be still",
+        "do nothing",
+        "brake",
+        "quit",
+        "end",
+        "emergency",
+        "this is an emergency",
+        "\N{OCTAGONAL SIGN}",
+        "ne bouge pas",
+        "no te muevas",
+        "nicht bewegen",
+        "do not go to the door",
+        "please stop driving to the red ball",
+        "Stop! Never turn to the window.",
     ],
 )
 def test_asks_to_stop(instruction: str) -> None:
@@ -41,11 +79,21 @@ def test_asks_to_stop(instruction: str) -> None:
         "find the stop sign",
         "go to the bus stop",
         "stop at the door",
+        "stop next to the red box",
+        "stop in front of the table",
+        "stop when you see the ball",
+        "wait at the door",
+        "find the emergency exit",
+        "go to the end of the hall",
         "find the ball and stop",
+        "turn left and stop",
+        "go forward, then stop",
+        "move 2 m forward",
+        "do not stop moving",
+        "never stop driving",
         "do not stop",
         "don't stop",
         "never stop",
-        "wait for me",
         "turn right now",
         "paragraph",
         "please",
@@ -56,6 +104,18 @@ def test_asks_to_stop(instruction: str) -> None:
 )
 def test_says_something_else(instruction: str) -> None:
     assert not asks_to_stop(instruction)
+
+
+def test_no_wish_of_the_training_asks_to_stop() -> None:
+    for wishes in (TRAINED, *HELD_OUT.values()):
+        said = (wish.text("red ball") for wish in wishes.every())
+        assert not [text for text in said if asks_to_stop(text)]
+
+
+def test_other_words_may_be_given() -> None:
+    assert asks_to_stop("please halt here", ["halt here"])
+    assert not asks_to_stop("stop", ["halt here"])
+    assert not asks_to_stop("do not move", ["halt here"])
 
 
 @pytest.mark.parametrize("words", [(), ("",), ("please",), ("stop", "!?")])

@@ -1,14 +1,18 @@
 """Plain observations: what may stand beside an action under ``grammar.reason: plain``.
 
-    reason   = sentences, ended by "." "!" ";" ":" or a line's end
+    reason   = sentences, ended by "." "!" ";" or a line's end
     sentence = a clause, then clauses and places, joined by "," "and" "but" "so" ...
     clause   = "I see ...", "... is ...", "there is ...", "no ... in sight": see ``_CLAUSE``
     place    = "on the far left", "2 m ahead", "near", "the box": see ``_PLACE``
 
 A list of words that forbid a motion would never end, so this is the list of those that may be said,
 and of the forms in which they may be said. It has no verb of motion or of saying, no modal verb but
-"can see", no condition and no time; "not" and "no" go with sight only. Everything else is refused,
-a look-alike letter as well.
+"can see", no condition and no time; "not" and "no" go with the sight of things only, not of the
+ground. It has no colon: what follows one may be a quotation. Everything else is refused, a
+look-alike letter as well.
+
+What is said is not judged for sense, but for one thing: a reason that names one side only goes with
+no turn to the other. "A wall is 10 cm ahead" is plain; obstacles are ``motion_guard``'s business.
 """
 
 from __future__ import annotations
@@ -17,28 +21,37 @@ import re
 from collections.abc import Sequence
 
 THINGS = """
-    apple backpack bag ball banana barrel barrier basket bathtub bed bench bicycle bike bin
-    blanket board book bookcase bookshelf bottle bowl box bridge broom bucket building bus bush
-    cabinet car carpet cart cat ceiling chair child children clock closet column computer cone
-    container corner corridor couch counter crate cube cup cupboard curtain cushion cylinder desk
-    dish dishwasher dog door doorway drawer elevator entrance exit fan fence flag floor flower
-    fridge furniture garden gate glass grass hall hallway hat house hydrant jacket jar kettle
-    keyboard kitchen lamp laptop ledge lift light locker machine man men mat microwave mirror
-    monitor motorcycle mug object office oven painting pallet panel paper pedestal pen people
-    person phone picture pillar pillow pipe plant plate pole poster pot printer puddle rack
-    radiator railing ramp refrigerator road rock room rug sack screen shelf shelves shoe shower
-    sign sink socket sofa spoon stage staircase stairs step stone stool stove street suitcase
-    switch table target television thing tile toilet towel toy trash tray tree truck tv umbrella
-    vase vehicle wall wardrobe washer wheel whiteboard window woman women
+    apple backpack bag ball banana barrel barrier basket bathtub bed bench bicycle bike bin blanket
+    board book bookcase bookshelf bottle bowl box bridge broom bucket building bus bush cabinet car
+    carpet cart ceiling chair clock closet column computer cone container corner corridor couch
+    counter crate cube cup cupboard curtain cushion cylinder desk dish dishwasher door doorway
+    drawer elevator entrance exit fan fence flag floor flower fridge furniture garden gate glass
+    grass hall hallway hat house hydrant jacket jar kettle keyboard kitchen lamp laptop lift locker
+    machine mat microwave mirror monitor motorcycle mug object office oven painting pallet panel
+    paper pedestal pen phone picture pillar pillow pipe plant plate pole poster pot printer puddle
+    rack radiator railing ramp refrigerator road rock room rug sack screen shelf shelves shoe shower
+    sign sink socket sofa spoon stage stone stool stove street suitcase switch table target
+    television thing tile toilet towel toy trash tray tree truck tv umbrella vase vehicle wall
+    wardrobe washer wheel whiteboard window
     beige big black blue bright brown dark golden gray green grey large little long metal narrow
     orange pink plastic purple red round short silver small square striped tall thick thin tiny
     transparent turquoise violet white wide wooden yellow
 """
-"""Names and qualities of things; ``grammar.things`` adds to them."""
+"""Names and qualities of things; ``grammar.things`` adds to them.
+
+People, animals, stairs, edges and lights are not among them: they speak against a motion by being
+there.
+"""
+_GROUND = frozenset(
+    f"{name}{ending}"
+    for name in ("bridge", "floor", "ground", "path", "road", "room", "street", "way")
+    for ending in ("", "s")
+)
+"""What carries the robot; whoever does not see it, or is off it, had better not move."""
 
 _WORDS = {
     "R": "it they me",
-    "O": "front center centre middle side edge end top bottom distance background foreground",
+    "O": "front center centre middle side end top bottom distance background foreground",
     "D": "the a an this my its one two three four five six both several",
     "T": "left right ahead far nearby close closer distant off away straight directly slightly very"
     " quite just about roughly almost partly",
@@ -72,7 +85,7 @@ _TOKEN = re.compile(
     r"(?P<T>some way\b|[0-9]{1,4}(?:\.[0-9]{1,2})? ?(?:cm|m|met(?:er|re)s?|feet)\b)"
     r"|(?P<O>stop signs?\b)"
     "|(?P<word>[a-z]+(?:['\N{RIGHT SINGLE QUOTATION MARK}][a-z]+)?)"
-    r"|(?P<full>[.!;:\n])|(?P<comma>,)|(?P<space>\s)|(?P<other>.)",
+    r"|(?P<full>[.!;\n])|(?P<comma>,)|(?P<space>\s)|(?P<other>.)",
     re.IGNORECASE | re.ASCII,
 )
 _FIXED = {"T": "T", "O": "O", "full": ".", "comma": ",", "space": "", "other": "?"}
@@ -104,13 +117,13 @@ class _Part:
     """What stands between two commas or conjunctions.
 
     Attributes:
-        sides: "left" and "right", as far as it names them.
+        words: its words.
         span: where it stands, once it has words.
     """
 
     def __init__(self) -> None:
         self._kinds: list[str] = []
-        self.sides: set[str] = set()
+        self.words: set[str] = set()
         self.span = (0, 0)
         self._goes_on = False
 
@@ -123,7 +136,7 @@ class _Part:
         """Append a word."""
         self.span = (self.span[0] if self._kinds else span[0], span[1])
         self._kinds.append(kind)
-        self.sides |= _SIDES & {word}
+        self.words.add(word)
 
     @property
     def kinds(self) -> str:
@@ -144,14 +157,17 @@ class Observations:
         """Where ``text[begin:end]`` holds more than plain observations; None if it does not.
 
         Args:
-            action: "left" or "right" for turns. A search to the other side is an objection.
+            action: "left" or "right" for turns. Only the other side named is an objection.
         """
         sentence = [_Part()]
+        sides: dict[str, Span] = {}
         for token in _TOKEN.finditer(text, begin, end):
             word = token.group().lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
             kind = _FIXED.get(token.lastgroup or "", self._kinds.get(word, "?"))
             if kind == "?":
                 return token.span()
+            if word in _SIDES:
+                sides[word] = token.span()
             if kind == ".":
                 objection = _objection(sentence, action)
                 if objection:
@@ -163,6 +179,8 @@ class Observations:
                 sentence.append(_Part())
             elif kind:
                 sentence[-1].add(kind, word, token.span())
+        if action in _SIDES and sides and action not in sides:
+            return next(iter(sides.values()))
         return _objection(sentence, action)
 
 
@@ -170,8 +188,11 @@ def _objection(sentence: list[_Part], action: str) -> Span | None:
     """Where a sentence, which may be empty, is no observation."""
     forms = [_CLAUSE]
     for part in sentence:
-        elsewhere = "L" in part.kinds and part.sides and part.sides != {action}
-        if part.kinds and (elsewhere or not any(f.fullmatch(part.kinds) for f in forms)):
+        sides = _SIDES & part.words
+        elsewhere = "L" in part.kinds and sides and sides != {action}
+        groundless = _GROUND & part.words and ({"n", "N"} & {*part.kinds} or "off" in part.words)
+        plain = any(form.fullmatch(part.kinds) for form in forms)
+        if part.kinds and (elsewhere or groundless or not plain):
             return part.span
         if part.kinds:
             forms = [_CLAUSE, _PLACE]
