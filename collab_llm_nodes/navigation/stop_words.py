@@ -22,8 +22,9 @@ STOP_WORDS = (
     *("stop", "emergency stop", "emergency", "e-stop", "estop", "brake", "cease", "quit", "end"),
     *("halt", "freeze", "wait", "pause", "cancel", "abort", "hold", "hold on", "whoa", "enough"),
     *("stand still", "hold still", "keep still", "be still", "stay", "stay put", "do nothing"),
+    *("come to a stop", "come to a halt", "stand down", "shut down"),
     *(f"stop {doing}" for doing in _DOING),
-    *(f"{no} {verb}" for no in ("don't", "do not", "not", "never") for verb in _VERBS),
+    *(f"{no} {verb}" for no in ("don't", "don't you", "do not", "not", "never") for verb in _VERBS),
     *("stopp", "anhalten", "halt an", "stehen bleiben", "bleib stehen", "warte"),  # German
     *("nicht bewegen", "nicht fahren"),
     *("arrête", "arrêtez", "arrête toi", "arrêtez vous", "attends", "ne bouge pas"),  # French
@@ -40,9 +41,11 @@ _BESIDE_IT = """
     please now immediately instantly at once right away quickly already completely robot hey ok okay
     no and or else here there it that thats this the an a its is everything all
     thanks thank you your very much lot could can would will just must should have to i id me want
-    need like said what where are youre doing
+    need like said say so told do we lets us until time oh dead whatever current
+    what where are youre doing
     forward forwards back backward backwards left around about further any
-    mission task goal job trip navigation motion movement position place
+    mission task goal job trip navigation motion movement position place motor
+    motors wheel wheels engine engines
     in for while bit one two three four five six seven eight nine ten
     moment second seconds sec minute minutes min s
     bitte sofort svp por favor
