@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import io
+import logging
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
@@ -35,7 +38,10 @@ from collab_llm_nodes.edge_cloud.messages import Failure, Open, Opened
 from collab_llm_nodes.errors import InvalidInput, Unavailable
 from collab_llm_nodes.models.pictures import MAX_SCANS, Picture, decode, measure
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode, pixel_limit
+from collab_llm_nodes.verifier import codec
 from collab_llm_nodes.verifier.admission import Peer
+from collab_llm_nodes.verifier.background import within
+from collab_llm_nodes.verifier.conversation import Verifier
 from collab_llm_nodes.verifier.info import Limits
 from collab_llm_nodes.verifier.pictures import PictureReader
 from collab_llm_nodes.verifier.service import ServerHandle, VerifierConfig, start_server
@@ -246,7 +252,7 @@ def test_a_worker_tells_what_is_wrong() -> None:
     with_reader(use)
 
 
-def test_a_worker_that_dies_fails_its_picture_only() -> None:
+def test_a_worker_that_dies_fails_its_picture_only(caplog: pytest.LogCaptureFixture) -> None:
     async def use(reader: PictureReader) -> None:
         await read(reader, scene(0))
         for pid in workers():
@@ -261,6 +267,9 @@ def test_a_worker_that_dies_fails_its_picture_only() -> None:
         assert (await read(reader, scene(0))).rgb
 
     with_reader(use, replace(PATIENT, workers=1))
+    (told,) = (r for r in caplog.records if "has died" in r.getMessage())
+    assert told.levelno == logging.WARNING
+    assert f"{-signal.SIGKILL}" in told.getMessage()
 
 
 @pytest.mark.parametrize(
@@ -305,6 +314,88 @@ def test_a_picture_whose_client_has_gone_is_given_up() -> None:
         assert pid not in workers()
 
     with_reader(use, replace(PATIENT, workers=1))
+
+
+def test_bytes_that_wait_are_limited_and_others_have_room() -> None:
+    limits = replace(LIMITS, max_message_bytes=4096)  # eight of these, four of an address
+    data = png((b"tEXt", bytes(1900)))
+    rival, robot = Peer("b:1", "b"), Peer("c:1", "c")
+
+    async def use(reader: PictureReader) -> None:
+        await read(reader, scene(0))
+        (pid,) = workers()
+        os.kill(pid, signal.SIGSTOP)
+
+        def hold(count: int, peer: Peer) -> list[asyncio.Task[tuple[Picture, ...]]]:
+            return [asyncio.ensure_future(reader.read_all([data], peer)) for _ in range(count)]
+
+        async def refuses(peer: Peer) -> None:
+            with pytest.raises(Unavailable, match="too many bytes") as caught:
+                await within(reader.read_all([data], peer), WAIT_S)
+            assert caught.value.field == "images"
+            assert caught.value.remedy
+
+        half = 4 * limits.max_message_bytes // len(data)
+        tasks = hold(half, FLOOD)
+        await asyncio.sleep(0)
+        await refuses(FLOOD)
+        tasks += hold(half, rival)
+        await asyncio.sleep(0)
+        await refuses(robot)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for peer in (robot, FLOOD):
+            assert len(await reader.read_all([data, data], peer)) == 2
+        assert not reader._held
+
+    with_reader(use, replace(PATIENT, workers=1), limits)
+
+
+def test_memory_is_returned_after_large_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    returned = threading.Event()
+    monkeypatch.setattr("collab_llm_nodes.verifier.pictures._TRIM_S", 0.0)
+    monkeypatch.setattr("collab_llm_nodes.verifier.pictures._return_memory", returned.set)
+
+    async def use(reader: PictureReader) -> None:
+        await reader.read_all([scene(0)], ROBOT)
+        assert reader._trimming is None
+        await reader.read_all([png((b"tEXt", bytes(1 << 20)))], ROBOT)
+        assert await asyncio.get_running_loop().run_in_executor(None, returned.wait, WAIT_S)
+
+    with_reader(use)
+
+
+def test_nothing_is_imported_from_the_folder_it_was_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("struct", "argparse", "signal"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", ".", *sys.path])
+
+    async def use(reader: PictureReader) -> Picture:
+        return await read(reader, scene(0))
+
+    assert with_reader(use).rgb
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/nowhere"])
+def test_a_worker_that_cannot_start_is_told_once(
+    program: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(reader: PictureReader) -> None:
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await read(reader, scene(0))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", program)
+        with_reader(use, replace(PATIENT, workers=1))
+    (told,) = (r for r in caplog.records if "cannot start" in r.getMessage())
+    assert told.levelno == logging.ERROR
+    assert "picture_worker" in told.getMessage()
 
 
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
@@ -398,6 +489,13 @@ def test_a_place_is_left_for_others() -> None:
     assert line.next() is None
 
 
+def test_those_who_are_not_known_are_not_one_client() -> None:
+    line: FairLine[int] = FairLine(3)
+    for key in range(4):
+        line.join(key, Peer(), 1.0)
+    assert [line.next() for _ in range(4)] == [0, 1, 2, None]
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(1, 9)), max_size=40),
     st.integers(1, 4),
@@ -445,6 +543,31 @@ def test_turns_of_those_who_have_gone() -> None:
     asyncio.run(run())
 
 
+def test_nobody_hears_of_an_error_whose_caller_has_gone() -> None:
+    unheard: list[dict[str, Any]] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: unheard.append(told))
+        turns, release = Turns(1), asyncio.Event()
+
+        async def fail() -> None:
+            await release.wait()
+            raise OSError
+
+        task = asyncio.ensure_future(turns.run(ROBOT, 1.0, fail))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        release.set()
+        assert await turns.idle(WAIT_S)
+        await asyncio.sleep(0)
+        gc.collect()
+
+    asyncio.run(run())
+    assert not unheard
+
+
 # --- The whole verifier -------------------------------------------------------------------------
 
 
@@ -477,6 +600,65 @@ def test_hostile_pictures_are_refused(serve: Callable[[Limits], ServerHandle]) -
         assert isinstance(failure, Failure)
         assert (failure.code, failure.field) == ("INVALID_INPUT", "images[1]")
         client.close()
+
+
+class Wire:
+    """A client's stream without a network: it sends ``message`` and stays."""
+
+    def __init__(self, message: bytes) -> None:
+        self._messages = [message]
+        self.answers: asyncio.Queue[bytes] = asyncio.Queue()
+        self.hang_up = asyncio.Event()
+
+    async def read(self) -> bytes | None:
+        if self._messages:
+            return self._messages.pop()
+        await self.hang_up.wait()
+        return None
+
+    async def write(self, data: bytes) -> None:
+        self.answers.put_nowait(data)
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_picture_is_forgotten_when_it_is_decoded(
+    readable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, 60 sessions kept 60 messages of 16 MB for as long as they lasted."""
+    engine = Engine(tiny_model("qwen2_vl"))
+    picture = png((b"tEXt", os.urandom(1 << 20))) if readable else scene(0)[:-300]
+    message = codec.encode(Open("go", (picture,) * 2, SamplingConfig(), 4, engine.vocabulary))
+    received: list[bytes] = [message]
+    decode_client = codec.decode_client
+
+    def note(data: bytes) -> Any:
+        decoded: Any = decode_client(data)
+        received.extend(decoded.images)
+        return decoded
+
+    monkeypatch.setattr(codec, "decode_client", note)
+
+    async def run() -> list[int]:
+        verifier = Verifier(
+            VerifierConfig(pictures=PATIENT), engine, lambda asked: encode(asked, engine.loaded)
+        )
+        verifier.start()
+        wire = Wire(message)
+        talk = asyncio.ensure_future(verifier.converse(wire))
+        answer = codec.decode_server(await within(wire.answers.get(), WAIT_S))
+        assert isinstance(answer, Opened if readable else Failure), answer
+        gc.disable()  # nothing is left for it to find
+        references = [sys.getrefcount(received[i]) for i in range(3)]
+        gc.enable()
+        wire.hang_up.set()
+        await within(talk, WAIT_S)
+        assert await verifier.stop()
+        return references
+
+    held_here = 4  # message: two names, the list and the argument of getrefcount
+    references = asyncio.run(run())
+    assert references[0] <= held_here + 1
+    assert references[1:] == [2, 2]
 
 
 def test_a_robot_does_not_wait_for_another_clients_pictures(

@@ -286,13 +286,10 @@ class Verifier:
                     "the verifier is shutting down", field="session", remedy="try again, or another"
                 )
             self._admit_stream(seat)
-            opened = await self._read(seat, stream)
-            if isinstance(opened, Draft):
-                raise ProtocolError(
-                    "the first message must be Open", field="message", remedy="send Open first"
-                )
-            if isinstance(opened, Open):
-                await self._open(seat, opened)
+            asked = await self._hear_open(seat, stream)
+            if asked is not None:
+                await self._open(seat, *asked)
+                del asked
                 await self._take_drafts(seat, stream)
         except CollabError as error:
             seat.deliver(error)
@@ -304,19 +301,29 @@ class Verifier:
             seat.deliver(CollabError("the verifier failed", remedy=remedy))
         seat.end()
 
-    async def _open(self, seat: _Seat, opened: Open) -> None:
+    async def _hear_open(self, seat: _Seat, stream: Stream) -> tuple[Open, Prompt] | None:
+        """Read Open and decode its pictures; their files are not kept, and may be large."""
+        opened = await self._read(seat, stream)
+        if isinstance(opened, Draft):
+            raise ProtocolError(
+                "the first message must be Open", field="message", remedy="send Open first"
+            )
+        if not isinstance(opened, Open):
+            return None
         self._admit(opened)
         assert seat.place is not None
         seat.opened = seat.place.opened = True
-        decoded: list[Picture] = []
+        decoded: tuple[Picture, ...] = ()
         if self._pictures is not None:
-            for i, data in enumerate(opened.images):
-                decoded.append(await self._pictures.read(data, seat.peer, f"images[{i}]"))
-        prompt = Prompt(opened.text, opened.images, tuple(decoded))
+            decoded = await self._pictures.read_all(opened.images, seat.peer)
+        prompt = Prompt(opened.text, (b"",) * len(opened.images), decoded)
+        return replace(opened, images=()), prompt
+
+    async def _open(self, seat: _Seat, opened: Open, prompt: Prompt) -> None:
         loop = asyncio.get_running_loop()
         target = await self._reading.run(
             seat.peer,
-            1.0 + len(opened.images),
+            1.0 + len(prompt.images),
             lambda: loop.run_in_executor(self._reader, self._read_prompt, seat, prompt, opened),
         )
         self._compute.open(seat, target)

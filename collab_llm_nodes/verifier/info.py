@@ -23,11 +23,15 @@ class Limits:
         256, "Connections at a time; one carries any number of sessions.", low=1, high=65536
     )
     max_message_bytes: int = setting(
-        16 << 20, "One message, images included [byte].", low=4096, high=256 << 20
+        9 << 20,
+        "One message, images included. What waits to be decoded is eight times as much at most,"
+        " four times for one address [byte].",
+        low=4096,
+        high=256 << 20,
     )
     max_prompt_chars: int = setting(8192, "Text of a prompt [character].", low=1, high=1 << 20)
     max_images: int = setting(4, "Images in a prompt.", low=0, high=64)
-    max_image_bytes: int = setting(4 << 20, "One encoded image [byte].", low=1024, high=256 << 20)
+    max_image_bytes: int = setting(2 << 20, "One encoded image [byte].", low=1024, high=256 << 20)
     max_image_pixels: int = setting(
         0,
         "One image, width times height; 0: what the model can use, full HD at least [px].",

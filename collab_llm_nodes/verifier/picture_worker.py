@@ -1,6 +1,7 @@
 """The process that decodes strangers' pictures for the verifier (``pictures.py`` starts it).
 
-It reads requests from stdin and writes answers to stdout, one after the other, until stdin ends.
+It writes one byte to stdout when it is ready. Then it reads requests from stdin and writes answers
+to stdout, one after the other, until stdin ends.
 Whatever a picture does to the decoder happens to this process only: its memory and the time for
 each picture are limited, and its parent may kill it.
 
@@ -27,6 +28,7 @@ from collab_llm_nodes.models.pictures import decode
 REQUEST = struct.Struct("!III")
 ANSWER = struct.Struct("!BI")
 DECODED, REFUSED = 0, 1
+READY = b"\0"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -42,6 +44,8 @@ def main() -> None:
     limits = parser.parse_args()
     _confine(limits.memory)
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    answers.write(READY)
+    answers.flush()
     while header := requests.read(REQUEST.size):
         length, width, height = REQUEST.unpack(header)
         data = requests.read(length)

@@ -28,7 +28,8 @@ class FairLine(Generic[K]):
     turns that have begun. A newcomer starts level with whoever has had the least so far.
 
     Where there are several places, one address gets all but one of them at a time, and one
-    connection all but two: a free place is left for who comes next.
+    connection all but two: a free place is left for who comes next. An empty name is nobody's: its
+    only limit is the places.
     """
 
     def __init__(self, places: int) -> None:
@@ -73,8 +74,8 @@ class FairLine(Generic[K]):
 
     def _may_begin(self, peer: Peer) -> bool:
         running = [r.peer for r in self._running.values()]
-        of_address = sum(p.address == peer.address for p in running)
-        of_connection = sum(p.connection == peer.connection for p in running)
+        of_address = sum(p.address == peer.address != "" for p in running)
+        of_connection = sum(p.connection == peer.connection != "" for p in running)
         return (
             len(running) < self._places
             and of_address < max(1, self._places - 1)
@@ -126,6 +127,7 @@ class Turns:
         running = asyncio.ensure_future(job())
         self._jobs.add(running)
         running.add_done_callback(self._jobs.discard)
+        running.add_done_callback(_retrieve)
         running.add_done_callback(lambda _: self._over(called))
         try:
             return await asyncio.shield(running)
@@ -133,6 +135,8 @@ class Turns:
             if grace_s is not None:
                 called.get_loop().call_later(grace_s, running.cancel)
             raise
+        finally:
+            del running  # else its error, which leads to this frame, would keep all that it needed
 
     async def idle(self, timeout_s: float) -> bool:
         """Wait until no job runs; False if one still does after ``timeout_s``."""
@@ -149,3 +153,9 @@ class Turns:
         while (called := self._line.next()) is not None:
             if not called.done():
                 called.set_result(None)
+
+
+def _retrieve(job: asyncio.Future[Any]) -> None:
+    """Look at the error of ``job``, or asyncio would log it if the caller has gone."""
+    if not job.cancelled():
+        job.exception()

@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import random
 import ssl
+import struct
+import zlib
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -117,6 +119,23 @@ async def png_bomb(attacker: Attacker) -> None:
         while connection.open:
             await attacker.open(connection, opened)
             await asyncio.sleep(0.5)
+
+
+async def large_messages(attacker: Attacker) -> None:
+    """Open 60 sessions with four pictures of 64 pixels and 2 MB each, most of them a comment."""
+    opened = attacker.open_with(4 * [_padded_png(2 << 20)])
+    async with attacker.connection() as connection:
+        for _ in range(60):
+            await attacker.open(connection, opened)
+        await asyncio.sleep(5.0)
+
+
+def _padded_png(size: int) -> bytes:
+    """Return a picture of ``size`` bytes, all but some of them in a chunk of text."""
+    picture = flat_png(8, 8)
+    text = b"tEXt" + bytes(size - len(picture) - 12)
+    chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))
+    return picture[:-12] + chunk + picture[-12:]  # before the chunk that ends it
 
 
 # Streams, by somebody with a token.
@@ -318,6 +337,7 @@ ATTACKS: dict[str, Callable[[Attacker], Awaitable[None]]] = {
         progressive_scans,
         large_pictures,
         png_bomb,
+        large_messages,
         streams,
         idle_sessions,
         abandoned,
