@@ -25,6 +25,7 @@ from waiting import gone
 
 from collab_llm_nodes import programs
 from collab_llm_nodes.cli import app, write_json
+from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.demo.domain import DOMAINS, own_domain
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.verifier import service
@@ -175,7 +176,7 @@ def test_a_port_that_is_taken_is_told_before_a_model_is_loaded(
     monkeypatch.setattr(service, "load_engine", loaded.append)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        config = VerifierConfig(**{"address": "127.0.0.1:0", field: address})
+        config = from_mapping(VerifierConfig, {"address": "127.0.0.1:0", field: address})
         with pytest.raises(ConfigError, match=f"cannot listen on {address}") as refused:
             service.serve(config, lambda port: None)
     assert refused.value.field == field
