@@ -157,7 +157,7 @@ def test_in_any_order_nobody_has_more_than_a_share_and_none_is_lost(
     [
         ("ipv4:10.0.0.7:40312", "10.0.0.7"),
         ("ipv6:%5B2001:db8::1%5D:40312", "2001:db8::"),
-        ("client:2001:db8::1:40312", "2001:db8::1"),
+        ("client:2001:db8::1:40312", "2001:db8::"),
         ("unix:", "unix:"),
         ("", ""),
     ],
