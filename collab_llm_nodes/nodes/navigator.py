@@ -281,11 +281,11 @@ class Navigator(ManagedNode[NavigatorConfig]):
     def _tell_ready(self) -> None:
         """Say once when a goal can be served, and what is missing if that takes long."""
         permission = self._permission[0] if self._permission else None
-        why = ", ".join(permission.reasons) if permission else "its topic motion_state"
+        why = ", ".join(permission.reasons) if permission else "motion_state"
         allowed = permission is not None and permission.allowed
         there = {
             "the action generate (draft_vlm)": self._generate and self._generate.server_is_ready(),
-            f"motion_guard ({why})": allowed or not self.config.require_guard,
+            f"{why} (motion_guard)": allowed or not self.config.require_guard,
             "observation (camera_ingest)": self._sees,
             "odom (the robot's driver)": self._odometry,
         }
