@@ -203,7 +203,7 @@ def _measure(recordings: Sequence[Recording], count: int, seconds: float, load: 
 
 
 def run_to_the_millisecond(job: Coroutine[Any, Any, T]) -> T:
-    """As ``asyncio.run``, but by select: epoll rounds what robots wait up to milliseconds."""
+    """Run as ``asyncio.run``, but with select: epoll rounds waits up to milliseconds."""
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     running = loop.create_task(job)
     try:

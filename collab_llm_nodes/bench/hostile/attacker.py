@@ -27,7 +27,7 @@ NICE = 10
 
 @dataclass(frozen=True)
 class Briefing:
-    """What the process is told, in a file of JSON.
+    """The orders of an attacker's process, in a file of JSON.
 
     Attributes:
         attack: a name in ``ATTACKS``.

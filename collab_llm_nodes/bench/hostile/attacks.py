@@ -33,7 +33,7 @@ TICK_S = 0.02
 
 @dataclass
 class Attacker:
-    """What an attack has at hand.
+    """The means of an attack.
 
     Attributes:
         address, metrics_address: of the verifier, host:port.

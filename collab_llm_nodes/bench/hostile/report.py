@@ -67,11 +67,11 @@ GOALS = {
 FRONT_ONLY = frozenset({"silent_connections", "slow_handshakes", "headers_flood", "rapid_reset"})
 """Attacks before authentication: gRPC for Python cannot hold them off, a proxy must."""
 METRICS_S = 5.0
-"""What does not answer in this time does not answer."""
+"""Time after which the metrics count as not answered [s]."""
 ATTACKER_END_S = 60.0
 """An attacker that goes on so long beyond its time hangs."""
 SIGTERM_S = 90.0
-"""From SIGTERM to SIGKILL."""
+"""Time between SIGTERM and SIGKILL [s]."""
 SIGTERM_ATTACK, SIGTERM_AFTER_S = "progressive_scans", 3.0
 
 

@@ -24,7 +24,7 @@ DEADLINE_S = LinkConfig().verdict_deadline_s
 
 @dataclass(frozen=True)
 class Door:
-    """How a robot reaches the verifier.
+    """The way to the verifier.
 
     Attributes:
         address: host:port.
@@ -39,7 +39,7 @@ class Door:
 
 @dataclass
 class Seen:
-    """What the robots met in one phase.
+    """The robots' waits and failures in one phase.
 
     Attributes:
         rounds_s: from a draft's sending to its verdict.
@@ -55,7 +55,7 @@ class Seen:
 
     @property
     def pace(self) -> Pace:
-        """How often a robot did either, if nothing held it up."""
+        """The time a robot takes for a round and for an answer, if nothing holds it up."""
         rounds_s, opening_s = DRAFTING_S + _mean(self.rounds_s), _mean(self.openings_s)
         per_answer = len(self.rounds_s) / max(len(self.openings_s), 1)
         return Pace(rounds_s, opening_s + per_answer * rounds_s)
