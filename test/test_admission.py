@@ -12,6 +12,7 @@ import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -32,7 +33,14 @@ from collab_llm_nodes.demo.processes import free_port
 from collab_llm_nodes.edge_cloud.messages import Failure, Open, Opened
 from collab_llm_nodes.errors import ConfigError, Unavailable
 from collab_llm_nodes.verifier import codec, service
-from collab_llm_nodes.verifier.admission import PATIENCE_S, Admission, Peer, Place, Shares
+from collab_llm_nodes.verifier.admission import (
+    PATIENCE_S,
+    Admission,
+    Allowance,
+    Peer,
+    Place,
+    Shares,
+)
 from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.verifier.info import Limits
 from collab_llm_nodes.verifier.service import ServerHandle, VerifierServer, start_server
@@ -152,6 +160,36 @@ def test_in_any_order_nobody_has_more_than_a_share_and_none_is_lost(
         assert max(Counter(p.peer.address for p in held).values()) <= 4
 
 
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 30.0)), min_size=1, max_size=60))
+def test_an_address_uses_no_more_than_its_allowance(uses: list[tuple[float, float]]) -> None:
+    allowance, now, total = Allowance(per_s=10.0), 0.0, 0.0
+    for wait, amount in uses:
+        now += wait
+        if not allowance.wait_s("a", now):
+            assert total <= 10.0 * (now + 2.0) * (1 + 1e-9)
+            allowance.use("a", amount, now)
+            total += amount
+        assert allowance.wait_s("b", now) == 0.0
+
+
+def test_who_has_used_up_its_allowance_waits_as_long_as_it_takes_to_earn() -> None:
+    allowance = Allowance(per_s=10.0)
+    allowance.use("a", 20.0, 100.0)  # two seconds' worth at once
+    assert allowance.wait_s("a", 100.0) == 0.0
+    allowance.use("a", 10.0, 100.0)
+    assert allowance.wait_s("a", 100.25) == pytest.approx(0.75)
+    assert allowance.wait_s("a", 101.0) == 0.0
+    allowance.use("", 1e9, 100.0)
+    assert allowance.wait_s("", 100.0) == 0.0
+
+
+def test_addresses_that_owe_nothing_are_forgotten() -> None:
+    allowance = Allowance(per_s=10.0)
+    for number in range(5000):
+        allowance.use(str(number), 1.0, float(number))
+    assert len(allowance._paid_until) < 2000
+
+
 @pytest.mark.parametrize(
     ("given_", "address"),
     [
@@ -225,6 +263,35 @@ def test_streams_of_one_connection_leave_others_theirs(server: ServerHandle, ope
         assert answers(server.port)
         for stream in streams:
             stream.half_close()
+
+
+@pytest.mark.parametrize(
+    ("shares", "field"),
+    [
+        (Shares(sessions_per_s=0.1), "shares.sessions_per_s"),
+        (Shares(bytes_per_s=1000.0), "shares.bytes_per_s"),
+    ],
+)
+def test_who_asks_too_much_at_once_is_told_so_and_others_are_not(
+    shares: Shares, field: str
+) -> None:
+    config = VerifierConfig(address="127.0.0.1:0", shares=shares, client_header="x-client")
+    asked = replace(OPEN, text=5000 * "x")  # five seconds' worth of bytes, ten of sessions
+    with start_server(config, as_engine(FakeEngine(1)), encode) as server:
+
+        def answer(address: str) -> object:
+            client = RawClient(channel(server.port), metadata=(("x-client", f"{address}:1"),))
+            client.send(asked)
+            said = client.next()
+            client.close()
+            return said
+
+        assert isinstance(answer("10.0.0.1"), Opened)
+        refused = answer("10.0.0.1")
+        assert isinstance(refused, Failure)
+        assert refused.code == "BUSY"
+        assert field in refused.remedy
+        assert isinstance(answer("10.0.0.2"), Opened)
 
 
 @pytest.mark.parametrize("tls", [False, True])

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -193,6 +193,47 @@ def test_caches_are_lent_in_order_and_never_taken_from_who_works(data: st.DataOb
             assert all(now - since < config.evict_idle_s + 1e-9 for since in idle.values())
             assert slots.due is not None
             assert slots.due > now
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_owners_share_the_caches_fairly(data: st.DataObject) -> None:
+    """Nobody without one waits while an owner has two idle, and those who work keep theirs."""
+    slots: Slots[tuple[str, int]] = Slots(4, BatchConfig(evict_idle_s=60.0, slot_wait_s=60.0))
+    line, busy, idle = set(), set(), set()
+    for number in range(data.draw(st.integers(1, 40))):
+        action = data.draw(st.sampled_from(["request", "request", "rest", "work", "leave"]))
+        if action == "request":
+            key = (data.draw(st.sampled_from("abc")), number)
+            slots.request(key, 0.0, key[0])
+            line.add(key)
+        elif action == "rest" and busy:
+            key = data.draw(st.sampled_from(sorted(busy)))
+            slots.rest(key, 0.0)
+            busy.remove(key)
+            idle.add(key)
+        elif action == "work" and idle:
+            key = data.draw(st.sampled_from(sorted(idle)))
+            slots.work(key)
+            idle.remove(key)
+            busy.add(key)
+        elif action == "leave" and (everybody := sorted(line | busy | idle)):
+            key = data.draw(st.sampled_from(everybody))
+            slots.leave(key)
+            for held in (line, busy, idle):
+                held.discard(key)
+        for change in slots.advance(0.0):
+            if isinstance(change, Evicted):
+                idle.remove(change.key)
+            else:
+                assert isinstance(change, Granted)
+                line.remove(change.key)
+                busy.add(change.key)
+        held_by = Counter(owner for owner, _ in busy | idle)
+        assert held_by.total() <= 4
+        for newcomer, _ in line:
+            assert held_by.total() == 4
+            assert all(held_by[owner] <= held_by[newcomer] + 1 for owner, _ in idle)
 
 
 # --- The verifier -------------------------------------------------------------------------------
@@ -859,6 +900,7 @@ class Posted:
 
     def __init__(self) -> None:
         self.id = "0" * 32
+        self.owner = ""
         self.gone = threading.Event()
         self._posted: queue.SimpleQueue[object] = queue.SimpleQueue()
 

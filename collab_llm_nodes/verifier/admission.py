@@ -1,9 +1,12 @@
-"""Places for the streams of a verifier's clients, shared out fairly: no I/O, no clock.
+"""Streams, sessions and bytes of a verifier's clients, shared out fairly: no I/O, no clock.
 
 All clients together have ``limits.max_streams`` places. One connection gets a share of them at
 most, and so does one address, so that nobody can take the last place from the others. A stream
 holds its place from its first moment, before it has said what it wants; one that says nothing for
 ``PATIENCE_S`` loses its place to a newcomer who would have none otherwise.
+
+How many sessions an address begins in a second, and how many bytes they bring, is a
+:class:`Allowance`: above it they wait, since each prompt costs all others time.
 """
 
 from __future__ import annotations
@@ -19,15 +22,31 @@ from collab_llm_nodes.network import network_of
 
 PATIENCE_S = 1.0
 """Time for a stream to send Open while places are scarce [s]."""
+MOST_WAIT_S = 2.0
+"""Longest wait of a session whose address has begun too many; a longer one is a refusal [s]."""
+_BURST_S = 2.0  # what may be used up at once, after a silence
+_SWEEP = 1024  # addresses, before those that owe nothing are forgotten
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How much of ``limits.max_streams`` one client may take; always one stream at least."""
+    """What one client may take; of ``limits.max_streams`` always one stream at least."""
 
     connection: float = setting(0.25, "Share of one connection.", low=0.001, high=1.0)
     address: float = setting(
         0.5, "Share of one address: a host, or all that share its NAT.", low=0.001, high=1.0
+    )
+    sessions_per_s: float = setting(
+        25.0,
+        "Sessions that one address may begin, twice as many at once; more have to wait [1/s].",
+        low=0.1,
+        high=1e6,
+    )
+    bytes_per_s: float = setting(
+        8e6,
+        "What one address may send to begin them: prompts and pictures; more has to wait [byte/s].",
+        low=1e3,
+        high=1e12,
     )
 
     def __post_init__(self) -> None:
@@ -148,6 +167,32 @@ class Admission:
         return Unavailable(
             f"all {self._most[kind]} streams{what} are taken", field="session", remedy=remedy
         )
+
+
+class Allowance:
+    """What each address may use up in a second, with ``_BURST_S`` of it at once after a silence.
+
+    Times are seconds of one monotonic clock.
+    """
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s = per_s
+        self._paid_until: dict[str, float] = {}  # by address: all it has used is earned by then
+        self._sweep_at = _SWEEP
+
+    def wait_s(self, address: str, now: float) -> float:
+        """Return how long ``address`` has to wait before it may use more [s]."""
+        return max(0.0, self._paid_until.get(address, 0.0) - now - _BURST_S)
+
+    def use(self, address: str, amount: float, now: float) -> None:
+        """Count what ``address`` uses; an empty one is nobody's."""
+        if not address:
+            return
+        if len(self._paid_until) >= self._sweep_at:
+            self._paid_until = {a: paid for a, paid in self._paid_until.items() if paid > now}
+            self._sweep_at = max(_SWEEP, 2 * len(self._paid_until))
+        paid = max(self._paid_until.pop(address, 0.0), now)
+        self._paid_until[address] = paid + amount / self._per_s
 
 
 def part(places: int, share: float) -> int:

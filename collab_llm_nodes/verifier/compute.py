@@ -45,6 +45,7 @@ class Client(Protocol):
     """Who a session is for. An error posted to it is the last that it hears."""
 
     id: str
+    owner: str  # shares KV caches with others of the same; empty: with nobody
     gone: threading.Event  # it left: stop computing for it
 
     def post(self, message: Outgoing, more: bool = False) -> None:
@@ -182,7 +183,7 @@ class Compute:
         if self._failed:
             raise _no_longer()
         self._sessions[client] = _Session(target)
-        self._slots.request(client, time.monotonic())
+        self._slots.request(client, time.monotonic(), client.owner)
         self._advance_slots()
 
     def _draft(self, client: Client, draft: Draft) -> None:

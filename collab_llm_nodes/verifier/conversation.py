@@ -46,7 +46,7 @@ from collab_llm_nodes.models.pictures import Picture
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, pixel_limit
 from collab_llm_nodes.models.vocabulary import check_same
 from collab_llm_nodes.verifier import codec
-from collab_llm_nodes.verifier.admission import Admission, Peer, Place
+from collab_llm_nodes.verifier.admission import MOST_WAIT_S, Admission, Allowance, Peer, Place
 from collab_llm_nodes.verifier.background import within
 from collab_llm_nodes.verifier.client import read_token
 from collab_llm_nodes.verifier.compute import Compute, Outgoing
@@ -111,6 +111,8 @@ class Verifier:
         )
         self._token = read_token(config.token, config.token_file).encode()
         self._admission = Admission(config.limits.max_streams, config.shares)
+        self._begun = Allowance(config.shares.sessions_per_s)
+        self._received = Allowance(config.shares.bytes_per_s)
         self._seats: set[_Seat] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -220,7 +222,7 @@ class Verifier:
             # streams, who read before they do; a round trip later if they do it at once.
             if self._has_time_for(seat):
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await within(_until_end(seat, stream, listening), _PARTING_S)
+                    await within(self._until_end(seat, stream, listening), _PARTING_S)
         except ConnectionError as lost:
             log.debug("session %s: %s", seat.id[:8], lost)
         finally:
@@ -239,6 +241,19 @@ class Verifier:
             and len(self._seats) <= places
             and (seat.place is not None or refused <= _PARTINGS)
         )
+
+    async def _until_end(
+        self, seat: _Seat, stream: Stream, listening: asyncio.Future[None]
+    ) -> None:
+        """Read, and forget, what the client of ``stream`` still sends, unless it is a flood."""
+        await listening
+        loop = asyncio.get_running_loop()
+        for _ in range(MAX_UNANSWERED):
+            if seat.hung_up:
+                break
+            if self._received.wait_s(seat.peer.address, loop.time()) > 0:
+                await asyncio.sleep(_PARTING_S)  # its messages stay where they are
+            await self._receive(seat, stream)
 
     def _admit_stream(self, seat: _Seat) -> None:
         """Find a place for ``seat``; another may lose its own, and is told so.
@@ -286,6 +301,7 @@ class Verifier:
                     "the verifier is shutting down", field="session", remedy="try again, or another"
                 )
             self._admit_stream(seat)
+            await self._wait_for_allowance(seat)
             asked = await self._hear_open(seat, stream)
             if asked is not None:
                 await self._open(seat, *asked)
@@ -300,6 +316,25 @@ class Verifier:
             remedy = f"see its log: session {seat.id[:8]}"
             seat.deliver(CollabError("the verifier failed", remedy=remedy))
         seat.end()
+
+    async def _wait_for_allowance(self, seat: _Seat) -> None:
+        """Wait until the address of ``seat`` may begin another session.
+
+        Raises:
+            Busy: that would take long.
+        """
+        address, now = seat.peer.address, asyncio.get_running_loop().time()
+        for used, name in ((self._begun, "sessions"), (self._received, "bytes")):
+            if used.wait_s(address, now) > MOST_WAIT_S:
+                raise Busy(
+                    f"too many {name} in a second from one address",
+                    field="session",
+                    remedy=f"try again later, or raise shares.{name}_per_s on the verifier",
+                )
+        wait_s = max(used.wait_s(address, now) for used in (self._begun, self._received))
+        self._begun.use(address, 1.0, now)
+        if wait_s:
+            await asyncio.sleep(wait_s)
 
     async def _hear_open(self, seat: _Seat, stream: Stream) -> tuple[Open, Prompt] | None:
         """Read Open and decode its pictures; their files are not kept, and may be large."""
@@ -352,12 +387,19 @@ class Verifier:
             self._compute.draft(seat, message)
 
     async def _read(self, seat: _Seat, stream: Stream) -> Open | Draft | Close | None:
-        data = await stream.read()
-        seat.hung_up = data is None
+        data = await self._receive(seat, stream)
         if data is None or seat.gone.is_set():  # nothing counts that comes after the last word
             return None
         seat.hear(len(data))
         return codec.decode_client(data)
+
+    async def _receive(self, seat: _Seat, stream: Stream) -> bytes | None:
+        data = await stream.read()
+        seat.hung_up = data is None
+        if data is not None:
+            now = asyncio.get_running_loop().time()
+            self._received.use(seat.peer.address, len(data), now)
+        return data
 
     def _admit(self, opened: Open) -> None:
         """Check all that can be checked without the model."""
@@ -390,6 +432,7 @@ class _Seat:
     ) -> None:
         self.id = secrets.token_hex(16)
         self.peer = peer
+        self.owner = peer.address
         self.place: Place | None = None  # until it is admitted
         self.gone = threading.Event()
         self.opened = False
@@ -518,15 +561,6 @@ class _PostOffice:
         while self._letters:
             seat, message = self._letters.popleft()
             seat.deliver(message)
-
-
-async def _until_end(seat: _Seat, stream: Stream, listening: asyncio.Future[None]) -> None:
-    """Read, and forget, what the client of ``stream`` still sends, unless it is a flood."""
-    await listening
-    for _ in range(MAX_UNANSWERED):
-        if seat.hung_up:
-            break
-        seat.hung_up = await stream.read() is None
 
 
 def _at_most(value: int, limit: int, field_name: str, unit: str) -> None:

@@ -8,13 +8,16 @@ Sarathi-Serve, Agrawal et al., OSDI 2024), and every pass reads on in the oldest
 drafts nor prompts can starve.
 
 :class:`Slots` lends the KV caches. A newcomer gets a free one, or that of the session that has been
-idle longest, which its client rebuilds by replaying its tokens.
+idle longest, which its client rebuilds by replaying its tokens. Owners share them fairly: of those
+who wait, the one whose owner holds the fewest is served first, and an owner who holds the most
+loses one that is idle at once to a newcomer whose owner holds fewer.
 
 Keys are whatever the caller knows its sessions by; times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -144,14 +147,16 @@ class Refused(Generic[K]):
 
 
 class Slots(Generic[K]):
-    """The KV caches: first come first served, least recently used first to go."""
+    """The KV caches: first the owner who holds the fewest, least recently used first to go."""
 
     def __init__(self, count: int, config: BatchConfig) -> None:
         self._count = count
         self._config = config
         self._busy: set[K] = set()
         self._idle: dict[K, float] = {}  # since; the longest idle first
-        self._line: dict[K, float] = {}  # newcomers, since
+        self._line: dict[K, float] = {}  # newcomers, since; in order of arrival
+        self._owners: dict[K, str] = {}  # of all these; nobody's have an empty name
+        self._held: Counter[str] = Counter()  # slots, by owner
 
     def __len__(self) -> int:
         """Slots in use."""
@@ -162,43 +167,51 @@ class Slots(Generic[K]):
         """Newcomers without a slot."""
         return len(self._line)
 
-    def request(self, key: K, now: float) -> None:
-        """``key`` is new and wants a slot; :meth:`advance` tells when it has one."""
+    def request(self, key: K, now: float, owner: str = "") -> None:
+        """Enter ``key``, which is new and wants a slot; :meth:`advance` tells when it has one.
+
+        Args:
+            owner: equal for all keys that share alike; empty: nobody's, and alone.
+        """
         self._line[key] = now
+        self._owners[key] = owner
 
     def work(self, key: K) -> None:
-        """The slot of ``key`` is needed now: something of it is due."""
+        """Call the slot of ``key`` busy: something of it is due."""
         if self._idle.pop(key, None) is not None:
             self._busy.add(key)
 
     def rest(self, key: K, now: float) -> None:
-        """Nothing of ``key`` is due any more."""
+        """Call the slot of ``key`` idle: nothing of it is due any more."""
         self._busy.remove(key)
         self._idle[key] = now
 
     def leave(self, key: K) -> None:
-        """``key`` needs no slot any more, whether it has one or waits."""
-        self._busy.discard(key)
-        self._idle.pop(key, None)
+        """Free the slot of ``key``, or its place in the line."""
+        if key in self._busy or key in self._idle:
+            self._release(key)
         self._line.pop(key, None)
+        self._owners.pop(key, None)
 
     def advance(self, now: float) -> list[Granted[K] | Evicted[K] | Refused[K]]:
-        """What becomes of those who wait; to be asked after every change and when :attr:`due`."""
+        """Return what becomes of those who wait; for after every change and when :attr:`due`."""
         out: list[Granted[K] | Evicted[K] | Refused[K]] = []
         while self._line:
-            key, since = next(iter(self._line.items()))
-            if len(self) >= self._count and (evicted := self._evictable(now)) is not None:
-                del self._idle[evicted]
+            key = min(self._line, key=self._holds)  # of equals the first
+            if len(self) >= self._count and (evicted := self._evictable(key, now)) is not None:
+                self._release(evicted)
                 out.append(Evicted(evicted))
-            if len(self) < self._count:
-                del self._line[key]
-                self._busy.add(key)
-                out.append(Granted(key))
-            elif now >= since + self._config.slot_wait_s:
-                del self._line[key]
-                out.append(Refused(key))
-            else:
+            if len(self) >= self._count:
                 break
+            del self._line[key]
+            self._busy.add(key)
+            self._held[self._owners[key]] += 1
+            out.append(Granted(key))
+        for key in [
+            k for k, since in self._line.items() if now >= since + self._config.slot_wait_s
+        ]:
+            del self._line[key]
+            out.append(Refused(key))
         return out
 
     @property
@@ -210,6 +223,23 @@ class Slots(Generic[K]):
         idle = next(iter(self._idle.values()), None)
         return refused if idle is None else min(refused, idle + self._config.evict_idle_s)
 
-    def _evictable(self, now: float) -> K | None:
+    def _holds(self, key: K) -> int:
+        """Return how many slots the owner of ``key`` has."""
+        owner = self._owners[key]
+        return self._held[owner] if owner else 0
+
+    def _release(self, key: K) -> None:
+        self._busy.discard(key)
+        self._idle.pop(key, None)
+        owner = self._owners[key]
+        self._held[owner] -= 1
+        if not self._held[owner]:
+            del self._held[owner]
+
+    def _evictable(self, newcomer: K, now: float) -> K | None:
+        """Return who has to make room for ``newcomer``: one idle for long, or of a rich owner."""
         key, since = next(iter(self._idle.items()), (None, 0.0))
-        return key if now >= since + self._config.evict_idle_s else None
+        if key is None or now >= since + self._config.evict_idle_s:
+            return key
+        rich = max(self._idle, key=self._holds)  # of equals the longest idle
+        return rich if self._holds(rich) > self._holds(newcomer) + 1 else None
