@@ -214,7 +214,8 @@ class Compute:
             session = self._sessions[change.key]
             if isinstance(change, Granted):
                 if session.target.unread:
-                    self._ready.add_prompt(change.key, session.target.unread, time.monotonic())
+                    unread, owner = session.target.unread, change.key.owner
+                    self._ready.add_prompt(change.key, unread, time.monotonic(), owner)
                 else:
                     self._opened(change.key, session)
             elif isinstance(change, Evicted):

@@ -5,7 +5,7 @@ one line; a pass takes the first ``max_batch`` of it. Prompts are read in the sa
 ``prefill_tokens`` of them at a time: a long prompt lengthens the passes it takes part in by a
 bounded time instead of holding up all verdicts until it is read (the chunked prefill of
 Sarathi-Serve, Agrawal et al., OSDI 2024), and every pass reads on in the oldest prompt, so neither
-drafts nor prompts can starve.
+drafts nor prompts can starve. The first prompts of all owners come before the second of any.
 
 :class:`Slots` lends the KV caches. A newcomer gets a free one, or that of the session that has been
 idle longest, which its client rebuilds by replaying its tokens. Owners share them fairly: of those
@@ -76,6 +76,8 @@ class ReadyQueue(Generic[K]):
         self._drafts: dict[K, float] = {}  # due since; dictionaries keep the order of arrival
         self._prompts: dict[K, float] = {}
         self._unread: dict[K, int] = {}  # prompt tokens
+        self._owners: dict[K, K | str] = {}  # of prompts; each of nobody's is its own
+        self._had: dict[K | str, int] = {}  # tokens that were read for each owner of one
 
     def __len__(self) -> int:
         return len(self._drafts) + len(self._prompts)
@@ -84,16 +86,23 @@ class ReadyQueue(Generic[K]):
         """A draft of ``key`` is due; it joins the end of the line."""
         self._drafts.setdefault(key, now)
 
-    def add_prompt(self, key: K, tokens: int, now: float) -> None:
-        """``tokens`` >= 1 tokens of a prompt are to be read."""
+    def add_prompt(self, key: K, tokens: int, now: float, owner: str = "") -> None:
+        """Enter a prompt of which ``tokens`` >= 1 tokens are to be read.
+
+        Args:
+            owner: equal for all keys that share their turns; empty: nobody's, and alone.
+        """
         self._prompts.setdefault(key, now)
         self._unread[key] = tokens
+        self._owners[key] = owner or key
+        self._had.setdefault(owner or key, min(self._had.values(), default=0))
 
     def discard(self, key: K) -> None:
         """``key`` is gone, whatever it waited for."""
         self._drafts.pop(key, None)
         self._prompts.pop(key, None)
         self._unread.pop(key, None)
+        self._owners.pop(key, None)
 
     def starts_at(self, coming: int) -> float | None:
         """When the next pass starts if nobody else comes; None: not before somebody does.
@@ -113,16 +122,28 @@ class ReadyQueue(Generic[K]):
         for key, _ in drafts:
             del self._drafts[key]
         prompts, budget = [], self._config.prefill_tokens
-        for key in tuple(self._prompts):
+        for key in self._prompts_in_turn():
             if not budget:
                 break
             count = min(budget, self._unread[key])
+            self._had[self._owners[key]] += count
             prompts.append((key, count))
             budget -= count
             self._unread[key] -= count
             if not self._unread[key]:
                 self.discard(key)
         return Batch(drafts, tuple(prompts))
+
+    def _prompts_in_turn(self) -> list[K]:
+        """Return the first prompt of every owner, then the second; who has had the least first."""
+        waiting: Counter[K | str] = Counter()
+        ranks: dict[K, tuple[int, int]] = {}
+        for key in self._prompts:
+            owner = self._owners[key]
+            ranks[key] = waiting[owner], self._had[owner]
+            waiting[owner] += 1
+        self._had = {owner: had for owner, had in self._had.items() if owner in waiting}
+        return sorted(ranks, key=ranks.__getitem__)
 
 
 @dataclass(frozen=True)

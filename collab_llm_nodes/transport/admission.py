@@ -43,7 +43,7 @@ class Shares:
         high=1e6,
     )
     bytes_per_s: float = setting(
-        8e6,
+        4e6,
         "What one address may send to begin them: prompts and pictures; more has to wait [byte/s].",
         low=1e3,
         high=1e12,

@@ -134,6 +134,22 @@ def test_a_pass_waits_for_others_only_while_there_are_any_and_room_for_them() ->
     assert line.take().drafts == (("b", 10.2),)
 
 
+def test_prompts_of_one_owner_do_not_hold_up_anothers() -> None:
+    line: ReadyQueue[str] = ReadyQueue(BatchConfig(prefill_tokens=10))
+    for number in range(5):
+        line.add_prompt(f"a{number}", 8, 0.0, "a")
+    line.add_prompt("b0", 8, 1.0, "b")
+    line.add_prompt("b1", 8, 1.0, "b")
+    line.add_prompt("nobody's", 4, 2.0)
+    assert line.take().prompts == (("a0", 8), ("b0", 2))
+    assert line.take().prompts == (("nobody's", 4), ("b0", 6))
+    assert line.take().prompts == (("a1", 8), ("b1", 2))
+    assert line.take().prompts == (("b1", 6), ("a2", 4))
+    assert line.take().prompts == (("a2", 4), ("a3", 6))
+    assert line.take().prompts == (("a3", 2), ("a4", 8))
+    assert not line
+
+
 # --- KV caches ----------------------------------------------------------------------------------
 
 

@@ -15,11 +15,12 @@ import logging
 import secrets
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import (
@@ -60,6 +61,7 @@ log = logging.getLogger(__name__)
 
 _OPEN_S = 10.0  # from a new stream to its Open message
 _FREE_S = 0.5  # at the end, for the compute thread to free what is left
+_TURN_S = 0.2  # for a client's Open to arrive before the next of its address may come
 _PARTING_S = 2.0  # from the last word to the client's end of the stream, at most
 _PARTINGS = 32  # of streams that were refused a place, at a time
 MAX_UNANSWERED = 128
@@ -113,6 +115,7 @@ class Verifier:
         self._admission = Admission(config.limits.max_streams, config.shares)
         self._begun = Allowance(config.shares.sessions_per_s)
         self._received = Allowance(config.shares.bytes_per_s)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._seats: set[_Seat] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -301,7 +304,6 @@ class Verifier:
                     "the verifier is shutting down", field="session", remedy="try again, or another"
                 )
             self._admit_stream(seat)
-            await self._wait_for_allowance(seat)
             asked = await self._hear_open(seat, stream)
             if asked is not None:
                 await self._open(seat, *asked)
@@ -317,28 +319,51 @@ class Verifier:
             seat.deliver(CollabError("the verifier failed", remedy=remedy))
         seat.end()
 
-    async def _wait_for_allowance(self, seat: _Seat) -> None:
-        """Wait until the address of ``seat`` may begin another session.
+    @contextlib.asynccontextmanager
+    async def _turn(self, address: str) -> AsyncIterator[None]:
+        """Hold the turn of ``address`` to begin a session, as its allowance lets it.
+
+        Its sessions begin one after another. One that takes long to say what it wants holds up the
+        next for ``_TURN_S`` only.
 
         Raises:
-            Busy: that would take long.
+            Busy: the turn would not come soon.
         """
-        address, now = seat.peer.address, asyncio.get_running_loop().time()
-        for used, name in ((self._begun, "sessions"), (self._received, "bytes")):
-            if used.wait_s(address, now) > MOST_WAIT_S:
-                raise Busy(
-                    f"too many {name} in a second from one address",
-                    field="session",
-                    remedy=f"try again later, or raise shares.{name}_per_s on the verifier",
+        lock = self._turns.setdefault(address, asyncio.Lock()) if address else asyncio.Lock()
+        loop = asyncio.get_running_loop()
+
+        async def take() -> _Once:
+            await lock.acquire()
+            over = _Once(lock.release)
+            try:
+                await asyncio.sleep(
+                    max(used.wait_s(address, loop.time()) for used in (self._begun, self._received))
                 )
-        wait_s = max(used.wait_s(address, now) for used in (self._begun, self._received))
-        self._begun.use(address, 1.0, now)
-        if wait_s:
-            await asyncio.sleep(wait_s)
+            except BaseException:
+                over()
+                raise
+            loop.call_later(_TURN_S, over)
+            return over
+
+        try:
+            over = await within(take(), MOST_WAIT_S)
+        except asyncio.TimeoutError as error:
+            raise Busy(
+                "one address begins too many sessions, or sends too many bytes, in a second",
+                field="session",
+                remedy="try again later, or raise shares.sessions_per_s and shares.bytes_per_s on"
+                " the verifier",
+            ) from error
+        self._begun.use(address, 1.0, loop.time())
+        try:
+            yield
+        finally:
+            over()
 
     async def _hear_open(self, seat: _Seat, stream: Stream) -> tuple[Open, Prompt] | None:
         """Read Open and decode its pictures; their files are not kept, and may be large."""
-        opened = await self._read(seat, stream)
+        async with self._turn(seat.peer.address):
+            opened = await self._read(seat, stream)
         if isinstance(opened, Draft):
             raise ProtocolError(
                 "the first message must be Open", field="message", remedy="send Open first"
@@ -561,6 +586,18 @@ class _PostOffice:
         while self._letters:
             seat, message = self._letters.popleft()
             seat.deliver(message)
+
+
+class _Once:
+    """Calls ``job`` the first time it is called."""
+
+    def __init__(self, job: Callable[[], None]) -> None:
+        self._job: Callable[[], None] | None = job
+
+    def __call__(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:
+            job()
 
 
 def _at_most(value: int, limit: int, field_name: str, unit: str) -> None:

@@ -83,6 +83,9 @@ class VerifierServer:
         self._server = _Server(
             (
                 ("grpc.max_receive_message_length", limits.max_message_bytes),
+                # A proxy carries all robots on few connections: with windows that grow to megabytes
+                # one robot's picture would hold up the others' drafts.
+                ("grpc.http2.bdp_probe", int(not self._config.client_header)),
                 ("grpc.so_reuseport", 0),  # a second verifier on one port is an error
                 ("grpc.keepalive_time_ms", 10_000),
                 ("grpc.keepalive_timeout_ms", 5_000),
