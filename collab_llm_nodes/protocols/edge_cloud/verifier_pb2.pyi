@@ -14,12 +14,7 @@ class ClientMessage(_message.Message):
     open: Open
     draft: Draft
     close: Close
-    def __init__(
-        self,
-        open: _Optional[_Union[Open, _Mapping]] = ...,
-        draft: _Optional[_Union[Draft, _Mapping]] = ...,
-        close: _Optional[_Union[Close, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("opened", "early_exit", "verdict", "failure")
@@ -31,13 +26,7 @@ class ServerMessage(_message.Message):
     early_exit: EarlyExit
     verdict: Verdict
     failure: Failure
-    def __init__(
-        self,
-        opened: _Optional[_Union[Opened, _Mapping]] = ...,
-        early_exit: _Optional[_Union[EarlyExit, _Mapping]] = ...,
-        verdict: _Optional[_Union[Verdict, _Mapping]] = ...,
-        failure: _Optional[_Union[Failure, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., early_exit: _Optional[_Union[EarlyExit, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "seed", "law")
@@ -51,14 +40,7 @@ class Sampling(_message.Message):
     top_p: float
     seed: int
     law: str
-    def __init__(
-        self,
-        temperature: _Optional[float] = ...,
-        top_k: _Optional[int] = ...,
-        top_p: _Optional[float] = ...,
-        seed: _Optional[int] = ...,
-        law: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., law: _Optional[str] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("text", "images", "sampling", "max_tokens", "vocabulary", "replay", "round")
@@ -76,16 +58,7 @@ class Open(_message.Message):
     vocabulary: str
     replay: _containers.RepeatedScalarFieldContainer[int]
     round: int
-    def __init__(
-        self,
-        text: _Optional[str] = ...,
-        images: _Optional[_Iterable[bytes]] = ...,
-        sampling: _Optional[_Union[Sampling, _Mapping]] = ...,
-        max_tokens: _Optional[int] = ...,
-        vocabulary: _Optional[str] = ...,
-        replay: _Optional[_Iterable[int]] = ...,
-        round: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., images: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., vocabulary: _Optional[str] = ..., replay: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session_id", "prompt_tokens")
@@ -93,9 +66,7 @@ class Opened(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prompt_tokens: int
-    def __init__(
-        self, session_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ...
-    ) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("round", "start", "tokens", "cached", "probs", "ahead", "after", "solo")
@@ -115,17 +86,7 @@ class Draft(_message.Message):
     ahead: bool
     after: _containers.RepeatedScalarFieldContainer[int]
     solo: int
-    def __init__(
-        self,
-        round: _Optional[int] = ...,
-        start: _Optional[int] = ...,
-        tokens: _Optional[_Iterable[int]] = ...,
-        cached: _Optional[bool] = ...,
-        probs: _Optional[_Union[Distributions, _Mapping]] = ...,
-        ahead: _Optional[bool] = ...,
-        after: _Optional[_Iterable[int]] = ...,
-        solo: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., cached: _Optional[bool] = ..., probs: _Optional[_Union[Distributions, _Mapping]] = ..., ahead: _Optional[bool] = ..., after: _Optional[_Iterable[int]] = ..., solo: _Optional[int] = ...) -> None: ...
 
 class Distributions(_message.Message):
     __slots__ = ("sizes", "gaps", "probs")
@@ -135,12 +96,7 @@ class Distributions(_message.Message):
     sizes: _containers.RepeatedScalarFieldContainer[int]
     gaps: _containers.RepeatedScalarFieldContainer[int]
     probs: bytes
-    def __init__(
-        self,
-        sizes: _Optional[_Iterable[int]] = ...,
-        gaps: _Optional[_Iterable[int]] = ...,
-        probs: _Optional[bytes] = ...,
-    ) -> None: ...
+    def __init__(self, sizes: _Optional[_Iterable[int]] = ..., gaps: _Optional[_Iterable[int]] = ..., probs: _Optional[bytes] = ...) -> None: ...
 
 class EarlyExit(_message.Message):
     __slots__ = ("round", "layer", "tokens", "accepted", "finished", "confidence")
@@ -156,15 +112,7 @@ class EarlyExit(_message.Message):
     accepted: int
     finished: bool
     confidence: float
-    def __init__(
-        self,
-        round: _Optional[int] = ...,
-        layer: _Optional[int] = ...,
-        tokens: _Optional[_Iterable[int]] = ...,
-        accepted: _Optional[int] = ...,
-        finished: _Optional[bool] = ...,
-        confidence: _Optional[float] = ...,
-    ) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., layer: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finished: _Optional[bool] = ..., confidence: _Optional[float] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("round", "tokens", "accepted", "finished", "compute_s", "queue_s")
@@ -180,15 +128,7 @@ class Verdict(_message.Message):
     finished: bool
     compute_s: float
     queue_s: float
-    def __init__(
-        self,
-        round: _Optional[int] = ...,
-        tokens: _Optional[_Iterable[int]] = ...,
-        accepted: _Optional[int] = ...,
-        finished: _Optional[bool] = ...,
-        compute_s: _Optional[float] = ...,
-        queue_s: _Optional[float] = ...,
-    ) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finished: _Optional[bool] = ..., compute_s: _Optional[float] = ..., queue_s: _Optional[float] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ()
@@ -204,32 +144,14 @@ class Failure(_message.Message):
     message: str
     field: str
     remedy: str
-    def __init__(
-        self,
-        code: _Optional[str] = ...,
-        message: _Optional[str] = ...,
-        field: _Optional[str] = ...,
-        remedy: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = (
-        "max_sessions",
-        "max_message_bytes",
-        "max_prompt_chars",
-        "max_images",
-        "max_image_bytes",
-        "max_tokens",
-        "idle_s",
-        "max_streams",
-        "max_connections",
-        "max_image_pixels",
-        "max_image_scans",
-    )
+    __slots__ = ("max_sessions", "max_message_bytes", "max_prompt_chars", "max_images", "max_image_bytes", "max_tokens", "idle_s", "max_streams", "max_connections", "max_image_pixels", "max_image_scans")
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_PROMPT_CHARS_FIELD_NUMBER: _ClassVar[int]
@@ -252,31 +174,10 @@ class Limits(_message.Message):
     max_connections: int
     max_image_pixels: int
     max_image_scans: int
-    def __init__(
-        self,
-        max_sessions: _Optional[int] = ...,
-        max_message_bytes: _Optional[int] = ...,
-        max_prompt_chars: _Optional[int] = ...,
-        max_images: _Optional[int] = ...,
-        max_image_bytes: _Optional[int] = ...,
-        max_tokens: _Optional[int] = ...,
-        idle_s: _Optional[float] = ...,
-        max_streams: _Optional[int] = ...,
-        max_connections: _Optional[int] = ...,
-        max_image_pixels: _Optional[int] = ...,
-        max_image_scans: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, max_sessions: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_prompt_chars: _Optional[int] = ..., max_images: _Optional[int] = ..., max_image_bytes: _Optional[int] = ..., max_tokens: _Optional[int] = ..., idle_s: _Optional[float] = ..., max_streams: _Optional[int] = ..., max_connections: _Optional[int] = ..., max_image_pixels: _Optional[int] = ..., max_image_scans: _Optional[int] = ...) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = (
-        "model",
-        "vocabulary",
-        "vocab_size",
-        "exit_layers",
-        "version",
-        "limits",
-        "sessions",
-    )
+    __slots__ = ("model", "vocabulary", "vocab_size", "exit_layers", "version", "limits", "sessions")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -291,13 +192,4 @@ class ServerInfo(_message.Message):
     version: str
     limits: Limits
     sessions: int
-    def __init__(
-        self,
-        model: _Optional[str] = ...,
-        vocabulary: _Optional[str] = ...,
-        vocab_size: _Optional[int] = ...,
-        exit_layers: _Optional[_Iterable[int]] = ...,
-        version: _Optional[str] = ...,
-        limits: _Optional[_Union[Limits, _Mapping]] = ...,
-        sessions: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., vocabulary: _Optional[str] = ..., vocab_size: _Optional[int] = ..., exit_layers: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., sessions: _Optional[int] = ...) -> None: ...
