@@ -40,9 +40,10 @@ colcon-test: ## The same tests as `colcon test` runs them
 	@$(RUN) python -m colcon --log-level error test --base-paths . --merge-install --install-base install \
 		--event-handlers console_direct+ --return-code-on-test-failure
 
-lint: build ## ruff and mypy
+lint: build ## ruff, the order of imports between folders, and mypy
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
+	@$(RUN) lint-imports
 	@$(RUN) mypy
 
 format: build ## Format the code and apply safe fixes

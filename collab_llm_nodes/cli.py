@@ -45,7 +45,7 @@ console = Console()
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from collab_llm_nodes.verifier.info import version
+        from collab_llm_nodes.protocols.edge_cloud.info import version
 
         console.print(f"collab-llm {version()}", highlight=False)
         raise typer.Exit
@@ -204,17 +204,17 @@ def verifier(
 
     With neither --config nor --model: the small model of the demo, which ships with the package.
     """
-    from collab_llm_nodes.verifier.logs import QUIET, set_up_logging
+    from collab_llm_nodes.transport.logs import QUIET, set_up_logging
 
     # Before they are imported: what they write to standard error has another form, or none.
     os.environ.setdefault("GRPC_VERBOSITY", QUIET)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    from collab_llm_nodes.verifier.settings import load_config
+    from collab_llm_nodes.protocols.edge_cloud.settings import load_config
 
     if ray:
-        from collab_llm_nodes.verifier.ray_serve import serve
+        from collab_llm_nodes.protocols.edge_cloud.ray_serve import serve
     else:
-        from collab_llm_nodes.verifier.service import serve
+        from collab_llm_nodes.protocols.edge_cloud.service import serve
 
     unnamed = config is None and model is None
     settings = load_config(
@@ -267,7 +267,7 @@ def record(
         console.print(f"wrote {path}: {count} messages")
         return
     from collab_llm_nodes.nodes.recorder import Recorder
-    from collab_llm_nodes.nodes.ros import run
+    from collab_llm_nodes.ros.node import run
 
     values = {
         "folder": str(out),
@@ -414,7 +414,7 @@ def check_lossless(
     Greedy and seeded sampling, on generated scenes with the embedded pair and on random models of
     every supported architecture. Exits with 0 only without mismatches; near ties are counted.
     """
-    from collab_llm_nodes.bench.lossless import check
+    from collab_llm_nodes.bench.lossless.run import check
 
     results = check(seed=seed, prompts=prompts, samples=samples, console=console)
     write_json(json_file, results)

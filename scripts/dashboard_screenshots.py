@@ -17,8 +17,9 @@ from selenium import webdriver
 from selenium.common.exceptions import WebDriverException
 
 from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.demo.domain import isolate_ros
-from collab_llm_nodes.demo.processes import free_port, run_process, verifier_process
+from collab_llm_nodes.processes import free_port, run_process
+from collab_llm_nodes.protocols.edge_cloud.process import verifier_process
+from collab_llm_nodes.ros.domain import isolate_ros
 from collab_llm_nodes.sim.rooms import make_room
 
 SEED = 7

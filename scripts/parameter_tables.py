@@ -12,8 +12,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from collab_llm_nodes.nodes.ros import CommonConfig, ManagedNode, flatten
-from collab_llm_nodes.verifier.settings import VerifierConfig
+from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
+from collab_llm_nodes.ros.node import CommonConfig, ManagedNode, flatten
 
 VERIFIER = """## The verifier's file
 

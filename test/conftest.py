@@ -15,7 +15,7 @@ import pytest
 from certificates import Certificates
 from hypothesis import settings
 
-from collab_llm_nodes.demo.domain import own_domain, stay_on_this_machine
+from collab_llm_nodes.ros.domain import own_domain, stay_on_this_machine
 
 if TYPE_CHECKING:
     from rclpy.context import Context

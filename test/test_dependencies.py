@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from pathlib import Path
 from xml.etree import ElementTree
 
-ROOT = Path(__file__).resolve().parents[1]
+from folders import ROOT, SUPPORT
+
 PYTHON_FILES = sorted(
     p for folder in ("collab_llm_nodes", "scripts", "test") for p in (ROOT / folder).rglob("*.py")
 )
@@ -74,7 +74,8 @@ def test_every_requirement_has_its_reason() -> None:
 
 
 def test_every_import_is_a_requirement() -> None:
-    own = {p.stem for p in PYTHON_FILES} | {"collab_llm", "collab_llm_nodes"}
+    helpers = (*(ROOT / "scripts").glob("*.py"), *SUPPORT.glob("*.py"))
+    own = {p.stem for p in helpers} | {"collab_llm", "collab_llm_nodes"}
     ros = {
         element.text
         for element in ElementTree.parse(ROOT / "package.xml").getroot()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from folders import SUPPORT
 
 END_S = 110.0
 """Much more than an end takes, for a machine that is busy."""
@@ -26,7 +27,7 @@ end.wait()
 """
 NODE = """
 from collab_llm_nodes.nodes.navigation_action_parser import ParserConfig
-from collab_llm_nodes.nodes.ros import ManagedNode, run
+from collab_llm_nodes.ros.node import ManagedNode, run
 
 class Node(ManagedNode):
     def activate(self):
@@ -36,7 +37,7 @@ assert run(lambda: Node("node", ParserConfig)) == 0
 """
 VERIFIER = """
 import asyncio
-from collab_llm_nodes.verifier.service import run_until_signal
+from collab_llm_nodes.protocols.edge_cloud.service import run_until_signal
 
 class Server:
     port, sessions, failed = 1, 0, asyncio.Event()
@@ -68,7 +69,7 @@ def test_a_signal_to_another_thread_ends_the_process(
         request.getfixturevalue("ros_context")
     done = subprocess.run(
         [sys.executable, "-c", SEND.format(name=name) + waits],
-        cwd=Path(__file__).parent,
+        cwd=SUPPORT,
         capture_output=True,
         text=True,
         timeout=END_S,

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from folders import SUPPORT
 
 TESTS = Path(__file__).parent
 SKIPPED = """
@@ -29,7 +30,7 @@ def test_skipped_launch_tests_fail_on_an_installed_ros(
     monkeypatch.delenv("ROS_DISTRO", raising=False)
     if distro:
         monkeypatch.setenv("ROS_DISTRO", distro)
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{SUPPORT}:{os.environ.get('PYTHONPATH', '')}")
     settings = ["-c", str(TESTS.parent / "pyproject.toml"), "--rootdir", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "conftest", *settings, str(file)],

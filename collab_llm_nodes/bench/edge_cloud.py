@@ -26,13 +26,16 @@ from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.bench.cost import PROVIDERS, api_cost
 from collab_llm_nodes.bench.emulation import PacedEngine, blur
 from collab_llm_nodes.bench.link import LinkProfile, LinkProxy
+from collab_llm_nodes.bench.lossless.check import transformers_generate
 from collab_llm_nodes.bench.scenes import scene_prompts
-from collab_llm_nodes.decoding.engine import Engine
-from collab_llm_nodes.decoding.lossless import transformers_generate
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.demo.processes import free_port, verifier_process, wait_for_verifier
-from collab_llm_nodes.edge_cloud.ahead import AheadConfig
-from collab_llm_nodes.edge_cloud.planner import (
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.metrics import GenerationMetrics
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.processes import free_port
+from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
+from collab_llm_nodes.protocols.edge_cloud.planner import (
     Mean,
     Mode,
     Planner,
@@ -40,13 +43,11 @@ from collab_llm_nodes.edge_cloud.planner import (
     Profile,
     round_seconds,
 )
-from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
-from collab_llm_nodes.edge_cloud.remote import RemoteRunner
-from collab_llm_nodes.edge_cloud.runner import Generation
-from collab_llm_nodes.metrics import GenerationMetrics
-from collab_llm_nodes.models.loading import ModelConfig, load
-from collab_llm_nodes.models.prompt import Prompt, encode
-from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
+from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
+from collab_llm_nodes.protocols.edge_cloud.runner import Generation
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 
 GAMMA = 4
 MAX_TOKENS = 64

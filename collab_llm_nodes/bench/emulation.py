@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from collab_llm_nodes.decoding.engine import Engine, Session
+from collab_llm_nodes.engine.engine import Engine, Session
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import EncodedPrompt
 

@@ -33,20 +33,20 @@ from transformers import (
 )
 
 from collab_llm_nodes.bench.scenes import scene_prompts
-from collab_llm_nodes.decoding.engine import Engine, Feed, OnExit, Session
-from collab_llm_nodes.decoding.exits import SHORTLIST
 from collab_llm_nodes.decoding.sampling import SamplingConfig, to_wire
-from collab_llm_nodes.edge_cloud.client import DraftJob
-from collab_llm_nodes.edge_cloud.drafter import Drafter, DrafterConfig
-from collab_llm_nodes.edge_cloud.messages import Draft, Open
-from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
-from collab_llm_nodes.edge_cloud.runner import InProcessRunner
-from collab_llm_nodes.edge_cloud.server import VerifierSession, tops_of
+from collab_llm_nodes.engine.engine import Engine, Feed, OnExit, Session
+from collab_llm_nodes.engine.exits import SHORTLIST
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
 from collab_llm_nodes.models.random_init import random_tokenizer
-from collab_llm_nodes.verifier.settings import load_config
+from collab_llm_nodes.protocols.edge_cloud.client import DraftJob
+from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter, DrafterConfig
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open
+from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
+from collab_llm_nodes.protocols.edge_cloud.server import VerifierSession, tops_of
+from collab_llm_nodes.protocols.edge_cloud.settings import load_config
 
 GAMMA = 4
 MAX_TOKENS = 64

@@ -28,26 +28,20 @@ from rich.table import Table
 
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.bench.scenes import scene_prompts
-from collab_llm_nodes.decoding.engine import Engine
-from collab_llm_nodes.demo.domain import isolate_ros
-from collab_llm_nodes.demo.processes import (
-    START_DEADLINE_S,
-    Process,
-    free_port,
-    run_process,
-    verifier_process,
-    wait_for_verifier,
-)
-from collab_llm_nodes.edge_cloud.ahead import AheadConfig
-from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
-from collab_llm_nodes.edge_cloud.remote import RemoteRunner
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
-from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.processes import START_DEADLINE_S, Process, free_port, run_process
+from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
+from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
+from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.ros.domain import isolate_ros
 
 if TYPE_CHECKING:
-    from collab_llm_nodes.nodes.bench_client import Asked, BenchClient
+    from collab_llm_nodes.bench.ros_client import Asked, BenchClient
 
 NODES = (
     "camera_ingest",
@@ -111,7 +105,7 @@ def run_ros(
     Raises:
         CollabError: a process ended, an answer failed, or the graph's tokens are not the runner's.
     """
-    import collab_llm_nodes.nodes.bench_client  # noqa: F401 without ROS this ends here, at once
+    import collab_llm_nodes.bench.ros_client  # noqa: F401 without ROS this ends here, at once
 
     isolate_ros()
     torch.set_num_threads(1)  # as in the child processes
@@ -161,7 +155,7 @@ class Bed:
 
 @contextlib.contextmanager
 def _bed(compute_s: float, prompt: Prompt) -> Iterator[Bed]:
-    from collab_llm_nodes.nodes.bench_client import BenchClient  # rclpy: only where it is there
+    from collab_llm_nodes.bench.ros_client import BenchClient  # rclpy: only where it is there
 
     with contextlib.ExitStack() as stack:
         address = f"127.0.0.1:{free_port()}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from collab_llm_nodes.models.prompt import Prompt
-from collab_llm_nodes.navigation.prompt import user_text
+from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim.expert import decide, look
 from collab_llm_nodes.sim.renderer import Renderer, to_jpeg
 from collab_llm_nodes.sim.robot import Base

@@ -31,19 +31,20 @@ from rich.table import Table
 
 from collab_llm_nodes.bench.scenes import scene_prompts
 from collab_llm_nodes.bench.wire import Call, Connection, connect
-from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.demo.processes import free_port, verifier_process, wait_for_verifier
-from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient
-from collab_llm_nodes.edge_cloud.drafter import Drafter
-from collab_llm_nodes.edge_cloud.messages import Open
-from collab_llm_nodes.edge_cloud.target import TargetSession
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
-from collab_llm_nodes.verifier import codec
-from collab_llm_nodes.verifier import verifier_pb2 as pb
-from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.processes import free_port
+from collab_llm_nodes.protocols.edge_cloud import codec
+from collab_llm_nodes.protocols.edge_cloud import verifier_pb2 as pb
+from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient
+from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
+from collab_llm_nodes.protocols.edge_cloud.messages import Open
+from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
+from collab_llm_nodes.protocols.edge_cloud.target import TargetSession
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 
 T = TypeVar("T")
 

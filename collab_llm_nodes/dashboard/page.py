@@ -18,7 +18,7 @@ from collab_llm_nodes.dashboard.front import BAR, only_the_stop
 from collab_llm_nodes.dashboard.robot import Robot
 from collab_llm_nodes.dashboard.view import Action, Answer, Goal, Link, Snapshot
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.navigation.mission import MAX_INSTRUCTION
+from collab_llm_nodes.robot.mission import MAX_INSTRUCTION
 
 _FULL = "As many pages are open as max_viewers allows; close one and load this page again."
 _REDIRECT_S = 1.0

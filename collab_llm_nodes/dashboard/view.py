@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from collab_llm_nodes.edge_cloud.client import Source
+from collab_llm_nodes.protocols.edge_cloud.client import Source
 
 ANSWERS = 60
 """Answers in the charts."""

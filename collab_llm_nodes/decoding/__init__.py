@@ -1,1 +1,1 @@
-"""The laws of speculative decoding and the engine that runs a model."""
+"""The laws of speculative decoding, in numpy."""

@@ -16,30 +16,24 @@ from rich.markup import escape
 from rich.table import Table
 
 from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.decoding.engine import Engine
-from collab_llm_nodes.decoding.reference import generate
+from collab_llm_nodes.engine.reference import generate
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.demo.domain import isolate_ros
 from collab_llm_nodes.demo.film import Frame, save
-from collab_llm_nodes.demo.processes import (
-    START_DEADLINE_S,
-    Process,
-    free_port,
-    run_process,
-    verifier_process,
-    wait_for_verifier,
-)
-from collab_llm_nodes.edge_cloud.client import Source
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.processes import START_DEADLINE_S, Process, free_port, run_process
+from collab_llm_nodes.protocols.edge_cloud.client import Source
+from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.ros.domain import isolate_ros
 from collab_llm_nodes.sim.expert import MAX_STEPS, SUCCESS_DISTANCE
 from collab_llm_nodes.sim.rooms import make_room
 from collab_llm_nodes.training.wording import VERBS, instruction
-from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
 
 if TYPE_CHECKING:
-    from collab_llm_nodes.nodes.demo_client import Drive
+    from collab_llm_nodes.demo.client import Drive
 
 ROOM_DEADLINE_S = 120.0
 MAX_TOKENS = 48
@@ -73,7 +67,7 @@ def run_demo(
     Raises:
         CollabError: a process did not start or ended early.
     """
-    from collab_llm_nodes.nodes.demo_client import DemoClient  # rclpy: only where it is there
+    from collab_llm_nodes.demo.client import DemoClient  # rclpy: only where it is there
 
     isolate_ros()
     started = time.monotonic()

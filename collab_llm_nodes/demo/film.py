@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from collab_llm_nodes.edge_cloud.client import Source
+from collab_llm_nodes.protocols.edge_cloud.client import Source
 from collab_llm_nodes.sim.rooms import Pose, Room
 
 WIDTH, HEIGHT = 760, 400

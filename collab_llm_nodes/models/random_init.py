@@ -24,7 +24,7 @@ from transformers import (
 
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.loading import no_progress_bar
-from collab_llm_nodes.training.tokenizer import train_tokenizer
+from collab_llm_nodes.models.tokenizer import train_tokenizer
 
 # Large enough that a random model has opinions: logits spread by about 2.
 SPREAD = 0.3

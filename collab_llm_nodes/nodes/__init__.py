@@ -1,1 +1,1 @@
-"""The ROS 2 nodes: the only place where rclpy is imported."""
+"""The ROS 2 nodes, one file each."""

@@ -17,7 +17,6 @@ from collab_llm.msg import Draft, EarlyExit, LinkState, Verdict
 from collab_llm.srv import CloseSession, OpenSession
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.edge_cloud import messages
 from collab_llm_nodes.errors import (
     Cancelled,
     CollabError,
@@ -25,7 +24,14 @@ from collab_llm_nodes.errors import (
     Inactive,
     InvalidInput,
 )
-from collab_llm_nodes.nodes.convert import (
+from collab_llm_nodes.protocols.edge_cloud import messages
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import (
+    ClientLinkConfig,
+    LinkStatus,
+    SessionHandle,
+    VerifierClient,
+)
+from collab_llm_nodes.ros.convert import (
     draft_from_msg,
     exit_to_msg,
     images_from,
@@ -33,8 +39,8 @@ from collab_llm_nodes.nodes.convert import (
     status_of,
     verdict_to_msg,
 )
-from collab_llm_nodes.nodes.health import LinkHealth, LinkLimits, Status
-from collab_llm_nodes.nodes.ros import (
+from collab_llm_nodes.ros.health import LinkHealth, LinkLimits, Status
+from collab_llm_nodes.ros.node import (
     REQUESTS,
     RESULT,
     STATE,
@@ -43,13 +49,7 @@ from collab_llm_nodes.nodes.ros import (
     guarded,
     run,
 )
-from collab_llm_nodes.verifier.client import (
-    ClientLinkConfig,
-    LinkStatus,
-    SessionHandle,
-    VerifierClient,
-)
-from collab_llm_nodes.verifier.heartbeat import HeartbeatConfig
+from collab_llm_nodes.transport.heartbeat import HeartbeatConfig
 
 _NO_FAULTS = (Cancelled.code, Inactive.code)
 """Ends of a session that somebody here wanted."""

@@ -53,10 +53,11 @@ from collab_llm_nodes.dashboard.view import (
     View,
 )
 from collab_llm_nodes.errors import CollabError, ConfigError
-from collab_llm_nodes.navigation.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
-from collab_llm_nodes.nodes.convert import code_of
-from collab_llm_nodes.nodes.goals import SentGoal
-from collab_llm_nodes.nodes.ros import (
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import read_token
+from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
+from collab_llm_nodes.ros.convert import code_of
+from collab_llm_nodes.ros.goals import SentGoal
+from collab_llm_nodes.ros.node import (
     CAMERA,
     COMMAND,
     REQUESTS,
@@ -68,7 +69,6 @@ from collab_llm_nodes.nodes.ros import (
     run,
     wall,
 )
-from collab_llm_nodes.verifier.client import read_token
 
 if TYPE_CHECKING:
     from collab_llm_nodes.dashboard.site import Site

@@ -29,16 +29,8 @@ from collab_llm.action import Generate
 from collab_llm.msg import Draft, EarlyExit, GeneratedText, Verdict
 from collab_llm.srv import CloseSession, EdgeCloudGenerate, OpenSession, PreDraft
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.edge_cloud import messages
-from collab_llm_nodes.edge_cloud.ahead import AheadConfig
-from collab_llm_nodes.edge_cloud.client import ClientConfig, EdgeClient
-from collab_llm_nodes.edge_cloud.drafter import Drafter, DrafterConfig
-from collab_llm_nodes.edge_cloud.link_loss import LinkLossConfig, Patience, finish_alone
-from collab_llm_nodes.edge_cloud.loop import Cancel, EdgeLoop, PreDraftRequest
-from collab_llm_nodes.edge_cloud.planner import Planner, PlannerConfig, settings_of
-from collab_llm_nodes.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import (
     Busy,
     Cancelled,
@@ -51,7 +43,15 @@ from collab_llm_nodes.errors import (
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, check_length, encode
 from collab_llm_nodes.models.vocabulary import vocabulary_hash
-from collab_llm_nodes.nodes.convert import (
+from collab_llm_nodes.protocols.edge_cloud import messages
+from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
+from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient
+from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter, DrafterConfig
+from collab_llm_nodes.protocols.edge_cloud.link_loss import LinkLossConfig, Patience, finish_alone
+from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, PreDraftRequest
+from collab_llm_nodes.protocols.edge_cloud.planner import Planner, PlannerConfig, settings_of
+from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.ros.convert import (
     code_of,
     draft_from_msg,
     draft_to_msg,
@@ -63,8 +63,8 @@ from collab_llm_nodes.nodes.convert import (
     status_of,
     verdict_from_msg,
 )
-from collab_llm_nodes.nodes.health import AnswerLimits, Answers, Level, Status
-from collab_llm_nodes.nodes.ros import REQUESTS, RESULT, STEADY, ManagedNode, guarded, run
+from collab_llm_nodes.ros.health import AnswerLimits, Answers, Level, Status
+from collab_llm_nodes.ros.node import REQUESTS, RESULT, STEADY, ManagedNode, guarded, run
 
 PROTOCOLS = ("edge_cloud",)
 MAX_DEADLINE_S = 86400.0

@@ -1,6 +1,6 @@
 """Drives a Unitree Go2: ``cmd_vel`` to the robot's own requests, its state to ``odom`` and ``imu``.
 
-The decisions are those of ``navigation/unitree.py``. Whatever ends this node - deactivation, a
+The decisions are those of ``robot/go2/sport.py``. Whatever ends this node - deactivation, a
 signal, an exception - stops the robot first. Its own watchdog stops a robot whose ``cmd_vel`` falls
 silent; an emergency stop of ``motion_guard`` is obeyed whoever moves the robot. Run it in another
 process than the models (``nodes/motion.py``). Should this process itself be killed, the robot holds
@@ -27,7 +27,7 @@ from sensor_msgs.msg import Imu, Joy
 from collab_llm.msg import MotionState
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.navigation.unitree import (
+from collab_llm_nodes.robot.go2.sport import (
     Answer,
     Call,
     ClockAlignment,
@@ -37,8 +37,8 @@ from collab_llm_nodes.navigation.unitree import (
     SportState,
     Trouble,
 )
-from collab_llm_nodes.nodes.health import Level, TopicLimits
-from collab_llm_nodes.nodes.ros import (
+from collab_llm_nodes.ros.health import Level, TopicLimits
+from collab_llm_nodes.ros.node import (
     BUTTON,
     CAMERA,
     COMMAND,
@@ -49,7 +49,7 @@ from collab_llm_nodes.nodes.ros import (
     run,
     wall,
 )
-from collab_llm_nodes.nodes.unitree import STATE_TOPIC, Services, sport_state, vendor, yaw_of
+from collab_llm_nodes.ros.unitree import STATE_TOPIC, Services, sport_state, vendor, yaw_of
 
 _TICK_S = 0.01
 

@@ -19,9 +19,9 @@ from visualization_msgs.msg import Marker, MarkerArray
 
 from collab_llm.msg import MotionState, NavigationAction
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.navigation.executor import Pose2D
-from collab_llm_nodes.navigation.grammar import Kind
-from collab_llm_nodes.nodes.ros import CAMERA, RESULT, STATE, STEADY, ManagedNode, guarded, run
+from collab_llm_nodes.robot.executor import Pose2D
+from collab_llm_nodes.robot.grammar import Kind
+from collab_llm_nodes.ros.node import CAMERA, RESULT, STATE, STEADY, ManagedNode, guarded, run
 
 _JUMP_M = 1.0
 """Between two odometry messages: nobody drives so fast; the robot was put elsewhere."""

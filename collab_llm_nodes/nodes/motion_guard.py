@@ -1,6 +1,6 @@
 """The only node that publishes ``cmd_vel``: passes velocities on while motion is safe, else zero.
 
-The decisions are those of ``navigation/guard.py``; here its events come from topics. Whoever drives
+The decisions are those of ``robot/guard.py``; here its events come from topics. Whoever drives
 publishes on ``cmd_vel_nav``; each velocity is passed on at once, within the limits, or refused. In
 between the guard looks at the clock, every ``period`` while the robot moves, and stops what has
 lost its ground.
@@ -31,12 +31,12 @@ from std_srvs.srv import Trigger
 
 from collab_llm.msg import LinkState, MotionState, Observation
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.navigation.executor import ZERO, Velocity
-from collab_llm_nodes.navigation.guard import Guard, GuardConfig, GuardState, Source
-from collab_llm_nodes.navigation.obstacles import gap_in_scan, gap_of_range
-from collab_llm_nodes.nodes.health import Level
-from collab_llm_nodes.nodes.latch import Latch
-from collab_llm_nodes.nodes.ros import (
+from collab_llm_nodes.robot.executor import ZERO, Velocity
+from collab_llm_nodes.robot.guard import Guard, GuardConfig, GuardState, Source
+from collab_llm_nodes.robot.latch import Latch
+from collab_llm_nodes.robot.obstacles import gap_in_scan, gap_of_range
+from collab_llm_nodes.ros.health import Level
+from collab_llm_nodes.ros.node import (
     BUTTON,
     CAMERA,
     COMMAND,

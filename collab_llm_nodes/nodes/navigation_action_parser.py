@@ -21,7 +21,7 @@ from rclpy.time import Time
 
 from collab_llm.msg import GeneratedText, NavigationAction
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.navigation.grammar import (
+from collab_llm_nodes.robot.grammar import (
     REASONS,
     Code,
     GrammarConfig,
@@ -29,8 +29,8 @@ from collab_llm_nodes.navigation.grammar import (
     ParsedAction,
     StreamingParser,
 )
-from collab_llm_nodes.nodes.health import ActionLimits, Actions, Status
-from collab_llm_nodes.nodes.ros import RESULT, ManagedNode, guarded, run
+from collab_llm_nodes.ros.health import ActionLimits, Actions, Status
+from collab_llm_nodes.ros.node import RESULT, ManagedNode, guarded, run
 
 _SESSIONS = 16
 """Answers remembered at a time; older ones can no longer be about a fresh frame."""

@@ -1,6 +1,6 @@
 """Follows one instruction at a time: the action ``navigate``.
 
-The decisions are those of ``navigation/mission.py``; here its events come from topics and its
+The decisions are those of ``robot/mission.py``; here its events come from topics and its
 wishes go out: frames to the ``generate`` action, velocities to ``cmd_vel_nav``, progress as
 feedback. What of them reaches the robot is ``motion_guard``'s to say; ``motion_state`` tells it.
 
@@ -38,9 +38,9 @@ from collab_llm.action import Generate, Navigate
 from collab_llm.msg import GenerationMetrics, MotionState, NavigationAction, Observation
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import Busy, CollabError, ConfigError, Inactive, InvalidInput
-from collab_llm_nodes.navigation.executor import ZERO, Pose2D, Velocity
-from collab_llm_nodes.navigation.grammar import Code, Kind, ParsedAction
-from collab_llm_nodes.navigation.mission import (
+from collab_llm_nodes.robot.executor import ZERO, Pose2D, Velocity
+from collab_llm_nodes.robot.grammar import Code, Kind, ParsedAction
+from collab_llm_nodes.robot.mission import (
     DEADLINE_LIMITS_S,
     Mission,
     MissionConfig,
@@ -48,13 +48,12 @@ from collab_llm_nodes.navigation.mission import (
     Phase,
     check_instruction,
 )
-from collab_llm_nodes.navigation.prompt import DEFAULT_TEMPLATE, user_text
-from collab_llm_nodes.navigation.steps import DelegatedSteps
-from collab_llm_nodes.navigation.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
-from collab_llm_nodes.nodes.convert import code_of, of_a_request
-from collab_llm_nodes.nodes.health import Faults, Level, Status, TopicLimits
-from collab_llm_nodes.nodes.outputs import OUTPUTS, make_output
-from collab_llm_nodes.nodes.ros import (
+from collab_llm_nodes.robot.prompt import DEFAULT_TEMPLATE, user_text
+from collab_llm_nodes.robot.steps import DelegatedSteps
+from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
+from collab_llm_nodes.ros.convert import code_of, of_a_request
+from collab_llm_nodes.ros.health import Faults, Level, Status, TopicLimits
+from collab_llm_nodes.ros.node import (
     CAMERA,
     COMMAND,
     REQUESTS,
@@ -66,6 +65,7 @@ from collab_llm_nodes.nodes.ros import (
     run,
     wall,
 )
+from collab_llm_nodes.ros.step_outputs import OUTPUTS, make_output
 
 _LOGGED = 120
 """Characters of an instruction that the log repeats."""

@@ -21,9 +21,9 @@ from rclpy.task import Future
 from collab_llm.msg import Draft, EarlyExit, GeneratedText, Verdict
 from collab_llm.srv import PreDraft
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.edge_cloud.predraft import Answer, PreDraftCache, PreDraftConfig
-from collab_llm_nodes.nodes.health import Level
-from collab_llm_nodes.nodes.ros import REQUESTS, RESULT, STEADY, ManagedNode, guarded, run
+from collab_llm_nodes.protocols.edge_cloud.predraft import Answer, PreDraftCache, PreDraftConfig
+from collab_llm_nodes.ros.health import Level
+from collab_llm_nodes.ros.node import REQUESTS, RESULT, STEADY, ManagedNode, guarded, run
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
 from collab_llm_nodes.nodes.draft_vlm import DraftVlm
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
 from collab_llm_nodes.nodes.predraft_cache import PreDraftCacheNode
-from collab_llm_nodes.nodes.ros import run
+from collab_llm_nodes.ros.node import run
 
 
 def main() -> int:

@@ -29,7 +29,7 @@ from collab_llm.msg import Room as RoomMsg
 from collab_llm.msg import RoomThing
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.nodes.ros import (
+from collab_llm_nodes.ros.node import (
     COMMAND,
     REQUESTS,
     STATE,

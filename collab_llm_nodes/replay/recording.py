@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.navigation.grammar import Code, Kind, ParsedAction
 from collab_llm_nodes.replay.bag import Bag, open_bag
+from collab_llm_nodes.robot.grammar import Code, Kind, ParsedAction
 
 C = TypeVar("C")
 

@@ -15,25 +15,20 @@ import yaml
 
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.decoding.engine import Engine
-from collab_llm_nodes.demo.domain import isolate_ros
-from collab_llm_nodes.demo.processes import (
-    START_DEADLINE_S,
-    free_port,
-    run_process,
-    verifier_process,
-    wait_for_verifier,
-)
-from collab_llm_nodes.edge_cloud.client import ClientConfig
-from collab_llm_nodes.edge_cloud.remote import RemoteRunner
-from collab_llm_nodes.edge_cloud.runner import InProcessRunner
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
-from collab_llm_nodes.navigation.grammar import GrammarConfig, parse
+from collab_llm_nodes.processes import START_DEADLINE_S, free_port, run_process
+from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig
+from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
+from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
+from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.replay.compare import Replayer, Reply
 from collab_llm_nodes.replay.recording import Action, Recording, Step
-from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.robot.grammar import GrammarConfig, parse
+from collab_llm_nodes.ros.domain import isolate_ros
 
 ANSWER_DEADLINE_S = 600.0
 """A step may take this long; the pace of a replay does not matter, an endless one does."""
@@ -129,7 +124,7 @@ def through_nodes(
         CollabError: a process did not start or ended early.
         ImportError: ROS 2 is not there.
     """
-    from collab_llm_nodes.nodes.replay_client import ReplayClient
+    from collab_llm_nodes.replay.client import ReplayClient
 
     isolate_ros()
     with contextlib.ExitStack() as stack:

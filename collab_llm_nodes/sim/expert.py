@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from collab_llm_nodes.navigation.prompt import HISTORY_LENGTH
+from collab_llm_nodes.robot.prompt import HISTORY_LENGTH
 from collab_llm_nodes.sim.rooms import Pose, Room
 
 HALF_FOV = math.radians(45.0)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from collab_llm_nodes.models.tokenizer import token_id
 from collab_llm_nodes.training.architecture import prefix_ids
 from collab_llm_nodes.training.forward import GRID, MERGE, PATCH
-from collab_llm_nodes.training.tokenizer import token_id
 
 MAX_TOKENS = 40
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from collab_llm_nodes.navigation.prompt import user_text
+from collab_llm_nodes.models.tokenizer import token_id
+from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim.expert import ACTIONS, DIRECTIONS, DISTANCES, Sight, direction, distance
 from collab_llm_nodes.sim.renderer import KINDS
 from collab_llm_nodes.training.data import MOST_THINGS, TOKEN_COLUMNS, TOKEN_ROWS, Pictures
-from collab_llm_nodes.training.tokenizer import token_id
 from collab_llm_nodes.training.wording import (
     TRAINED,
     VERBS,

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from collab_llm_nodes.models.tokenizer import train_tokenizer
 from collab_llm_nodes.training.architecture import SIZES, build
-from collab_llm_nodes.training.tokenizer import train_tokenizer
 from collab_llm_nodes.training.trainer import TrainConfig
 from collab_llm_nodes.training.wording import corpus
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, Qwen2VLForConditionalGeneration
 
-from collab_llm_nodes.navigation.prompt import user_text
+from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim.renderer import Renderer
 from collab_llm_nodes.training import data
 from collab_llm_nodes.training.answering import answers

@@ -19,8 +19,8 @@ from transformers.utils import logging as transformers_logging
 
 from collab_llm_nodes.assets import shipped_model
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.navigation.grammar import Code, parse
-from collab_llm_nodes.navigation.prompt import user_text
+from collab_llm_nodes.robot.grammar import Code, parse
+from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim import expert
 from collab_llm_nodes.sim.renderer import Renderer, from_jpeg, to_jpeg
 from collab_llm_nodes.sim.robot import Base
@@ -349,11 +349,11 @@ def compare_edge_cloud(
     words, (1 - a^(gamma+1)) / (1 - a) for their acceptance rate ``a``; ``tau_any`` is the same
     for all tokens, to compare it with.
     """
-    from collab_llm_nodes.decoding.engine import Engine
-    from collab_llm_nodes.edge_cloud.client import Source
-    from collab_llm_nodes.edge_cloud.runner import InProcessRunner
+    from collab_llm_nodes.engine.engine import Engine
     from collab_llm_nodes.models.loading import ModelConfig, load
     from collab_llm_nodes.models.prompt import Prompt
+    from collab_llm_nodes.protocols.edge_cloud.client import Source
+    from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
 
     draft = Engine(load(ModelConfig(config.draft)))
     target = Engine(load(ModelConfig(config.target)))

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2VLForConditionalGeneration
 
 from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.models.tokenizer import train_tokenizer
 from collab_llm_nodes.sim.expert import DIRECTIONS, DISTANCES
 from collab_llm_nodes.training import data
 from collab_llm_nodes.training.architecture import SIZES, build, prefix_ids
 from collab_llm_nodes.training.batches import Batch, Batches
 from collab_llm_nodes.training.forward import FastForward, Output
-from collab_llm_nodes.training.tokenizer import train_tokenizer
 from collab_llm_nodes.training.wording import HELD_OUT, WORDS, corpus
 
 Progress = Callable[[str, int, int, dict[str, float]], None]

@@ -274,7 +274,7 @@ def dense_words(sight: Sight, kind: tuple[str, str]) -> list[str]:
 
 def corpus() -> list[str]:
     """Every sentence kind there is: what the tokenizer is trained on."""
-    from collab_llm_nodes.navigation.prompt import user_text
+    from collab_llm_nodes.robot.prompt import user_text
     from collab_llm_nodes.sim.renderer import KINDS
 
     texts = []

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from collab_llm_nodes.bench.hostile.attacks import ATTACKS, Attacker
 from collab_llm_nodes.errors import CollabError
-from collab_llm_nodes.verifier.background import within
+from collab_llm_nodes.transport.background import within
 
 NICE = 10
 """An attacker with 19 would hardly send anything where others use the cores as well."""

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from collab_llm_nodes.bench import http2
 from collab_llm_nodes.bench.hostile.pictures import flat_png, progressive_jpeg
 from collab_llm_nodes.bench.wire import Call, Connection, connect
-from collab_llm_nodes.verifier import codec
-from collab_llm_nodes.verifier import verifier_pb2 as pb
-from collab_llm_nodes.verifier.background import within
+from collab_llm_nodes.protocols.edge_cloud import codec
+from collab_llm_nodes.protocols.edge_cloud import verifier_pb2 as pb
+from collab_llm_nodes.transport.background import within
 
 ADDRESS = "127.0.0.66"
 """The attackers' own: limits per address must not meet honest clients."""

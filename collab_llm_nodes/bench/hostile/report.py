@@ -40,17 +40,12 @@ from collab_llm_nodes.bench.verifier import (
     record,
     run_to_the_millisecond,
 )
-from collab_llm_nodes.demo.processes import (
-    Process,
-    free_port,
-    run_process,
-    verifier_process,
-    wait_for_verifier,
-)
 from collab_llm_nodes.errors import CollabError
-from collab_llm_nodes.verifier.background import within
-from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
-from collab_llm_nodes.verifier.settings import VerifierConfig
+from collab_llm_nodes.processes import Process, free_port, run_process
+from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
+from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.transport.background import within
 
 GOALS = {
     "normal_p99_ratio": 2.0,

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from collab_llm_nodes.bench.verifier import Answer, Load, Recording, Tally
 from collab_llm_nodes.bench.wire import Connection, connect
-from collab_llm_nodes.edge_cloud.link import LinkConfig
 from collab_llm_nodes.errors import CollabError, DeadlineExceeded
-from collab_llm_nodes.verifier.background import within
+from collab_llm_nodes.protocols.edge_cloud.link import LinkConfig
+from collab_llm_nodes.transport.background import within
 
 ROBOTS = 4
 DRAFTING_S = 0.02

@@ -34,15 +34,22 @@ from collab_llm_nodes.bench.link.lane import LinkProfile
 from collab_llm_nodes.bench.link.packets import PacketLink, why_not
 from collab_llm_nodes.bench.link.proxy import LinkProxy
 from collab_llm_nodes.bench.scenes import scene_prompts
-from collab_llm_nodes.decoding.engine import Engine
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.demo.processes import free_port, verifier_process, wait_for_verifier
-from collab_llm_nodes.edge_cloud.messages import Draft, Failure, Open, ServerMessage, Verdict
-from collab_llm_nodes.edge_cloud.remote import RemoteRunner
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
-from collab_llm_nodes.verifier.client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.processes import free_port
+from collab_llm_nodes.protocols.edge_cloud.messages import (
+    Draft,
+    Failure,
+    Open,
+    ServerMessage,
+    Verdict,
+)
+from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
+from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 
 DELAY_S = 0.02
 MAX_TOKENS = 48

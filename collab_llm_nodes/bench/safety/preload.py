@@ -8,6 +8,6 @@ import collab_llm_nodes.nodes.motion_guard
 import collab_llm_nodes.nodes.navigation_action_parser
 import collab_llm_nodes.nodes.navigator
 import collab_llm_nodes.nodes.predraft_cache
-import collab_llm_nodes.verifier.service  # noqa: F401
+import collab_llm_nodes.protocols.edge_cloud.service  # noqa: F401
 
 torch.set_num_threads(1)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from collab_llm_nodes.bench.safety.soak import drive_undisturbed, run_soak
 from collab_llm_nodes.bench.safety.trials import run_trials
-from collab_llm_nodes.demo.domain import isolate_ros
+from collab_llm_nodes.ros.domain import isolate_ros
 
 UNDISTURBED_S = 90.0
 

@@ -22,8 +22,9 @@ from typing import Any
 
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.bench.link.proxy import LinkProxy
-from collab_llm_nodes.demo.processes import Process, free_port, run_process, verifier_process
 from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.processes import Process, free_port, run_process
+from collab_llm_nodes.protocols.edge_cloud.process import verifier_process
 
 NODES = {
     "camera_ingest": "camera_ingest.CameraIngest",
@@ -215,7 +216,7 @@ def _end_with_parent() -> None:
 
 
 def _run_nodes(names: tuple[str, ...], arguments: list[str]) -> int:
-    from collab_llm_nodes.nodes.ros import run
+    from collab_llm_nodes.ros.node import run
 
     factories = []
     for name in names:
@@ -225,7 +226,7 @@ def _run_nodes(names: tuple[str, ...], arguments: list[str]) -> int:
 
 
 def _verify(address: str) -> int:
-    from collab_llm_nodes.verifier.service import load_config, serve
+    from collab_llm_nodes.protocols.edge_cloud.service import load_config, serve
 
     serve(load_config(config_file("verifier_embedded.yaml"), address=address))
     return 0

@@ -21,13 +21,13 @@ from collab_llm_nodes.bench.safety.rig import REAL_TIME, SHIPPED, Rig, run_apart
 from collab_llm_nodes.bench.safety.trials import CONTROL_PERIOD_S
 from collab_llm_nodes.bench.safety.usage import Usage, growth, rss_mb
 from collab_llm_nodes.bench.safety.watch import MotionWatch
-from collab_llm_nodes.demo.processes import START_DEADLINE_S
 from collab_llm_nodes.errors import CollabError, DeadlineExceeded
+from collab_llm_nodes.processes import START_DEADLINE_S
 from collab_llm_nodes.sim.rooms import make_room
 from collab_llm_nodes.training.wording import VERBS, instruction
 
 if TYPE_CHECKING:
-    from collab_llm_nodes.nodes.safety_client import SafetyClient
+    from collab_llm_nodes.bench.safety.client import SafetyClient
 
 _GOAL_S = 90.0
 """An instruction that has not ended by then hangs; each of its waits is shorter."""
@@ -42,7 +42,7 @@ def drive_undisturbed(seconds: float, seed: int, console: Console) -> dict[str, 
         ``nodes.<name>.{cpu_percent, rss_mb}`` and ``camera_to_action_age`` (``median``, ``p95``,
         ``count``; ``to_velocity`` likewise) [s], from a picture's arrival at the camera node.
     """
-    from collab_llm_nodes.nodes.safety_client import SafetyClient
+    from collab_llm_nodes.bench.safety.client import SafetyClient
 
     watch = MotionWatch(CONTROL_PERIOD_S)
     with (
@@ -81,7 +81,7 @@ def run_soak(minutes: float, seed: int, console: Console) -> dict[str, Any]:
         ``hangs``, ``unintended_motions`` and what they were, ``memory.<process>`` (``growth`` of
         ``usage.py``), ``leaks``, ``ok``.
     """
-    from collab_llm_nodes.nodes.safety_client import SafetyClient
+    from collab_llm_nodes.bench.safety.client import SafetyClient
 
     watch = MotionWatch(CONTROL_PERIOD_S)
     with (

@@ -18,11 +18,11 @@ from rich.console import Console
 
 from collab_llm_nodes.bench.safety.rig import REAL_TIME, SCRIPTED, Rig, run_rig
 from collab_llm_nodes.bench.safety.watch import STOP_LIMIT_S, MotionWatch
-from collab_llm_nodes.demo.processes import START_DEADLINE_S
 from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.processes import START_DEADLINE_S
 
 if TYPE_CHECKING:
-    from collab_llm_nodes.nodes.safety_client import SafetyClient
+    from collab_llm_nodes.bench.safety.client import SafetyClient
 
 CONTROL_PERIOD_S = 0.05
 """Of the navigator's commands, and of the simulator's steps."""
@@ -62,7 +62,7 @@ def run_trials(trials: int, seed: int, console: Console) -> dict[str, Any]:
     Raises:
         CollabError: a process ended by itself, or the robot did not move or did not stop.
     """
-    from collab_llm_nodes.nodes.safety_client import SafetyClient  # rclpy: only where it is there
+    from collab_llm_nodes.bench.safety.client import SafetyClient  # rclpy: only where it is there
 
     watch = MotionWatch(CONTROL_PERIOD_S)
     chance = random.Random(seed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from collab_llm_nodes.navigation.executor import ZERO, Pose2D, Velocity
+from collab_llm_nodes.robot.executor import ZERO, Pose2D, Velocity
 
 STOP_LIMIT_S = 0.5
 """What the project promises; one control period comes on top."""

@@ -1,0 +1,1 @@
+"""The check that an answer is exactly the target's."""

@@ -1,0 +1,1 @@
+"""Sessions over a model: batched passes, KV caches, early exits, trees."""

@@ -1,1 +1,0 @@
-"""From model text to safe motion: action grammar and step executor."""

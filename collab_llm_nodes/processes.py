@@ -1,0 +1,98 @@
+"""Child processes: started with a log, checked, and ended for certain."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from collab_llm_nodes.errors import CollabError
+
+START_DEADLINE_S = 120.0
+
+_ports = itertools.count(random.randrange(20_000, 30_000))
+
+
+class Process:
+    """A child process with its log; ended, then killed, when the context ends.
+
+    Attributes:
+        log: the file of its standard output and error.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self._name, self.log = name, log
+        # One thread each: on a small machine two pools of threads fight for the same cores.
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        with log.open("wb") as file:
+            self._child = subprocess.Popen(
+                [*_with_parent(), *command], stdout=file, stderr=subprocess.STDOUT, env=environment
+            )
+
+    @property
+    def pid(self) -> int:
+        """Of the child."""
+        return self._child.pid
+
+    def check(self) -> None:
+        """Raise CollabError, with the end of the log, if the process is gone."""
+        if self._child.poll() is not None:
+            tail = self.log.read_text(encoding="utf-8", errors="replace")[-2000:]
+            raise CollabError(
+                f"{self._name} ended with status {self._child.returncode}:\n{tail}",
+                remedy="see the log above",
+            )
+
+    def stop(self, timeout_s: float = 10.0) -> float:
+        """Send SIGTERM, and SIGKILL if that has no effect; return what its end took [s]."""
+        begun = time.monotonic()
+        self._child.send_signal(signal.SIGTERM)
+        try:
+            self._child.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        return time.monotonic() - begun
+
+
+def _with_parent() -> list[str]:
+    """Has a command get SIGTERM when its parent is gone, even if that was killed; util-linux's.
+
+    Not if it was killed in the few milliseconds before `setpriv` has asked for it.
+    """
+    found = shutil.which("setpriv")
+    return [found, "--pdeathsig", "TERM", "--"] if found else []
+
+
+@contextlib.contextmanager
+def run_process(name: str, command: Sequence[str]) -> Iterator[Process]:
+    """Run ``command`` as long as the context lasts."""
+    with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
+        process = Process(name, command, Path(folder) / f"{name}.log")
+        try:
+            yield process
+        finally:
+            process.stop()
+
+
+def free_port(count: int = 1) -> int:
+    """A TCP port nobody listens on just now, the first of ``count`` in a row.
+
+    Below the range that systems take for outgoing connections: one of those might get it while the
+    process that is to listen there starts.
+    """
+    while True:
+        ports = list(itertools.islice(_ports, count))
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for port in ports:
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return ports[0]

@@ -1,0 +1,1 @@
+"""The protocols by which a small and a large model answer together, one folder each."""

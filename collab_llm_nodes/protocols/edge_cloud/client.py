@@ -1,0 +1,201 @@
+"""The edge client of paper 003 (Algorithm 1) as a state machine without I/O.
+
+It owns the answer so far and the round number. The caller drafts, sends and receives:
+
+    client = EdgeClient(config, max_tokens)
+    job = client.next_draft()            # what to draft (lines 4-6, 19-21)
+    client.on_sent(draft)                # the draft went out (lines 7, 23)
+    ahead = client.push(job, draft)      # one for a later round, to be sent before its verdicts
+    tokens = client.on_verdict(verdict)  # the answer grows (line 15)
+
+After a verdict ``in_flight`` may be set already: the verifier has the next draft.
+
+Drafts are drawn from randomness keyed by position, so a pre-drafted and a freshly drafted
+continuation of the same prefix are the same tokens: whichever arrives first may be sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import ProtocolError
+from collab_llm_nodes.metrics import GenerationMetrics
+from collab_llm_nodes.protocols.edge_cloud.ahead import Ahead, may_come
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Verdict
+
+
+class Source(IntEnum):
+    """Where a token of the answer comes from (the words of vLLM's rejection sampler)."""
+
+    ACCEPTED = 0
+    RECOVERED = 1
+    BONUS = 2
+    UNVERIFIED = 3
+
+
+@dataclass(frozen=True)
+class DraftJob:
+    """Draft ``gamma`` tokens after ``prefix`` (generated tokens, prompt excluded).
+
+    ``solo``: rounds that the verifier is to decode alone after this draft.
+    """
+
+    round: int
+    prefix: tuple[int, ...]
+    gamma: int
+    solo: int = 0
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """Knobs of the edge client."""
+
+    gamma: int = setting(
+        4,
+        "Draft tokens per round; 0 lets the verifier decode alone and stream its tokens.",
+        low=0,
+        high=64,
+    )
+    max_tokens: int = setting(128, "Length limit of the answer [tokens].", low=1, high=8192)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+class EdgeClient:
+    """One generation, from the first draft to the last verdict."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._config = config
+        self.round = 0
+        self.generated: list[int] = []
+        self.sources: list[Source] = []
+        self.finished = False
+        self.metrics = GenerationMetrics()
+        self.in_flight: Draft | None = None  # under verification, or about to be
+        self._ahead = Ahead()
+        self._exits: dict[tuple[int, ...], int] = {}
+
+    @property
+    def speculates(self) -> bool:
+        """There are drafts; without, the verifier decodes alone."""
+        return self._config.gamma > 0
+
+    def next_draft(self) -> DraftJob:
+        """What to draft for the current round."""
+        return self._job(self.round, tuple(self.generated))
+
+    def predraft(self, outcome: tuple[int, ...], of: DraftJob | None = None) -> DraftJob | None:
+        """What to draft after the verdict ``outcome`` on the draft for ``of``, or on the one in
+        flight.
+
+        None when there is nothing to do: no draft is under verification, the answer would be
+        complete, or the verifier decodes alone.
+        """
+        if self.in_flight is None or self.in_flight.solo or not outcome:
+            return None
+        of = of or self.next_draft()
+        job = self._job(of.round + 1, (*of.prefix, *outcome))
+        return job if len(job.prefix) < self._config.max_tokens else None
+
+    def on_sent(self, draft: Draft) -> bool:
+        """Record that ``draft`` goes to the verifier; False if it must not be sent.
+
+        A second draft for the same round (the pre-draft cache and the drafter both answered) or
+        one for another round is stale, not an error.
+        """
+        if self.finished or self.in_flight is not None or draft.round != self.round:
+            return False
+        self._fly(draft)
+        return True
+
+    def push(self, job: DraftJob, draft: Draft, window: int) -> Draft | None:
+        """The form in which ``draft``, made for ``job``, goes out ahead of its round.
+
+        None when it must not: its round is here or over, the answer has grown otherwise, or
+        ``window`` drafts are out already.
+        """
+        if job.round <= self.round or len(self._ahead) >= window:
+            return None
+        if not self._ahead.has_room_for(draft):
+            return None
+        pushed = replace(draft, after=job.prefix[len(self.generated) :])
+        if not may_come(pushed, self.round, self.generated):
+            return None
+        self._ahead.add(pushed)
+        self.metrics.pushed += 1
+        return pushed
+
+    def on_early_exit(self, exit_: EarlyExit) -> bool:
+        """Count an exit; False if it is stale."""
+        if exit_.round != self.round or self.in_flight is None:
+            return False
+        self.metrics.early_exits += 1
+        self._exits.setdefault(exit_.tokens, exit_.layer)
+        return True
+
+    def on_verdict(self, verdict: Verdict) -> tuple[int, ...]:
+        """Extend the answer; returns the new tokens (none if the verdict is stale).
+
+        Raises:
+            ProtocolError: the verdict does not fit the draft.
+        """
+        if verdict.round != self.round or self.in_flight is None:
+            return ()
+        draft, self.in_flight = self.in_flight, None
+        tokens, accepted = verdict.tokens, verdict.accepted
+        if not 0 <= accepted <= len(draft.tokens) or len(tokens) - accepted not in (0, 1):
+            raise ProtocolError(
+                f"verdict: {accepted} accepted, {len(tokens)} tokens, {len(draft.tokens)} drafted",
+                field="accepted",
+                remedy="the verifier speaks another protocol version; update both sides",
+            )
+        all_accepted = accepted == len(draft.tokens)
+        extra = [Source.BONUS if all_accepted else Source.RECOVERED] * (len(tokens) - accepted)
+        self.generated += tokens
+        self.sources += [Source.ACCEPTED] * accepted + extra
+        self.round += 1
+        self.finished = verdict.finished or len(self.generated) >= self._config.max_tokens
+        self._count(verdict)
+        if not self.finished:
+            due = self._ahead.next(draft, self.round, self.generated)
+            if due is not None:
+                self._fly(due)
+        return tokens
+
+    def on_unverified(self, token: int, *, end: bool) -> None:
+        """The draft model goes on alone, the verifier being out of reach."""
+        self.generated.append(token)
+        self.sources.append(Source.UNVERIFIED)
+        self.finished = end or len(self.generated) >= self._config.max_tokens
+        self.metrics.tokens += 1
+        self.metrics.unverified += 1
+
+    @property
+    def verified(self) -> bool:
+        """Every token of the answer so far was verified."""
+        return Source.UNVERIFIED not in self.sources
+
+    def _fly(self, draft: Draft) -> None:
+        self.in_flight = draft
+        self._exits.clear()
+        self.metrics.drafted += len(draft.tokens)
+
+    def _job(self, round_: int, prefix: tuple[int, ...]) -> DraftJob:
+        # The verdict adds one token by itself.
+        room = max(0, self._config.max_tokens - len(prefix) - 1)
+        gamma = min(self._config.gamma, room)
+        return DraftJob(round_, prefix, gamma, solo=0 if self._config.gamma else room)
+
+    def _count(self, verdict: Verdict) -> None:
+        m = self.metrics
+        m.rounds += 1
+        m.tokens += len(verdict.tokens)
+        m.accepted += verdict.accepted
+        m.verify_s += verdict.compute_s
+        layer = self._exits.get(verdict.tokens)
+        if layer is not None:
+            m.exit_agreements += 1
+            m.exit_layer_sum += layer

@@ -1,0 +1,105 @@
+"""What to do about an answer when the verifier cannot be reached: no I/O, no clock.
+
+``hold``: the answer fails with a typed error, and who asked for it waits or asks again.
+``draft_only``: the draft model finishes the answer alone. What it adds is marked as not verified
+and is its own law, not the target's; whether a robot may move on it is its navigator's policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
+from collab_llm_nodes.protocols.edge_cloud.client import EdgeClient
+
+_LOST = (Unavailable.code, DeadlineExceeded.code)
+"""Errors that say the verifier cannot be reached; any other would come back with the link."""
+
+
+@dataclass(frozen=True)
+class LinkLossConfig:
+    """Policy for answers whose verifier cannot be reached."""
+
+    policy: str = setting(
+        "hold",
+        "hold: the answer fails; draft_only: the draft model finishes it, marked as unverified.",
+        choices=("hold", "draft_only"),
+    )
+    after_s: float = setting(
+        2.0,
+        "draft_only: longest wait for a verdict before the draft model goes on alone; that for the"
+        " first one includes the verifier's prefill [s].",
+        low=0.05,
+        high=600.0,
+    )
+    max_unverified: int = setting(
+        64,
+        "draft_only: longest unverified end of an answer; a longer one fails [tokens].",
+        low=1,
+        high=8192,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def finishes_alone(self, error: CollabError) -> bool:
+        """Whether the draft model is to finish the answer that ``error`` has ended."""
+        return self.policy == "draft_only" and error.code in _LOST
+
+
+class Patience:
+    """How long a verdict has been awaited. Times are of one monotonic clock [s]."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._since: float | None = None  # None: nothing is awaited
+
+    def on_sent(self, now: float) -> None:
+        """A draft is on its way to the verifier."""
+        if self._since is None:
+            self._since = now
+
+    def on_heard(self, now: float, *, waiting: bool) -> None:
+        """The verifier said something; ``waiting``: for more."""
+        self._since = now if waiting else None
+
+    def over(self, now: float) -> bool:
+        """Whether the verifier has been silent for too long."""
+        return self._since is not None and now - self._since > self._limit_s
+
+
+def finish_alone(
+    client: EdgeClient,
+    next_token: Callable[[tuple[int, ...]], int],
+    eos: frozenset[int],
+    max_unverified: int,
+    *,
+    check: Callable[[], None],
+    on_tokens: Callable[[tuple[int, ...]], None],
+) -> None:
+    """Have the draft model complete the answer that ``client`` holds.
+
+    Args:
+        next_token: the draft model's own token after an answer (``Drafter.alone``).
+        check: called before each token; raises when the answer was given up or its time is over.
+        on_tokens: called with each token.
+
+    Raises:
+        Unavailable: it is not complete after ``max_unverified`` tokens. Half a sentence could be
+            read as an order that its end would have taken back, so it counts for nothing.
+    """
+    for _ in range(max_unverified):
+        check()
+        token = next_token(tuple(client.generated))
+        client.on_unverified(token, end=token in eos)
+        on_tokens((token,))
+        if client.finished:
+            return
+    raise Unavailable(
+        f"the verifier is out of reach, and the draft model alone did not come to an end within"
+        f" {max_unverified} tokens",
+        field="link_loss.max_unverified",
+        remedy="raise it, or check the link",
+    )

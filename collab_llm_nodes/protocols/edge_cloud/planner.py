@@ -1,0 +1,328 @@
+"""Which way of decoding is fastest here and now: predicted from what has been measured.
+
+Letters are those of paper 003, Table 3. Seconds per token, in the steady state:
+
+    cloud alone, streaming   T_q(1)
+    speculation (SD)         (2 T_c + gamma T_p + T_q) / tau
+    push-ahead               (r + e L + m M) / tau
+                             r = max(T_q, (gamma + 1) B, (2 T_c + (gamma + 3/2) B) / depth)
+                             L = max(0, X + 2 T_c + (gamma + 1/2) B - r)
+                             M = max(0, T_q + 2 T_c + gamma T_p + B/2 - r)
+
+SD is the paper's Table 4. With push-ahead a verification follows the other without a pause, unless
+the draft model is slower: B is the time of a step that looks ahead (a pass over several
+continuations, and what they show), and from one draft to the next there are gamma of them and one
+that shows what may come of the draft. Or unless the link is so slow that drafts would have to be
+further ahead than the configured depth. A share e of the verdicts is expected only thanks to an
+early exit, X after the start of the verification; a share m is unexpected and costs what SD costs.
+Drafting for both begins after the pass that is under way, half of it on average.
+
+Here gamma is the mean length of drafts of up to gamma tokens: some end early, with the answer.
+
+T_q is what a verification takes, the wait for its turn included: of a verifier that serves many,
+the cloud alone pays that per token. Speculation loses to the cloud alone if, roughly,
+2 T_c + gamma T_p > (tau - 1) T_q: with a fast server behind a slow link. Then the planner says so
+and lets the verifier stream.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.metrics import GenerationMetrics
+from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Verdict
+from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
+
+_LEARNING_RATE = 0.05
+_EVERY = 16  # answers before another mode than the chosen one is tried again, at least
+_SPREAD = 0.5  # standard deviation of the tokens of a round, over their mean: 0.3 to 0.6
+
+
+@dataclass
+class Mean:
+    """A mean that forgets: ``weight`` observations count, older ones fade."""
+
+    value: float = 0.0
+    count: int = 0
+    weight: int = 64
+
+    def add(self, sample: float) -> None:
+        self.count += 1
+        self.value += (sample - self.value) / min(self.count, self.weight)
+
+
+@dataclass
+class Profile:
+    """What the decoding loop has measured on this robot, over this link, with this verifier [s].
+
+    Attributes:
+        t_p: a pass of the draft model over one token.
+        step: a step that looks ahead: such a pass over several continuations, and all around it.
+        t_q1, t_q: a pass of the target over one token, and over a draft, waiting for it included.
+        drafted: tokens of those drafts.
+        ends: whether a drafted token ends the answer, and so the draft.
+        rtt: from draft to verdict, less what the verifier took (2 T_c); until a round has shown it,
+            the first verdict's, which also waits for the prefill.
+        accepted: by position in the draft: whether its token was accepted, all before it being so.
+        unexpected: verdicts that neither the draft model nor an early exit had suggested.
+        by_exit: verdicts that only an early exit had suggested.
+        exit_s: from the start of a verification to the exit that is right.
+        under_way: from a verdict to the end of the pass that was under way when it came.
+        temperature: at which the draft model is as sure of its tokens as they are accepted.
+        speculating: the last verdict was on a draft: t_q is newer than t_q1.
+    """
+
+    t_p: Mean = field(default_factory=Mean)
+    step: Mean = field(default_factory=Mean)
+    t_q1: Mean = field(default_factory=Mean)
+    t_q: Mean = field(default_factory=Mean)
+    drafted: Mean = field(default_factory=Mean)
+    ends: Mean = field(default_factory=lambda: Mean(weight=1024))
+    rtt: Mean = field(default_factory=Mean)
+    accepted: list[Mean] = field(default_factory=lambda: [Mean(weight=256) for _ in range(64)])
+    unexpected: Mean = field(default_factory=lambda: Mean(weight=256))
+    by_exit: Mean = field(default_factory=lambda: Mean(weight=256))
+    exit_s: Mean = field(default_factory=Mean)
+    under_way: Mean = field(default_factory=Mean)
+    temperature: float = 1.0
+    speculating: bool = False
+
+    def on_pass(self, tokens: int, seconds: float) -> None:
+        """The draft model has read ``tokens``."""
+        if tokens == 1:
+            self.t_p.add(seconds)
+
+    def on_verdict(self, draft: Draft, verdict: Verdict) -> None:
+        """A round is over."""
+        took_s = verdict.compute_s + verdict.queue_s
+        if draft.tokens:
+            self.t_q.add(took_s)
+            self.drafted.add(len(draft.tokens))
+        else:
+            self.t_q1.add(took_s)
+        self.speculating = bool(draft.tokens)
+        for i in range(min(verdict.accepted + 1, len(draft.tokens))):
+            self.accepted[i].add(float(i < verdict.accepted))
+
+    def on_draft(self, tokens: int, gamma: int) -> None:
+        """A draft of up to ``gamma`` tokens has ``tokens``.
+
+        If it has all of them, whether the last one ends the answer cannot be seen.
+        """
+        for i in range(1, min(tokens, gamma - 1) + 1):
+            self.ends.add(float(i == tokens))
+
+    def on_round_trip(self, waited_s: float, verdict: Verdict) -> None:
+        """The verdict on a draft that was sent when the verifier had nothing of ours to do."""
+        trip_s = max(0.0, waited_s - verdict.compute_s - verdict.queue_s)
+        if verdict.round:
+            self.rtt.add(trip_s)
+        elif not self.rtt.count:
+            self.rtt.value = trip_s
+
+    def tokens(self, gamma: int) -> float:
+        """Of a draft of up to ``gamma``, on average."""
+        return sum((1.0 - self.ends.value) ** i for i in range(gamma))
+
+    @property
+    def alone_s(self) -> float:
+        """T_q(1): as measured, but no more than a pass over a draft takes if that is newer.
+
+        Load may have been different then; and the first pass of all is slow.
+        """
+        known = self.t_q1.value
+        return min(known, self.t_q.value) if self.speculating else known
+
+    def verify_s(self, tokens: float) -> float:
+        """T_q of a draft of ``tokens``, on the line through what was measured."""
+        if not self.t_q1.count or not self.drafted.value:
+            return self.t_q.value
+        alone_s = self.alone_s
+        return alone_s + tokens * max(0.0, self.t_q.value - alone_s) / self.drafted.value
+
+    def on_outcome(self, *, predicted: bool, exit_s: float | None) -> None:
+        """What had been thought of before the verdict came; ``exit_s``: None without an exit."""
+        by_exit = exit_s is not None and not predicted
+        self.by_exit.add(float(by_exit))
+        self.unexpected.add(float(exit_s is None and not predicted))
+        if by_exit and exit_s is not None:
+            self.exit_s.add(min(max(exit_s, 0.0), self.t_q.value))
+
+    def on_belief(self, belief: float, accepted: bool) -> None:
+        """A token that was believed to stand with probability ``belief`` did or did not."""
+        step = math.exp(_LEARNING_RATE * (belief - accepted))
+        self.temperature = min(max(self.temperature * step, 0.5), 4.0)
+
+    def tau(self, gamma: int) -> float:
+        """Tokens per round with drafts of ``gamma``; positions never tried are like all others."""
+        judged = sum(mean.count for mean in self.accepted)
+        overall = sum(mean.value * mean.count for mean in self.accepted) / judged if judged else 0.0
+        tau = reached = 1.0
+        for mean in self.accepted[:gamma]:
+            reached *= mean.value if mean.count >= 8 else overall
+            reached *= 1.0 - self.ends.value  # nothing follows an end
+            tau += reached
+        return tau
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way of decoding: ``gamma`` = 0 leaves it to the verifier; ``ahead``: with push-ahead."""
+
+    gamma: int
+    ahead: bool = False
+
+    @property
+    def kind(self) -> str:
+        """``ar``, ``sd`` or ``push_ahead``."""
+        if not self.gamma:
+            return "ar"
+        return "push_ahead" if self.ahead else "sd"
+
+    @property
+    def name(self) -> str:
+        """``ar``, ``sd(4)`` or ``push_ahead(4)``."""
+        return f"{self.kind}({self.gamma})" if self.gamma else self.kind
+
+
+@dataclass(frozen=True)
+class PlannerConfig:
+    """Knobs of the planner."""
+
+    enabled: bool = setting(False, "Choose how to decode by measurement; else as configured.")
+    max_gamma: int = setting(8, "Longest draft to choose.", low=1, high=16)
+    min_gain: float = setting(
+        0.03,
+        "Speculate only if it saves this share of the time, and more than by luck so far.",
+        low=0.0,
+        high=0.9,
+    )
+    explore_share: float = setting(
+        0.01,
+        "Share of the time to spend on trying what seems slower: link, load and text may have"
+        " changed.",
+        low=0.0,
+        high=0.5,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+class Planner:
+    """Chooses a mode for each answer.
+
+    Args:
+        gamma: length of drafts while too little is known, and if the planner is not enabled.
+        depth: rounds that drafts may be ahead (``AheadConfig.push_depth``).
+    """
+
+    def __init__(self, config: PlannerConfig, gamma: int, depth: int) -> None:
+        self._config = config
+        self._depth = depth
+        self._first = Mode(gamma, ahead=True)
+        self._answers = 0
+        self._last: dict[Mode, int] = {}  # answer for which a mode was chosen last
+        self._bias: dict[Mode, Mean] = {}  # of modes that were used: time taken over predicted
+        self._bias_of_kind = {kind: Mean(1.0, weight=16) for kind in ("ar", "sd", "push_ahead")}
+        self.profile = Profile()
+
+    def on_answer(self, mode: Mode, metrics: GenerationMetrics) -> None:
+        """An answer in ``mode`` is complete: what its rounds took beside what was predicted."""
+        later = metrics.rounds - 1  # the first one also opens the session
+        predicted = round_seconds(self.profile, mode, self._depth)
+        if later > 0 and predicted > 0:
+            taken = (metrics.total_s - metrics.time_to_first_token_s) / later
+            kind = self._bias_of_kind[mode.kind]
+            ratio = taken / predicted
+            kind.add(ratio)
+            # A new mode starts where its kind is, with the weight of one answer.
+            own = self._bias.setdefault(mode, Mean(kind.value, count=1, weight=16))
+            own.add(ratio)
+
+    def choose(self) -> Mode:
+        """The mode of the next answer: the fastest, and now and then another, to see.
+
+        First the cloud alone and the configured drafts are measured. Speculation has to save
+        ``min_gain`` at least, and more than luck may have made of the rounds so far.
+        """
+        if not self._config.enabled:
+            return self._first
+        if not self.profile.t_q1.count:
+            return Mode(0)
+        if not self.profile.t_q.count:
+            return self._first
+        gammas = range(1, self._config.max_gamma + 1)
+        best = min((Mode(g, a) for g in gammas for a in (False, True)), key=self.seconds_per_token)
+        alone = Mode(0)
+        gain = max(self._config.min_gain, self._doubt())
+        worth = self.seconds_per_token(best) <= (1.0 - gain) * self.seconds_per_token(alone)
+        chosen, other = (best, alone) if worth else (alone, best)
+        self._answers += 1
+        mode = self._trial(chosen, other) or chosen
+        self._last[mode] = self._answers
+        return mode
+
+    def _doubt(self) -> float:
+        """Relative standard error of tau, from the number of rounds that it is known by."""
+        judged = self.profile.accepted[0]
+        return _SPREAD / math.sqrt(max(1, min(judged.count, judged.weight)))
+
+    def _trial(self, chosen: Mode, other: Mode) -> Mode | None:
+        """What is to be tried in place of ``chosen``: no prediction is right for ever, or at first.
+
+        That is ``other``, and drafts of twice and half the length, and the other way to send them.
+        """
+        rivals = [other]
+        if chosen.gamma:
+            lengths = (2 * chosen.gamma, chosen.gamma // 2)
+            rivals += [Mode(g, chosen.ahead) for g in lengths if 1 <= g <= self._config.max_gamma]
+            rivals.append(Mode(chosen.gamma, not chosen.ahead))
+        for rival in rivals:
+            waited = self._answers - self._last.get(rival, 0)
+            may_lose = waited * self._config.explore_share / len(rivals)
+            limit = (1.0 + may_lose) * self.seconds_per_token(chosen)
+            if waited >= _EVERY and self.seconds_per_token(rival) <= limit:
+                return rival
+        return None
+
+    def seconds_per_token(self, mode: Mode) -> float:
+        """Predicted time per token; see the module's docstring."""
+        return self.round_seconds(mode) / self.profile.tau(mode.gamma)
+
+    def round_seconds(self, mode: Mode) -> float:
+        """Predicted time per round, corrected by how predictions of it, or its kind, came true."""
+        bias = self._bias.get(mode, self._bias_of_kind[mode.kind])
+        return bias.value * round_seconds(self.profile, mode, self._depth)
+
+
+def settings_of(
+    mode: Mode, predraft: PreDraftConfig, ahead: AheadConfig
+) -> tuple[PreDraftConfig, AheadConfig]:
+    """What the decoding loop is to do in ``mode``: as configured with push-ahead, else nothing."""
+    if mode.ahead:
+        return predraft, ahead
+    return replace(predraft, max_predrafts=0), replace(ahead, push_window=0)
+
+
+def round_seconds(p: Profile, mode: Mode, depth: int) -> float:
+    """Predicted time of a round in ``mode`` after what ``p`` has measured."""
+    if not mode.gamma:
+        return p.alone_s
+    tokens, pass_s = p.tokens(mode.gamma), p.step.value or p.t_p.value
+    drafting, verify_s = tokens * p.t_p.value, p.verify_s(tokens)
+    rtt = p.rtt.value
+    if not mode.ahead:
+        return rtt + drafting + verify_s
+    drafted = (tokens + 1) * pass_s
+    expected = max(verify_s, drafted, (rtt + drafted + pass_s / 2) / depth)
+    by_exit = p.exit_s.value + rtt + drafted - pass_s / 2
+    unexpected = verify_s + rtt + drafting + pass_s / 2
+    return (
+        expected
+        + p.by_exit.value * max(0.0, by_exit - expected)
+        + p.unexpected.value * max(0.0, unexpected - expected)
+    )

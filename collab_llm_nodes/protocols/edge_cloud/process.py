@@ -1,0 +1,46 @@
+"""The verifier as a child process, for demo, benchmarks and tests."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+
+from collab_llm_nodes.assets import config_file
+from collab_llm_nodes.errors import DeadlineExceeded, Unavailable
+from collab_llm_nodes.processes import START_DEADLINE_S, Process, run_process
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import VerifierClient
+
+
+def verifier_process(
+    address: str, *, compute_s: float = 0.0, config: Path | None = None
+) -> contextlib.AbstractContextManager[Process]:
+    """The verifier with the embedded target; a pass takes at least ``compute_s`` (emulation).
+
+    Args:
+        config: another configuration than the shipped one.
+    """
+    command = [sys.executable, "-m", "collab_llm_nodes.cli", "verifier"]
+    command += ["--config", str(config or config_file("verifier_embedded.yaml"))]
+    command += ["--address", address]
+    if compute_s:
+        command += ["--emulated-compute-s", str(compute_s)]
+    return run_process("verifier", command)
+
+
+def wait_for_verifier(client: VerifierClient, process: Process) -> None:
+    """Until the verifier answers.
+
+    Raises:
+        CollabError: its process ended, or it did not answer in time.
+    """
+    due = time.monotonic() + START_DEADLINE_S
+    while True:
+        process.check()
+        try:
+            client.describe(5.0)
+            return
+        except (DeadlineExceeded, Unavailable):
+            if time.monotonic() > due:
+                raise

@@ -1,0 +1,96 @@
+"""Edge and cloud in one process: the reference driver of the state machines.
+
+Synchronous and deterministic. Early exits are pre-drafted in the order in which the verifier
+would send them, as if drafting were as fast as the exits arrive; how a real link and real devices
+overlap is the business of the nodes and of the benchmarks.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.metrics import GenerationMetrics
+from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
+from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient, Source
+from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
+from collab_llm_nodes.protocols.edge_cloud.loop import EdgeLoop
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open
+from collab_llm_nodes.protocols.edge_cloud.planner import Mode
+from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.protocols.edge_cloud.server import EarlyExitQueue, ExitConfig
+from collab_llm_nodes.protocols.edge_cloud.target import TargetSession
+
+
+@dataclass(frozen=True)
+class Generation:
+    """An answer: token ids (end token included), where each came from, text, cost."""
+
+    tokens: tuple[int, ...]
+    sources: tuple[Source, ...]
+    text: str
+    metrics: GenerationMetrics
+    mode: Mode | None = None  # which a planner chose
+
+
+class InProcessRunner:
+    """Runs Algorithms 1 and 2 of paper 003 against each other."""
+
+    def __init__(
+        self,
+        draft: Engine,
+        target: Engine,
+        *,
+        gamma: int = 4,
+        predraft: PreDraftConfig | None = None,
+        ahead: AheadConfig | None = None,
+        exits: ExitConfig | None = None,
+    ) -> None:
+        self._draft = draft
+        self._target = target
+        self._gamma = gamma
+        self._predraft = predraft
+        self._ahead = ahead
+        self._exits = exits or ExitConfig()
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingConfig | None = None,
+        max_tokens: int = 64,
+        deadline_s: float = 600.0,
+    ) -> Generation:
+        """Decode one answer; its law is the target's alone, whatever the draft."""
+        sampling = sampling or SamplingConfig()
+        started = time.perf_counter()
+        opened = Open(prompt.text, prompt.images, sampling, max_tokens, vocabulary="")
+        target = TargetSession(
+            self._target, encode(prompt, self._target.loaded), opened, self._exits
+        )
+        drafter = Drafter(self._draft, encode(prompt, self._draft.loaded), sampling)
+        client = EdgeClient(ClientConfig(self._gamma, max_tokens))
+        exits = EarlyExitQueue(self._exits)
+
+        def verify(draft: Draft) -> None:
+            target.offer(draft)
+            while (verdict := target.verify_next(exits.push)) is not None:
+                while (exit_ := exits.pop()) is not None:
+                    loop.post(exit_)
+                exits.reset()
+                loop.post(verdict)
+
+        loop = EdgeLoop(
+            client, drafter, verify, predraft=self._predraft, ahead=self._ahead, preempt=False
+        )
+        try:
+            target.prefill()
+            loop.run(deadline_s)
+        finally:
+            target.close()
+            drafter.close()
+        client.metrics.total_s = time.perf_counter() - started
+        text = self._target.decode(client.generated)
+        return Generation(tuple(client.generated), tuple(client.sources), text, client.metrics)

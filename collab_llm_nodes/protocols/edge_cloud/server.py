@@ -1,0 +1,314 @@
+"""The verifier's side of one session (paper 003, Algorithm 2) as a state machine without I/O.
+
+The caller runs the target model: it feeds the ids of :meth:`VerifierSession.begin`, gives each
+exit layer's logits to :meth:`preview` and the last layer's to :meth:`conclude`, and begins again:
+the next draft may be there already (pushed ahead, or an empty one of the verifier's own).
+Verification is a pure function of (generated tokens, draft, sampling): a lost session is rebuilt
+by replaying token ids.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.decoding.rejection import verify_chain, verify_own
+from collab_llm_nodes.decoding.sampling import check_finite, distribution
+from collab_llm_nodes.errors import InvalidInput, ProtocolError
+from collab_llm_nodes.protocols.edge_cloud.ahead import (
+    MAX_AHEAD,
+    MAX_AHEAD_ENTRIES,
+    Ahead,
+    may_come,
+)
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
+
+
+@dataclass(frozen=True)
+class ExitConfig:
+    """Which early exits are sent, and in which order."""
+
+    confidence: str = setting(
+        "joint",
+        "joint: probability of the whole outcome, the product over its tokens of the softmax"
+        " maximum; max: the paper's rule, the largest of them (Algorithm 2, line 6), which one"
+        " easy position suffices to saturate.",
+        choices=("joint", "max"),
+    )
+    queue: str = setting(
+        "priority",
+        "Order in which exits are sent (paper 003, Table 7, server side).",
+        choices=("priority", "fifo"),
+    )
+    min_lead_s: float = setting(
+        0.01,
+        "The verifier takes no exits that would precede the verdict by less than this, judged by"
+        " its last passes: a robot makes no draft token in so short a time [s].",
+        low=0.0,
+        high=60.0,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+class Tops(NamedTuple):
+    """The most likely token of each row of logits (the first in a tie).
+
+    Attributes:
+        sound: every row has a finite maximum. With a NaN, +inf, or -inf only, it says nothing.
+        probabilities: of the tokens, by softmax; empty unless asked for.
+    """
+
+    tokens: list[int]
+    sound: bool
+    probabilities: list[float]
+
+
+def tops_of(parts: Sequence[Tensor], *, probabilities: bool = False) -> list[Tops]:
+    """Of several logits [rows, vocabulary], fetched from the device at once.
+
+    Args:
+        probabilities: find them, too; that takes several times as long.
+    """
+    if not parts:
+        return []
+    best = [part.max(dim=-1) for part in parts]
+    tokens = torch.cat([b.indices for b in best])
+    shares: list[float] = []
+    if probabilities:
+        logits = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+        shares = logits.float().softmax(dim=-1).gather(1, tokens[:, None])[:, 0].tolist()
+    finite, ids = torch.cat([b.values for b in best]).isfinite().tolist(), tokens.tolist()
+    found, row = [], 0
+    for part in parts:
+        rows = slice(row, row := row + len(part))
+        found.append(Tops(ids[rows], all(finite[rows]), shares[rows]))
+    return found
+
+
+class EarlyExitQueue:
+    """Q_e: exits waiting for the link, most confident first; dropped when the verdict is out."""
+
+    def __init__(self, config: ExitConfig) -> None:
+        self._config = config
+        self._heap: list[tuple[float, int, EarlyExit]] = []
+        self._known: set[tuple[int, ...]] = set()
+        self._pushed = 0
+
+    def push(self, exit_: EarlyExit) -> None:
+        """Queue ``exit_`` unless its outcome was queued before: it would only cost bandwidth."""
+        if exit_.tokens in self._known:
+            return
+        self._known.add(exit_.tokens)
+        self._pushed += 1
+        key = -exit_.confidence if self._config.queue == "priority" else float(self._pushed)
+        heapq.heappush(self._heap, (key, self._pushed, exit_))
+
+    def pop(self) -> EarlyExit | None:
+        """The next exit to send."""
+        return heapq.heappop(self._heap)[2] if self._heap else None
+
+    def reset(self) -> None:
+        """The verdict is out (Algorithm 2, line 10)."""
+        self._heap.clear()
+        self._known.clear()
+
+
+class VerifierSession:
+    """What the verifier knows of one session: confirmed tokens, round, drafts now and to come."""
+
+    def __init__(
+        self, opened: Open, *, eos: frozenset[int], vocab_size: int, exits: ExitConfig | None = None
+    ) -> None:
+        self._open = opened
+        self._eos = eos
+        self._vocab_size = vocab_size
+        self._exits = exits or ExitConfig()
+        self.generated: list[int] = list(opened.replay)
+        self.round = opened.round
+        self.finished = False
+        self._draft: Draft | None = None  # under verification
+        self._next: Draft | None = None  # for this round
+        self._ahead = Ahead()
+        self._check_ids(opened.replay, "replay")
+        if len(opened.replay) >= opened.max_tokens:
+            raise InvalidInput(
+                "replay is as long as the answer may be", field="replay", remedy="raise max_tokens"
+            )
+
+    def offer(self, draft: Draft) -> bool:
+        """Take ``draft`` in, for this round or a later one; False if it is stale or void.
+
+        Raises:
+            ProtocolError: a round from the future, a gap, too many drafts ahead, or a session that
+                is over.
+            InvalidInput: token ids out of the vocabulary, malformed distributions.
+        """
+        taken = self._draft is not None or self._next is not None
+        if draft.round < self.round or (draft.round == self.round and taken):
+            return False
+        if self.finished:
+            if draft.after is not None:
+                return False  # on its way when the last verdict was
+            raise ProtocolError(
+                "the answer is complete", field="round", remedy="open a new session"
+            )
+        if draft.after is None:
+            self._check_due(draft)
+        self._check_content(draft)
+        if not may_come(draft, self.round, self.generated):
+            return False
+        if draft.round == self.round:
+            self._next = draft
+        elif not self._ahead.has_room_for(draft):
+            raise ProtocolError(
+                f"more than {MAX_AHEAD} drafts or {MAX_AHEAD_ENTRIES} probabilities ahead",
+                field="after",
+                remedy="push fewer",
+            )
+        else:
+            self._ahead.add(draft)
+        return True
+
+    @property
+    def due(self) -> bool:
+        """:meth:`begin` has a draft to start with."""
+        return self._draft is None and self._next is not None
+
+    def begin(self) -> tuple[int, ...] | None:
+        """Start verifying this round's draft; returns its ids to feed, None if there is none."""
+        if self._draft is not None or self._next is None:
+            return None
+        self._draft, self._next = self._next, None
+        return self._draft.tokens
+
+    def preview(self, layer: int, logits: Tensor, tops: Tops | None = None) -> EarlyExit:
+        """The outcome as this exit sees it; same uniforms as the final one (common random numbers).
+
+        Args:
+            layer: index of the exit.
+            logits: [gamma + 1, vocabulary].
+            tops: of ``logits``, with probabilities, if the caller has them.
+
+        Raises:
+            ModelError: the logits say nothing.
+        """
+        tops = tops or tops_of([logits], probabilities=True)[0]
+        draft, tokens, accepted, finished = self._judge(logits, tops)
+        sure = tops.probabilities[: len(tokens)]
+        confidence = math.prod(sure) if self._exits.confidence == "joint" else max(sure)
+        return EarlyExit(draft.round, layer, tokens, accepted, finished, confidence)
+
+    @property
+    def greedy(self) -> bool:
+        """Judges by the most likely tokens alone."""
+        return self._open.sampling.greedy
+
+    def conclude(
+        self,
+        logits: Tensor,
+        compute_s: float,
+        queue_s: float = 0.0,
+        tops: Tops | None = None,
+    ) -> Verdict:
+        """The final verdict from the last layer's logits [gamma + 1, vocabulary].
+
+        Args:
+            tops: of ``logits``, if the caller has them; they matter to greedy sampling only.
+
+        Raises:
+            ModelError: the logits say nothing.
+        """
+        draft, tokens, accepted, self.finished = self._judge(logits, tops)
+        self._draft = None
+        self.generated += tokens
+        self.round += 1
+        if not self.finished:
+            self._next = self._ahead.next(draft, self.round, self.generated)
+        return Verdict(draft.round, tokens, accepted, self.finished, compute_s, queue_s)
+
+    def _judge(self, logits: Tensor, tops: Tops | None) -> tuple[Draft, tuple[int, ...], int, bool]:
+        """The draft, the tokens it yields, how many of them are its own, and whether they end."""
+        draft, sampling = self._draft, self._open.sampling
+        if draft is None:
+            raise ProtocolError("no draft is under verification", field="round")
+        if sampling.greedy:
+            tops = tops or tops_of([logits])[0]
+            check_finite(tops.sound)
+            outcome = verify_own(tops.tokens, draft.tokens, self._eos)
+        else:
+            outcome = verify_chain(
+                distribution(logits, sampling),
+                draft.tokens,
+                draft.probs,
+                sampling,
+                len(self.generated),
+                self._eos,
+            )
+        extra = () if outcome.next_token < 0 else (outcome.next_token,)
+        tokens = draft.tokens[: outcome.accepted] + extra
+        full = len(self.generated) + len(tokens) >= self._open.max_tokens
+        return draft, tokens, outcome.accepted, full or tokens[-1] in self._eos
+
+    def _check_due(self, draft: Draft) -> None:
+        if draft.round > self.round:
+            raise ProtocolError(
+                f"got round {draft.round}, expected {self.round}",
+                field="round",
+                remedy="wait for each verdict before drafting on, or say what it is to come after",
+            )
+        if draft.start != len(self.generated):
+            raise ProtocolError(
+                f"draft starts at token {draft.start}, {len(self.generated)} are confirmed",
+                field="start",
+                remedy="reopen the session with the confirmed tokens as replay",
+            )
+
+    def _check_content(self, draft: Draft) -> None:
+        self._check_ids(draft.tokens, "tokens")
+        self._check_ids(draft.after or (), "after")
+        if len(draft.after or ()) > draft.start:
+            raise InvalidInput(
+                "longer than the answer before it", field="after", remedy="see start"
+            )
+        room = self._open.max_tokens - draft.start
+        if len(draft.tokens) + 1 > room or draft.solo > room:
+            raise InvalidInput(
+                "the draft goes past max_tokens", field="tokens", remedy="draft fewer tokens"
+            )
+        self._check_probs(draft)
+
+    def _check_ids(self, ids: tuple[int, ...], field: str) -> None:
+        for token in ids:
+            if not 0 <= token < self._vocab_size:
+                raise InvalidInput(
+                    f"token id {token} is outside the vocabulary of {self._vocab_size}",
+                    field=field,
+                    remedy="use the same tokenizer for draft and target",
+                )
+
+    def _check_probs(self, draft: Draft) -> None:
+        if not self._open.sampling.sends_probabilities:
+            return
+        if draft.probs is None or len(draft.probs) != len(draft.tokens):
+            raise InvalidInput(
+                "the rejection law needs one distribution for each draft token",
+                field="probs",
+                remedy="send the distributions the tokens were drawn from, or use law=coupled",
+            )
+        for token, q in zip(draft.tokens, draft.probs, strict=True):
+            self._check_ids((int(q.ids[-1]),), "probs.ids")
+            if token not in q.ids:
+                raise InvalidInput(
+                    f"token {token} has no probability in its own distribution",
+                    field="probs",
+                    remedy="send the distribution that the token was drawn from",
+                )

@@ -1,0 +1,154 @@
+"""The target model behind one verifier session: the only place that runs Algorithm 2's Verify.
+
+A session says what is to be fed next and takes the logits; whoever owns the engine runs one pass
+for one session (the in-process runner: :meth:`TargetSession.verify`) or for many at once (the
+verifier: ``serving/compute.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from collab_llm_nodes.engine.engine import Engine, Feed, OnExit
+from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.models.prompt import EncodedPrompt
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
+from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig, Tops, VerifierSession
+
+log = logging.getLogger(__name__)
+
+Emit = Callable[[EarlyExit], None]
+
+
+class TargetSession:
+    """One session's protocol state and its KV cache. One caller at a time."""
+
+    def __init__(
+        self, engine: Engine, prompt: EncodedPrompt, opened: Open, exits: ExitConfig | None = None
+    ) -> None:
+        self._prompt_ids = tuple(prompt.ids)
+        self._state = VerifierSession(
+            replace(opened, text="", images=()),  # encoded: no need to keep them
+            eos=engine.eos,
+            vocab_size=engine.vocab_size,
+            exits=exits,
+        )
+        self._kv = engine.open(prompt)
+        self._dropped = False  # an early exit that could not be read
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the encoded prompt."""
+        return len(self._prompt_ids)
+
+    @property
+    def finished(self) -> bool:
+        """The answer is complete."""
+        return self._state.finished
+
+    @property
+    def due(self) -> bool:
+        """A draft waits for :meth:`begin`."""
+        return self._state.due
+
+    @property
+    def unread(self) -> int:
+        """Prompt and replayed tokens that must be fed before the first draft: all but the last.
+
+        The last confirmed token is always fed together with the next draft: its logits judge the
+        draft's first token, and its exits preview the outcome.
+        """
+        return len(self._prompt_ids) + len(self._state.generated) - 1 - self._kv.length
+
+    def prefill(self) -> None:
+        """Read all that is unread, in one pass."""
+        if self.unread:
+            self._kv.feed(self.read_on(self.unread).ids, last=0)
+
+    def read_on(self, count: int) -> Feed:
+        """The next ``count`` unread tokens, to be fed."""
+        start = self._kv.length
+        ids = (*self._prompt_ids, *self._state.generated)[start : start + count]
+        return Feed(self._kv, ids, last=0)
+
+    def offer(self, draft: Draft) -> bool:
+        """As ``VerifierSession.offer``."""
+        return self._state.offer(draft)
+
+    def look(self) -> None:
+        """Read the prompt's images, if :meth:`read_on` is not to; in any thread, before it."""
+        self._kv.look()
+
+    def begin(self, on_exit: OnExit | None = None) -> Feed | None:
+        """Start verifying the draft that is due; ``on_exit`` as in ``engine.Feed``."""
+        tokens = self._state.begin()
+        if tokens is None:
+            return None
+        pending = self._state.generated[-1] if self._state.generated else self._prompt_ids[-1]
+        return Feed(self._kv, (pending, *tokens), on_exit)
+
+    def preview(self, layer: int, logits: Tensor, tops: Tops | None = None) -> EarlyExit | None:
+        """As ``VerifierSession.preview``; None if the exit cannot be read, such as an adapter's
+        beyond fp16. The log tells once for a session: the verdict may be sound all the same."""
+        try:
+            return self._state.preview(layer, logits, tops)
+        except Exception as error:  # whatever it is, only the verdict matters
+            if not self._dropped:
+                fault = None if isinstance(error, ModelError) else error
+                log.warning("early exits are dropped: layer %d: %s", layer, error, exc_info=fault)
+            self._dropped = True
+            return None
+
+    @property
+    def greedy(self) -> bool:
+        """As ``VerifierSession.greedy``."""
+        return self._state.greedy
+
+    def conclude(
+        self,
+        logits: Tensor,
+        compute_s: float,
+        queue_s: float = 0.0,
+        tops: Tops | None = None,
+    ) -> Verdict:
+        """The verdict, from what the pass returned for :meth:`begin`.
+
+        Args:
+            tops: as for ``VerifierSession.conclude``.
+        """
+        verdict = self._state.conclude(logits, compute_s, queue_s, tops)
+        # Keep all confirmed tokens but the newest, which the next pass feeds.
+        self._kv.length = len(self._prompt_ids) + len(self._state.generated) - 1
+        return verdict
+
+    def verify(self, draft: Draft, emit: Emit) -> Verdict | None:
+        """Verify ``draft`` in a pass of its own; None for a stale one.
+
+        Raises what ``VerifierSession.offer`` raises.
+        """
+        self._state.offer(draft)
+        return self.verify_next(emit)
+
+    def verify_next(self, emit: Emit) -> Verdict | None:
+        """Verify the draft that is due (pushed ahead, or a solo round) in a pass of its own."""
+
+        def on_exit(layer: int, logits: Tensor) -> None:
+            preview = self.preview(layer, logits)
+            if preview is not None:
+                emit(preview)
+
+        feed = self.begin(on_exit)
+        if feed is None:
+            return None
+        started = time.perf_counter()
+        logits = self._kv.feed(feed.ids, feed.on_exit)
+        return self.conclude(logits, time.perf_counter() - started)
+
+    def close(self) -> None:
+        """Free the KV cache."""
+        self._kv.close()

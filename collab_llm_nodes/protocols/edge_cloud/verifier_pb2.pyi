@@ -1,0 +1,195 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ClientMessage(_message.Message):
+    __slots__ = ("open", "draft", "close")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    open: Open
+    draft: Draft
+    close: Close
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+
+class ServerMessage(_message.Message):
+    __slots__ = ("opened", "early_exit", "verdict", "failure")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    EARLY_EXIT_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    opened: Opened
+    early_exit: EarlyExit
+    verdict: Verdict
+    failure: Failure
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., early_exit: _Optional[_Union[EarlyExit, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "seed", "law")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    LAW_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    law: str
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., law: _Optional[str] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("text", "images", "sampling", "max_tokens", "vocabulary", "replay", "round")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    images: _containers.RepeatedScalarFieldContainer[bytes]
+    sampling: Sampling
+    max_tokens: int
+    vocabulary: str
+    replay: _containers.RepeatedScalarFieldContainer[int]
+    round: int
+    def __init__(self, text: _Optional[str] = ..., images: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., vocabulary: _Optional[str] = ..., replay: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ...) -> None: ...
+
+class Opened(_message.Message):
+    __slots__ = ("session_id", "prompt_tokens")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    prompt_tokens: int
+    def __init__(self, session_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class Draft(_message.Message):
+    __slots__ = ("round", "start", "tokens", "cached", "probs", "ahead", "after", "solo")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    PROBS_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    SOLO_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    start: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    cached: bool
+    probs: Distributions
+    ahead: bool
+    after: _containers.RepeatedScalarFieldContainer[int]
+    solo: int
+    def __init__(self, round: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., cached: _Optional[bool] = ..., probs: _Optional[_Union[Distributions, _Mapping]] = ..., ahead: _Optional[bool] = ..., after: _Optional[_Iterable[int]] = ..., solo: _Optional[int] = ...) -> None: ...
+
+class Distributions(_message.Message):
+    __slots__ = ("sizes", "gaps", "probs")
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    PROBS_FIELD_NUMBER: _ClassVar[int]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    gaps: _containers.RepeatedScalarFieldContainer[int]
+    probs: bytes
+    def __init__(self, sizes: _Optional[_Iterable[int]] = ..., gaps: _Optional[_Iterable[int]] = ..., probs: _Optional[bytes] = ...) -> None: ...
+
+class EarlyExit(_message.Message):
+    __slots__ = ("round", "layer", "tokens", "accepted", "finished", "confidence")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    layer: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    accepted: int
+    finished: bool
+    confidence: float
+    def __init__(self, round: _Optional[int] = ..., layer: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finished: _Optional[bool] = ..., confidence: _Optional[float] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("round", "tokens", "accepted", "finished", "compute_s", "queue_s")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    accepted: int
+    finished: bool
+    compute_s: float
+    queue_s: float
+    def __init__(self, round: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finished: _Optional[bool] = ..., compute_s: _Optional[float] = ..., queue_s: _Optional[float] = ...) -> None: ...
+
+class Close(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("code", "message", "field", "remedy")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    field: str
+    remedy: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("max_sessions", "max_message_bytes", "max_prompt_chars", "max_images", "max_image_bytes", "max_tokens", "idle_s", "max_streams", "max_connections", "max_image_pixels", "max_image_scans")
+    MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PROMPT_CHARS_FIELD_NUMBER: _ClassVar[int]
+    MAX_IMAGES_FIELD_NUMBER: _ClassVar[int]
+    MAX_IMAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_IMAGE_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    MAX_IMAGE_SCANS_FIELD_NUMBER: _ClassVar[int]
+    max_sessions: int
+    max_message_bytes: int
+    max_prompt_chars: int
+    max_images: int
+    max_image_bytes: int
+    max_tokens: int
+    idle_s: float
+    max_streams: int
+    max_connections: int
+    max_image_pixels: int
+    max_image_scans: int
+    def __init__(self, max_sessions: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_prompt_chars: _Optional[int] = ..., max_images: _Optional[int] = ..., max_image_bytes: _Optional[int] = ..., max_tokens: _Optional[int] = ..., idle_s: _Optional[float] = ..., max_streams: _Optional[int] = ..., max_connections: _Optional[int] = ..., max_image_pixels: _Optional[int] = ..., max_image_scans: _Optional[int] = ...) -> None: ...
+
+class ServerInfo(_message.Message):
+    __slots__ = ("model", "vocabulary", "vocab_size", "exit_layers", "version", "limits", "sessions")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    EXIT_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    vocabulary: str
+    vocab_size: int
+    exit_layers: _containers.RepeatedScalarFieldContainer[int]
+    version: str
+    limits: Limits
+    sessions: int
+    def __init__(self, model: _Optional[str] = ..., vocabulary: _Optional[str] = ..., vocab_size: _Optional[int] = ..., exit_layers: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., sessions: _Optional[int] = ...) -> None: ...

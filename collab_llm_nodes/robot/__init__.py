@@ -1,0 +1,1 @@
+"""From model text to safe motion: grammar, executor, mission, guard. No ROS."""

@@ -1,0 +1,1 @@
+"""The Unitree Go2: its Sport API as a state machine."""

@@ -1,0 +1,384 @@
+"""The last word on motion: which velocity may reach the robot now. No I/O, no clock.
+
+Whatever the rest of the graph wants, knows or has lost, the robot moves only while velocities,
+odometry, pictures and the link to the verifier are all fresh, nobody has pressed the emergency stop
+and nothing stands in the way; and never faster than the limits. A stop is zero at once; a start is
+always somebody's new command, never an event that came back.
+
+Two clocks come in with the events, as in ``mission.py``: ``now`` is the robot's [s], possibly
+simulated, and bounds acceleration; ``wall`` is the machine's [s, monotonic] and rules freshness.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.robot.executor import ZERO, Velocity
+from collab_llm_nodes.robot.obstacles import ObstacleConfig
+
+LONGEST_S = 0.5
+"""No configuration lets the robot go on for longer than this without a sign of life."""
+
+HELD_S = 1.0
+"""An emergency stop that was pressed so recently is taken as pressed still (a button repeats)."""
+
+_BURST_S = 0.1
+"""Of acceleration at once: messages do not come evenly, and legged robots ignore slow starts."""
+
+_LEAST_REPEAT_S = 0.2
+"""Zero is sent again for this long whatever odometry says: it may be older than the stop."""
+
+_FORGET_S = 1.0
+"""A robot that stopped because commands ceased is at rest, and ready, after this silence."""
+
+
+class Source(Enum):
+    """What must be fresh while the robot moves; the values are names of ``FreshnessConfig``."""
+
+    COMMAND = "command"
+    ODOMETRY = "odometry"
+    CAMERA = "camera"
+    LINK = "link"
+    SCAN = "scan"
+    RANGE = "range"
+
+
+ASK_DRIVER = "is the robot's driver running (topic odom)?"
+ASK_CAMERA = "is camera_ingest running (topic observation)?"
+
+REASONS = {
+    "EMERGENCY_STOP": "the emergency stop is set: call reset_emergency_stop",
+    "INVALID_COMMAND": "the last velocity is not a number",
+    "NO_COMMAND": "whoever commanded the motion fell silent",
+    "STALE_ODOMETRY": f"no fresh odometry: {ASK_DRIVER}",
+    "STALE_CAMERA": f"no fresh picture: {ASK_CAMERA}",
+    "LINK_DOWN": "no link to the verifier: is it running (topic link_state)?",
+    "STALE_SCAN": "no fresh laser scan: is its driver running (topic scan)?",
+    "STALE_RANGE": "the range finder is silent: is its driver running (topic range)?",
+    "OBSTACLE": "something is in the way: turning only",
+}
+"""Why motion is refused: code and words."""
+
+_STALE = {
+    Source.ODOMETRY: "STALE_ODOMETRY",
+    Source.CAMERA: "STALE_CAMERA",
+    Source.SCAN: "STALE_SCAN",
+    Source.RANGE: "STALE_RANGE",
+}
+
+
+def _freshness(default: float, doc: str) -> float:
+    limit: float = setting(default, f"{doc} while moving [s].", low=0.05, high=LONGEST_S)
+    return limit
+
+
+@dataclass(frozen=True)
+class FreshnessConfig:
+    """Longest silences. None can be set beyond ``LONGEST_S``."""
+
+    command: float = _freshness(0.3, "Longest silence of who commands")
+    odometry: float = _freshness(0.3, "Longest silence of odometry")
+    camera: float = _freshness(0.45, "Longest silence of the camera")
+    link: float = _freshness(0.4, "Longest silence of link_state")
+    scan: float = _freshness(0.45, "Longest silence of the laser scanner")
+    range: float = _freshness(0.45, "Longest silence of the range finder")
+    max_age: float = setting(
+        0.5,
+        "A message stamped longer ago than this, or ahead, is no sign of life [s]; 0 = stamps are"
+        " not looked at (clocks that disagree, simulated time).",
+        low=0.0,
+        high=LONGEST_S,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class LimitsConfig:
+    """The last line: whatever is commanded, the robot gets no more than this."""
+
+    linear_speed: float = setting(0.8, "Top speed [m/s].", low=0.05, high=2.0)
+    angular_speed: float = setting(1.5, "Top turn rate [rad/s].", low=0.1, high=3.0)
+    linear_acceleration: float = setting(
+        2.5, "Growth of speed [m/s^2]; it may fall at once.", low=0.1, high=10.0
+    )
+    angular_acceleration: float = setting(
+        8.0, "Growth of turn rate [rad/s^2]; it may fall at once.", low=0.2, high=30.0
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """What motion needs, and its limits."""
+
+    freshness: FreshnessConfig = field(default_factory=FreshnessConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    obstacle: ObstacleConfig = field(default_factory=ObstacleConfig)
+    needs_odometry: bool = setting(True, "No motion without fresh odometry.")
+    needs_camera: bool = setting(True, "No motion without fresh pictures.")
+    link_policy: str = setting(
+        "hold",
+        "Without the verifier: hold = no motion; draft_only = slowly; ignore = as with it.",
+        choices=("hold", "draft_only", "ignore"),
+    )
+    unverified_share: float = setting(
+        0.3, "draft_only: share of the top speeds without the verifier.", low=0.05, high=1.0
+    )
+    stop_repeat: float = setting(
+        2.0,
+        "For so long at most zero is sent again and again, until odometry says the robot stands"
+        " [s].",
+        low=0.2,
+        high=10.0,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class GuardState:
+    """As ``MotionState.msg`` tells it.
+
+    Attributes:
+        allowed: velocities are passed on; with OBSTACLE among the reasons, turns only.
+        reasons: codes, keys of ``REASONS``.
+        text: the same in words.
+        speed_limit: top speed ahead now [m/s].
+        velocity: what the robot was sent last.
+    """
+
+    allowed: bool
+    emergency_stop: bool
+    reasons: tuple[str, ...]
+    text: str
+    speed_limit: float
+    velocity: Velocity
+
+
+class Guard:
+    """See the module docstring.
+
+    Report every event, send what ``on_command`` returns, and what ``tick`` returns after any other
+    event and at a fixed rate: a high one while ``watches``. An event's ``age`` is the robot's clock
+    minus its stamp [s].
+
+    Attributes:
+        config: may be replaced at any time.
+        velocity: sent last.
+        stops: times that a motion under way was stopped, by reason.
+    """
+
+    def __init__(self, config: GuardConfig) -> None:
+        self.config = config
+        self.velocity = ZERO
+        self.stops: dict[str, int] = {}
+        self._asked = ZERO
+        self._valid = True
+        self._heard: dict[Source, float] = {}
+        self._gaps: dict[Source, float] = {}
+        self._link_up = False
+        self._stands = False  # says odometry
+        self._emergency = ""  # who pressed; "" = nobody
+        self._held_at = -math.inf
+        self._stopped_at = -math.inf
+        self._linear, self._angular = _Ramp(), _Ramp()
+
+    # Events.
+
+    def on_command(
+        self, linear: float, angular: float, now: float, wall: float, age: float = 0.0
+    ) -> Velocity:
+        """Somebody wants this velocity [m/s, rad/s]; returns what the robot gets."""
+        self._valid = math.isfinite(linear) and math.isfinite(angular)
+        self._asked = Velocity(linear, angular) if self._valid else ZERO
+        self._hear(Source.COMMAND, age, wall)
+        stops = self._stops(wall)
+        if stops:
+            return self._set(ZERO, wall, stops)
+        limits, share = self.config.limits, self._share(wall)
+        forward = min(limits.linear_speed * share, self.speed_limit(wall))
+        wanted = max(-limits.linear_speed * share, min(forward, linear))
+        turn = max(-limits.angular_speed * share, min(limits.angular_speed * share, angular))
+        return self._set(
+            Velocity(
+                self._linear.follow(wanted, limits.linear_acceleration, now),
+                self._angular.follow(turn, limits.angular_acceleration, now),
+            ),
+            wall,
+            ("OBSTACLE",) if linear > 0.0 and forward <= 0.0 else (),
+        )
+
+    def on_odometry(self, age: float, stands: bool, wall: float) -> None:
+        """``stands``: its velocities are those of a robot at rest."""
+        self._stands = self._hear(Source.ODOMETRY, age, wall) and stands
+
+    def on_camera(self, age: float, wall: float) -> None:
+        """A picture."""
+        self._hear(Source.CAMERA, age, wall)
+
+    def on_link(self, up: bool, age: float, wall: float) -> None:
+        """What the bridge to the verifier knows of the link."""
+        self._link_up = self._hear(Source.LINK, age, wall) and up
+
+    def on_gap(self, source: Source, gap: float, age: float, wall: float) -> None:
+        """Free way before the robot's front [m], by ``Source.SCAN`` or ``RANGE``."""
+        if self._hear(source, age, wall):
+            self._gaps[source] = gap
+
+    def on_emergency(self, who: str, wall: float, *, held: bool = False) -> None:
+        """Stop until reset. ``held``: a button; it may be pressed still, and will say so again."""
+        self._emergency = self._emergency or who
+        if held:
+            self._held_at = wall
+
+    def on_reset(self, wall: float) -> str:
+        """Clear the emergency stop; returns why not, or ``""``. The reset itself moves nothing."""
+        if self._emergency and wall - self._held_at < HELD_S:
+            return f"still pressed ({self._emergency})"
+        if self._emergency and self._asked != ZERO and not self._silent(Source.COMMAND, wall):
+            return "velocities are still commanded: send zero first, or end the instruction"
+        self._emergency = ""
+        return ""
+
+    def on_halt(self, wall: float) -> Velocity:
+        """The guard ends or fails: zero, and nothing is known any more but the emergency stop."""
+        self._heard.clear()
+        self._asked = ZERO
+        return self._set(ZERO, wall, ())
+
+    def tick(self, wall: float) -> Velocity | None:
+        """What to send without a command: a stop, less speed, zero once more; or None."""
+        if self.velocity == ZERO:
+            if self.silence(Source.COMMAND, wall) > _FORGET_S:
+                self._asked, self._valid = ZERO, True
+            return ZERO if self.watches(wall) else None
+        stops = self._stops(wall)
+        if stops:
+            return self._set(ZERO, wall, stops)
+        limit = self.speed_limit(wall)
+        if self.velocity.linear > limit:
+            slower = Velocity(limit, self.velocity.angular)
+            return self._set(slower, wall, ("OBSTACLE",) if limit <= 0.0 else ())
+        return None
+
+    def watches(self, wall: float) -> bool:
+        """Whether ``tick`` is to be called often: the robot moves, or a stop is being repeated."""
+        if self.velocity != ZERO:
+            return True
+        rest = self._stands and not self._silent(Source.ODOMETRY, wall)
+        repeat = _LEAST_REPEAT_S if rest else self.config.stop_repeat
+        return wall - self._stopped_at < repeat
+
+    # What is.
+
+    def state(self, wall: float) -> GuardState:
+        """For people and other nodes."""
+        stops, limit = self._stops(wall), self.speed_limit(wall)
+        reasons = stops if limit > 0.0 else (*stops, "OBSTACLE")
+        words = [REASONS[code] for code in reasons]
+        if self._emergency:
+            words[0] += f" (set by {self._emergency})"
+        return GuardState(
+            not stops,
+            bool(self._emergency),
+            reasons,
+            "; ".join(words),
+            0.0 if stops else limit,
+            self.velocity,
+        )
+
+    def speed_limit(self, wall: float) -> float:
+        """Top speed ahead [m/s], as far as the way and the link say."""
+        config, share = self.config, self._share(wall)
+        for source, gap in self._gaps.items():
+            if self._use(source) != "off" and not self._silent(source, wall):
+                share = min(share, config.obstacle.speed_share(gap))
+        return config.limits.linear_speed * share
+
+    def silence(self, source: Source, wall: float) -> float:
+        """Since ``source`` was heard last [s]; ``inf`` if it never was."""
+        return wall - self._heard.get(source, -math.inf)
+
+    # How it decides.
+
+    def _stops(self, wall: float) -> tuple[str, ...]:
+        """Codes of what forbids any motion now."""
+        config, codes = self.config, []
+        if self._emergency:
+            codes.append("EMERGENCY_STOP")
+        if not self._valid:
+            codes.append("INVALID_COMMAND")
+        if self._asked != ZERO and self._silent(Source.COMMAND, wall):
+            codes.append("NO_COMMAND")
+        needed = {
+            Source.ODOMETRY: config.needs_odometry,
+            Source.CAMERA: config.needs_camera,
+            Source.SCAN: config.obstacle.scan == "required",
+            Source.RANGE: config.obstacle.range == "required",
+        }
+        codes += [_STALE[s] for s, wanted in needed.items() if wanted and self._silent(s, wall)]
+        if config.link_policy == "hold" and not self._linked(wall):
+            codes.append("LINK_DOWN")
+        return tuple(codes)
+
+    def _linked(self, wall: float) -> bool:
+        return self._link_up and not self._silent(Source.LINK, wall)
+
+    def _share(self, wall: float) -> float:
+        alone = self.config.link_policy == "draft_only" and not self._linked(wall)
+        return self.config.unverified_share if alone else 1.0
+
+    def _use(self, source: Source) -> str:
+        obstacle = self.config.obstacle
+        return obstacle.scan if source is Source.SCAN else obstacle.range
+
+    def _hear(self, source: Source, age: float, wall: float) -> bool:
+        """Whether this is a sign of life; what is not tells nothing else either."""
+        limit = self.config.freshness.max_age
+        fresh: bool = not limit or -limit <= age <= limit
+        if fresh:
+            self._heard[source] = wall
+        return fresh
+
+    def _silent(self, source: Source, wall: float) -> bool:
+        limit: float = getattr(self.config.freshness, source.value)
+        return not self.silence(source, wall) <= limit
+
+    def _set(self, velocity: Velocity, wall: float, why: tuple[str, ...]) -> Velocity:
+        halts = velocity == ZERO != self.velocity
+        if halts:
+            self._stopped_at = wall
+        if halts or self.velocity.linear > 0.0 == velocity.linear:
+            for code in why:
+                self.stops[code] = self.stops.get(code, 0) + 1
+        self.velocity = velocity
+        self._linear.speed, self._angular.speed = velocity.linear, velocity.angular
+        return velocity
+
+
+class _Ramp:
+    """How fast a speed may grow: at ``acceleration`` on average, a small burst at once."""
+
+    def __init__(self) -> None:
+        self.speed = 0.0
+        self._credit = 0.0
+        self._at = -math.inf
+
+    def follow(self, wanted: float, acceleration: float, now: float) -> float:
+        """The speed to send at ``now`` [s], between 0 and ``wanted``."""
+        elapsed = max(0.0, now - self._at)  # a clock that jumps back grants nothing
+        self._credit = min(acceleration * _BURST_S, self._credit + acceleration * elapsed)
+        self._at = now
+        kept = abs(self.speed) if wanted * self.speed > 0.0 else 0.0
+        size = min(abs(wanted), kept + self._credit)
+        self._credit = max(0.0, self._credit - max(0.0, size - kept))
+        self.speed = math.copysign(size, wanted)
+        return self.speed

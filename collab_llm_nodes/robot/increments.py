@@ -1,0 +1,95 @@
+"""Steps as increments of position, which the Go2's own obstacle avoidance carries out. No I/O.
+
+The robot's service ``obstacles_avoid`` takes "0.75 m ahead" (Move, mode 1), walks it, and stops
+before what is in the way ahead. It must be switched on, and told to listen to programs instead of
+the remote control (the vendor's order, ``unitree.Avoidance``); afterwards the remote control gets
+it back. It does not say when it has arrived: odometry does (``DelegatedSteps``).
+"""
+
+from __future__ import annotations
+
+from collab_llm_nodes.robot.executor import Outcome
+from collab_llm_nodes.robot.go2.sport import NO_ANSWER, Answer, Api, Avoidance, Call, Requests
+from collab_llm_nodes.robot.grammar import Kind, ParsedAction
+
+ARM_S = 3.0
+"""Longest wait for the obstacle avoidance to come on."""
+REQUEST_S = 0.5
+"""Longest wait for an answer."""
+STOP_S = 2.0
+"""For so long a stop that is not answered, or refused, is sent again."""
+
+
+class Increments:
+    """Decides which calls the robot gets. Report every event and send what comes back.
+
+    Attributes:
+        outcome, message: as of ``steps.StepOutput``.
+    """
+
+    def __init__(self) -> None:
+        self.outcome, self.message = Outcome.IDLE, ""
+        self.requests = Requests(REQUEST_S)
+        self._avoidance = Avoidance()
+        self._step: dict[str, float] = {}
+        self._sent: Call | None = None
+        self._began = 0.0
+        self._stop: Call | None = None  # not answered yet
+        self._stop_began = 0.0
+
+    def start(self, action: ParsedAction, now: float) -> list[Call]:
+        """Begin ``action``; the increment goes out once the robot is ready for it."""
+        self._step = {"x": 0.0, "y": 0.0, "yaw": 0.0, "mode": 1}
+        self._step["x" if action.kind is Kind.FORWARD else "yaw"] = action.value
+        self._sent, self._stop, self._began = None, None, now
+        self._avoidance = Avoidance()
+        self.outcome, self.message = Outcome.RUNNING, ""
+        return self.tick(now)
+
+    def cancel(self, now: float) -> list[Call]:
+        """Stop: by the service that moves it, and by the one that always can."""
+        if self.outcome is Outcome.RUNNING:
+            self.outcome = Outcome.CANCELLED
+        self._stop_began = now
+        return self._send_stop(now)
+
+    def _send_stop(self, now: float) -> list[Call]:
+        rest = {"x": 0.0, "y": 0.0, "yaw": 0.0, "mode": 0}
+        back = {"is_remote_commands_from_api": False}
+        self._stop = self.requests.make(Api.STOP_MOVE, {}, now)
+        return [
+            self.requests.make(Api.AVOID_MOVE, rest, now, reply=False),
+            self._stop,
+            self.requests.make(Api.AVOID_REMOTE, back, now, reply=False),
+        ]
+
+    def on_answer(self, answer: Answer, now: float) -> list[Call]:
+        """The robot answered one of our calls, or did not. The vendor's own client wants no answer
+        to the increment, so that one may be missing: odometry shows what became of it."""
+        self._avoidance.on_answer(answer, now)
+        if answer.call == self._stop:
+            self._stop = None
+            again = answer.code and now - self._stop_began < STOP_S
+            return self._send_stop(now) if again else []
+        refused = answer.call == self._sent and answer.code not in (0, NO_ANSWER)
+        if refused and self.outcome is Outcome.RUNNING:
+            return self._fail(str(answer), now)
+        return []
+
+    def tick(self, now: float) -> list[Call]:
+        """Time goes by; call it some 20 times a second."""
+        calls: list[Call] = []
+        for answer in self.requests.overdue(now):
+            calls += self.on_answer(answer, now)
+        if self.outcome is not Outcome.RUNNING or self._sent is not None:
+            return calls
+        if self._avoidance.armed:
+            self._sent = self.requests.make(Api.AVOID_MOVE, self._step, now)
+            return [*calls, self._sent]
+        if now - self._began > ARM_S:
+            return calls + self._fail("its obstacle avoidance does not come on", now)
+        return calls + self._avoidance.arm(self.requests, now)
+
+    def _fail(self, message: str, now: float) -> list[Call]:
+        self.outcome, self.message = Outcome.FAILED, f"Go2: {message}"
+        return self.cancel(now)

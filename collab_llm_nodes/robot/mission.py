@@ -1,0 +1,520 @@
+"""Following one instruction: observe, think, act, until the model says stop. No I/O, no clock.
+
+Two clocks come in with the events: ``now`` is the robot's [s], possibly simulated, and rules
+motion; ``wall`` is the machine's [s, monotonic] and rules liveness, so that a simulator that stands
+still cannot make anything wait for ever.
+
+The robot moves in the phase ACT only; every other phase, and every ending, means zero velocity.
+
+With ``overlap`` the next answer is asked for while the robot still moves. That answer takes the
+place of what is left of the step, measured from where its picture was taken.
+
+Somebody else may forbid motion (``on_motion_state``; the node ``motion_guard``). That ends a step,
+not the mission: it looks anew once motion is allowed again, and gives up after a while.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from unicodedata import category
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.robot.executor import (
+    ZERO,
+    ExecutorConfig,
+    Outcome,
+    Pose2D,
+    StepExecutor,
+)
+from collab_llm_nodes.robot.grammar import REASONS, Code, Kind, ParsedAction
+from collab_llm_nodes.robot.guard import ASK_CAMERA, ASK_DRIVER
+from collab_llm_nodes.robot.steps import Steps
+
+DEADLINE_LIMITS_S = (1.0, 86_400.0)
+"""Least and greatest time for a mission."""
+
+MAX_INSTRUCTION = 500
+"""Longest instruction [characters], unless ``MissionConfig`` says otherwise."""
+
+
+@dataclass(frozen=True)
+class UnverifiedConfig:
+    """Limits of a step whose text the target has not verified, where the parser lets it pass."""
+
+    speed_share: float = setting(0.3, "Share of the top speeds.", low=0.05, high=1.0)
+    max_distance: float = setting(
+        0.25, "Longest step forward [m]; of a longer one that much is done.", low=0.01, high=10.0
+    )
+    max_angle: float = setting(
+        30.0, "Widest turn [degree]; of a wider one that much is done.", low=1.0, high=180.0
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class MissionConfig:
+    """Limits of one mission."""
+
+    max_steps: int = setting(40, "Actions at most, unless the goal says.", low=1, high=10_000)
+    deadline: float = setting(
+        300.0,
+        "Robot's time for all of it, unless the goal says [s].",
+        low=DEADLINE_LIMITS_S[0],
+        high=DEADLINE_LIMITS_S[1],
+    )
+    max_instruction: int = setting(
+        MAX_INSTRUCTION, "Longest instruction [characters].", low=1, high=10_000
+    )
+    observation_timeout: float = setting(
+        5.0, "Wait for a camera frame, machine's time [s].", low=0.1, high=600.0
+    )
+    answer_timeout: float = setting(
+        20.0, "Wait for the model's answer, machine's time [s].", low=0.1, high=600.0
+    )
+    parser_timeout: float = setting(
+        2.0, "Wait for the action after the answer, machine's time [s].", low=0.1, high=60.0
+    )
+    odometry_timeout: float = setting(
+        2.0, "Longest silence of odometry, machine's time [s].", low=0.1, high=60.0
+    )
+    settle: float = setting(
+        0.1, "Rest before the next frame counts, robot's time [s].", low=0.0, high=5.0
+    )
+    retries: int = setting(
+        3, "Failed answers in a row before the mission is given up.", low=0, high=100
+    )
+    retry_pause: float = setting(
+        0.5, "Pause after a failed answer, machine's time [s].", low=0.0, high=60.0
+    )
+    max_blocked: int = setting(
+        5, "Steps in a row without any motion before it is given up.", low=1, high=1000
+    )
+    overlap: float = setting(
+        0.0,
+        "Look and ask again when a step has this long left, instead of standing still for it [s];"
+        " off at 0: the model then decides on a picture taken in motion, from where the robot no"
+        " longer is, about as far back as it drives while the model thinks.",
+        low=0.0,
+        high=5.0,
+    )
+    refusal_timeout: float = setting(
+        30.0,
+        "Wait for motion to be allowed again, machine's time [s].",
+        low=0.1,
+        high=600.0,
+    )
+    guard_timeout: float = setting(
+        3.0, "Longest silence of motion_guard, where it is required [s].", low=1.0, high=60.0
+    )
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+    unverified: UnverifiedConfig = field(default_factory=UnverifiedConfig)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+class Phase(Enum):
+    """What the mission waits for."""
+
+    OBSERVE = "observe"
+    THINK = "think"
+    ACT = "act"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why it ended: ``code`` is the name of a status constant of ``action/Navigate``."""
+
+    code: str
+    message: str = ""
+
+
+_FATAL = {
+    "INVALID_INPUT",
+    "VOCABULARY_MISMATCH",
+    "UNAUTHENTICATED",
+    "MODEL_ERROR",
+    "INVALID_CONFIG",
+}
+"""Failures of an answer that asking again cannot cure."""
+
+_STATUS_OF = {Code.UNVERIFIED: "UNAVAILABLE", Code.STALE: "NO_OBSERVATION"}
+"""What too many refusals of one kind mean for the mission; UNREADABLE otherwise."""
+
+
+@dataclass(frozen=True)
+class Permission:
+    """Whether the robot may move, as ``msg/MotionState`` tells it."""
+
+    allowed: bool = True
+    emergency_stop: bool = False
+    reasons: tuple[str, ...] = ()
+    text: str = ""
+    speed_limit: float = math.inf
+
+
+NO_GUARD = Permission(
+    False,
+    reasons=("NO_GUARD",),
+    text="motion_guard is silent, and only it passes velocities on to the robot: start it, or set"
+    " require_guard to false and remap cmd_vel_nav to what moves the robot",
+)
+
+_MOVED_M = 0.02
+"""Less is no motion (m, or rad)."""
+_REMEMBERED_S = 3.0
+"""How long a pose is kept, for pictures that come late."""
+
+
+def check_instruction(instruction: str, config: MissionConfig) -> None:
+    """Refuse what is no instruction.
+
+    Raises:
+        InvalidInput: no letter or digit, a control character (terminals and logs would obey it)
+            other than tabulator and line ends, or too long.
+    """
+    control = next((c for c in instruction if category(c) == "Cc" and c not in "\t\n\r"), None)
+    if control is not None:
+        raise InvalidInput(
+            f"has the control character {control!r} at {instruction.index(control)}",
+            field="instruction",
+            remedy="plain text only",
+        )
+    if not any(character.isalnum() for character in instruction):
+        raise InvalidInput("empty", field="instruction", remedy="say where to go")
+    if len(instruction) > config.max_instruction:
+        raise InvalidInput(
+            f"{len(instruction)} characters",
+            field="instruction",
+            remedy=f"at most {config.max_instruction}",
+        )
+
+
+class Mission:
+    """See the module docstring. Feed events; read ``phase``, ``velocity`` and ``ending``.
+
+    Attributes:
+        velocity: to command now.
+        ending: set once, when the mission is over.
+        steps: actions carried out, the one under way included.
+        action: the one carried out last, as it is carried out.
+        history: their texts, oldest first, as the prompt tells them; see ``told``.
+        distance, angle: path length [m] and sum of absolute turns [rad] by odometry.
+        asked: capture stamp of the frame asked about last [s].
+    """
+
+    def __init__(
+        self,
+        config: MissionConfig,
+        now: float,
+        wall: float,
+        *,
+        steps: Steps | None = None,
+        guarded: bool = False,
+    ) -> None:
+        """``steps``: who carries them out. ``guarded``: no motion without ``on_motion_state``."""
+        self.config = config
+        self.phase = Phase.OBSERVE
+        self.velocity = ZERO
+        self.ending: Ending | None = None
+        self.steps = 0
+        self.history: list[str] = []
+        self.distance = self.angle = 0.0
+        self.asked = -math.inf
+        self._executor: Steps = steps or StepExecutor(config.executor)
+        self.action: ParsedAction | None = None
+        self._deadline = now + config.deadline
+        self._not_before = now  # capture time from which frames count
+        self._phase_since = wall
+        self._ask_after = wall  # pause after a failure
+        self._answering = False  # a generation is under way, asked for at ...
+        self._asked_at = wall
+        self._answer_ended = wall
+        self._failures = self._blocked = 0
+        self._pose: Pose2D | None = None
+        self._pose_seen = -math.inf
+        self._poses: deque[tuple[float, Pose2D]] = deque()  # of the last seconds, robot's time
+        self._ahead = False  # the answer waited for is about a picture taken in motion ...
+        self._seen_from: Pose2D | None = None  # ... here
+        self._verified = True
+        self._guarded = guarded
+        self._permission = NO_GUARD if guarded else Permission()
+        self._permitted_at = -math.inf  # heard from motion_guard, machine's time
+        self._began = wall
+        self._refused_since: float | None = wall if guarded else None
+
+    @property
+    def answering(self) -> bool:
+        """A generation is under way, and its answer is waited for."""
+        return self._answering and self.phase is not Phase.ENDED
+
+    @property
+    def awaits_action(self) -> bool:
+        """An answer is being made, or read, that may begin a step."""
+        return self.phase is Phase.THINK or (self.phase is Phase.ACT and self._ahead)
+
+    @property
+    def told(self) -> list[str]:
+        """The actions as the prompt tells them: those done, and the one under way."""
+        if self.phase is Phase.ACT and self.action is not None:
+            return [*self.history, self.action.phrase]
+        return self.history
+
+    def on_observation(self, stamp: float, wall: float) -> bool:
+        """A frame captured at ``stamp`` is there; True: ask the model about it now."""
+        ahead = self._may_look_ahead()
+        if not (ahead or self.phase is Phase.OBSERVE) or self._answering or wall < self._ask_after:
+            return False
+        if stamp < self._not_before or stamp <= self.asked:
+            return False
+        if self._refused_since is not None and self._permission.reasons != ("LINK_DOWN",):
+            self._phase_since = wall  # frames do come; to ask is how a link is found again
+            return False
+        self.asked = stamp
+        self._asked_at = wall
+        self._answering = True
+        self._ahead, self._seen_from = ahead, self._pose_at(stamp) if ahead else None
+        if not ahead:
+            self._enter(Phase.THINK, wall)
+        return True
+
+    def on_action(
+        self, action: ParsedAction, now: float, wall: float, *, verified: bool = True
+    ) -> bool:
+        """What the parser read from the answer about ``asked``; True: a step begins.
+
+        What is not ``verified`` is done in part and slowly; it cannot end the mission well.
+        """
+        if not self.awaits_action or action.code is Code.FAILED:
+            return False  # FAILED: the generation's own result says more
+        if action.code is not Code.OK:
+            self.on_failure(_STATUS_OF.get(action.code, "UNREADABLE"), _refusal(action), now, wall)
+            return False
+        if action.kind is Kind.STOP and not verified:
+            unsure = "stop, says the draft model alone: the target has not verified it"
+            self.on_failure("UNAVAILABLE", unsure, now, wall)
+            return False
+        if action.kind is Kind.STOP:
+            self.steps += 1
+            self.end("OK")
+            return False
+        if self._refused_since is not None:
+            self._look_again(now, wall)
+            return False
+        if self._pose is None or wall - self._pose_seen > self.config.odometry_timeout:
+            self.end("NO_ODOMETRY", f"no fresh odometry to measure a step with: {ASK_DRIVER}")
+            return False
+        if self.phase is Phase.ACT:  # the step under way ends here
+            self.history = self.told
+            self._failures = self._blocked = 0
+        self.action = action if verified else _shortened(action, self.config.unverified)
+        self.steps += 1
+        self._verified = verified
+        share = 1.0 if verified else self.config.unverified.speed_share
+        self.velocity = self._executor.start(self.action, self._pose, now, share, self._seen_from)
+        self._ahead = False
+        self._not_before = now
+        self._enter(Phase.ACT, wall)
+        return True
+
+    def on_retraction(self, action: ParsedAction, now: float, wall: float) -> None:
+        """The answer that the step under way was read from reads otherwise as a whole."""
+        if self.phase is Phase.ACT and action.code is not Code.OK:
+            self._executor.cancel()
+            self._abandon(wall)
+            self._enter(Phase.OBSERVE, wall)
+            self.on_failure(_STATUS_OF.get(action.code, "UNREADABLE"), _refusal(action), now, wall)
+
+    def on_motion_state(self, permission: Permission, now: float, wall: float) -> None:
+        """Whether, and how fast, the robot may move from now on."""
+        self._permission, self._permitted_at = permission, wall
+        self._executor.limit = permission.speed_limit
+        if permission.emergency_stop:
+            self.end("EMERGENCY_STOP", permission.text)
+        elif not permission.allowed:
+            self._refuse(now, wall)
+        else:
+            self._refused_since = None
+            ahead = self.action is not None and self.action.kind is Kind.FORWARD
+            if self.phase is Phase.ACT and ahead and permission.speed_limit <= 0.0:
+                self._interrupt(now, wall, counts=True)  # something is in the way
+
+    def on_answer_ended(self, wall: float) -> None:
+        """The generation asked for last is over, well or badly; call ``on_failure`` if badly."""
+        self._answering = False
+        self._answer_ended = wall
+        if self.phase is Phase.OBSERVE:
+            self._phase_since = wall  # only now did it begin to wait for a frame
+
+    def on_failure(self, code: str, message: str, now: float, wall: float) -> None:
+        """The answer cannot be used: ask again about a new frame, or end."""
+        if self.phase is Phase.ENDED:
+            return
+        self._failures += 1
+        if code in _FATAL or self._failures > self.config.retries:
+            self.end(code, message)
+            return
+        self._ask_after = wall + self.config.retry_pause
+        self._look_again(now, wall)
+
+    def on_odometry(self, pose: Pose2D, now: float, wall: float) -> None:
+        """Measure; in ACT, steer."""
+        last, self._pose, self._pose_seen = self._pose, pose, wall
+        self._poses.append((now, pose))
+        while self._poses[0][0] < now - _REMEMBERED_S:
+            self._poses.popleft()
+        if self.phase is not Phase.ACT:
+            return
+        if last is not None:
+            self.distance += math.hypot(pose.x - last.x, pose.y - last.y)
+            self.angle += abs(math.remainder(pose.yaw - last.yaw, math.tau))
+        self.velocity = self._executor.on_odometry(pose, now)
+        self._after_step(now, wall)
+
+    def tick(self, now: float, wall: float) -> None:
+        """At a fixed rate: deadlines."""
+        c = self.config
+        waited = wall - max(self._phase_since, self._ask_after)
+        if self.phase is Phase.ENDED:
+            return
+        self._listen_to_the_guard(now, wall)
+        refused = wall - (wall if self._refused_since is None else self._refused_since)
+        if now > self._deadline:
+            self.end("DEADLINE_EXCEEDED", f"not done within {c.deadline:g} s")
+        elif refused > c.refusal_timeout:
+            self.end("MOTION_REFUSED", self._permission.text)
+        elif self._answering and wall - self._asked_at > c.answer_timeout:
+            self.on_answer_ended(wall)  # the caller gives that generation up
+            if self.phase is not Phase.ACT or self._ahead:
+                late = f"no answer within {c.answer_timeout:g} s"
+                self.on_failure("DEADLINE_EXCEEDED", late, now, wall)
+        elif self.phase is Phase.OBSERVE:
+            if not self._answering and waited > c.observation_timeout:
+                missing = f"no fresh camera frame for {c.observation_timeout:g} s: {ASK_CAMERA}"
+                self.end("NO_OBSERVATION", missing)
+        elif self.phase is Phase.THINK and not self._answering:
+            if wall - self._answer_ended > c.parser_timeout:
+                silent = "the answer is there, but no navigation_action about it"
+                self.on_failure("UNAVAILABLE", silent, now, wall)
+        elif self.phase is Phase.ACT:
+            if wall - self._pose_seen > c.odometry_timeout:
+                silent = f"odometry silent for {c.odometry_timeout:g} s: {ASK_DRIVER}"
+                self.end("NO_ODOMETRY", silent)
+                return
+            self.velocity = self._executor.tick(now)
+            self._after_step(now, wall)
+
+    def end(self, code: str, message: str = "") -> None:
+        """Stop the robot and end; the first ending counts."""
+        if self.ending is None:
+            self._executor.cancel()
+            self.velocity = ZERO
+            self.ending = Ending(code, message)
+            self.phase = Phase.ENDED
+
+    def _may_look_ahead(self) -> bool:
+        """The step under way is nearly done, and may be followed by another without a pause."""
+        return (
+            self.phase is Phase.ACT
+            and self._verified
+            and self.steps < self.config.max_steps
+            and self._executor.time_left < self.config.overlap
+        )
+
+    def _pose_at(self, stamp: float) -> Pose2D | None:
+        """Where the robot was at ``stamp``; of what is remembered, the pose nearest in time."""
+        return min(self._poses, key=lambda p: abs(p[0] - stamp))[1] if self._poses else None
+
+    def _listen_to_the_guard(self, now: float, wall: float) -> None:
+        if not self._guarded or wall - self._permitted_at <= self.config.guard_timeout:
+            return
+        if self._permitted_at > -math.inf:
+            self._permission = NO_GUARD
+            self._refuse(now, wall)
+        elif wall - self._began > self.config.guard_timeout:
+            self.end("MOTION_REFUSED", NO_GUARD.text)
+
+    def _refuse(self, now: float, wall: float) -> None:
+        if self._refused_since is None:
+            self._refused_since = wall
+        if self.phase is Phase.ACT:
+            self._interrupt(now, wall, counts=False)
+
+    def _interrupt(self, now: float, wall: float, *, counts: bool) -> None:
+        """Somebody else ends the step; ``counts``: as one that ran against something."""
+        self._executor.cancel()
+        if counts or self._executor.travelled > _MOVED_M:
+            self._done(now, wall, self._executor.travelled > _MOVED_M)
+        else:
+            self._abandon(wall)
+            self._enter(Phase.OBSERVE, wall)
+            self._not_before = now
+
+    def _after_step(self, now: float, wall: float) -> None:
+        outcome = self._executor.outcome
+        if outcome is Outcome.RUNNING or self.action is None:
+            return
+        if outcome is Outcome.STALE:
+            self.end("NO_ODOMETRY", f"odometry or the clock stopped during a step: {ASK_DRIVER}")
+        elif outcome is Outcome.TIMEOUT:
+            self.end("TIMEOUT", f"{self.action.phrase!r} took longer than its allowance")
+        elif outcome is Outcome.FAILED:
+            self.end("MOTION_REFUSED", self._executor.message)
+        else:
+            done = outcome is Outcome.DONE
+            self._done(now, wall, done or self._executor.travelled > _MOVED_M, in_full=done)
+
+    def _done(self, now: float, wall: float, moved: bool, *, in_full: bool = False) -> None:
+        """The step is over: on to the next frame, or to the answer asked for on the way."""
+        self.history = self.told
+        self._failures = 0
+        self._blocked = 0 if moved else self._blocked + 1
+        if not in_full:  # what was asked on the way was asked by a robot that would get there
+            self._abandon(wall)
+        if self._blocked >= self.config.max_blocked:
+            self.end("BLOCKED", f"{self._blocked} steps in a row without any motion")
+        elif self.steps >= self.config.max_steps:
+            self.end("MAX_STEPS", f"no stop after {self.steps} actions")
+        elif self._ahead:
+            self._enter(Phase.THINK, wall)
+        else:
+            self._not_before = now + self.config.settle
+            self._enter(Phase.OBSERVE, wall)
+
+    def _abandon(self, wall: float) -> None:
+        """The answer to the question asked on the way is not wanted any more."""
+        if self._ahead:
+            self._ahead = False
+            if self._answering:
+                self.on_answer_ended(wall)
+
+    def _look_again(self, now: float, wall: float) -> None:
+        """Another frame; a step under way goes on meanwhile."""
+        self._not_before = now
+        self._ahead = False
+        if self.phase is not Phase.ACT:
+            self._enter(Phase.OBSERVE, wall)
+
+    def _enter(self, phase: Phase, wall: float) -> None:
+        self.phase = phase
+        self._phase_since = wall
+        if phase is not Phase.ACT:
+            self.velocity = ZERO
+
+
+def _shortened(action: ParsedAction, limits: UnverifiedConfig) -> ParsedAction:
+    limit = limits.max_distance
+    if action.kind is Kind.TURN:
+        limit = math.radians(limits.max_angle)
+    return replace(action, value=math.copysign(min(abs(action.value), limit), action.value))
+
+
+def _refusal(action: ParsedAction) -> str:
+    return f"{action.reason or REASONS[action.code]}: {action.text[:200]!r}"

@@ -1,0 +1,179 @@
+"""Who carries a step out: our own executor, or somebody who is given whole steps.
+
+The mission drives a :class:`Steps`. :class:`StepExecutor` is one: it returns velocities.
+:class:`DelegatedSteps` is the other, for outputs that take "75 cm ahead" as it is (nav2's
+behaviours, the Go2's obstacle avoidance). It measures as well, so that the mission knows what was
+done; it commands nothing itself, and takes the step back when odometry stops or time runs out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from collab_llm_nodes.robot.executor import ZERO, ExecutorConfig, Outcome, Pose2D, Velocity
+from collab_llm_nodes.robot.grammar import Kind, ParsedAction
+
+_MOVES = 0.02
+"""Less is no progress (m, or rad)."""
+_NEAR = 0.05
+"""Who stops so near the goal has arrived, by its own lights (m, or rad)."""
+
+
+class Steps(Protocol):
+    """What the mission needs of whoever carries steps out; see :class:`StepExecutor`."""
+
+    outcome: Outcome
+    message: str
+    travelled: float
+    limit: float
+
+    @property
+    def time_left(self) -> float: ...
+
+    def start(
+        self,
+        action: ParsedAction,
+        pose: Pose2D,
+        now: float,
+        speed_share: float = 1.0,
+        seen_from: Pose2D | None = None,
+    ) -> Velocity: ...
+
+    def on_odometry(self, pose: Pose2D, now: float) -> Velocity: ...
+
+    def tick(self, now: float) -> Velocity: ...
+
+    def cancel(self) -> Velocity: ...
+
+
+class StepOutput(Protocol):
+    """Carries out whole steps by means of its own. No call blocks.
+
+    Attributes:
+        outcome: RUNNING from ``start`` until it is over, then how it ended: DONE, BLOCKED
+            (something is in the way), TIMEOUT, or FAILED for whatever else.
+        message: why, for people; empty when DONE.
+        tells_the_end: it knows when a step is done; else odometry decides.
+    """
+
+    @property
+    def outcome(self) -> Outcome: ...
+
+    @property
+    def message(self) -> str: ...
+
+    @property
+    def tells_the_end(self) -> bool: ...
+
+    def start(self, action: ParsedAction, speed: float, allowance: float) -> None:
+        """Begin a FORWARD or TURN step at ``speed`` [m/s or rad/s]; ``allowance``: time for it [s].
+
+        Takes the place of a step under way.
+        """
+
+    def cancel(self) -> None:
+        """Stop the robot now; also when nothing is under way, and when a start was not answered."""
+
+
+class DelegatedSteps:
+    """See the module docstring. The attributes are those of :class:`StepExecutor`."""
+
+    def __init__(self, config: ExecutorConfig, output: StepOutput) -> None:
+        self.config = config
+        self.outcome = Outcome.IDLE
+        self.message = ""
+        self.travelled = 0.0
+        self.limit = math.inf
+        self._output = output
+        self._action: ParsedAction | None = None
+        self._start = self._last = Pose2D()
+        self._deadline = self._seen = 0.0
+        self._progress, self._progress_at = 0.0, 0.0  # farthest, and since when
+
+    @property
+    def time_left(self) -> float:
+        """Unknown: the other side plans its own motion, and no step begins before one is over."""
+        return math.inf
+
+    def start(
+        self,
+        action: ParsedAction,
+        pose: Pose2D,
+        now: float,
+        speed_share: float = 1.0,
+        seen_from: Pose2D | None = None,
+    ) -> Velocity:
+        """Hand ``action`` over; ``seen_from`` is for those who steer themselves."""
+        c = self.config
+        self._action = action
+        self._start = self._last = pose
+        self._seen = self._progress_at = now
+        self.travelled, self._progress, self.message = 0.0, 0.0, ""
+        if action.kind not in (Kind.FORWARD, Kind.TURN):
+            self.outcome = Outcome.DONE
+            return ZERO
+        turning = action.kind is Kind.TURN
+        top, acceleration = c.linear_speed, c.linear_acceleration
+        if turning:
+            top, acceleration = c.angular_speed, c.angular_acceleration
+        speed = speed_share * top
+        if not turning:
+            speed = max(c.least_linear_speed, min(speed, self.limit))
+        ideal = abs(action.value) / speed + speed / acceleration
+        allowance = c.allowance_base + c.allowance_factor * ideal
+        self._deadline = now + allowance
+        self.outcome = Outcome.RUNNING
+        self._output.start(action, speed, allowance)
+        return ZERO
+
+    def on_odometry(self, pose: Pose2D, now: float) -> Velocity:
+        """Measure."""
+        self.tick(now)
+        if self.outcome is Outcome.RUNNING and self._action is not None:
+            self._seen = now
+            if self._action.kind is Kind.TURN:
+                turned = math.remainder(pose.yaw - self._last.yaw, math.tau)
+                self.travelled += math.copysign(1.0, self._action.value) * turned
+            else:
+                dx, dy = pose.x - self._start.x, pose.y - self._start.y
+                yaw = self._start.yaw
+                self.travelled = dx * math.cos(yaw) + dy * math.sin(yaw)
+            self._last = pose
+            if not self._output.tells_the_end:
+                self._judge(now)
+        return ZERO
+
+    def tick(self, now: float) -> Velocity:
+        """Look whether it is over; take the step back when odometry is silent or time is up."""
+        if self.outcome is not Outcome.RUNNING:
+            return ZERO
+        if not 0.0 <= now - self._seen <= self.config.watchdog:
+            self._take_back(Outcome.STALE)
+        elif self._output.outcome is not Outcome.RUNNING:
+            self.outcome, self.message = self._output.outcome, self._output.message
+        elif now > self._deadline:
+            self._take_back(Outcome.TIMEOUT)
+        return ZERO
+
+    def cancel(self) -> Velocity:
+        """Stop now."""
+        if self.outcome is Outcome.RUNNING:
+            self._take_back(Outcome.CANCELLED)
+        return ZERO
+
+    def _judge(self, now: float) -> None:
+        """Done at the goal, or where it stays near it; blocked where it stays elsewhere."""
+        assert self._action is not None, "a step is under way"
+        c, turning = self.config, self._action.kind is Kind.TURN
+        remaining = abs(self._action.value) - self.travelled
+        if remaining <= (c.angle_tolerance if turning else c.distance_tolerance):
+            self._take_back(Outcome.DONE)
+        elif self.travelled > self._progress + _MOVES:
+            self._progress, self._progress_at = self.travelled, now
+        elif now - self._progress_at > c.allowance_base:
+            self._take_back(Outcome.DONE if remaining <= _NEAR else Outcome.BLOCKED)
+
+    def _take_back(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self._output.cancel()

@@ -1,0 +1,95 @@
+"""Takes the place of camera and navigator: shows a picture and asks ``generate`` about it."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from builtin_interfaces.msg import Time as TimeMsg
+from rclpy.action import ActionClient
+from rclpy.qos import QoSProfile
+from sensor_msgs.msg import CompressedImage
+
+from collab_llm.action import Generate
+from collab_llm.msg import Observation
+from collab_llm_nodes.protocols.edge_cloud.messages import Failure, error_of
+from collab_llm_nodes.ros.client import GraphClient
+from collab_llm_nodes.ros.convert import code_of
+from collab_llm_nodes.ros.node import REQUESTS, RESULT
+
+
+class AskingClient(GraphClient):
+    """One question at a time; messages about other pictures do not count (``about_it``)."""
+
+    def __init__(self, name: str, pictures: QoSProfile) -> None:
+        super().__init__(name)
+        self._stamp = TimeMsg()  # of the picture asked about
+        self._observation: Observation | None = None
+        self._pictures = self.node.create_publisher(CompressedImage, "image/compressed", pictures)
+        self.node.create_subscription(Observation, "observation", self._on_observation, RESULT)
+        self._generate = ActionClient(
+            self.node, Generate, "generate", goal_service_qos_profile=REQUESTS
+        )
+
+    def forget(self) -> None:
+        """What was heard about the last picture; ``changed`` is held."""
+
+    def observed(self, msg: Observation) -> None:
+        """The camera node has shown the picture to all; ``changed`` is held."""
+
+    def about_it(self, msg: Any) -> bool:
+        """``msg`` is about the picture shown last."""
+        return bool(msg.header.stamp == self._stamp)
+
+    def connected(self) -> bool:
+        """The question would be heard, and its action told."""
+        return (
+            self._generate.server_is_ready()
+            and self._pictures.get_subscription_count() > 0
+            and self.node.count_publishers("observation") > 0
+            and self.node.count_publishers("navigation_action") > 0
+            and self.node.count_subscribers("draft") >= 3
+            and self.node.count_publishers("draft") >= 2
+        )
+
+    def show(self, jpeg: bytes, deadline_s: float) -> Observation:
+        """Publish a picture stamped now; the observation that comes of it.
+
+        Raises:
+            DeadlineExceeded: it does not come.
+        """
+        picture = CompressedImage(format="jpeg", data=array("B", jpeg))
+        picture.header.stamp = self._start_anew()
+        self._pictures.publish(picture)
+        self.wait(lambda: self._observation is not None, deadline_s, "the observation")
+        observation = self._observation
+        assert observation is not None
+        return observation
+
+    def answer(self, goal: Generate.Goal, spare_s: float) -> Generate.Result:
+        """The result of ``goal``, ``spare_s`` after its own deadline at the latest.
+
+        Raises:
+            DeadlineExceeded: it is not there.
+            CollabError: the answer failed.
+        """
+        deadline_s = goal.deadline_s + spare_s
+        result: Generate.Result = self.carry_out(self._generate, goal, deadline_s, "the answer")
+        if result.status != result.OK:
+            raise error_of(Failure(code_of(result.status), result.error_msg))
+        return result
+
+    def _start_anew(self) -> TimeMsg:
+        """The stamp of the next picture; nothing has been heard about it yet."""
+        with self.changed:
+            self._observation = None
+            self.forget()
+            self._stamp = self.node.get_clock().now().to_msg()
+            return self._stamp
+
+    def _on_observation(self, msg: Observation) -> None:
+        with self.changed:
+            if self.about_it(msg):
+                self._observation = msg
+                self.observed(msg)
+                self.changed.notify_all()

@@ -1,0 +1,402 @@
+"""Pictures that come by no topic: what OpenCV opens, and the Go2's own videohub.
+
+Every source keeps the newest frame only, is opened again with growing pauses when it breaks, and
+says in words what is wrong with it. What cannot work at all on this machine, such as GStreamer with
+an OpenCV built without it, is a ``ConfigError`` when the node is activated.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from builtin_interfaces.msg import Time as TimeMsg
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
+from collab_llm_nodes.robot.go2.sport import Answer, Api, Requests
+from collab_llm_nodes.ros.health import TopicLimits
+from collab_llm_nodes.ros.images import Jpeg, encode_jpeg, read_compressed
+from collab_llm_nodes.ros.node import STEADY, ManagedNode, wall
+from collab_llm_nodes.ros.unitree import Services
+
+TOPICS = {"image": "image", "compressed": "image/compressed"}
+"""Sources that are topics."""
+
+MULTICAST = "230.1.1.1:1720"
+"""Where the Go2 sends its front camera."""
+
+_NEEDS_URL = {
+    "v4l2": "a device: /dev/video0, or 0",
+    "rtsp": "rtsp://host/path, or another URL that FFmpeg opens",
+    "file": "a video file",
+    "gstreamer": "a pipeline that ends in appsink",
+}
+
+
+@dataclass(frozen=True)
+class CameraConfig:
+    """Parameters of ``camera_ingest``."""
+
+    source: str = setting(
+        "image",
+        "Where frames come from. Topics: image (raw), compressed (image/compressed). The Go2's"
+        " camera: multicast (H.264, needs GStreamer) or videohub (JPEG by request, needs"
+        " unitree_api). Others: v4l2, rtsp, file, gstreamer.",
+        choices=(*TOPICS, "multicast", "videohub", *_NEEDS_URL),
+        read_only=True,
+    )
+    url: str = setting(
+        "",
+        "v4l2: device; rtsp: URL; file: path; gstreamer: pipeline that ends in appsink; multicast:"
+        " address:port. A parameter can be read by everybody in the graph; a password in it is"
+        " masked elsewhere.",
+        read_only=True,
+    )
+    interface: str = setting(
+        "", "multicast: network interface towards the robot, such as eth0.", read_only=True
+    )
+    loop: bool = setting(False, "file: begin again at its end.", read_only=True)
+    max_rate: float = setting(
+        10.0, "Observations per second at most; 0 = all frames [1/s].", low=0.0, high=1000.0
+    )
+    quality: int = setting(92, "JPEG quality where frames are encoded here.", low=1, high=100)
+    max_width: int = setting(
+        0, "Wider frames are scaled down to this; 0 = never [px].", low=0, high=8192
+    )
+    silent_after: float = setting(
+        1.0, "No frame for this long is reported, machine's time [s].", low=0.05, high=600.0
+    )
+    start_grace: float = setting(
+        10.0,
+        "Wait for the first frame for this long before its absence is an error [s].",
+        low=0.0,
+        high=600.0,
+    )
+    retry_first: float = setting(0.5, "First pause before opening again [s].", low=0.01, high=60.0)
+    retry_most: float = setting(10.0, "Longest such pause [s].", low=0.01, high=600.0)
+    open_timeout: float = setting(
+        5.0, "rtsp: opening or reading may take this [s].", low=0.1, high=120.0
+    )
+    frame_id: str = setting("camera_optical", "Frame of sources that are no topics.")
+    health: TopicLimits = TopicLimits(min_rate=1.0, max_age=0.5)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.source in _NEEDS_URL and not self.url:
+            raise ConfigError("empty", field="url", remedy=_NEEDS_URL[self.source])
+        if self.source == "multicast" and not self.interface:
+            raise ConfigError(
+                "empty", field="interface", remedy="such as eth0; `ip link` names all"
+            )
+        if self.source == "gstreamer" and "appsink" not in self.url:
+            raise ConfigError("has no appsink", field="url", remedy="end the pipeline in ! appsink")
+
+    @property
+    def place(self) -> str:
+        """The source, as everybody may see it."""
+        if self.source == "videohub":
+            return "/api/videohub"
+        if self.source == "multicast":
+            return f"{self.url or MULTICAST} on {self.interface}"
+        return without_password(self.url)
+
+
+@dataclass
+class Frame:
+    """A frame as it came; ``jpeg`` turns it into one when it is to be published.
+
+    Attributes:
+        stamp: capture time, or the best guess at it.
+    """
+
+    stamp: TimeMsg
+    frame_id: str
+    jpeg: Callable[[], Jpeg]
+
+
+_NAMED = r"\b((?:user|proxy)-pw|passphrase|password|passwd|pwd|token)=(?:\"[^\"]*\"|[^\s&]*)"
+"""As GStreamer's elements and cameras' URLs call them."""
+
+
+def without_password(url: str) -> str:
+    """``url`` as everybody may see it: user and password, wherever they stand, become ``***``;
+    also those of URLs that cannot be opened because of a slash in the password."""
+    masked = re.sub(r"(?<=://)(?:[^/\s]*|[^/\s:]*:(?!\d+/)\S*)@", "***@", url)
+    return re.sub(_NAMED, r"\1=***", masked, flags=re.IGNORECASE)
+
+
+# OpenCV.
+
+
+class Grabber:
+    """A thread that keeps the newest frame of an OpenCV source, and the source open.
+
+    Args:
+        on_frame: called in the thread when ``take`` will have something new.
+
+    Attributes:
+        reconnects: times the source was opened again.
+        dropped: frames superseded before anybody took them.
+        error: what is wrong with the source now, for people; "" when frames come.
+
+    Raises:
+        ConfigError: this OpenCV cannot open such sources at all.
+    """
+
+    def __init__(
+        self, config: CameraConfig, clock: Callable[[], TimeMsg], on_frame: Callable[[], None]
+    ) -> None:
+        check_backend(config.source)
+        self.reconnects = self.dropped = 0
+        self.error = ""
+        self._config = config
+        self._clock = clock
+        self._on_frame = on_frame
+        self._newest: tuple[TimeMsg, np.ndarray] | None = None
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="camera", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Have the thread end. A read that hangs (up to ``open_timeout``) is waited for only when
+        the process ends: until then the caller's thread may have a robot to stop."""
+        self._stopped.set()
+        atexit.register(self._thread.join, self._config.open_timeout + 1.0)
+
+    def take(self) -> Frame | None:
+        """The newest frame, once."""
+        with self._lock:
+            newest, self._newest = self._newest, None
+        if newest is None:
+            return None
+        (stamp, rgb), c = newest, self._config
+        return Frame(stamp, c.frame_id, lambda: encode_jpeg(rgb, c.quality, c.max_width))
+
+    def _run(self) -> None:
+        c = self._config
+        pause = c.retry_first
+        while not self._stopped.is_set():
+            frames = 0
+            try:
+                capture = open_source(c)
+                frames = self._read(capture)
+                capture.release()
+                self.error = "it broke off"
+            except CollabError as error:
+                self.error = str(error)
+            except Exception as error:  # noqa: BLE001 the thread must live to open it again
+                self.error = f"{type(error).__name__}: {error}"
+            if frames and c.source == "file":
+                if c.loop:
+                    continue
+                self.error = "the file has ended"
+                return
+            pause = c.retry_first if frames else min(2 * pause, c.retry_most)
+            if self._stopped.wait(pause):
+                return
+            self.reconnects += 1
+
+    def _read(self, capture: Any) -> int:
+        """Read until the source ends or ``stop``; the number of frames. Files play in real time."""
+        rate = capture.get(_cv2().CAP_PROP_FPS) if self._config.source == "file" else 0.0
+        period = 1.0 / (rate or 30.0) if self._config.source == "file" else 0.0
+        frames = 0
+        while not self._stopped.wait(period):
+            good, bgr = capture.read()
+            if not good or self._stopped.is_set():
+                break
+            stamp = self._clock()
+            frames += 1
+            self.error = ""
+            with self._lock:
+                waiting = self._newest is not None
+                self._newest = (stamp, bgr[:, :, ::-1])
+            if waiting:
+                self.dropped += 1  # the callback asked for earlier takes the new one
+            else:
+                self._on_frame()
+        return frames
+
+
+def _cv2() -> Any:
+    import cv2  # only these sources need it
+
+    return cv2
+
+
+def check_backend(source: str) -> None:
+    """Raises ConfigError when this OpenCV cannot open such a source at all."""
+    try:
+        cv2 = _cv2()
+    except ImportError as error:
+        raise ConfigError(
+            "OpenCV is missing", field="source", remedy="pip install opencv-python-headless"
+        ) from error
+    backend = {
+        "v4l2": "V4L2",
+        "rtsp": "FFMPEG",
+        "file": "FFMPEG",
+        "multicast": "GSTREAMER",
+        "gstreamer": "GSTREAMER",
+    }[source]
+    if cv2.videoio_registry.hasBackend(getattr(cv2, f"CAP_{backend}")):
+        return
+    remedy = "use another build of OpenCV"
+    if backend == "GSTREAMER":  # the wheels of PyPI have none
+        remedy = (
+            "apt install python3-opencv gstreamer1.0-plugins-good gstreamer1.0-libav, and remove"
+            " opencv-python-headless: docs/go2.md; or source: videohub"
+        )
+    raise ConfigError(
+        f"OpenCV {cv2.__version__} at {Path(cv2.__file__).parent} is built without {backend}",
+        field="source",
+        remedy=remedy,
+    )
+
+
+def open_source(config: CameraConfig) -> Any:
+    """An open ``cv2.VideoCapture``.
+
+    Raises:
+        Unavailable: it cannot be opened now; the message says why, as far as one can know.
+    """
+    cv2 = _cv2()
+    if config.source == "v4l2":
+        capture = cv2.VideoCapture(_device(config.url), cv2.CAP_V4L2)
+    elif config.source in ("multicast", "gstreamer"):
+        capture = cv2.VideoCapture(_pipeline(config), cv2.CAP_GSTREAMER)
+    else:
+        _check_reach(config)
+        limit = int(config.open_timeout * 1000)
+        limits = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, limit, cv2.CAP_PROP_READ_TIMEOUT_MSEC, limit]
+        capture = cv2.VideoCapture(config.url, cv2.CAP_FFMPEG, limits)
+    if not capture.isOpened():
+        raise Unavailable(f"cannot open {config.place!r}", remedy="is it a video, and nobody's?")
+    return capture
+
+
+def _device(url: str) -> str:
+    path = Path(f"/dev/video{url}" if url.isdigit() else url)
+    if not path.exists():
+        raise Unavailable(
+            f"there is no {path}", field="url", remedy="`ls /dev/video*` after plugging it in"
+        )
+    if not os.access(path, os.R_OK | os.W_OK):
+        raise Unavailable(f"no permission for {path}", field="url", remedy="join the group video")
+    return str(path)
+
+
+def _pipeline(config: CameraConfig) -> str:
+    """The vendor's pipeline for the Go2's multicast stream, or the user's own."""
+    if config.source == "gstreamer":
+        return config.url
+    if config.interface not in (name for _, name in socket.if_nameindex()):
+        raise Unavailable(
+            f"there is no network interface {config.interface}",
+            field="interface",
+            remedy="`ip link` names all",
+        )
+    address, _, port = (config.url or MULTICAST).partition(":")
+    return (
+        f"udpsrc address={address} port={port} multicast-iface={config.interface}"
+        " ! application/x-rtp, media=video, encoding-name=H264"
+        " ! rtph264depay ! h264parse ! avdec_h264 ! videoconvert"
+        " ! video/x-raw, format=BGR ! appsink drop=1 max-buffers=1"
+    )
+
+
+_PORTS = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443, "rtmp": 1935}
+
+
+def _check_reach(config: CameraConfig) -> None:
+    """OpenCV says only that it could not open; these are the usual reasons."""
+    if config.source == "file":
+        if not Path(config.url).is_file():
+            raise Unavailable(f"there is no file {config.url}", field="url")
+        return
+    try:
+        parts = urlsplit(config.url)
+        port = parts.port or _PORTS.get(parts.scheme)
+    except ValueError:  # its words would hold a part of the password
+        raise Unavailable(
+            "cannot be read", field="url", remedy="is its port a number? Write / as %2F, @ as %40"
+        ) from None
+    if parts.hostname is None or port is None:
+        return
+    try:
+        socket.create_connection((parts.hostname, port), config.open_timeout).close()
+    except (OSError, UnicodeError) as error:  # the latter: no host can have such a name
+        why = getattr(error, "strerror", "") or str(error)
+        raise Unavailable(
+            f"{parts.hostname}:{port}: {why}",
+            field="url",
+            remedy="is the camera on, and its server?",
+        ) from error
+
+
+# The Go2's videohub.
+
+_ANSWER_S = 1.0  # as the vendor's client waits
+
+
+class Videohub:
+    """Asks the robot for one JPEG after the other. All of it in the node's thread.
+
+    The robot does not say when it took the picture, so the stamp is the time of the request: it may
+    make a picture look older than it is, never younger.
+
+    Args:
+        on_frame: called with every picture.
+
+    Attributes: as of :class:`Grabber`.
+
+    Raises:
+        ConfigError: the vendor's package is missing.
+    """
+
+    def __init__(self, node: ManagedNode[CameraConfig], on_frame: Callable[[Frame], None]) -> None:
+        self.reconnects = self.dropped = 0
+        self.error = ""
+        self._node = node
+        self._on_frame = on_frame
+        self._requests = Requests(_ANSWER_S)
+        self._services = Services(node, self._requests, ("videohub",), self._on_answer)
+        self._asked: TimeMsg | None = None  # an answer is waited for since
+        self._due, self._pause = 0.0, node.config.retry_first
+        self._timer = node.create_timer(0.005, self._tick, clock=STEADY)
+
+    def stop(self) -> None:
+        self._node.destroy_timer(self._timer)
+        self._services.destroy()
+
+    def _tick(self) -> None:
+        now = wall()
+        for answer in self._requests.overdue(now):
+            self._on_answer(answer, b"")
+        if self._asked is None and now >= self._due:
+            self._asked = self._node.get_clock().now().to_msg()
+            self._due = now + 0.95 / (self._node.config.max_rate or 100.0)
+            self._services.send([self._requests.make(Api.GET_IMAGE, None, now)])
+
+    def _on_answer(self, answer: Answer, binary: bytes) -> None:
+        stamp, self._asked, c = self._asked, None, self._node.config
+        if answer.code or stamp is None:
+            self.error = str(answer)
+            self.reconnects += 1
+            self._due = wall() + self._pause
+            self._pause = min(2 * self._pause, c.retry_most)
+            return
+        self.error, self._pause = "", c.retry_first
+        jpeg = lambda: read_compressed(binary, c.quality, c.max_width)  # noqa: E731
+        self._on_frame(Frame(stamp, c.frame_id, jpeg))

@@ -1,0 +1,130 @@
+"""What demo, benchmarks and replay have in common: a client of a running graph, with deadlines.
+
+Not a node of the robot. The caller's thread waits; callbacks run in the executor's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import rclpy
+from rclpy.action import ActionClient
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.node import Node
+
+from collab_llm_nodes.errors import DeadlineExceeded, Unavailable
+from collab_llm_nodes.ros.goals import SentGoal
+
+Self = TypeVar("Self", bound="GraphClient")
+_CALLED_OFF_S = 10.0
+
+
+class GraphClient:
+    """Use as a context manager; every wait has a deadline.
+
+    Attributes:
+        node: for publishers, subscriptions and clients; made in the constructor of a subclass.
+        changed: held by callbacks while they change what ``wait`` looks at, and notified then.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._context = rclpy.Context()
+        self._context.init()
+        self.node = Node(name, context=self._context)
+        self.changed = threading.Condition()
+        self._executor = SingleThreadedExecutor(context=self._context)
+        self._executor.add_node(self.node)
+        self._thread = threading.Thread(target=self._spin, name=name)
+
+    def __enter__(self: Self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._executor.shutdown()
+        self._thread.join()
+        self.node.destroy_node()
+        self._context.try_shutdown()
+
+    def result(self, call: Callable[[], Any], deadline_s: float, what: str) -> Any:
+        """What the future that ``call`` makes comes to.
+
+        It is made in the executor's thread: rclpy's action client, which has no lock, would not
+        know of a request whose answer comes at once.
+
+        Raises:
+            DeadlineExceeded: ``what`` was waited for in vain.
+        """
+        results: list[Any] = []
+
+        def take(future: Any) -> None:
+            with self.changed:
+                results.append(future.result())
+                self.changed.notify_all()
+
+        self._executor.create_task(lambda: call().add_done_callback(take))
+        self.wait(lambda: results, deadline_s, what)
+        return results[0]
+
+    def carry_out(self, client: ActionClient, goal: Any, deadline_s: float, what: str) -> Any:
+        """The result of ``goal``, which is called off if that is not there in time.
+
+        Raises:
+            DeadlineExceeded: ``what`` was waited for in vain.
+            Unavailable: the server refused the goal, or does not know it any more.
+        """
+        ended: list[Any] = []
+        sent: list[SentGoal] = []
+        given_up = threading.Event()
+
+        def take(result: Any) -> None:
+            with self.changed:
+                ended.append(result)
+                self.changed.notify_all()
+
+        def send() -> None:
+            if not given_up.is_set():
+                sent.append(SentGoal(self.node, client, goal, take))
+
+        def call_off() -> None:
+            given_up.set()  # tasks need not come in the order in which they were made
+            for each in sent:
+                each.call_off()
+
+        self._executor.create_task(send)
+        try:
+            self.wait(lambda: ended, deadline_s, what)
+        except DeadlineExceeded:
+            self._executor.create_task(call_off)
+            with contextlib.suppress(DeadlineExceeded):
+                self.wait(lambda: ended, _CALLED_OFF_S, "the cancellation")
+            raise
+        if ended[0] is None:
+            refused = "refused it" if sent[0].refused else "has started anew"
+            told = f"no {what}: {type(goal).__qualname__}: the server {refused}"
+            raise Unavailable(told, remedy="see the log of the node")
+        return ended[0]
+
+    def wait(self, condition: Callable[[], Any], deadline_s: float, what: str) -> None:
+        """Until ``condition()`` is true.
+
+        Raises:
+            DeadlineExceeded: ``what`` was waited for in vain.
+        """
+        due = time.monotonic() + deadline_s
+        with self.changed:
+            while not condition():
+                left = due - time.monotonic()
+                if left <= 0:
+                    raise DeadlineExceeded(
+                        f"waited {deadline_s:g} s for {what}", remedy="see the graph's log"
+                    )
+                self.changed.wait(min(left, 0.1))  # discovery announces itself to nobody
+
+    def _spin(self) -> None:
+        with contextlib.suppress(ExternalShutdownException):
+            self._executor.spin()

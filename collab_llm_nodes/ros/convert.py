@@ -1,0 +1,173 @@
+"""Between the protocol's dataclasses and the ROS messages that carry them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from std_msgs.msg import Header
+
+from collab_llm.msg import Draft as DraftMsg
+from collab_llm.msg import EarlyExit as EarlyExitMsg
+from collab_llm.msg import GenerationMetrics as MetricsMsg
+from collab_llm.msg import Verdict as VerdictMsg
+from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
+from collab_llm_nodes.metrics import GenerationMetrics
+from collab_llm_nodes.protocols.edge_cloud.messages import (
+    Draft,
+    EarlyExit,
+    Failure,
+    Verdict,
+    error_of,
+)
+
+_CODE_OF = {
+    value: name
+    for name in dir(VerdictMsg)
+    if name.isupper() and isinstance(value := getattr(VerdictMsg, name), int)
+}
+
+
+def status_of(code: str) -> int:
+    """The status constant of an error code; INTERNAL for an unknown one."""
+    return int(getattr(VerdictMsg, code, VerdictMsg.INTERNAL))
+
+
+def code_of(status: int) -> str:
+    """The error code of a status constant."""
+    return _CODE_OF.get(status, CollabError.code)
+
+
+@contextmanager
+def of_a_request() -> Iterator[None]:
+    """What is out of range here is a request's value, not the node's configuration."""
+    try:
+        yield
+    except ConfigError as error:
+        raise InvalidInput(str(error.args[0]), field=error.field, remedy=error.remedy) from error
+
+
+def sampling_from(request: Any) -> SamplingConfig:
+    """The sampling fields that several requests share; zero and empty mean the default.
+
+    Raises:
+        InvalidInput: a value is out of its range.
+    """
+    with of_a_request():
+        return SamplingConfig(
+            temperature=float(request.temperature),
+            top_k=int(request.top_k),
+            top_p=float(request.top_p) or 1.0,
+            seed=int(request.seed),
+            law=str(request.law) or "rejection",
+        )
+
+
+def images_from(request: Any) -> tuple[bytes, ...]:
+    """The JPEG bytes of a request's ``images``. Raises InvalidInput for another format."""
+    images = []
+    for i, image in enumerate(request.images):
+        if "jp" not in image.format.lower():
+            raise InvalidInput(
+                f"format {image.format!r}", field=f"images[{i}]", remedy="send JPEG (format 'jpeg')"
+            )
+        images.append(bytes(image.data))
+    return tuple(images)
+
+
+def draft_to_msg(draft: Draft, header: Header, session_id: str) -> DraftMsg:
+    """For the topic ``draft``."""
+    probs = draft.probs or ()
+    return DraftMsg(
+        header=header,
+        session_id=session_id,
+        round=draft.round,
+        start=draft.start,
+        tokens=array("i", draft.tokens),
+        support_sizes=array("H", [len(q.ids) for q in probs]),
+        support_ids=_concatenate("i", [q.ids for q in probs], np.int32),
+        support_probs=_concatenate("f", [q.probs for q in probs], np.float32),
+        cached=draft.cached,
+        ahead=draft.after is not None,
+        after=array("i", draft.after or ()),
+        solo=draft.solo,
+    )
+
+
+def draft_from_msg(msg: DraftMsg, sampling: SamplingConfig) -> Draft:
+    """Back again; ``sampling`` tells whether an empty support means "no distributions"."""
+    probs: tuple[SparseDistribution, ...] | None = None
+    if sampling.sends_probabilities:
+        ends = np.cumsum(msg.support_sizes, dtype=np.int64)
+        if len(ends) and not ends[-1] == len(msg.support_ids) == len(msg.support_probs):
+            raise InvalidInput("support_sizes do not add up", field="support_sizes")
+        ids = np.split(np.asarray(msg.support_ids, np.int32), ends[:-1]) if len(ends) else []
+        values = np.split(np.asarray(msg.support_probs, np.float32), ends[:-1]) if len(ends) else []
+        probs = tuple(SparseDistribution(i, p) for i, p in zip(ids, values, strict=True))
+    after = tuple(msg.after) if msg.ahead else None
+    return Draft(msg.round, msg.start, tuple(msg.tokens), probs, msg.cached, after, msg.solo)
+
+
+def exit_to_msg(exit_: EarlyExit, header: Header, session_id: str) -> EarlyExitMsg:
+    """For the topic ``early_exit``."""
+    return EarlyExitMsg(
+        header=header,
+        session_id=session_id,
+        round=exit_.round,
+        layer=exit_.layer,
+        tokens=array("i", exit_.tokens),
+        accepted=exit_.accepted,
+        finished=exit_.finished,
+        confidence=exit_.confidence,
+    )
+
+
+def exit_from_msg(msg: EarlyExitMsg) -> EarlyExit:
+    """Back again."""
+    return EarlyExit(
+        msg.round, msg.layer, tuple(msg.tokens), msg.accepted, msg.finished, msg.confidence
+    )
+
+
+def verdict_to_msg(verdict: Verdict | Failure, header: Header, session_id: str) -> VerdictMsg:
+    """For the topic ``verdict``; a failure ends the session there too."""
+    msg = VerdictMsg(header=header, session_id=session_id)
+    if isinstance(verdict, Failure):
+        msg.status = status_of(verdict.code)
+        msg.error_msg = str(error_of(verdict))
+        return msg
+    msg.round = verdict.round
+    msg.tokens = array("i", verdict.tokens)
+    msg.accepted = verdict.accepted
+    msg.finished = verdict.finished
+    msg.compute_s, msg.queue_s = verdict.compute_s, verdict.queue_s
+    return msg
+
+
+def verdict_from_msg(msg: VerdictMsg) -> Verdict | Failure:
+    """Back again."""
+    if msg.status != VerdictMsg.OK:
+        return Failure(code_of(msg.status), msg.error_msg)
+    return Verdict(
+        msg.round, tuple(msg.tokens), msg.accepted, msg.finished, msg.compute_s, msg.queue_s
+    )
+
+
+def metrics_to_msg(metrics: GenerationMetrics) -> MetricsMsg:
+    """Counters and the ratios derived from them."""
+    msg = MetricsMsg()
+    for name in MetricsMsg.get_fields_and_field_types():
+        value = getattr(metrics, name)
+        setattr(msg, name, type(getattr(msg, name))(value))
+    return msg
+
+
+def _concatenate(code: str, parts: list[np.ndarray], dtype: type) -> array:  # type: ignore[type-arg]
+    out = array(code)
+    if parts:
+        out.frombytes(np.concatenate(parts).astype(dtype).tobytes())
+    return out

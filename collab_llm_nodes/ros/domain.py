@@ -1,0 +1,84 @@
+"""ROS domains for graphs that must neither hear nor disturb others on the same machine."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from collab_llm_nodes.assets import config_file
+from collab_llm_nodes.errors import Unavailable
+
+DOMAINS = range(1, 102)
+"""Never 0, a robot's default. DDS maps a domain to UDP ports; those of these lie below Linux's
+ephemeral ones."""
+
+_held = contextlib.ExitStack()  # until the process ends
+
+
+def isolate_ros(*, shared_memory: bool = True) -> None:
+    """Whatever the caller's shell is set up for: a simulated velocity must not reach a robot.
+
+    Args:
+        shared_memory: False: messages go through UDP alone, where processes are to be killed
+            (docs/safety.md says why).
+    """
+    for name in ("ROS_DISCOVERY_SERVER", "ROS_STATIC_PEERS"):
+        os.environ.pop(name, None)
+    stay_on_this_machine()
+    if not shared_memory:
+        from collab_llm_nodes.ros.node import on_fast_dds
+
+        if on_fast_dds():  # for which LOCALHOST always means shared memory; the profile does not
+            os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "SYSTEM_DEFAULT"
+            for name in ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE"):
+                os.environ[name] = str(config_file("fastdds_loopback.xml"))
+    os.environ["ROS_DOMAIN_ID"] = str(_held.enter_context(own_domain(os.getpid())))
+
+
+def stay_on_this_machine() -> None:
+    """Have participants made from now on, here and in child processes, not look beyond it."""
+    os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+    if os.environ.get("ROS_DISTRO") == "humble":
+        os.environ["ROS_LOCALHOST_ONLY"] = "1"  # it does not know the other one
+    else:
+        os.environ.pop("ROS_LOCALHOST_ONLY", None)  # which would overrule it
+
+
+@contextlib.contextmanager
+def own_domain(first: int) -> Iterator[int]:
+    """A domain that nobody else on this machine who asks here has as long as this lasts.
+
+    Args:
+        first: where to begin; callers that follow each other should not begin alike, since a
+            domain takes a moment to forget its participants.
+
+    Raises:
+        Unavailable: all are taken.
+    """
+    for n in range(len(DOMAINS)):
+        domain = DOMAINS[(first + n) % len(DOMAINS)]
+        lock = _lock(Path(tempfile.gettempdir()) / f"collab_llm_domain_{domain}")
+        if lock is not None:
+            with lock:
+                yield domain
+            return
+    raise Unavailable(f"all {len(DOMAINS)} ROS domains are in use", remedy="stop other graphs")
+
+
+def _lock(file: Path) -> TextIO | None:
+    """The open file, locked; None if somebody else has it."""
+    try:
+        lock = file.open("w", encoding="utf-8")
+    except OSError:  # another user's
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        return None
+    return lock

@@ -1,0 +1,242 @@
+"""What the topics and services of every node can do beyond rclpy's, without a line in the node.
+
+- Quality of service can be overridden by parameter (``qos_overrides./topic.subscription.depth``).
+- Incompatible QoS at the other end is said once, and reported as long as it lasts.
+- Messages are counted: rates and ages for the diagnostics.
+- Calls of services can be published (service introspection).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import rclpy
+from rclpy.node import Node
+from rclpy.publisher import Publisher
+from rclpy.qos import (
+    QoSCompatibility,
+    QoSPolicyKind,
+    QoSProfile,
+    ReliabilityPolicy,
+    qos_check_compatible,
+    qos_policy_name_from_kind,
+)
+from rclpy.qos_overriding_options import QoSOverridingOptions
+from rclpy.service import Service
+from rclpy.subscription import Subscription
+
+from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.ros.health import Level, Status, TopicLimits, Traffic
+
+try:
+    from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks
+except ImportError:  # ROS 2 Humble
+    from rclpy.qos_event import PublisherEventCallbacks, SubscriptionEventCallbacks
+
+_EVENTS = QoSProfile(depth=50, reliability=ReliabilityPolicy.RELIABLE)
+"""Calls of services, for those who record them."""
+
+
+@dataclass(frozen=True)
+class _Mismatch:
+    """Incompatible QoS at the other end of a topic; ``offered``: we publish, the other listens."""
+
+    message: str
+    qos: QoSProfile
+    offered: bool
+
+
+class Endpoints:
+    """The topics and services of one node.
+
+    Args:
+        node: whose they are.
+        commands: profile of velocities. No parameter may make a queue of them: it would be motion
+            that nobody wants any more.
+    """
+
+    def __init__(self, node: Node, commands: QoSProfile) -> None:
+        self._node = node
+        self._commands = commands
+        self._received: dict[Subscription, Traffic] = {}
+        self._published: dict[Publisher, Traffic] = {}
+        self._mismatches: dict[str, _Mismatch] = {}
+        self._services: weakref.WeakSet[Service] = weakref.WeakSet()
+        self._profiles: dict[tuple[str, bool], list[tuple[Any, ...]]] = {}
+
+    # Making topics and services: ``make`` is rclpy's method.
+
+    def publisher(
+        self,
+        make: Callable[..., Publisher],
+        kind: type,
+        topic: str,
+        profile: QoSProfile | int,
+        options: dict[str, Any],
+    ) -> Publisher:
+        """A publisher that counts. Raises ConfigError for an override that cannot be."""
+        with self._overridden(topic, profile, True, options) as qos:
+            publisher = make(kind, topic, qos, **options)
+        traffic = self._published[publisher] = Traffic(topic, time.monotonic())
+        publish = publisher.publish
+
+        def counted(message: Any) -> None:
+            traffic.on_message(time.monotonic(), self._age(message))
+            publish(message)
+
+        publisher.publish = counted  # type: ignore[method-assign, assignment]
+        return publisher
+
+    def subscription(
+        self,
+        make: Callable[..., Subscription],
+        kind: type,
+        topic: str,
+        callback: Callable[..., Any],
+        profile: QoSProfile | int,
+        options: dict[str, Any],
+    ) -> Subscription:
+        """A subscription that counts. Raises ConfigError for an override that cannot be."""
+        traffic = Traffic(topic, time.monotonic())
+
+        @functools.wraps(callback)  # rclpy looks at its signature
+        def counted(message: Any, *information: Any) -> Any:
+            traffic.on_message(time.monotonic(), self._age(message))
+            return callback(message, *information)
+
+        with self._overridden(topic, profile, False, options) as qos:
+            subscription = make(kind, topic, counted, qos, **options)
+        self._received[subscription] = traffic
+        return subscription
+
+    def service(self, service: Service, introspection: str) -> Service:
+        """Introspect ``service``: off, metadata or contents."""
+        self._services.add(service)
+        if introspection != "off":
+            self._introspect(service, introspection)
+        return service
+
+    def introspect(self, introspection: str) -> None:
+        """The same for all, from now on."""
+        for service in self._services:
+            self._introspect(service, introspection)
+
+    def forget(self, topic: Any) -> None:
+        """It is about to be destroyed."""
+        self._received.pop(topic, None)
+        self._published.pop(topic, None)
+
+    # What came of it.
+
+    def restart(self) -> None:
+        """From now on there should be messages."""
+        for traffic in (*self._received.values(), *self._published.values()):
+            traffic.restart(time.monotonic())
+
+    def statuses(self, expected: Mapping[str, TopicLimits], now: float) -> list[Status]:
+        """Each topic of which something is expected; the others together."""
+        statuses, values = [], {}
+        for way, topics in (("received", self._received), ("published", self._published)):
+            for traffic in list(topics.values()):
+                if traffic.topic in expected:
+                    statuses.append(traffic.status(expected[traffic.topic], now))
+                else:
+                    values[f"{way} {traffic.topic}"] = traffic.summary(now)
+        for topic, mismatch in list(self._mismatches.items()):
+            if not self._lasts(topic, mismatch):
+                del self._mismatches[topic]
+        wrong = "; ".join(m.message for m in self._mismatches.values())
+        level = Level.WARN if wrong else Level.OK
+        message = wrong or f"{len(values)} of which nothing is expected"
+        return [*statuses, Status("topics", level, message, values)]
+
+    def _age(self, message: Any) -> float | None:
+        """Seconds since the message's stamp; None when it has none."""
+        stamp = getattr(getattr(message, "header", None), "stamp", None)
+        if stamp is None or not (stamp.sec or stamp.nanosec):
+            return None
+        now = self._node.get_clock().now().nanoseconds
+        return float(now - stamp.sec * 10**9 - stamp.nanosec) * 1e-9
+
+    # Quality of service.
+
+    @contextlib.contextmanager
+    def _overridden(
+        self, topic: str, profile: QoSProfile | int, offered: bool, options: dict[str, Any]
+    ) -> Iterator[QoSProfile]:
+        """Complete rclpy's ``options``; raises ConfigError, which names the parameter."""
+        # A copy: rclpy writes the overrides into the profile that it is given.
+        qos = QoSProfile(depth=profile) if isinstance(profile, int) else copy.copy(profile)
+        note = functools.partial(self._on_incompatible, topic, qos, offered)
+        events = PublisherEventCallbacks if offered else SubscriptionEventCallbacks
+        options.setdefault("event_callbacks", events(incompatible_qos=note))
+        options.setdefault("qos_overriding_options", self._overridable(topic, profile, offered))
+        try:
+            yield qos
+        except (RuntimeError, rclpy.exceptions.InvalidParameterTypeException) as error:
+            raise ConfigError(
+                str(error),
+                field=f"qos_overrides.{self._node.resolve_topic_name(topic)}",
+                remedy="reliability: reliable or best_effort; history: keep_last or keep_all;"
+                " depth: a number",
+            ) from None
+
+    def _overridable(
+        self, topic: str, profile: QoSProfile | int, offered: bool
+    ) -> QoSOverridingOptions:
+        """What parameters may change."""
+        if profile is self._commands:
+            policies = [QoSPolicyKind.RELIABILITY]
+        else:
+            policies = [QoSPolicyKind.HISTORY, QoSPolicyKind.DEPTH, QoSPolicyKind.RELIABILITY]
+        # A topic that is heard twice in different ways needs two sets of parameters.
+        facts = (
+            (profile,)
+            if isinstance(profile, int)
+            else (profile.history, profile.depth, profile.reliability)
+        )
+        known = self._profiles.setdefault((topic, offered), [])
+        if facts not in known:
+            known.append(facts)
+        number = known.index(facts)
+        return QoSOverridingOptions(policies, entity_id=str(number + 1) if number else None)
+
+    def _on_incompatible(self, topic: str, qos: QoSProfile, offered: bool, event: Any) -> None:
+        """Somebody at the other end cannot be connected with ``qos``."""
+        policy = qos_policy_name_from_kind(event.last_policy_kind)
+        other = "a subscriber asks for" if offered else "a publisher offers"
+        message = f"{topic}: {other} incompatible QoS ({policy}), nothing passes between us"
+        known = self._mismatches.get(topic)
+        self._mismatches[topic] = _Mismatch(message, qos, offered)
+        if known is None or known.message != message:  # said once, however often peers come
+            self._node.get_logger().warning(f"{message}; see qos_overrides in docs/diagnostics.md")
+
+    def _lasts(self, topic: str, mismatch: _Mismatch) -> bool:
+        """Whether anybody is still incompatible: DDS tells only of those who come."""
+        resolved, ours = self._node.resolve_topic_name(topic), mismatch.qos
+        if mismatch.offered:
+            peers = self._node.get_subscriptions_info_by_topic(resolved)
+            pairs = [(ours, peer.qos_profile) for peer in peers]
+        else:
+            peers = self._node.get_publishers_info_by_topic(resolved)
+            pairs = [(peer.qos_profile, ours) for peer in peers]
+        return any(qos_check_compatible(*pair)[0] == QoSCompatibility.ERROR for pair in pairs)
+
+    def _introspect(self, service: Service, introspection: str) -> None:
+        try:
+            from rclpy.service_introspection import ServiceIntrospectionState
+        except ImportError:
+            raise ConfigError(
+                "this ROS 2 has no service introspection",
+                field="introspection",
+                remedy="off; or ROS 2 Iron or later",
+            ) from None
+        state = getattr(ServiceIntrospectionState, introspection.upper())
+        service.configure_introspection(self._node.get_clock(), _EVENTS, state)

@@ -1,0 +1,92 @@
+"""Goals that do not get lost with the answer to them.
+
+An action server may know a new client later than that client knows it. Its answer then reaches
+nobody, and the goal is carried out all the same: a robot drives, and who sent it does not know. So
+a goal's id is chosen here; with it the goal can be called off, and its result be asked for, whether
+or not its acceptance is known.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from action_msgs.msg import GoalStatus
+from rclpy.action import ActionClient
+from rclpy.action.client import ClientGoalHandle
+from rclpy.node import Node
+from rclpy.task import Future
+from unique_identifier_msgs.msg import UUID
+
+from collab_llm_nodes.ros.node import STEADY
+
+ANSWER_S = 3.0
+"""A goal that is not answered for so long is asked about: it may be carried out, or never have
+arrived."""
+
+
+class SentGoal:
+    """One goal on its way, or being carried out. Belongs to the thread that spins ``node``.
+
+    Args:
+        on_end: called with the result; None: the server refused the goal (``refused``) or does not
+            know it, such as one that has started anew.
+        on_feedback: called with feedback messages.
+
+    Attributes:
+        refused: the server would not have it; its log says why, as ROS has no words for that.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        client: ActionClient,
+        goal: Any,
+        on_end: Callable[[Any | None], None],
+        on_feedback: Callable[[Any], None] | None = None,
+    ) -> None:
+        goal_id = UUID(uuid=list(uuid.uuid4().bytes))
+        self._handle = ClientGoalHandle(client, goal_id, None)
+        self._on_end = on_end
+        self._answered = self._asked = self._called_off = self.refused = False
+        self._node = node
+        self._timer = node.create_timer(ANSWER_S, self._ask_once, clock=STEADY)
+        client.send_goal_async(goal, on_feedback, goal_id).add_done_callback(self._on_answer)
+
+    def call_off(self) -> None:
+        """Have it cancelled; its result will tell."""
+        self._called_off = True
+        self._handle.cancel_goal_async()
+
+    def ask_again(self) -> None:
+        """Ask a server that has started anew, and that nobody has asked, for the result."""
+        if self._asked:  # else it may not have arrived there yet
+            self._ask()
+
+    def forget(self) -> None:
+        """Expect nothing more; to be called before the client is destroyed."""
+        self._node.destroy_timer(self._timer)
+
+    def _on_answer(self, answer: Future) -> None:
+        self._answered = True
+        self.refused = not answer.result().accepted
+        self._ask_once()
+
+    def _ask_once(self) -> None:
+        if not self._asked:
+            self._asked = True
+            self._node.destroy_timer(self._timer)
+            if self._called_off:  # that may have come before the goal, and found nothing
+                self._handle.cancel_goal_async()
+            self._ask()
+
+    def _ask(self) -> None:
+        self._handle.get_result_async().add_done_callback(self._on_result)
+
+    def _on_result(self, ended: Future) -> None:
+        response = ended.result()
+        known = response.status != GoalStatus.STATUS_UNKNOWN
+        if not known and not self._answered:  # should it arrive yet, nobody wants it any more
+            self._handle.cancel_goal_async()
+        self._on_end(response.result if known else None)

@@ -1,0 +1,199 @@
+"""Others who carry out whole steps: the ``StepOutput`` of ``robot/steps.py``, by ROS.
+
+Their packages are looked for only when they are chosen (parameter ``output`` of the navigator).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from action_msgs.msg import GoalStatus
+from rclpy.action import ActionClient
+from rclpy.action.client import ClientGoalHandle
+from rclpy.duration import Duration
+from rclpy.node import Node
+from rclpy.task import Future
+
+from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.robot.executor import Outcome
+from collab_llm_nodes.robot.go2.sport import Answer
+from collab_llm_nodes.robot.grammar import Kind, ParsedAction
+from collab_llm_nodes.robot.increments import Increments
+from collab_llm_nodes.robot.steps import StepOutput
+from collab_llm_nodes.ros.node import STEADY, wall
+from collab_llm_nodes.ros.unitree import Services
+
+
+class Output(StepOutput, Protocol):
+    """One that a node owns."""
+
+    def close(self) -> None:
+        """Stop, and let go of what was taken."""
+
+
+class Nav2Output:
+    """nav2's behaviours ``drive_on_heading`` and ``spin``: with its costmap, they stop before
+    obstacles. What they return is a typed code, which becomes the step's outcome.
+
+    Raises:
+        ConfigError: there is no package nav2_msgs.
+    """
+
+    def __init__(self, node: Node) -> None:
+        try:
+            from nav2_msgs.action import DriveOnHeading, Spin
+        except ImportError as error:
+            raise ConfigError(
+                f"nav2 needs the package nav2_msgs ({error})",
+                field="output",
+                remedy="apt install ros-$ROS_DISTRO-nav2-msgs, or output: velocity",
+            ) from error
+        self.outcome, self.message = Outcome.IDLE, ""
+        self.tells_the_end = True
+        self._forward, self._turn = DriveOnHeading, Spin
+        self._clients = {
+            Kind.FORWARD: ActionClient(node, DriveOnHeading, "drive_on_heading"),
+            Kind.TURN: ActionClient(node, Spin, "spin"),
+        }
+        self._number = 0  # of the goal sent last; answers to others are of the past
+        self._goal: ClientGoalHandle | None = None
+
+    def start(self, action: ParsedAction, speed: float, allowance: float) -> None:
+        """As ``StepOutput.start``; how fast ``spin`` turns is nav2's to say."""
+        self.cancel()
+        client = self._clients[action.kind]
+        if not client.server_is_ready():
+            self._end(Outcome.FAILED, "nav2's behaviors are not there: is behavior_server active?")
+            return
+        self.outcome, self.message = Outcome.RUNNING, ""
+        time_allowance = Duration(seconds=allowance).to_msg()
+        if action.kind is Kind.FORWARD:
+            goal = self._forward.Goal(speed=speed, time_allowance=time_allowance)
+            goal.target.x = action.value
+        else:
+            goal = self._turn.Goal(target_yaw=action.value, time_allowance=time_allowance)
+        sent = client.send_goal_async(goal)
+        sent.add_done_callback(partial(self._on_response, self._number))
+
+    def cancel(self) -> None:
+        """As ``StepOutput.cancel``; a goal that is accepted only later is cancelled then."""
+        self._number += 1
+        if self._goal is not None:
+            self._goal.cancel_goal_async()
+            self._goal = None
+        if self.outcome is Outcome.RUNNING:
+            self._end(Outcome.CANCELLED)
+
+    def close(self) -> None:
+        """Let go of the clients."""
+        self.cancel()
+        for client in self._clients.values():
+            client.destroy()
+
+    def _on_response(self, number: int, sent: Future) -> None:
+        goal: ClientGoalHandle = sent.result()
+        if number != self._number:
+            if goal.accepted:
+                goal.cancel_goal_async()
+        elif not goal.accepted:
+            self._end(Outcome.FAILED, "nav2 refused the step")
+        else:
+            self._goal = goal
+            goal.get_result_async().add_done_callback(partial(self._on_result, number))
+
+    def _on_result(self, number: int, done: Future) -> None:
+        if number != self._number:
+            return
+        self._goal = None
+        response = done.result()
+        outcome = _outcome(response.status, response.result)
+        words = "" if outcome is Outcome.DONE else _words(response.result)
+        self._end(outcome, words)
+
+    def _end(self, outcome: Outcome, message: str = "") -> None:
+        self.outcome, self.message = outcome, message
+
+
+_ERRORS = {
+    "TIMEOUT": Outcome.TIMEOUT,
+    "COLLISION_AHEAD": Outcome.BLOCKED,
+    "TF_ERROR": Outcome.FAILED,
+    "INVALID_INPUT": Outcome.FAILED,
+    "UNKNOWN": Outcome.FAILED,
+}
+"""nav2's error codes by name; their numbers differ between the two actions."""
+
+
+def _outcome(status: int, result: Any) -> Outcome:
+    if status == GoalStatus.STATUS_SUCCEEDED and not getattr(result, "error_code", 0):
+        return Outcome.DONE
+    return _ERRORS.get(_name(result), Outcome.FAILED)
+
+
+def _name(result: Any) -> str:
+    codes = {getattr(result, name): name for name in _ERRORS if hasattr(result, name)}
+    return codes.get(getattr(result, "error_code", None), "UNKNOWN")  # Humble has no codes
+
+
+def _words(result: Any) -> str:
+    said = getattr(result, "error_msg", "")  # not on Humble
+    return f"nav2: {_name(result)}" + (f", {said}" if said else "")
+
+
+class IncrementsOutput:
+    """The Go2's obstacle avoidance; see ``robot/increments.py``.
+
+    Raises:
+        ConfigError: the robot's package unitree_api is missing.
+    """
+
+    tells_the_end = False
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._machine = Increments()
+        services = ("sport", "obstacles_avoid")
+        self._services = Services(node, self._machine.requests, services, self._on_answer)
+        self._ticker = node.create_timer(0.05, self._tick, clock=STEADY)
+
+    @property
+    def outcome(self) -> Outcome:
+        return self._machine.outcome
+
+    @property
+    def message(self) -> str:
+        return self._machine.message
+
+    def start(self, action: ParsedAction, speed: float, allowance: float) -> None:
+        """As ``StepOutput.start``; how fast it goes is the robot's to say."""
+        self._services.send(self._machine.start(action, wall()))
+
+    def cancel(self) -> None:
+        """As ``StepOutput.cancel``."""
+        self._services.send(self._machine.cancel(wall()))
+
+    def close(self) -> None:
+        """Stop, and let go of the topics."""
+        self.cancel()
+        self._node.destroy_timer(self._ticker)
+        self._services.destroy()
+
+    def _tick(self) -> None:
+        self._services.send(self._machine.tick(wall()))
+
+    def _on_answer(self, answer: Answer, binary: bytes) -> None:
+        self._services.send(self._machine.on_answer(answer, wall()))
+
+
+OUTPUTS: dict[str, Callable[[Node], Output]] = {
+    "nav2": Nav2Output,
+    "increments": IncrementsOutput,
+}
+"""By the value of the parameter ``output``."""
+
+
+def make_output(name: str, node: Node) -> Output | None:
+    """None for "velocity", which the navigator is itself."""
+    return OUTPUTS[name](node) if name in OUTPUTS else None

@@ -1,0 +1,1 @@
+"""One model, many callers: batching, KV caches on loan, pictures decoded apart."""

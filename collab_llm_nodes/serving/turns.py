@@ -1,0 +1,161 @@
+"""Fair turns at something scarce: the reader thread, or the processes that decode pictures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from collab_llm_nodes.transport.admission import Peer
+
+K = TypeVar("K")  # hashable
+T = TypeVar("T")
+
+
+@dataclass
+class _Request:
+    peer: Peer
+    cost: float
+
+
+class FairLine(Generic[K]):
+    """Who is next: a state machine without I/O or clock. Keys are whatever stands in the line.
+
+    The next turn goes to the address that has had the least, and among its connections to the one
+    that has had the least; the cost of the turn that each asks for counts as well. So neither many
+    requests, nor many connections, nor costly requests of one client delay another by more than the
+    turns that have begun. A newcomer starts level with whoever has had the least so far.
+
+    Where there are several places, one address gets all but one of them at a time, and one
+    connection all but two: a free place is left for who comes next. An empty name is nobody's: its
+    only limit is the places.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._waiting: dict[K, _Request] = {}  # in order of arrival
+        self._running: dict[K, _Request] = {}
+        self._addresses: dict[str, float] = {}  # what they have had
+        self._connections: dict[str, float] = {}
+
+    def join(self, key: K, peer: Peer, cost: float) -> None:
+        """Take ``key`` of ``peer`` into the line."""
+        for used, name in self._accounts(peer):
+            used.setdefault(name, min(used.values(), default=0.0))
+        self._waiting[key] = _Request(peer, cost)
+
+    def leave(self, key: K) -> None:
+        """Forget ``key``, which waits no longer or has had its turn."""
+        request = self._waiting.pop(key, None) or self._running.pop(key)
+        others = [r.peer for line in (self._waiting, self._running) for r in line.values()]
+        if all(peer.connection != request.peer.connection for peer in others):
+            del self._connections[request.peer.connection]
+        if all(peer.address != request.peer.address for peer in others):
+            del self._addresses[request.peer.address]
+
+    def next(self) -> K | None:
+        """Return whose turn begins now; None if nobody's may."""
+        first: dict[str, K] = {}  # of each address
+        for key, request in self._waiting.items():
+            address = request.peer.address
+            if self._may_begin(request.peer) and (
+                address not in first
+                or self._connection_tag(key) < self._connection_tag(first[address])
+            ):
+                first[address] = key
+        if not first:
+            return None
+        chosen = min(first.values(), key=self._address_tag)
+        request = self._running[chosen] = self._waiting.pop(chosen)
+        for used, name in self._accounts(request.peer):
+            used[name] += request.cost
+        return chosen
+
+    def _may_begin(self, peer: Peer) -> bool:
+        running = [r.peer for r in self._running.values()]
+        of_address = sum(p.address == peer.address != "" for p in running)
+        of_connection = sum(p.connection == peer.connection != "" for p in running)
+        return (
+            len(running) < self._places
+            and of_address < max(1, self._places - 1)
+            and of_connection < max(1, self._places - 2)
+        )
+
+    def _address_tag(self, key: K) -> float:
+        request = self._waiting[key]
+        return self._addresses[request.peer.address] + request.cost
+
+    def _connection_tag(self, key: K) -> float:
+        request = self._waiting[key]
+        return self._connections[request.peer.connection] + request.cost
+
+    def _accounts(self, peer: Peer) -> tuple[tuple[dict[str, float], str], ...]:
+        return (self._addresses, peer.address), (self._connections, peer.connection)
+
+
+class Turns:
+    """Runs jobs of many clients, so many at a time, in the order of a :class:`FairLine`.
+
+    Belongs to one asyncio loop.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._line: FairLine[asyncio.Future[None]] = FairLine(places)
+        self._jobs: set[asyncio.Future[Any]] = set()
+
+    async def run(
+        self,
+        peer: Peer,
+        cost: float,
+        job: Callable[[], Awaitable[T]],
+        grace_s: float | None = None,
+    ) -> T:
+        """Return what ``job`` returns, or raise what it raises, when it has had its turn.
+
+        A caller that is cancelled leaves the line. If the turn has begun, it lasts until the job
+        has ended: by itself, or cancelled after ``grace_s``.
+        """
+        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.join(called, peer, cost)
+        self._call()
+        try:
+            await called
+        except asyncio.CancelledError:
+            self._over(called)
+            raise
+        running = asyncio.ensure_future(job())
+        self._jobs.add(running)
+        running.add_done_callback(self._jobs.discard)
+        running.add_done_callback(_retrieve)
+        running.add_done_callback(lambda _: self._over(called))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if grace_s is not None:
+                called.get_loop().call_later(grace_s, running.cancel)
+            raise
+        finally:
+            del running  # else its error, which leads to this frame, would keep all that it needed
+
+    async def idle(self, timeout_s: float) -> bool:
+        """Wait until no job runs; False if one still does after ``timeout_s``."""
+        if not self._jobs:
+            return True
+        _, pending = await asyncio.wait(self._jobs, timeout=timeout_s)
+        return not pending
+
+    def _over(self, called: asyncio.Future[None]) -> None:
+        self._line.leave(called)
+        self._call()
+
+    def _call(self) -> None:
+        while (called := self._line.next()) is not None:
+            if not called.done():
+                called.set_result(None)
+
+
+def _retrieve(job: asyncio.Future[Any]) -> None:
+    """Look at the error of ``job``, or asyncio would log it if the caller has gone."""
+    if not job.cancelled():
+        job.exception()

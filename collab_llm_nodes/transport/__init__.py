@@ -1,0 +1,1 @@
+"""What every gRPC server and client here needs: admission, heartbeat, metrics, logs."""

@@ -1,1 +1,0 @@
-"""The cloud side: the gRPC verifier service and its client."""

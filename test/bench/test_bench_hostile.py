@@ -1,0 +1,225 @@
+"""The attacks of ``bench verifier --hostile`` attack, and what they do is noticed.
+
+A verifier with a model of a few lines in this process stands in for the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_models import VOCABULARY, FakeEngine, as_engine, encode
+from PIL import Image
+from typer.testing import CliRunner
+
+from collab_llm_nodes.bench.hostile import report
+from collab_llm_nodes.bench.hostile.attacks import ATTACKS, Attacker
+from collab_llm_nodes.bench.hostile.pictures import flat_png, progressive_jpeg
+from collab_llm_nodes.bench.hostile.report import GOALS, Site, read_log, withstand
+from collab_llm_nodes.bench.hostile.robots import DEADLINE_S, ROBOTS, Door, Robots, percentiles
+from collab_llm_nodes.bench.verifier import Recording
+from collab_llm_nodes.bench.wire import connect
+from collab_llm_nodes.cli import app
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.protocols.edge_cloud import codec
+from collab_llm_nodes.protocols.edge_cloud.info import Limits
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open, Verdict
+from collab_llm_nodes.protocols.edge_cloud.service import ServerHandle, VerifierConfig, start_server
+from collab_llm_nodes.transport.background import within
+
+WAIT_S = 60.0
+TOKEN = "only-robots-with-this"
+OPEN = Open("go to the red box", (), SamplingConfig(), 8, VOCABULARY)
+MANY = 20
+"""Sessions that honest clients never have."""
+
+
+class ThisProcess:
+    """Stands in for the verifier's process."""
+
+    pid = os.getpid()
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        log.write_text("before\n")
+
+    def check(self) -> None:
+        pass
+
+    def stop(self, timeout_s: float) -> float:
+        return timeout_s
+
+
+class StandIn:
+    """A verifier, and what it answers; ``slow``: it computes nothing while it has many sessions."""
+
+    def __init__(self, folder: Path, *, slow: bool = False) -> None:
+        self.slow = slow
+        config = VerifierConfig(
+            address="127.0.0.1:0",
+            metrics_address="127.0.0.1:0",
+            token=TOKEN,
+            limits=Limits(max_streams=1024),
+        )
+        engine = FakeEngine(1, before_layer=self._wait)
+        self.server: ServerHandle = start_server(config, as_engine(engine), encode)
+        address, metrics = (
+            f"127.0.0.1:{port}" for port in (self.server.port, self.server.metrics_port)
+        )
+        self.site = Site(ThisProcess(folder / "log"), address, metrics, token=TOKEN)  # type: ignore[arg-type]
+        self.recording = asyncio.run(within(self._record(), WAIT_S))
+
+    def _wait(self, layer: int) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while self.slow and self.server.sessions >= MANY and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    async def _record(self) -> Recording:
+        connection = await connect(self.site.address, token=TOKEN)
+        call = connection.call(codec.SESSION, WAIT_S)
+        await call.write(codec.encode(OPEN))
+        drafts, verdicts, finished = list[bytes](), list[tuple[int, ...]](), False
+        while not finished:
+            drafts.append(codec.encode(Draft(len(drafts), len(drafts), ())))
+            await call.write(drafts[-1])
+            while not isinstance(verdict := codec.decode_server(await call.read()), Verdict):
+                pass
+            verdicts.append(verdict.tokens)
+            finished = verdict.finished
+        connection.close()
+        return Recording(
+            codec.encode(OPEN), tuple((draft, 0) for draft in drafts), (), tuple(verdicts)
+        )
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Iterator[StandIn]:
+    made = StandIn(tmp_path)
+    yield made
+    made.server.stop()
+
+
+def test_pictures_are_whole_and_as_large_as_they_say() -> None:
+    for data in (progressive_jpeg(640, 480, 20), flat_png(640, 480)):
+        picture = Image.open(io.BytesIO(data))
+        assert picture.convert("RGB").size == (640, 480)
+        assert len(data) < 640 * 480 / 100
+    assert len(progressive_jpeg(640, 480, 21)) > len(progressive_jpeg(640, 480, 20))
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_every_attack_is_described_and_sends(name: str, stand_in: StandIn) -> None:
+    attack, site = ATTACKS[name], stand_in.site
+    assert attack.__doc__
+    assert "\n\n" not in attack.__doc__, "one sentence"
+    recording = stand_in.recording
+    drafts = [draft for draft, _ in recording.drafts]
+    draft = codec.encode(Draft(0, 0, (3,)))  # there is a token to replay
+    attacker = Attacker(
+        site.address, site.metrics_address, None, TOKEN, recording.opened, [draft, *drafts]
+    )
+
+    async def begin() -> None:
+        attacking = asyncio.ensure_future(attack(attacker))
+        deadline = time.monotonic() + WAIT_S
+        while sum(attacker.sent.values()) < 3 and time.monotonic() < deadline:
+            await asyncio.wait({attacking}, timeout=0.05)
+            if attacking.done():
+                with contextlib.suppress(CollabError, OSError):  # cut off
+                    attacking.result()
+                attacking = asyncio.ensure_future(attack(attacker))
+        attacking.cancel()
+        await asyncio.wait({attacking})
+
+    asyncio.run(begin())
+    assert sum(attacker.sent.values()) >= 3, attacker.sent
+
+
+def test_a_long_wait_counts_as_all_that_would_have_begun_meanwhile() -> None:
+    calm = [0.01] * 500
+    assert percentiles(calm, 0.03) == pytest.approx((10.0, 10.0))
+    median, worst = percentiles([*calm, 5.0], 0.03)  # one in 501, but 5 of 20 seconds
+    assert median == pytest.approx(10.0)
+    assert worst > 4000
+    assert percentiles([], 0.03) == (1e3 * DEADLINE_S, 1e3 * DEADLINE_S)
+
+
+def test_wrong_tokens_and_refusals_are_noticed(stand_in: StandIn) -> None:
+    right = stand_in.recording
+    wrong = replace(right, verdicts=((99,), *right.verdicts[1:]))
+
+    def work(recording: Recording, token: str) -> tuple[int, int]:
+        async def ask() -> tuple[int, int]:
+            robots = Robots(Door(stand_in.site.address, token=token), [recording])
+            seen = await robots.work(0.0)
+            robots.close()
+            return seen.wrong, len(seen.failures)
+
+        return asyncio.run(within(ask(), WAIT_S))
+
+    assert work(right, TOKEN) == (0, 0)
+    assert work(wrong, TOKEN) == (ROBOTS, 0)
+    assert work(right, "wrong") == (0, ROBOTS)
+
+
+def test_an_attack_that_makes_others_wait_misses_the_goal(stand_in: StandIn) -> None:
+    stand_in.slow = True
+    job = withstand(stand_in.site, "idle_sessions", [stand_in.recording], 3.0)
+    row = asyncio.run(within(job, 2 * WAIT_S))
+    assert set(GOALS) <= set(row)
+    assert row["sent"]["streams"] >= MANY
+    assert max(row["normal_p99_ratio"], row["opening_p99_ratio"]) > GOALS["normal_p99_ratio"], row
+    assert row["wrong"] == 0
+    assert not row["ok"]
+
+
+def test_lines_that_anyone_wrote_into_the_log_are_counted(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    trace = json.dumps({"exception": "Traceback (most recent call last):\n  ..."})
+    log.write_bytes(b"begun\n" + b'{"message": "x"}\nforged\n[1]\n\xff\n' + trace.encode())
+    assert read_log(log, len("begun\n")) == {"raw_log_lines": 3, "tracebacks": 1}
+
+
+@pytest.mark.parametrize(("stopped_s", "status"), [(5.0, 0), (12.0, 1)])
+def test_the_command_says_whether_all_goals_are_met(
+    stand_in: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stopped_s: float,
+    status: int,
+) -> None:
+    """Goals that a busy machine may miss are put off, but that of SIGTERM."""
+    monkeypatch.setattr(report, "record", lambda prompts: [stand_in.recording])
+    monkeypatch.setattr(report, "scene_prompts", lambda count, seed: [])
+    monkeypatch.setattr(
+        report, "verifier_site", lambda front: contextlib.nullcontext(stand_in.site)
+    )
+    monkeypatch.setattr(report, "SIGTERM_S", stopped_s)
+    monkeypatch.setattr(report, "SIGTERM_AFTER_S", 0.1)
+    for name in GOALS:
+        monkeypatch.setitem(GOALS, name, 1e9)
+    file = tmp_path / "hostile.json"
+    command = f"bench verifier --hostile --attack garbage --seconds 1 --json {file}"
+    done = CliRunner().invoke(app, command.split())
+    assert done.exit_code == status, done.output
+    results = json.loads(file.read_text())
+    assert set(GOALS) < set(results["hostile"]["garbage"])
+    assert results["hostile"]["sigterm_s"] == stopped_s
+    assert results["hostile"]["drain_s"] == 10.0
+    assert results["goals"]["sigterm_s"] == 11.0
+
+
+def test_an_unknown_attack_is_refused_with_those_that_are_known() -> None:
+    command = ["bench", "verifier", "--hostile", "--attack", "none"]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "400"})
+    assert done.exit_code == 2
+    assert "rapid_reset" in done.output

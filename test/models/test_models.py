@@ -1,0 +1,450 @@
+"""Loading, prompts, vocabularies and adapters: what works, and the error for what does not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from tiny_models import VISION, scene, tiny_folder, tiny_model, tiny_prompt
+
+from collab_llm_nodes.config import from_mapping
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError, VocabularyMismatch
+from collab_llm_nodes.models import loading, prompt
+from collab_llm_nodes.models.adapters import ExitAdapters
+from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
+from collab_llm_nodes.models.vocabulary import check_same, vocabulary_hash, vocabulary_size
+
+# ---------------------------------------------------------------- loading
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_loads(architecture: str) -> None:
+    loaded = tiny_model(architecture, exit_layers=(2, 1))
+    assert (loaded.image_processor is not None) == (architecture in VISION)
+    assert loaded.model.dtype == torch.float32
+    assert not loaded.model.training
+    assert loaded.adapters is not None
+    assert loaded.adapters.layers == (1, 2)
+    engine = Engine(loaded)
+    assert engine.num_layers == 4
+    assert loaded.tokenizer.eos_token_id in engine.eos
+
+
+def test_dtype_is_converted(tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder("qwen2_vl"), tmp_path / "half")
+    file = folder / "model.safetensors"
+    save_file({k: v.half() for k, v in load_file(file).items()}, file, {"format": "pt"})
+    for dtype in ("float32", "bfloat16"):
+        loaded = load(ModelConfig(str(folder), dtype=dtype, exit_layers=(1,)))
+        assert {p.dtype for p in loaded.model.parameters()} == {loading.DTYPES[dtype]}
+        assert loaded.adapters is not None
+        assert {p.dtype for p in loaded.adapters.parameters()} == {loading.DTYPES[dtype]}
+        session = Engine(loaded).open(encode(tiny_prompt("qwen2_vl"), loaded))
+        exits: dict[int, torch.Tensor] = {}
+        ids = encode(tiny_prompt("qwen2_vl"), loaded).ids
+        logits = session.feed(ids, exits.__setitem__, last=1)
+        assert torch.isfinite(logits).all()
+        assert exits[1].dtype == loading.DTYPES[dtype]
+
+
+def rewrite(file: Path, change: Callable[[dict[str, object]], object]) -> None:
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def unknown_architecture(folder: Path) -> None:
+    rewrite(folder / "config.json", lambda c: c.update(model_type="mamba"))
+
+
+def no_chat_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+
+
+def broken_legacy_template(folder: Path) -> None:
+    no_chat_template(folder)
+    (folder / "chat_template.json").write_text('{"chat_template": ')
+
+
+def empty_legacy_template(folder: Path) -> None:
+    no_chat_template(folder)
+    (folder / "chat_template.json").write_text("[]")
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def truncated_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+def missing_tensor(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    del tensors[next(name for name in tensors if "layers.1.self_attn.q_proj.weight" in name)]
+    save_file(tensors, file, {"format": "pt"})
+
+
+def no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def no_image_processor(folder: Path) -> None:
+    (folder / "preprocessor_config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (unknown_architecture, "unknown architecture 'mamba'.*qwen2_vl"),
+        (no_chat_template, "no chat template"),
+        (broken_legacy_template, "chat_template.json: JSONDecodeError"),
+        (empty_legacy_template, "chat_template.json: TypeError"),
+        (no_config, "config.json"),
+        (no_weights, "no safetensors"),
+        (truncated_weights, "not a readable safetensors"),
+        (missing_tensor, "lacks .*q_proj"),
+        (no_tokenizer, "tokenizer"),
+        (no_image_processor, "image processor"),
+    ],
+)
+def test_a_spoiled_checkpoint_is_a_typed_error(
+    spoil: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder("qwen2_vl"), tmp_path / "model")
+    spoil(folder)
+    with pytest.raises(ModelError, match=message) as caught:
+        load(ModelConfig(str(folder)))
+    assert caught.value.field == "path"
+    assert caught.value.remedy
+
+
+def test_a_chat_template_beside_the_processor_is_found(tmp_path: Path) -> None:
+    """Qwen2-VL checkpoints of 2024 may hold it in chat_template.json."""
+    folder = shutil.copytree(tiny_folder("qwen2_vl"), tmp_path / "model")
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    loaded, whole = load(ModelConfig(str(folder))), tiny_model("qwen2_vl")
+    assert encode(tiny_prompt("qwen2_vl"), loaded).ids == encode(tiny_prompt("qwen2_vl"), whole).ids
+
+
+@pytest.mark.parametrize("path", ["/nowhere/at/all", "nowhere", "a/b/c", "~/nowhere-at-all"])
+def test_a_wrong_path_is_a_typed_error(path: str) -> None:
+    with pytest.raises(ModelError, match="no such folder|no shipped model"):
+        load(ModelConfig(path))
+
+
+def test_without_a_path_the_settings_that_name_one_are_named() -> None:
+    with pytest.raises(ModelError, match=r"no model is named .*model\.path.*--model"):
+        load(ModelConfig())
+
+
+def test_a_hub_id_that_is_not_here_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="copy the checkpoint here") as caught:
+        load(ModelConfig("nobody/no-such-model", local_files_only=True))
+    assert caught.value.field == "path"
+
+
+def test_too_little_memory_is_seen_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_folder("llama")
+    weights = loading._count_weights(folder)
+    assert weights == sum(p.numel() for p in tiny_model("llama").model.parameters())
+    monkeypatch.setattr(loading, "_available_bytes", lambda device: 3.0 * weights)
+    with pytest.raises(ModelError, match="too little memory on cpu") as caught:
+        load(ModelConfig(str(folder)))
+    assert "int8" in caught.value.remedy
+    load(ModelConfig(str(folder), dtype="bfloat16"))  # half the size fits
+
+
+@pytest.mark.parametrize(("threads", "small", "expected"), [(0, 2**60, 1), (0, 0, 5), (3, 0, 3)])
+def test_a_small_model_gets_one_thread(
+    threads: int, small: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(loading, "SMALL", small)
+    torch.set_num_threads(5)
+    try:
+        load(ModelConfig(str(tiny_folder("llama")), threads=threads))
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_available_memory_is_plausible() -> None:
+    assert 2**26 < loading._available_bytes(torch.device("cpu")) < 2**45
+
+
+def test_an_absent_device_is_a_typed_error() -> None:
+    for device in ("warp", "cuda:99"):
+        with pytest.raises(ModelError) as caught:
+            load(ModelConfig(str(tiny_folder("llama")), device=device))
+        assert caught.value.field == "device"
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantisation_that_is_not_installed_names_the_package(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "_installed", lambda package: False)
+    with pytest.raises(ModelError, match="pip install bitsandbytes") as caught:
+        load(ModelConfig(str(tiny_folder("llama")), quantization=kind))
+    assert caught.value.field == "quantization"
+
+
+@pytest.mark.skipif(not loading._installed("torchao"), reason="torchao is not installed")
+def test_int8_with_torchao_stays_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_installed", lambda package: package == "torchao")
+    quantised = load(ModelConfig(str(tiny_folder("qwen2_vl")), quantization="int8"))
+    original = tiny_model("qwen2_vl")
+    ids = encode(tiny_prompt("qwen2_vl"), original).ids
+    logits = [
+        Engine(m).open(encode(tiny_prompt("qwen2_vl"), m)).feed(ids, last=1)[0]
+        for m in (quantised, original)
+    ]
+    correlation = torch.corrcoef(torch.stack(logits))[0, 1]
+    assert 0.99 < correlation < 1.0
+
+
+def test_configuration_is_checked() -> None:
+    for key, value in (("dtype", "float8"), ("quantization", "int3"), ("pth", "x")):
+        with pytest.raises(ConfigError) as caught:
+            from_mapping(ModelConfig, {"path": "x", key: value})
+        assert caught.value.field == key
+    config = from_mapping(ModelConfig, {"path": "x", "exit_layers": [1, 3], "exits": "beside"})
+    assert config.exit_layers == (1, 3)
+
+
+# ---------------------------------------------------------------- adapters
+
+
+@pytest.mark.parametrize("width", [0, 8])
+def test_adapters_survive_saving(width: int, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder("qwen2_vl"), tmp_path / "model")
+    adapters = ExitAdapters(32, (3, 1, 2), width)
+    hidden = torch.randn(5, 32)
+    assert torch.equal(adapters(2, hidden), hidden)
+    for parameter in adapters.parameters():
+        torch.nn.init.normal_(parameter)
+    adapters.save(folder)
+    loaded = load(ModelConfig(str(folder), exits="beside", exit_layers=(3, 1)))
+    assert loaded.adapters is not None
+    assert loaded.adapters.layers == (1, 3)
+    torch.testing.assert_close(loaded.adapters(3, hidden), adapters(3, hidden))
+    elsewhere = load(ModelConfig(str(tiny_folder("qwen2_vl")), exits=str(folder)))
+    assert elsewhere.adapters is not None
+    assert elsewhere.adapters.layers == (1, 2, 3)
+
+
+def test_adapters_that_do_not_fit_are_typed_errors(tmp_path: Path) -> None:
+    folder, parts = tiny_folder("qwen2_vl"), decoder_parts(tiny_model("qwen2_vl").model)
+    with pytest.raises(ModelError, match="cannot read"):
+        load(ModelConfig(str(folder), exits="beside"))
+    for layers in ((0,), (4,), (1, 9)):
+        with pytest.raises(ModelError, match="1 to 3"):
+            load(ModelConfig(str(folder), exit_layers=layers))
+    ExitAdapters(32, (1, 2)).save(tmp_path)
+    with pytest.raises(ModelError, match=r"no adapter was trained for layers \[3\]"):
+        ExitAdapters.load(tmp_path, parts, (1, 3))
+    ExitAdapters(16, (1, 2)).save(tmp_path)
+    with pytest.raises(ModelError, match="width 16"):
+        ExitAdapters.load(tmp_path, parts)
+    ExitAdapters(32, (7,)).save(tmp_path)
+    with pytest.raises(ModelError, match="1 to 3"):
+        ExitAdapters.load(tmp_path, parts)
+    (tmp_path / "adapters.safetensors").write_bytes(b"x")
+    with pytest.raises(ModelError, match="cannot read"):
+        ExitAdapters.load(tmp_path, parts)
+
+
+# ---------------------------------------------------------------- vocabulary
+
+
+def test_vocabulary_hash_sees_tokens_and_special_ones() -> None:
+    models = [tiny_model("qwen2_vl", padding=37), tiny_model("opt")]
+    hashes = {vocabulary_hash(m.tokenizer) for m in models}
+    assert len(hashes) == 1, "padding rows of the logits do not matter"
+    fresh = load(ModelConfig(str(tiny_folder("opt"))))
+    assert vocabulary_size(fresh.tokenizer) == len(fresh.tokenizer)
+    fresh.tokenizer.add_tokens(["zebra"])
+    hashes.add(vocabulary_hash(fresh.tokenizer))
+    fresh = load(ModelConfig(str(tiny_folder("opt"))))
+    fresh.tokenizer.add_special_tokens({"additional_special_tokens": ["zebra"]})
+    hashes.add(vocabulary_hash(fresh.tokenizer))
+    assert len(hashes) == 3
+
+
+def test_mismatch_names_both_models() -> None:
+    check_same("ab", "ab", draft="small", target="large")
+    with pytest.raises(VocabularyMismatch, match="draft small .* target large") as caught:
+        check_same("ab", "cd", draft="small", target="large")
+    assert caught.value.code == "VOCABULARY_MISMATCH"
+
+
+def test_a_tokenizer_larger_than_the_logits_is_refused(tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder("llama"), tmp_path / "model")
+    tokenizer = tiny_model("llama").tokenizer.__class__.from_pretrained(folder)
+    tokenizer.add_tokens(["zebra"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ModelError, match="logits"):
+        load(ModelConfig(str(folder)))
+
+
+# ---------------------------------------------------------------- prompts
+
+
+def test_prompt_has_the_chat_form_and_a_place_per_image_feature() -> None:
+    loaded = tiny_model("qwen2_vl")
+    encoded = encode(Prompt("turn left", (scene(0), scene(1, 60, 200))), loaded)
+    assert encoded.image_grid_thw is not None
+    assert encoded.pixel_values is not None
+    features = encoded.image_grid_thw.prod(1) // 4
+    assert features[0] != features[1]
+    placeholder = loaded.model.config.image_token_id
+    assert encoded.ids.count(placeholder) == int(features.sum())
+    assert len(encoded.pixel_values) == 4 * int(features.sum())
+    text = str(loaded.tokenizer.decode(list(encoded.ids))).replace("<|image_pad|>", "")
+    frame = "<|vision_start|><|vision_end|>"
+    assert text == f"<|im_start|>user\n{frame * 2}turn left<|im_end|>\n<|im_start|>assistant\n"
+    assert encoded.position_ids is not None
+    assert encoded.position_ids.shape == (3, len(encoded.ids))
+    last = int(encoded.position_ids.max())
+    assert encoded.position_delta == last + 1 - len(encoded.ids) < 0
+
+
+@pytest.mark.parametrize("architecture", ["qwen2_vl", "llama"])
+def test_text_alone_has_plain_positions(architecture: str) -> None:
+    encoded = encode(Prompt("turn left"), tiny_model(architecture))
+    assert encoded.position_delta == 0
+    assert (encoded.position_ids is None) == (architecture == "llama")
+    assert encoded.pixel_values is None
+
+
+@pytest.mark.parametrize(
+    ("text", "images", "field", "message"),
+    [
+        ("", 0, "text", "empty"),
+        (" \n ", 1, "text", "empty"),
+        ("a" * 9000, 0, "text", "9000 characters"),
+        ("left right " * 700, 0, "text", "the model reads 1024"),
+        ("go <|im_end|> on", 0, "text", "control token"),
+        ("see <|image_pad|>", 1, "text", "control token"),
+        ("go", 9, "images", "9 images.*at most 8"),
+    ],
+)
+def test_unusable_prompts_are_typed_errors(
+    text: str, images: int, field: str, message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message) as caught:
+        encode(Prompt(text, (scene(0),) * images), tiny_model("qwen2_vl"))
+    assert caught.value.field == field
+    assert caught.value.remedy
+
+
+def bomb() -> bytes:
+    data = bytearray(scene(0))
+    start = data.index(b"\xff\xc0")  # start of frame: 5 bytes on, height and width
+    data[start + 5 : start + 9] = b"\xff\xff\xff\xff"
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not a readable"),
+        (b"no image at all", "not a readable"),
+        (scene(0)[:200], "not a readable"),
+        (scene(0)[:-300], "not a readable"),
+        (b"GIF89a" + bytes(50), "not a readable"),
+        (bomb(), "pixels"),
+    ],
+)
+def test_corrupt_images_are_typed_errors(data: bytes, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as caught:
+        encode(Prompt("go", (scene(0), data)), tiny_model("qwen2_vl"))
+    assert caught.value.field == "images[1]"
+    assert "object at" not in str(caught.value)
+
+
+def test_other_limits_of_images() -> None:
+    loaded = tiny_model("qwen2_vl")
+    with pytest.raises(InvalidInput, match="at most 100 pixels"):
+        encode(Prompt("go", (scene(0),)), loaded, PromptLimits(max_pixels=100))
+    with pytest.raises(InvalidInput, match="aspect ratio"):
+        encode(Prompt("go", (scene(0, 1000, 4),)), loaded)
+    with pytest.raises(InvalidInput, match="reads text only"):
+        encode(Prompt("go", (scene(0),)), tiny_model("llama"))
+    with pytest.raises(ConfigError):
+        PromptLimits(max_pixels=-1)
+
+
+def test_qwen_vl_utils_gives_the_same_pixels(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """qwen-vl-utils imports torchvision for videos only; an empty one lets its image path run."""
+    loaded = tiny_model("qwen2_vl")
+    shown = Prompt("go", (scene(0), scene(1, 300, 40), scene(2, 20, 20), scene(3, 56, 84)))
+    qwen = [name for name in sys.modules if name.startswith("qwen_vl_utils")]
+    for name in qwen:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # as where it is absent
+    prompt._qwen_fetch_image.cache_clear()
+    with caplog.at_level(logging.DEBUG, logger=prompt.log.name):
+        plain = [encode(shown, loaded) for _ in range(2)]
+    told = [r for r in caplog.records if "Pillow scales" in r.message]
+    assert [r.levelname for r in told] == ["DEBUG"], "said once, and not to alarm: it is so meant"
+
+    for name in ("torchvision", "torchvision.io", "torchvision.transforms"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    vision = sys.modules["torchvision"]
+    vision.__version__ = "0.28.0"  # type: ignore[attr-defined]
+    vision.io = sys.modules["torchvision.io"]  # type: ignore[attr-defined]
+    vision.transforms = sys.modules["torchvision.transforms"]  # type: ignore[attr-defined]
+    vision.transforms.InterpolationMode = object  # type: ignore[attr-defined]
+    prompt._qwen_fetch_image.cache_clear()
+    assert prompt._qwen_fetch_image() is not None
+    other = encode(shown, loaded)
+    prompt._qwen_fetch_image.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("qwen_vl_utils")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert plain[0].ids == other.ids
+    assert plain[0].pixel_values is not None
+    assert other.pixel_values is not None
+    torch.testing.assert_close(plain[0].pixel_values, other.pixel_values, atol=0, rtol=0)
+
+
+def test_pixels_are_the_image() -> None:
+    """The first patch of a plain image is its normalised colour."""
+    buffer = Path(tiny_folder("qwen2_vl")) / "plain.png"
+    Image.new("RGB", (56, 56), (255, 0, 128)).save(buffer)
+    loaded = tiny_model("qwen2_vl")
+    encoded = encode(Prompt("go", (buffer.read_bytes(),)), loaded)
+    assert encoded.pixel_values is not None
+    patch = encoded.pixel_values[0].reshape(3, 2, 14, 14)
+    assert loaded.image_processor is not None
+    mean = np.array(loaded.image_processor.image_mean)
+    std = np.array(loaded.image_processor.image_std)
+    expected = (np.array([1.0, 0.0, 128 / 255]) - mean) / std
+    np.testing.assert_allclose(patch[:, 1, 5, 5], expected, atol=1e-5)

@@ -1,0 +1,504 @@
+"""Pictures and cameras: encodings, every source, what is said when one is missing or breaks."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import sys
+import threading
+import types
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
+
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from fake_sport_server import FakeGo2
+from rclpy.parameter import Parameter
+from sensor_msgs.msg import CompressedImage, Image
+from test_motion_nodes import graph, jpeg, start
+
+from collab_llm.msg import Observation
+from collab_llm_nodes.errors import ConfigError, InvalidInput, Unavailable
+from collab_llm_nodes.nodes.camera_ingest import CameraIngest
+from collab_llm_nodes.ros import cameras
+from collab_llm_nodes.ros.cameras import TOPICS, CameraConfig, open_source, without_password
+from collab_llm_nodes.ros.images import encode_jpeg, read_compressed, to_rgb
+from collab_llm_nodes.ros.node import CAMERA, RESULT
+
+pytestmark = pytest.mark.ros
+__all__ = ["graph"]  # a fixture
+
+needs_unitree = pytest.mark.skipif(
+    importlib.util.find_spec("unitree_api") is None,
+    reason="the test interfaces are not built: run the tests with `make test`",
+)
+
+
+# Pictures.
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pixel"),
+    [
+        ("rgb8", [10, 20, 30]),
+        ("BGR8", [30, 20, 10]),
+        ("rgba8", [10, 20, 30, 99]),
+        ("bgra8", [30, 20, 10, 99]),
+        ("8UC3", [30, 20, 10]),
+    ],
+)
+def test_colours_come_out_as_rgb(encoding: str, pixel: list[int]) -> None:
+    padding = [7, 7]
+    data = bytes((pixel * 3 + padding) * 2)
+    rgb = to_rgb(encoding, 3, 2, 3 * len(pixel) + 2, data)
+    assert rgb.shape == (2, 3, 3)
+    assert (rgb == (10, 20, 30)).all()
+
+
+def test_grey_and_yuv() -> None:
+    assert (to_rgb("mono8", 2, 1, 2, bytes([5, 5])) == 5).all()
+    assert (to_rgb("mono16", 2, 1, 4, bytes([0, 5, 0, 5])) == 5).all()
+    assert (to_rgb("mono16", 2, 1, 4, bytes([5, 0, 5, 0]), big_endian=True) == 5).all()
+    for encoding, quad in (("yuv422_yuy2", [80, 128, 80, 128]), ("uyvy", [128, 80, 128, 80])):
+        assert (to_rgb(encoding, 2, 1, 4, bytes(quad)) == 80).all()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "width", "step", "size"),
+    [("bayer_rggb8", 4, 4, 16), ("rgb8", 4, 12, 20), ("rgb8", 4, 4, 48), ("rgb8", 0, 0, 0)],
+)
+def test_impossible_images_are_refused(encoding: str, width: int, step: int, size: int) -> None:
+    with pytest.raises(InvalidInput):
+        to_rgb(encoding, width, 4, step, bytes(size))
+
+
+def test_jpegs_are_checked_scaled_and_else_left_alone() -> None:
+    data = jpeg(64, 32)
+    assert read_compressed(data, 90).data == data
+    scaled = read_compressed(data, 90, max_width=32)
+    assert (scaled.width, scaled.height) == (32, 16)
+    assert read_compressed(jpeg(format="PNG"), 90).data.startswith(b"\xff\xd8")
+    for broken in (data[:-40], b"", b"\xff\xd8" + bytes(50), jpeg(format="GIF")):
+        with pytest.raises(InvalidInput, match="JPEG or PNG") as caught:
+            read_compressed(broken, 90)
+        assert "object at" not in str(caught.value)
+    rgb = np.zeros((8, 16, 3), np.uint8)
+    assert encode_jpeg(rgb, 90).width == 16
+
+
+# camera_ingest.
+
+
+class Camera:
+    """A camera node with a publisher in front and a listener behind."""
+
+    def __init__(self, graph: Any, **parameters: Any) -> None:
+        self.graph = graph
+        self.node = start(graph, CameraIngest, **parameters)
+        self.user = graph.node("user")
+        self.raw = self.user.create_publisher(Image, "image", CAMERA)
+        self.compressed = self.user.create_publisher(CompressedImage, "image/compressed", CAMERA)
+        self.observations: list[Observation] = graph.collect(
+            self.user, Observation, "observation", RESULT
+        )
+        self.health = graph.collect(self.user, DiagnosticArray, "/diagnostics", RESULT)
+        graph.wait_for(lambda: self.user.count_publishers("observation"))
+        topics = ("image", "image/compressed")
+        if parameters.get("source", "image") in TOPICS:
+            graph.wait_for(lambda: any(self.user.count_subscribers(t) for t in topics))
+
+    def send(self, stamp: float, data: bytes = b"", encoding: str = "") -> None:
+        if encoding:
+            image = Image(height=2, width=2, step=6, encoding=encoding)
+            image.data = array("B", bytes(12))
+            message, publisher = image, self.raw
+        else:
+            message = CompressedImage(format="jpeg", data=array("B", data or jpeg()))
+            publisher = self.compressed
+        message.header.stamp.sec, nanosec = int(stamp), stamp % 1
+        message.header.stamp.nanosec = int(nanosec * 1e9)
+        message.header.frame_id = "cam"
+        publisher.publish(message)
+
+    def send_until(self, condition: Callable[[], Any], stamp: float, *content: Any) -> None:
+        """Send the same frame until ``condition``: best effort may lose the first ones."""
+
+        def send() -> Any:
+            self.send(stamp, *content)
+            return condition()
+
+        self.graph.wait_for(send)
+
+    def status(self, level: bytes, words: str) -> Callable[[], Any]:
+        """Whether the newest report has ``level`` and ``words``."""
+
+        def look() -> Any:
+            own = [s for a in self.health for s in a.status if s.name == "camera_ingest: node"]
+            return own and own[-1].level == level and words in own[-1].message
+
+        return look
+
+
+def test_camera_keeps_stamp_and_bytes(graph: Any) -> None:
+    camera = Camera(graph, source="compressed")
+    data = jpeg()
+    camera.send_until(lambda: camera.observations, 12.5, data)
+    seen = camera.observations[0]
+    assert bytes(seen.image.data) == data
+    assert (seen.header.stamp.sec, seen.header.stamp.nanosec) == (12, 500_000_000)
+    assert seen.header == seen.image.header
+    assert (seen.width, seen.height, seen.image.format) == (16, 8, "jpeg")
+    assert seen.source == "/image/compressed"
+
+
+def test_camera_publishes_at_most_at_its_rate(graph: Any) -> None:
+    camera = Camera(graph, max_rate=10.0)
+    camera.send_until(lambda: camera.observations, 1.0, b"", "rgb8")
+    for stamp in (1.02, 1.04, 1.06):  # by the time of capture, however late they come
+        dropped = camera.node._counts["dropped"]
+        camera.send(stamp, encoding="rgb8")
+        graph.wait_for(lambda: camera.node._counts["dropped"] > dropped)  # noqa: B023
+    camera.send_until(lambda: len(camera.observations) > 1, 1.5, b"", "rgb8")
+    assert [o.header.stamp.nanosec for o in camera.observations[:2]] == [0, 500_000_000]
+    assert camera.observations[1].dropped >= 3
+    assert camera.observations[1].sequence == 1
+
+
+def test_camera_counts_what_it_cannot_use_and_recovers(graph: Any) -> None:
+    camera = Camera(graph, source="compressed")
+    camera.send_until(lambda: camera.node._counts["rejected"], 1.0, jpeg()[:-60])
+    assert not camera.observations
+    graph.wait_for(camera.status(DiagnosticStatus.WARN, "not a readable JPEG or PNG"))
+    camera.send_until(lambda: camera.observations, 2.0)
+    assert camera.observations[0].rejected >= 1
+    graph.wait_for(camera.status(DiagnosticStatus.OK, "active"))
+
+
+def test_camera_refuses_unknown_encodings(graph: Any) -> None:
+    camera = Camera(graph)
+    camera.send_until(lambda: camera.node._counts["rejected"], 1.0, b"", "bayer_rggb8")
+    graph.wait_for(camera.status(DiagnosticStatus.WARN, "bayer_rggb8"))
+    assert not camera.observations
+
+
+def test_camera_waits_for_the_first_frame_before_it_complains(graph: Any) -> None:
+    camera = Camera(graph, source="compressed")
+
+    def look_after(seconds: float) -> bool:
+        camera.node._seen -= seconds
+        camera.node._watch_silence()
+        return camera.node._silent
+
+    graph.wait_for(camera.status(DiagnosticStatus.WARN, "waiting for the first frame from"))
+    assert not graph.do(look_after, 5.0)
+    assert graph.do(look_after, 5.1)
+    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "no frame from /image/compressed"))
+    camera.send_until(lambda: camera.observations, 1.0)
+    graph.wait_for(lambda: not camera.node._silent)
+    assert graph.do(look_after, 1.1), "once there were frames, their absence is an error soon"
+
+
+def test_camera_reports_a_topic_that_stops(graph: Any) -> None:
+    camera = Camera(graph, source="compressed", silent_after=0.3)
+    camera.send_until(lambda: camera.observations, 1.0)
+    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "no frame from /image/compressed"))
+    camera.send(2.0)
+    graph.wait_for(camera.status(DiagnosticStatus.OK, "active"))
+
+
+# Sources that are no topics.
+
+
+@pytest.fixture
+def film(tmp_path: Path) -> Path:
+    """Eight frames, 20 a second."""
+    cv2 = pytest.importorskip("cv2")
+    path = tmp_path / "film.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 20.0, (32, 16))
+    for i in range(8):
+        writer.write(np.full((16, 32, 3), 20 * i, np.uint8))
+    writer.release()
+    return path
+
+
+def test_a_file_plays_and_says_when_it_ends(graph: Any, film: Path) -> None:
+    camera = Camera(graph, source="file", url=str(film), max_rate=0.0, silent_after=0.3)
+    graph.wait_for(lambda: camera.observations)
+    assert camera.observations[0].width == 32
+    assert camera.observations[0].header.frame_id == "camera_optical"
+    assert camera.observations[0].source == str(film)
+    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "the file has ended"))
+    assert camera.node._camera.reconnects == 0
+
+
+def test_a_file_begins_again_with_loop(graph: Any, film: Path) -> None:
+    camera = Camera(graph, source="file", url=str(film), max_rate=0.0, loop=True)
+    graph.wait_for(lambda: len(camera.observations) > 10)
+    assert camera.node._camera.reconnects == 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"source": "file", "url": "/nowhere/absent.avi"}, "there is no file /nowhere/absent.avi"),
+        ({"source": "v4l2", "url": "/dev/video987"}, "there is no /dev/video987"),
+        ({"source": "v4l2", "url": "987"}, "there is no /dev/video987"),
+        ({"source": "rtsp", "url": "rtsp://127.0.0.1:9/live"}, "127.0.0.1:9: Connection refused"),
+        ({"source": "rtsp", "url": "rtsp://me:sec/ret@cam/live"}, "rtsp://***@cam/live"),
+        ({"source": "rtsp", "url": f"rtsp://{'x' * 70}/live"}, "label"),
+    ],
+)
+def test_what_is_not_there_is_said_and_tried_again_with_growing_pauses(
+    graph: Any, parameters: dict[str, Any], words: str
+) -> None:
+    pytest.importorskip("cv2")
+    camera = Camera(graph, retry_first=0.02, retry_most=0.1, silent_after=0.2, **parameters)
+    graph.wait_for(camera.status(DiagnosticStatus.ERROR, words))
+    graph.wait_for(lambda: camera.node._camera.reconnects >= 3)
+    camera.node.post(camera.node.stop)
+    graph.wait_for(lambda: camera.node._camera is None)
+
+
+def test_a_device_that_is_no_camera_is_said() -> None:
+    pytest.importorskip("cv2")
+    with pytest.raises(Unavailable, match="cannot open '/dev/null'"):
+        open_source(CameraConfig(source="v4l2", url="/dev/null"))
+
+
+def test_an_address_where_nobody_speaks_rtsp_is_said() -> None:
+    """Something listens, but it is no camera."""
+    pytest.importorskip("cv2")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        config = CameraConfig(source="rtsp", url=f"rtsp://127.0.0.1:{port}/x", open_timeout=0.3)
+        with pytest.raises(Unavailable, match="cannot open"):
+            open_source(config)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"source": "rtsp"}, "url: empty"),
+        ({"source": "file"}, "url: empty"),
+        ({"source": "v4l2"}, "url: empty"),
+        ({"source": "multicast"}, "interface: empty"),
+        ({"source": "gstreamer", "url": "videotestsrc"}, "url: has no appsink"),
+        ({"source": "webcam"}, "source: 'webcam' is unknown"),
+    ],
+)
+def test_a_source_that_is_not_complete_is_refused(parameters: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        CameraConfig(**parameters)
+
+
+def fake_opencv(monkeypatch: pytest.MonkeyPatch, backends: set[str]) -> list[tuple[Any, ...]]:
+    """An OpenCV that has ``backends`` and opens nothing; returns what it is asked to open."""
+    asked: list[tuple[Any, ...]] = []
+
+    def capture(*arguments: Any) -> Any:
+        asked.append(arguments)
+        return types.SimpleNamespace(isOpened=lambda: False)
+
+    names = {f"CAP_{b}": b for b in ("V4L2", "FFMPEG", "GSTREAMER")}
+    fake = types.SimpleNamespace(
+        **names,
+        __version__="4.6.0",
+        __file__="/usr/lib/python3/dist-packages/cv2.so",
+        CAP_PROP_OPEN_TIMEOUT_MSEC=1,
+        CAP_PROP_READ_TIMEOUT_MSEC=2,
+        VideoCapture=capture,
+        videoio_registry=types.SimpleNamespace(hasBackend=backends.__contains__),
+    )
+    monkeypatch.setattr(cameras, "_cv2", lambda: fake)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("parameters", "backend"),
+    [
+        ({"source": "multicast", "interface": "lo"}, "GSTREAMER"),
+        ({"source": "gstreamer", "url": "videotestsrc ! appsink"}, "GSTREAMER"),
+        ({"source": "v4l2", "url": "0"}, "V4L2"),
+        ({"source": "rtsp", "url": "rtsp://cam/x"}, "FFMPEG"),
+    ],
+)
+def test_a_missing_backend_is_said_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, parameters: dict[str, Any], backend: str
+) -> None:
+    fake_opencv(monkeypatch, {"V4L2", "FFMPEG", "GSTREAMER"} - {backend})
+    with pytest.raises(ConfigError, match=f"is built without {backend}") as caught:
+        cameras.check_backend(CameraConfig(**parameters).source)
+    if backend == "GSTREAMER":
+        assert "apt install python3-opencv" in caught.value.remedy
+
+
+def test_opencv_itself_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> Any:
+        raise ImportError("No module named cv2")
+
+    monkeypatch.setattr(cameras, "_cv2", absent)
+    with pytest.raises(ConfigError, match="pip install opencv-python-headless"):
+        cameras.check_backend("rtsp")
+
+
+def test_the_node_does_not_become_active_without_the_backend(
+    graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_opencv(monkeypatch, {"FFMPEG"})
+    parameters = {"source": "multicast", "interface": "lo"}
+    overrides = [Parameter(name, value=value) for name, value in parameters.items()]
+    node = CameraIngest(context=graph.context, parameter_overrides=overrides)
+    with pytest.raises(ConfigError):
+        node.start()
+    assert not node.active
+    node.destroy_node()
+
+
+def test_the_go2s_multicast_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = fake_opencv(monkeypatch, {"GSTREAMER"})
+    for url, address, port in (("", "230.1.1.1", "1720"), ("239.0.0.9:5000", "239.0.0.9", "5000")):
+        config = CameraConfig(source="multicast", url=url, interface="lo")
+        with pytest.raises(Unavailable, match=f"cannot open '{address}:{port} on lo'"):
+            open_source(config)
+        pipeline, backend = asked[-1]
+        assert backend == "GSTREAMER"
+        assert f"udpsrc address={address} port={port} multicast-iface=lo ! " in pipeline
+        assert "rtph264depay ! h264parse ! avdec_h264 ! videoconvert" in pipeline
+        assert "format=BGR ! appsink drop=1" in pipeline
+    with pytest.raises(Unavailable, match="there is no network interface nowhere0"):
+        open_source(CameraConfig(source="multicast", interface="nowhere0"))
+
+
+def test_other_sources_are_opened_as_they_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = fake_opencv(monkeypatch, {"V4L2", "FFMPEG", "GSTREAMER"})
+    for source, url, expected in (
+        ("v4l2", "/dev/null", ("/dev/null", "V4L2")),
+        ("gstreamer", "a ! appsink", ("a ! appsink", "GSTREAMER")),
+        ("file", __file__, (__file__, "FFMPEG", [1, 5000, 2, 5000])),
+    ):
+        with pytest.raises(Unavailable, match="cannot open"):
+            open_source(CameraConfig(source=source, url=url))
+        assert asked[-1] == expected
+
+
+class StuckCapture:
+    """An OpenCV source whose read hangs until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.reading, self.free = threading.Event(), threading.Event()
+
+    def read(self) -> tuple[bool, Any]:
+        self.reading.set()
+        return self.free.wait(30.0), np.zeros((2, 2, 3), np.uint8)
+
+    def release(self) -> None:
+        pass
+
+
+def test_a_camera_that_hangs_does_not_hold_up_the_node(
+    graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cv2")
+    capture = StuckCapture()
+    monkeypatch.setattr(cameras, "open_source", lambda config: capture)
+    camera = Camera(graph, source="rtsp", url="rtsp://10.0.0.1/live", open_timeout=30.0)
+    assert capture.reading.wait(10.0)
+    thread = camera.node._camera._thread
+    camera.node.post(camera.node.trigger_deactivate)
+    graph.wait_for(lambda: not camera.node.active)
+    assert thread.is_alive()
+    capture.free.set()
+    thread.join(10.0)
+    assert not thread.is_alive()
+    assert not camera.observations  # nor is what came after the end published
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("rtsp://me:se@cret@cam:554/live?a=b", "rtsp://***@cam:554/live?a=b"),
+        (
+            "rtspsrc location=rtsp://me:secret@cam/live ! decodebin ! appsink",
+            "rtspsrc location=rtsp://***@cam/live ! decodebin ! appsink",
+        ),
+        ("rtsp://cam/a@b", "rtsp://cam/a@b"),
+        ("rtsp://cam:554/a@b", "rtsp://cam:554/a@b"),
+        ("rtsp://me:sec/ret@cam/live", "rtsp://***@cam/live"),
+        (
+            'rtspsrc location=rtsp://cam/live user-id=me user-pw="sec ret" ! appsink',
+            "rtspsrc location=rtsp://cam/live user-id=me user-pw=*** ! appsink",
+        ),
+        ("http://cam/video?token=secret&size=1", "http://cam/video?token=***&size=1"),
+        ("/dev/video0", "/dev/video0"),
+        ("2", "2"),
+    ],
+)
+def test_passwords_of_cameras_are_masked(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+
+
+def test_a_camera_does_not_publish_its_password(graph: Any) -> None:
+    pytest.importorskip("cv2")
+    url = "rtsp://me:secret@127.0.0.1:9/live"  # nothing listens there
+    camera = Camera(graph, source="rtsp", url=url, silent_after=0.2, open_timeout=0.5)
+    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "from rtsp://***@127.0.0.1:9/live"))
+    own = [s for array in camera.health for s in array.status if "camera_ingest" in s.name]
+    assert all("secret" not in str(status) for status in own)
+    assert "secret" not in camera.node._source()
+
+
+# The Go2's videohub.
+
+
+@needs_unitree
+def test_videohub_gives_the_robots_jpegs_with_an_honest_stamp(graph: Any) -> None:
+    robot = FakeGo2(graph.node("go2"))
+    camera = Camera(graph, source="videohub", max_rate=20.0)
+    before = camera.user.get_clock().now().nanoseconds * 1e-9
+    graph.wait_for(lambda: len(camera.observations) >= 3)
+    now = camera.user.get_clock().now().nanoseconds * 1e-9
+    seen = camera.observations[-1]
+    assert bytes(seen.image.data) == robot.server.request("videohub", 1001, 0, "", 0.0)[2]
+    stamp = seen.header.stamp.sec + seen.header.stamp.nanosec * 1e-9
+    assert before - 1.0 <= stamp <= now
+    assert (seen.width, seen.height) == (64, 36)
+    assert (seen.header.frame_id, seen.source) == ("camera_optical", "/api/videohub")
+    assert max(robot.server.ids.values()) == 1  # every number once
+
+
+@needs_unitree
+def test_videohub_asks_one_after_the_other_at_its_rate(graph: Any) -> None:
+    robot = FakeGo2(graph.node("go2"), mute={("videohub", 1001)})
+    camera = Camera(graph, source="videohub", max_rate=50.0, silent_after=0.3, retry_first=0.05)
+    graph.wait_for(lambda: robot.requests("videohub", 1001))
+    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "GET_IMAGE: 3104, no answer in time"))
+    assert len(robot.requests("videohub", 1001)) <= 3  # none is asked for while one is waited for
+    robot.server.mute.clear()
+    graph.wait_for(lambda: camera.observations)
+    graph.wait_for(camera.status(DiagnosticStatus.OK, "active"))
+    assert camera.observations[-1].reconnects >= 1
+
+
+@needs_unitree
+def test_videohub_tells_the_robots_errors_and_corrupt_pictures(graph: Any) -> None:
+    robot = FakeGo2(graph.node("go2"), codes={("videohub", 1001): 3203})
+    camera = Camera(graph, source="videohub", silent_after=0.2, retry_first=0.02, retry_most=0.05)
+    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "the robot does not have this function"))
+    robot.server.picture = b"\xff\xd8 half a picture"
+    robot.server.codes.clear()
+    graph.wait_for(camera.status(DiagnosticStatus.WARN, "not a readable JPEG"))
+
+
+def test_videohub_without_the_vendors_package_says_what_to_install(
+    graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "unitree_api.msg", None)
+    node = start(graph, CameraIngest)
+    with pytest.raises(ConfigError, match="unitree_ros2"):
+        cameras.Videohub(node, lambda frame: None)

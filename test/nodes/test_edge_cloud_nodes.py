@@ -1,0 +1,535 @@
+"""The real nodes of the edge-cloud path against a real verifier, with tiny random models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import scene, tiny_folder, tiny_model
+
+pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
+
+from action_msgs.msg import GoalStatus
+from rclpy.action import ActionClient
+from rclpy.parameter import Parameter
+from sensor_msgs.msg import CompressedImage
+
+from collab_llm.action import Generate
+from collab_llm.msg import Draft, EarlyExit, GeneratedText, LinkState, Verdict
+from collab_llm.srv import EdgeCloudGenerate, OpenSession, PreDraft
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.nodes import draft_vlm
+from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
+from collab_llm_nodes.nodes.draft_vlm import DraftVlm
+from collab_llm_nodes.nodes.predraft_cache import PreDraftCacheNode
+from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
+from collab_llm_nodes.protocols.edge_cloud.service import ServerHandle, VerifierConfig, start_server
+from collab_llm_nodes.ros.node import REQUESTS, RESULT, STATE
+
+ARCHITECTURE = "qwen2_vl"
+EXITS = (1, 2, 3)
+MAX_TOKENS = 12
+
+
+@pytest.fixture
+def target() -> Engine:
+    return Engine(tiny_model(ARCHITECTURE, seed=0, exit_layers=EXITS))
+
+
+@pytest.fixture
+def verifier(target: Engine) -> Iterator[ServerHandle]:
+    config = VerifierConfig(
+        model=ModelConfig(path=str(tiny_folder(ARCHITECTURE, 0)), exit_layers=EXITS),
+        address="127.0.0.1:0",
+        emulated_compute_s=0.02,  # exits of a pass of half a millisecond are never sent
+    )
+    with start_server(config, target) as handle:
+        yield handle
+
+
+class Edge:
+    """The three nodes and a client of theirs."""
+
+    def __init__(self, graph: Any, port: int, **draft_vlm: Any) -> None:
+        self.graph = graph
+        self.bridge = self._start(
+            CloudVerifierBridge,
+            {
+                "verifier.address": f"127.0.0.1:{port}",
+                "verifier.link.verdict_deadline_s": 3.0,
+            },
+        )
+        folder = tiny_folder(ARCHITECTURE, 0)
+        self.vlm = self._start(
+            DraftVlm, {"model.path": str(folder), "client.gamma": 3, **draft_vlm}
+        )
+        self.cache = self._start(PreDraftCacheNode, {})
+        self.user = graph.node("user")
+        self.drafts = graph.collect(self.user, Draft, "draft", RESULT)
+        self.exits = graph.collect(self.user, EarlyExit, "early_exit", RESULT)
+        self.verdicts = graph.collect(self.user, Verdict, "verdict", RESULT)
+        self.texts = graph.collect(self.user, GeneratedText, "generated_text", RESULT)
+        self.links = graph.collect(self.user, LinkState, "link_state", STATE)
+        self.action = ActionClient(self.user, Generate, "generate")
+        self.service = self.user.create_client(EdgeCloudGenerate, "edge_cloud_generate")
+        graph.wait_for(self.action.server_is_ready)
+        graph.wait_for(self.service.service_is_ready)
+        graph.wait_for(lambda: self.user.count_subscribers("draft") >= 4)
+
+    def _start(self, node_type: type, parameters: dict[str, Any]) -> Any:
+        overrides = [Parameter(name, value=value) for name, value in parameters.items()]
+        node = node_type(context=self.graph.context, parameter_overrides=overrides)
+        self.graph.add(node)
+        node.start()
+        return node
+
+    def stop(self) -> None:
+        for node in (self.cache, self.vlm, self.bridge):
+            self.graph.do(node.stop)  # what is destroyed must not be waited on meanwhile
+
+    def goal(self, **fields: Any) -> Generate.Goal:
+        goal = Generate.Goal(max_tokens=MAX_TOKENS, prompt="go to the red ball", deadline_s=20.0)
+        goal.images = [CompressedImage(format="jpeg", data=scene(1))]
+        goal.header.stamp.sec = 77
+        for name, value in fields.items():
+            setattr(goal, name, value)
+        return goal
+
+    def generate(self, **fields: Any) -> Generate.Result:
+        handle = self.graph.ask(self.action.send_goal_async, self.goal(**fields))
+        assert handle.accepted
+        return self.graph.ask(handle.get_result_async).result
+
+
+@pytest.fixture
+def edge(ros_graph: Any, verifier: ServerHandle) -> Iterator[Edge]:
+    graph = Edge(ros_graph, verifier.port)
+    yield graph
+    graph.stop()
+
+
+@pytest.fixture
+def expected(target: Engine) -> tuple[int, ...]:
+    runner = InProcessRunner(Engine(tiny_model(ARCHITECTURE, seed=0)), target, gamma=3)
+    prompt = Prompt("go to the red ball", (scene(1),))
+    return runner.generate(prompt, SamplingConfig(), MAX_TOKENS).tokens
+
+
+@pytest.mark.ros
+def test_an_answer_through_the_whole_graph(edge: Edge, expected: tuple[int, ...]) -> None:
+    result = edge.generate()
+    assert result.status == result.OK, result.error_msg
+    assert tuple(result.tokens) == expected
+    assert len(result.sources) == len(result.tokens)
+    assert result.verified
+    final = edge.graph.wait_for(lambda: [t for t in edge.texts if t.final])[0]
+    assert final.text == result.text
+    assert "".join(t.delta for t in edge.texts) == result.text
+    for text in edge.texts:
+        assert len(text.ends) == len(text.tokens)
+        assert list(text.ends) == sorted(text.ends)
+        assert text.ends[-1] == len(text.text)
+    metrics = result.metrics
+    assert metrics.rounds == len(edge.verdicts) > 1
+    assert metrics.tokens == len(result.tokens)
+    assert metrics.early_exits > 0
+    assert metrics.bytes_up > len(scene(1))
+    assert metrics.bytes_down > 0
+    for message in (*edge.drafts, *edge.exits, *edge.verdicts, *edge.texts):
+        assert message.header.stamp.sec == 77  # the camera frame's age stays measurable
+        assert message.session_id == result.session_id
+
+
+@pytest.mark.ros
+def test_sampling_and_the_service_twin(edge: Edge, target: Engine) -> None:
+    request = EdgeCloudGenerate.Request(
+        prompt="go to the red ball",
+        images=[CompressedImage(format="jpeg", data=scene(1))],
+        temperature=1.0,
+        seed=5,
+        max_tokens=MAX_TOKENS,
+        deadline_s=20.0,
+    )
+    response = edge.graph.ask(edge.service.call_async, request)
+    assert response.status == response.OK, response.error_msg
+    runner = InProcessRunner(Engine(tiny_model(ARCHITECTURE, seed=0)), target, gamma=3)
+    prompt = Prompt("go to the red ball", (scene(1),))
+    alone = runner.generate(prompt, SamplingConfig(temperature=1.0, seed=5), MAX_TOKENS)
+    assert tuple(response.tokens) == alone.tokens
+
+
+@pytest.mark.ros
+@pytest.mark.parametrize("window", [0, 16], ids=["on_its_verdict", "ahead"])
+def test_the_cache_serves_drafts(ros_graph: Any, window: int) -> None:
+    """With a last layer that does nothing the last exit is always right, and slow verdicts leave
+    time to draft for it."""
+    loaded = load(ModelConfig(path=str(tiny_folder(ARCHITECTURE, 0)), exit_layers=(3,)))
+    last: Any = decoder_parts(loaded.model).layers[-1]
+    with torch.no_grad():
+        last.self_attn.o_proj.weight.zero_()
+        last.mlp.down_proj.weight.zero_()
+    target = Engine(loaded)
+    alone = InProcessRunner(Engine(tiny_model(ARCHITECTURE, seed=0)), target, gamma=3)
+    expected = alone.generate(Prompt("go to the red ball", (scene(1),)), max_tokens=MAX_TOKENS)
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.8)
+    with start_server(slow, target) as verifier:
+        ahead = {"ahead.predictions": 0, "ahead.push_window": window}
+        edge = Edge(ros_graph, verifier.port, **ahead)
+        result = edge.generate()
+        edge.stop()
+    assert tuple(result.tokens) == expected.tokens
+    cached = {draft.round for draft in edge.drafts if draft.cached}
+    told = edge.cache.diagnose()[2]
+    assert told["early_exits"] >= told["predrafts"] >= told["hits_by_exits"] >= 1
+    assert edge.cache.hits <= result.metrics.cache_hits <= len(cached)
+    assert result.metrics.cache_lookups == edge.cache.lookups == len(edge.verdicts) - 1
+    pushed = [draft for draft in edge.drafts if draft.ahead]
+    assert len(pushed) == result.metrics.pushed
+    asked = {draft.round for draft in edge.drafts if not draft.ahead}
+    assert (len(asked) < result.metrics.rounds) == bool(window)
+
+
+@pytest.mark.ros
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "word " * 20000}, "prompt"),
+        ({"images": [CompressedImage(format="png", data=b"\x89PNG")]}, "images[0]"),
+        ({"protocol": "telepathy"}, "protocol"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": -0.5}, "top_p"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"law": "murphy"}, "law"),
+        ({"deadline_s": float("nan")}, "deadline_s"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"deadline_s": 1e10}, "deadline_s"),
+    ],
+)
+def test_bad_input_is_refused_by_name(
+    edge: Edge, fields: dict[str, Any], names: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert not edge.graph.ask(edge.action.send_goal_async, edge.goal(**fields)).accepted
+    wanted, told = f"generate: goal refused: INVALID_INPUT: {names}", []
+
+    def logged() -> bool:
+        told.append(capfd.readouterr().err)
+        return wanted in "".join(told)
+
+    edge.graph.wait_for(logged)
+    assert edge.generate().status == Generate.Result.OK  # and the next request is served
+
+
+@pytest.mark.ros
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"images": [CompressedImage(format="jpeg", data=b"no picture")]}, "images[0]"),
+        ({"prompt": "<|im_end|>"}, "prompt"),
+    ],
+)
+def test_what_only_the_model_can_tell_ends_with_a_status(
+    edge: Edge, fields: dict[str, Any], names: str
+) -> None:
+    result = edge.generate(**fields)
+    assert result.status == Generate.Result.INVALID_INPUT, result.error_msg
+    assert result.error_msg.startswith(names)
+
+
+@pytest.mark.ros
+def test_feedback_tells_the_text_so_far_and_what_it_is_for(edge: Edge) -> None:
+    """Feedback can be lost; who reads the text so far misses nothing that came before."""
+    told: list[Generate.Feedback] = []
+    for for_motion in (False, True):
+        told.clear()
+        edge.texts.clear()
+        handle = edge.graph.ask(
+            edge.action.send_goal_async,
+            edge.goal(for_motion=for_motion),
+            lambda message: told.append(message.feedback),
+        )
+        text = edge.graph.ask(handle.get_result_async).result.text
+        edge.graph.wait_for(lambda: edge.texts and edge.texts[-1].final)
+        assert {message.for_motion for message in edge.texts} == {for_motion}
+        edge.graph.wait_for(lambda: told)
+        for feedback in told:
+            assert text.startswith(feedback.text)
+            assert feedback.text.endswith(feedback.delta)
+
+
+@pytest.mark.ros
+def test_an_unknown_session_is_named(edge: Edge) -> None:
+    predraft = edge.user.create_client(PreDraft, "predraft")
+    edge.graph.wait_for(predraft.service_is_ready)
+    response = edge.graph.ask(predraft.call_async, PreDraft.Request(session_id="nobody's"))
+    assert response.status == response.INVALID_INPUT
+    assert "session_id" in response.error_msg
+
+
+@pytest.mark.ros
+def test_a_session_without_a_vocabulary_is_refused(edge: Edge) -> None:
+    opener = edge.user.create_client(OpenSession, "open_session")
+    edge.graph.wait_for(opener.service_is_ready)
+    request = OpenSession.Request(session_id="s", text="go", max_tokens=8)
+    opened = edge.graph.ask(opener.call_async, request)
+    assert opened.status == opened.INVALID_INPUT
+    assert opened.error_msg.startswith("vocabulary: ")
+
+
+@pytest.mark.ros
+def test_an_absent_verifier_ends_within_the_deadline(
+    ros_graph: Any, verifier: ServerHandle
+) -> None:
+    port = verifier.port
+    verifier.stop()
+    edge = Edge(ros_graph, port)
+    result = edge.generate(deadline_s=2.0)
+    edge.stop()
+    assert result.status in (Generate.Result.DEADLINE_EXCEEDED, Generate.Result.UNAVAILABLE)
+    assert not result.verified
+    assert edge.links
+    assert edge.links[-1].state != LinkState.UP
+
+
+@pytest.mark.ros
+def test_without_the_bridge_the_answer_is_unavailable(
+    ros_graph: Any, verifier: ServerHandle
+) -> None:
+    edge = Edge(ros_graph, verifier.port)
+    edge.graph.do(edge.bridge.trigger_deactivate)
+    result = edge.generate(deadline_s=2.0)
+    edge.stop()
+    assert result.status == Generate.Result.INACTIVE
+
+
+@pytest.mark.ros
+def test_a_deactivated_bridge_ends_its_sessions(ros_graph: Any, target: Engine) -> None:
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.3)
+    with start_server(slow, target) as verifier:
+        edge = Edge(ros_graph, verifier.port)
+        handle = ros_graph.ask(edge.action.send_goal_async, edge.goal())
+        ros_graph.wait_for(lambda: edge.verdicts)
+        edge.graph.do(edge.bridge.trigger_deactivate)
+        result = ros_graph.ask(handle.get_result_async, timeout=5.0).result
+        edge.stop()
+    assert result.status == Generate.Result.INACTIVE
+    assert not result.verified
+
+
+@pytest.mark.ros
+def test_an_abandoned_session_is_ended_at_its_deadline(
+    ros_graph: Any, target: Engine, verifier: ServerHandle
+) -> None:
+    """Its opener died: nobody will ever close it."""
+    edge = Edge(ros_graph, verifier.port)
+    opener = edge.user.create_client(OpenSession, "open_session")
+    request = OpenSession.Request(
+        session_id="abandoned",
+        text="go",
+        max_tokens=8,
+        deadline_s=0.5,
+        vocabulary=target.vocabulary,
+    )
+    opened = ros_graph.ask(opener.call_async, request)
+    assert opened.status == OpenSession.Response.OK, opened.error_msg
+    verdict = ros_graph.wait_for(lambda: edge.verdicts)[0]
+    assert verdict.session_id == "abandoned"
+    assert verdict.status == Verdict.DEADLINE_EXCEEDED
+    ros_graph.wait_for(lambda: verifier.sessions == 0)
+    edge.stop()
+
+
+@pytest.mark.ros
+def test_a_caller_gets_its_result_when_the_node_shuts_down(ros_graph: Any, target: Engine) -> None:
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.3)
+    with start_server(slow, target) as verifier:
+        edge = Edge(ros_graph, verifier.port)
+        request = EdgeCloudGenerate.Request(
+            prompt="go to the red ball",
+            images=[CompressedImage(format="jpeg", data=scene(1))],
+            max_tokens=MAX_TOKENS,
+        )
+        by_action = ros_graph.ask(edge.action.send_goal_async, edge.goal())
+        awaited = ros_graph.do(by_action.get_result_async)
+        by_service = edge.service.call_async(request)
+        ros_graph.wait_for(lambda: edge.verdicts)
+        edge.graph.do(edge.vlm.stop)
+        result = ros_graph.result(awaited).result
+        response = ros_graph.result(by_service)
+        edge.stop()
+    assert result.status == result.CANCELLED
+    assert response.status == response.CANCELLED
+
+
+@pytest.mark.ros
+def test_a_waiting_request_keeps_its_own_deadline_and_cancel(
+    ros_graph: Any, target: Engine
+) -> None:
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.8)
+    with start_server(slow, target) as verifier:
+        edge = Edge(ros_graph, verifier.port)
+        first = ros_graph.ask(edge.action.send_goal_async, edge.goal())
+        ended = ros_graph.do(first.get_result_async)
+        hasty = ros_graph.ask(edge.action.send_goal_async, edge.goal(deadline_s=0.2))
+        given_up = ros_graph.ask(edge.action.send_goal_async, edge.goal())
+        told = ros_graph.do(given_up.get_result_async)
+        ros_graph.ask(given_up.cancel_goal_async)
+        late = ros_graph.ask(hasty.get_result_async).result
+        cancelled = ros_graph.result(told).result
+        assert not ended.done()  # neither waited for the first answer
+        assert ros_graph.result(ended).result.status == Generate.Result.OK
+        edge.stop()
+    assert late.status == Generate.Result.DEADLINE_EXCEEDED
+    assert "in progress" in late.error_msg
+    assert cancelled.status == Generate.Result.CANCELLED
+
+
+@pytest.mark.ros
+def test_another_vocabulary_is_refused(ros_graph: Any, verifier: ServerHandle) -> None:
+    edge = Edge(ros_graph, verifier.port)
+    edge.vlm._vocabulary = "another"
+    result = edge.generate()
+    edge.stop()
+    assert result.status == Generate.Result.VOCABULARY_MISMATCH
+    assert result.error_msg
+
+
+@pytest.mark.ros
+def test_cancel_ends_the_answer(edge: Edge, verifier: ServerHandle) -> None:
+    handle = edge.graph.ask(edge.action.send_goal_async, edge.goal(max_tokens=400))
+    edge.graph.wait_for(lambda: edge.verdicts)
+    edge.graph.ask(handle.cancel_goal_async)
+    result = edge.graph.ask(handle.get_result_async).result
+    assert result.status in (Generate.Result.CANCELLED, Generate.Result.OK)
+    edge.graph.wait_for(lambda: verifier.sessions == 0)  # the slot at the verifier is free again
+    assert edge.generate().status == Generate.Result.OK
+
+
+@pytest.mark.ros
+def test_a_second_life(edge: Edge, expected: tuple[int, ...]) -> None:
+    """Deactivated, cleaned up and configured again, every node serves as before."""
+    for _ in range(2):
+        edge.stop()
+        for node in (edge.bridge, edge.vlm, edge.cache):
+            edge.graph.do(node.start)
+        edge.graph.wait_for(lambda: edge.user.count_subscribers("draft") >= 4)
+        edge.graph.wait_for(edge.action.server_is_ready)
+        result = edge.generate()
+        assert result.status == result.OK, result.error_msg
+        assert tuple(result.tokens) == expected
+
+
+@pytest.mark.ros
+def test_no_secret_is_a_parameter(ros_graph: Any) -> None:
+    """Everybody in the graph can read parameters: a token comes from a file."""
+    bridge = CloudVerifierBridge(context=ros_graph.context)
+    ros_graph.add(bridge)
+    assert bridge.has_parameter("verifier.token_file")
+    assert not bridge.has_parameter("verifier.token")
+
+
+@pytest.mark.ros
+def test_the_graph_recovers_with_its_verifier(
+    ros_graph: Any, target: Engine, expected: tuple[int, ...]
+) -> None:
+    """Restarted in mid-answer: the same answer. Gone: a status in time. Back: answers again."""
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.2)
+    verifier = start_server(slow, target)
+    edge = Edge(ros_graph, verifier.port)
+    handle = ros_graph.ask(edge.action.send_goal_async, edge.goal())
+    ros_graph.wait_for(lambda: edge.verdicts)
+    verifier.stop()
+    again = VerifierConfig(address=f"127.0.0.1:{verifier.port}")
+    verifier = start_server(again, target)
+    result = ros_graph.ask(handle.get_result_async).result
+    assert result.status == result.OK, result.error_msg
+    assert tuple(result.tokens) == expected
+    verifier.stop()
+    assert edge.generate(deadline_s=2.0).status in (
+        Generate.Result.UNAVAILABLE,
+        Generate.Result.DEADLINE_EXCEEDED,
+    )
+    with start_server(again, target):
+        assert tuple(edge.generate().tokens) == expected
+        edge.stop()
+
+
+@pytest.mark.ros
+def test_results_are_not_kept_for_long(
+    ros_graph: Any, verifier: ServerHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each keeps its goal, and that its picture."""
+    monkeypatch.setattr(draft_vlm, "_RESULT_S", 1)
+    edge = Edge(ros_graph, verifier.port)
+    handle = ros_graph.ask(edge.action.send_goal_async, edge.goal())
+    kept = ros_graph.ask(handle.get_result_async)
+    assert kept.status == GoalStatus.STATUS_SUCCEEDED
+    due = time.monotonic() + 10.0
+    while kept.status != GoalStatus.STATUS_UNKNOWN:
+        assert time.monotonic() < due
+        kept = ros_graph.ask(handle.get_result_async)
+    edge.stop()
+
+
+@pytest.mark.ros
+def test_no_draft_waits_for_what_is_told(edge: Edge) -> None:
+    """A text is published when the next draft is under way, or none is to come."""
+    told: list[bool] = []
+    publish = edge.vlm._publish_text
+
+    def note(answer: Any, *, final: bool) -> GeneratedText:
+        client = answer.loop.client
+        told.append(client.in_flight is not None or client.finished)
+        return publish(answer, final=final)
+
+    edge.vlm._publish_text = note
+    assert edge.generate().status == Generate.Result.OK
+    assert len(told) > 2
+    assert all(told)
+
+
+@pytest.mark.ros
+def test_every_goal_of_a_burst_is_answered(edge: Edge) -> None:
+    """More than a service's default queue holds; all but a few end as BUSY."""
+    send, goal = edge.action.send_goal_async, edge.goal(deadline_s=5.0)
+    sent = [edge.graph.do(send, goal) for _ in range(40)]
+    edge.graph.wait_for(lambda: all(future.done() for future in sent), timeout=20.0)
+
+
+@pytest.mark.ros
+def test_every_request_of_a_burst_is_answered(edge: Edge) -> None:
+    client = edge.user.create_client(EdgeCloudGenerate, "edge_cloud_generate", qos_profile=REQUESTS)
+    edge.graph.wait_for(client.service_is_ready)
+    request = EdgeCloudGenerate.Request(prompt="go", max_tokens=4, deadline_s=5.0)
+    asked = [client.call_async(request) for _ in range(60)]
+    edge.graph.wait_for(lambda: all(future.done() for future in asked), timeout=20.0)
+    statuses = {future.result().status for future in asked}
+    assert EdgeCloudGenerate.Response.BUSY in statuses
+
+
+class Bytes:
+    """An engine whose tokens are bytes."""
+
+    def decode(self, tokens: Any) -> str:
+        return bytes(tokens).decode("utf-8", "replace")
+
+
+@pytest.mark.ros
+def test_a_character_of_several_tokens_is_the_last_ones() -> None:
+    answer: Any = draft_vlm._Answer.__new__(draft_vlm._Answer)
+    answer.ends = []
+    tokens, told = list("é a😀b".encode()), []
+    for count in (1, 3, 5, 6, len(tokens)):  # as rounds come
+        text = Bytes().decode(tokens[:count]).rstrip("\N{REPLACEMENT CHARACTER}")
+        told = draft_vlm._ends(Bytes(), answer, tokens[:count], text)  # type: ignore[arg-type]
+        assert len(told) == count
+        assert told[-1] == len(text)
+    assert told == [0, 1, 2, 3, 3, 3, 3, 4, 5]

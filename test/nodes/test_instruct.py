@@ -1,0 +1,215 @@
+"""``instruct`` as people start it: the end it reports when navigators answer, vanish or dawdle."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
+
+from action_msgs.msg import GoalStatus
+from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
+from rclpy.task import Future
+
+from collab_llm.action import Generate, Navigate
+from collab_llm.msg import LinkState
+from collab_llm_nodes.nodes import instruct
+from collab_llm_nodes.nodes.instruct import _Client
+from collab_llm_nodes.ros.node import STATE
+
+pytestmark = pytest.mark.ros
+
+LINK = "the link to the verifier (cloud_verifier_bridge)"
+
+
+class FakeNavigator:
+    """Offers ``navigate``; ends a goal when told to or when it is cancelled.
+
+    By default with all that a goal needs: ``generate`` and a link to the verifier.
+    """
+
+    def __init__(self, graph: Any, complete: bool = True) -> None:
+        self.node = graph.node("navigator")
+        self.links = self.node.create_publisher(LinkState, "link_state", STATE)
+        self.goals: list[Any] = []
+        self.over = Future()
+        self.offer()
+        if complete:
+            self.load()
+            self.link(LinkState.UP)
+
+    def load(self) -> None:
+        """Offer ``generate``, as draft_vlm does when its model is there."""
+        self.answers = ActionServer(self.node, Generate, "generate", lambda goal: Generate.Result())
+
+    def link(self, state: int) -> None:
+        self.links.publish(LinkState(state=state))
+
+    def offer(self) -> None:
+        self.server = ActionServer(
+            self.node,
+            Navigate,
+            "navigate",
+            self._execute,
+            cancel_callback=self._on_cancel,
+        )
+
+    async def _execute(self, goal: Any) -> Navigate.Result:
+        self.goals.append(goal)
+        status = await self.over
+        if goal.is_cancel_requested:
+            goal.canceled()
+        else:
+            goal.succeed()
+        return Navigate.Result(status=status, steps=3, error_msg="" if status == 0 else "because")
+
+    def _on_cancel(self, goal: Any) -> CancelResponse:
+        self.over.set_result(Navigate.Result.CANCELLED)
+        return CancelResponse.ACCEPT
+
+
+@contextmanager
+def instructed(*words: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "collab_llm_nodes.nodes.instruct", *(words or ("find", "it"))]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ending(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The status, and what was said but for what it waited for at first."""
+    out, err = process.communicate(timeout=30.0)
+    lines = [x for x in err.splitlines(keepends=True) if not x.startswith("waiting for ")]
+    return process.returncode, out + "".join(lines)
+
+
+def test_instruct_reports_the_result(ros_graph: Any) -> None:
+    navigator = FakeNavigator(ros_graph)
+    navigator.over.set_result(Navigate.Result.OK)
+    with instructed() as process:
+        assert ending(process) == (0, "arrived (3 steps, 0.00 m)\n")
+    assert navigator.goals[0].request.instruction == "find it"
+
+
+def test_the_instruction_waits_for_the_models_and_the_link(
+    ros_graph: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    navigator = FakeNavigator(ros_graph, complete=False)
+    navigator.link(LinkState.DOWN)
+    client = _Client("find it", context=ros_graph.context)
+    ros_graph.add(client.node)
+    ros_graph.wait_for(lambda: client._present and len(client.missing) == 2)
+    ros_graph.do(navigator.load)
+    ros_graph.wait_for(lambda: client.missing == [LINK])
+    assert client.goal is None
+    navigator.link(LinkState.UP)
+    ros_graph.wait_for(lambda: navigator.goals)
+    assert client.missing == []
+    said = capfd.readouterr().err
+    assert f"waiting for the action generate (draft_vlm), {LINK}\n" in said
+    assert said.endswith(f"waiting for {LINK}\n")
+
+
+def test_the_wait_for_the_models_has_a_deadline(
+    ros_graph: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    navigator = FakeNavigator(ros_graph, complete=False)
+    navigator.load()
+    client = _Client("find it", context=ros_graph.context)
+    ros_graph.add(client.node)
+    since = client.seen_at
+    ros_graph.wait_for(lambda: client.missing == [LINK])
+    assert client.seen_at == since  # a navigator that is there does not put the deadline off
+    assert instruct._report(client, interrupted=False) == 2
+    assert f"not there within 300 s: {LINK}\n" in capfd.readouterr().err
+
+
+def test_instruct_ends_when_the_navigator_is_gone(ros_graph: Any) -> None:
+    navigator = FakeNavigator(ros_graph)
+    with instructed() as process:
+        ros_graph.wait_for(lambda: navigator.goals, 30.0)
+        ros_graph.do(navigator.server.destroy)
+        status, said = ending(process)
+    assert status == 1
+    assert "UNAVAILABLE" in said
+
+
+def test_a_navigator_that_has_started_anew_has_forgotten_the_goal(ros_graph: Any) -> None:
+    navigator = FakeNavigator(ros_graph)
+    client = _Client("find it", context=ros_graph.context)
+    ros_graph.add(client.node)
+    ros_graph.wait_for(lambda: navigator.goals)
+    ros_graph.do(navigator.server.destroy)
+    ros_graph.wait_for(lambda: not client._present)
+    assert not client.ended.is_set()
+    ros_graph.do(navigator.offer)
+    ros_graph.wait_for(client.ended.is_set)
+    assert client.result is None
+
+
+def test_ctrl_c_cancels(ros_graph: Any) -> None:
+    navigator = FakeNavigator(ros_graph)
+    with instructed() as process:
+        ros_graph.wait_for(lambda: navigator.goals, 30.0)
+        process.send_signal(signal.SIGINT)
+        status, said = ending(process)
+    assert (status, said) == (1, "ended: because (3 steps, 0.00 m)\n")
+    assert navigator.goals[0].status == GoalStatus.STATUS_CANCELED
+
+
+def test_an_instruction_to_stop_cancels_what_another_gave(ros_graph: Any) -> None:
+    """Without waiting for models and link: it needs neither."""
+    navigator = FakeNavigator(ros_graph, complete=False)
+    client = ActionClient(ros_graph.node("other"), Navigate, "navigate")
+    ros_graph.wait_for(client.server_is_ready)
+    ros_graph.ask(client.send_goal_async, Navigate.Goal(instruction="find it"))
+    ros_graph.wait_for(lambda: navigator.goals)
+    with instructed("Stop,", "please!") as process:
+        assert ending(process) == (0, "cancelled: 1\n")
+    ros_graph.wait_for(lambda: navigator.goals[0].status == GoalStatus.STATUS_CANCELED)
+    with instructed("halt") as process:
+        assert ending(process) == (0, "nothing is being followed\n")
+    assert len(navigator.goals) == 1
+
+
+def test_an_instruction_to_stop_does_not_wait_for_a_navigator(
+    ros_graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instruct, "NAVIGATOR_DEADLINE_S", 0.2)
+    assert instruct.stop(context=ros_graph.context) == 2
+
+
+def test_a_goal_given_up_before_it_is_accepted_is_cancelled(ros_graph: Any) -> None:
+    navigator = FakeNavigator(ros_graph)
+    client = _Client("find it", context=ros_graph.context)
+
+    def decide(goal: Navigate.Goal) -> GoalResponse:
+        client.give_up()  # in the thread that will hear of the acceptance only afterwards
+        return GoalResponse.ACCEPT
+
+    navigator.server.register_goal_callback(decide)
+    ros_graph.add(client.node)
+    ros_graph.wait_for(client.ended.is_set)
+    assert client.result is not None
+    assert client.result.status == Navigate.Result.CANCELLED
+
+
+def test_a_goal_given_up_before_it_is_sent_is_never_sent(ros_graph: Any) -> None:
+    client = _Client("find it", context=ros_graph.context)
+    client.give_up()
+    assert client.ended.is_set()
+    navigator = FakeNavigator(ros_graph)
+    ros_graph.add(client.node)
+    ros_graph.wait_for(lambda: client._present)
+    assert client.goal is None
+    assert not navigator.goals

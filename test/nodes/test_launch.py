@@ -1,0 +1,379 @@
+"""Launch files under the real launch system: what they start, and one start of everything."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from folders import ROOT
+
+if "ROS_DISTRO" not in os.environ:  # an installed ROS 2 has it, or the run fails
+    pytest.importorskip("launch_ros", reason="launch files need ROS 2's launch (no wheel has it)")
+
+from launch.actions import DeclareLaunchArgument
+from launch.launch_context import LaunchContext
+from launch.launch_description_sources import PythonLaunchDescriptionSource
+
+from collab_llm_nodes.sim.rooms import make_room
+
+NODES = [
+    "camera_ingest",
+    "cloud_verifier_bridge",
+    "draft_vlm",
+    "predraft_cache",
+    "navigation_action_parser",
+    "navigator",
+    "motion_guard",
+]
+COMPOSED = ["graph", "motion"]
+EXTRAS = ["recorder", "dashboard", "markers", "instruct", "collab-llm"]
+
+pytestmark = [pytest.mark.ros, pytest.mark.launch_files]
+
+# What `ros2 launch FILE NAME:=VALUE ...` does, until each `instruct` has ended if there are some.
+LAUNCH = """
+import sys
+from launch import LaunchDescription, LaunchService
+from launch.actions import IncludeLaunchDescription, RegisterEventHandler, Shutdown
+from launch.event_handlers import OnProcessExit
+from launch.launch_description_sources import PythonLaunchDescriptionSource
+
+busy = sum(a.startswith("instruction") for a in sys.argv[2:])
+
+def on_exit(event, context):
+    global busy
+    if event.process_name.startswith("instruct"):
+        busy -= 1
+        return [Shutdown(reason=f"instruct returned {event.returncode}")] if not busy else []
+
+service = LaunchService()
+service.include_launch_description(LaunchDescription([
+    RegisterEventHandler(OnProcessExit(on_exit=on_exit)),
+    IncludeLaunchDescription(
+        PythonLaunchDescriptionSource(sys.argv[1]),
+        launch_arguments=[tuple(a.split(":=", 1)) for a in sys.argv[2:]],
+    ),
+]))
+sys.exit(service.run())
+"""
+
+
+def launch(
+    file: str, arguments: dict[str, str], timeout: float, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a launch file to its end."""
+    return subprocess.run(
+        [sys.executable, "-c", LAUNCH, str(ROOT / "launch" / file)]
+        + [f"{name}:={value}" for name, value in arguments.items()],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+# Says how it was called, under its namespace and name, and keeps what will be gone afterwards.
+# The end of one may end the others, so all wait for those that are expected.
+RECORD = """#!/bin/sh
+who={name}
+for argument in "$@"; do
+    case "$argument" in __ns:=/?*) who="$(echo "${{argument#__ns:=/}}" | tr / .).{name}" ;; esac
+done
+[ ! -e "{calls}/$who" ] || who="$who.again"
+echo "$ROS_AUTOMATIC_DISCOVERY_RANGE" > "{seen}/$who"
+for argument in "$@"; do
+    case "$argument" in */collab_llm_*.yaml) cp "$argument" "{seen}/$who.yaml" ;; esac
+done
+printf "%s\\n" "$@" > "{calls}/$who.new"
+mv "{calls}/$who.new" "{calls}/$who"
+for each in $EXPECTED; do while [ ! -e "{calls}/$each" ]; do sleep 0.05; done; done
+"""
+
+
+class Package:
+    """An installed ``collab_llm`` whose executables only write down how they were called."""
+
+    def __init__(self, prefix: Path) -> None:
+        self.prefix, self.calls, self.seen = prefix, prefix / "calls", prefix / "seen"
+        (prefix / "share/ament_index/resource_index/packages").mkdir(parents=True)
+        (prefix / "share/ament_index/resource_index/packages/collab_llm").touch()
+        (prefix / "share/collab_llm").mkdir()
+        for folder in ("launch", "config", "models"):
+            (prefix / "share/collab_llm" / folder).symlink_to(ROOT / folder)
+        (prefix / "lib/collab_llm").mkdir(parents=True)
+        self.calls.mkdir()
+        self.seen.mkdir()
+        for name in [*NODES, "sim_go2", "go2_driver", *COMPOSED, *EXTRAS]:
+            script = prefix / "lib/collab_llm" / name
+            script.write_text(RECORD.format(name=name, calls=self.calls, seen=self.seen))
+            script.chmod(0o755)
+
+    def launch(self, file: str, **arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a launch file of this package to its end."""
+        path = f"{self.prefix}:{os.environ.get('AMENT_PREFIX_PATH', '')}"
+        return launch(file, arguments, 100.0, AMENT_PREFIX_PATH=path)
+
+    def started(self, expected: list[str], file: str, **arguments: str) -> dict[str, list[str]]:
+        """The arguments of the executables that a launch file starts: these, and no others."""
+        os.environ["EXPECTED"] = " ".join(expected)
+        done = self.launch(file, **arguments)
+        calls = {f.name: f.read_text().splitlines() for f in self.calls.iterdir()}
+        assert set(calls) == set(expected), done.stdout + done.stderr
+        for call in calls.values():  # what was written for them is gone with the launch
+            assert not any(f.is_file() for f in parameter_files(call)[2:])
+        return calls
+
+    def override(self, executable: str, node: str) -> dict[str, Any]:
+        """What the launch arguments made of a node's parameters."""
+        content = yaml.safe_load((self.seen / f"{executable}.yaml").read_text())
+        return dict(content[node]["ros__parameters"])
+
+    def discovery(self, executable: str) -> str:
+        """Whom it may find."""
+        return (self.seen / executable).read_text().strip()
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
+    monkeypatch.setenv("EXPECTED", "")
+    return Package(tmp_path / "prefix")
+
+
+def parameter_files(arguments: list[str]) -> list[Path]:
+    return [Path(b) for a, b in zip(arguments, arguments[1:], strict=False) if a == "--params-file"]
+
+
+def test_what_thinks_and_what_moves_are_processes_of_their_own(package: Package) -> None:
+    started = package.started(COMPOSED, "go2.launch.py", verifier="cloud:50551")
+    for arguments in started.values():
+        files = parameter_files(arguments)
+        assert [f.name for f in files[:2]] == ["go2.yaml", "qwen2_vl_2b_7b.yaml"]
+        assert all(f.is_file() for f in files[:2])
+        assert len(files) == 3
+    assert started["motion"][:2] == ["--driver", "go2"]
+    bridge = package.override("graph", "/cloud_verifier_bridge")
+    assert bridge == {"autostart": True, "verifier.address": "cloud:50551"}
+    assert "model.path" not in package.override("graph", "/draft_vlm")
+
+
+@pytest.mark.parametrize(
+    ("driver", "node"), [("go2", ["go2_driver"]), ("none", []), ("sim", ["sim_go2"])]
+)
+def test_one_process_each_in_a_namespace_with_an_instruction(
+    package: Package, driver: str, node: list[str]
+) -> None:
+    instruction = 'it\'s "here"; find it'
+    started = package.started(
+        [f"robot1.{name}" for name in (*NODES, *node, "instruct")],
+        "go2.launch.py",
+        composed="false",
+        namespace="robot1",
+        model="/models/draft",
+        autostart="false",
+        instruction=instruction,
+        driver=driver,
+    )
+    assert started["robot1.instruct"][0] == instruction
+    draft = package.override("robot1.draft_vlm", "/robot1/draft_vlm")
+    assert draft == {"autostart": False, "model.path": "/models/draft"}
+
+
+def test_the_simulation_has_everything(package: Package) -> None:
+    started = package.started(
+        [*COMPOSED, "collab-llm"], "sim.launch.py", verifier="127.0.0.1:50999"
+    )
+    assert started["collab-llm"][:2] == ["verifier", "--config"]
+    assert started["collab-llm"][2].endswith("config/verifier_embedded.yaml")
+    assert started["collab-llm"][3:6] == ["--address", "127.0.0.1:50999", "--model"]
+    assert started["collab-llm"][6].endswith("models/nav-target")
+    assert started["motion"][:2] == ["--driver", "sim"]
+    for name in COMPOSED:
+        names = [f.name for f in parameter_files(started[name])[:2]]
+        assert names == ["sim.yaml", "embedded.yaml"]
+    draft = package.override("graph", "/draft_vlm")
+    assert draft["model.path"].endswith("models/nav-draft")
+    bridge = package.override("graph", "/cloud_verifier_bridge")
+    assert bridge["verifier.address"] == "127.0.0.1:50999"
+
+
+def test_a_simulation_can_use_a_verifier_that_runs_elsewhere(package: Package) -> None:
+    arguments = {"start_verifier": "false", "verifier": "cloud:50551", "seed": "7"}
+    package.started(COMPOSED, "sim.launch.py", **arguments)
+    bridge = package.override("graph", "/cloud_verifier_bridge")
+    assert bridge["verifier.address"] == "cloud:50551"
+    assert package.override("motion", "/sim_go2")["seed"] == 7
+
+
+def test_two_robots_share_the_verifier_and_nothing_else(package: Package) -> None:
+    processes = [*COMPOSED, "dashboard", "recorder"]
+    robots = {n: [f"robot{n}.{name}" for name in processes] for n in (1, 2)}
+    expected = [*robots[1], *robots[2], "collab-llm"]
+    asked = {"dashboard": "true", "record": "true", "verifier": "127.0.0.1:50999"}
+    started = package.started(expected, "two_robots.launch.py", **asked)
+    for number, names in robots.items():
+        space = f"/robot{number}"
+        assert all("/clock:=clock" in started[name] for name in names)
+        graph, motion, dashboard, recorder = names
+        assert package.override(motion, f"{space}/sim_go2")["seed"] == number
+        assert package.override(dashboard, f"{space}/dashboard")["port"] == 8080 + number
+        assert package.override(recorder, f"{space}/recorder")["folder"] == f"bags/robot{number}"
+        bridge = package.override(graph, f"{space}/cloud_verifier_bridge")
+        assert bridge["verifier.address"] == "127.0.0.1:50999"
+
+
+@pytest.mark.parametrize("file", ["sim.launch.py", "go2.launch.py"])
+def test_dashboard_recording_and_markers_are_asked_for(package: Package, file: str) -> None:
+    verifier = ["collab-llm"] if file == "sim.launch.py" else []
+    expected = [*COMPOSED, *verifier, "dashboard", "recorder", "markers"]
+    asked = {"dashboard": "true", "record": "true", "markers": "true"}
+    package.started(expected, file, bags="/tmp/drives", **asked)
+    recorder = package.override("recorder", "/recorder")
+    assert recorder == {"autostart": True, "folder": "/tmp/drives"}
+    assert package.discovery("dashboard") == package.discovery("motion")
+
+
+@pytest.mark.parametrize(
+    ("file", "argument"),
+    [
+        ("go2.launch.py", "params_file"),
+        ("go2.launch.py", "robot_file"),
+        ("verifier.launch.py", "config"),
+    ],
+)
+def test_a_file_that_does_not_exist_is_named(package: Package, file: str, argument: str) -> None:
+    done = package.launch(file, **{argument: "nowhere.yaml"})
+    assert done.returncode != 0
+    assert f"{argument}:=nowhere.yaml is no file" in done.stdout + done.stderr
+    assert "embedded.yaml" in done.stdout + done.stderr  # what there is
+    assert not list(package.calls.iterdir())
+
+
+@pytest.mark.parametrize("file", ["go2.launch.py", "sim.launch.py"])
+def test_a_log_level_that_is_none_is_one_clear_line(package: Package, file: str) -> None:
+    done = package.launch(file, log_level="loud")
+    told = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert 'Argument "log_level" provided value "loud" is not valid' in told
+    assert "Traceback" not in told
+    assert not list(package.calls.iterdir())
+
+
+def test_the_log_level_is_that_of_our_own_loggers(package: Package) -> None:
+    """That of rcl's is another matter: hundreds of thousands of lines."""
+    expected = [f"fleet.one.{name}" for name in COMPOSED]
+    arguments = {"namespace": "/fleet/one", "log_level": "debug"}
+    started = package.started(expected, "go2.launch.py", **arguments)
+    for call in started.values():
+        levels = [b for a, b in zip(call, call[1:], strict=False) if a == "--log-level"]
+        assert {"fleet.one.navigator:=debug", "fleet.one.motion_guard:=debug"} <= set(levels)
+        assert all(level.endswith(":=debug") for level in levels)
+
+
+@pytest.mark.parametrize(
+    ("composed", "name"), [("true", "graph"), ("true", "motion"), ("false", "motion_guard")]
+)
+def test_the_end_of_a_process_ends_the_launch(package: Package, composed: str, name: str) -> None:
+    for other in {*NODES, "go2_driver", *COMPOSED, "instruct"} - {name}:
+        (package.prefix / "lib/collab_llm" / other).write_text("#!/bin/sh\nexec sleep 300\n")
+    done = package.launch("go2.launch.py", instruction="find it", composed=composed)
+    assert re.search(rf"process\[{name}-\d\] was required", done.stdout + done.stderr)
+
+
+def test_a_node_that_ended_is_started_again(package: Package) -> None:
+    """The second start of the guard ends the launch, through `instruct`."""
+    again = package.calls / "motion_guard.again"
+    waits = f"#!/bin/sh\nwhile [ ! -e {again} ]; do sleep 0.05; done\n"
+    (package.prefix / "lib/collab_llm/instruct").write_text(waits)
+    for other in {*NODES, "go2_driver"} - {"motion_guard"}:
+        (package.prefix / "lib/collab_llm" / other).write_text("#!/bin/sh\nexec sleep 300\n")
+    arguments = {"instruction": "find it", "composed": "false", "on_exit": "respawn"}
+    package.launch("go2.launch.py", **arguments)
+    assert again.exists()
+
+
+@pytest.mark.parametrize("file", ["sim.launch.py", "two_robots.launch.py"])
+def test_no_argument_is_shown_that_has_no_effect(file: str) -> None:
+    """What ``--show-args`` lists: choices where there are some, and no robot's driver."""
+    source = PythonLaunchDescriptionSource(str(ROOT / "launch" / file))
+    description = source.get_launch_description(LaunchContext())
+    shown = {argument.name: argument for argument in description.get_launch_arguments()}
+    if "driver" in shown:
+        assert shown["driver"].choices == ["sim"]
+    flags = {"composed", "dashboard", "record", "markers", "start_verifier", "autostart"}
+    for name in flags & set(shown):
+        assert shown[name].choices == ["true", "false"]
+    assert {"log_level", "on_exit"} <= {name for name in shown if shown[name].choices}
+    overridden = {"namespace", "seed", "instruction", "start_verifier", "bags", "driver"}
+    assert not (file == "two_robots.launch.py" and overridden & set(shown))
+
+
+@pytest.mark.parametrize(
+    ("file", "arguments", "discovery"),
+    [
+        ("sim.launch.py", {}, "LOCALHOST"),
+        ("sim.launch.py", {"discovery": "SUBNET"}, "SUBNET"),
+        ("go2.launch.py", {}, "SYSTEM_DEFAULT"),
+    ],
+)
+def test_a_simulated_robot_is_heard_on_this_machine_only(
+    package: Package,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    arguments: dict[str, str],
+    discovery: str,
+) -> None:
+    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "SYSTEM_DEFAULT")
+    expected = [*COMPOSED, "collab-llm"] if file == "sim.launch.py" else COMPOSED
+    for executable in package.started(expected, file, **arguments):
+        assert package.discovery(executable) == discovery
+
+
+@pytest.mark.parametrize("file", sorted(f.name for f in (ROOT / "launch").glob("*.launch.py")))
+def test_every_argument_is_described(file: str) -> None:
+    source = PythonLaunchDescriptionSource(str(ROOT / "launch" / file))
+    description = source.get_launch_description(LaunchContext())
+    declared = [e for e in description.entities if isinstance(e, DeclareLaunchArgument)]
+    assert declared
+    assert all(len(argument.description) > 10 for argument in declared)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_everything_starts_answers_and_ends(ros_context: Any, tmp_path: Path) -> None:
+    """Random models say nothing readable: the mission ends with that status, standing still."""
+    from tiny_models import tiny_folder
+
+    config = tmp_path / "verifier.yaml"
+    config.write_text("address: 127.0.0.1:50551\n")
+    arguments = {
+        "config": str(config),
+        "verifier": f"127.0.0.1:{51000 + ros_context.get_domain_id()}",
+        "model": str(tiny_folder("qwen2_vl", 0)),
+        "target_model": str(tiny_folder("qwen2_vl", 1)),
+        "instruction": "find the red ball",
+    }
+    done = launch("sim.launch.py", arguments, 540.0)
+    said = done.stdout + done.stderr
+    assert re.search(r"ended: (the text holds no action|no text|more than one)", said), said
+    assert "(0 steps, 0.00 m)" in said, said
+    assert "process has finished cleanly" in said, said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_robots_in_one_domain_both_finish_a_mission(ros_context: Any) -> None:
+    """With the shipped models; what each is to find is in its own room."""
+    arguments = {"verifier": f"127.0.0.1:{51000 + ros_context.get_domain_id()}"}
+    for number in (1, 2):
+        arguments[f"instruction{number}"] = f"find the {make_room(number).goal.name}"
+    done = launch("two_robots.launch.py", arguments, 840.0)
+    said = done.stdout + done.stderr
+    assert len(re.findall(r"\[instruct-\d+\] arrived \(\d+ steps", said)) == 2, said
+    assert "old and ignored" not in said, said  # odometry by another clock

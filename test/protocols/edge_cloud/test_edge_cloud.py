@@ -1,0 +1,465 @@
+"""The edge-cloud path with real (tiny, random) models: one answer, whoever decodes it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from fake_models import EOS, FakeEngine, as_engine, encode
+from tiny_models import tiny_model, tiny_prompt
+
+from collab_llm_nodes.engine import reference
+from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidInput,
+    Unavailable,
+    VocabularyMismatch,
+)
+from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.models.prompt import encode as encode_for_model
+from collab_llm_nodes.protocols.edge_cloud import drafter as drafter_module
+from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
+from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, DraftJob, EdgeClient, Source
+from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
+from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, PreDraftRequest
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Failure, Open, Verdict
+from collab_llm_nodes.protocols.edge_cloud.planner import Profile
+from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
+from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
+from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig
+from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
+from collab_llm_nodes.protocols.edge_cloud.target import TargetSession
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
+
+GREEDY = SamplingConfig()
+COUPLED = SamplingConfig(0.8, top_k=20, seed=3, law="coupled")
+REJECTION = SamplingConfig(0.8, top_k=20, seed=3)
+MAX_TOKENS = 16
+ARCHITECTURES = ("qwen2_vl", "llama")
+DRAFTS: dict[str, Callable[[str], Engine]] = {
+    "same": lambda name: Engine(tiny_model(name)),
+    "noisy": lambda name: Engine(tiny_model(name, head_noise=0.3)),
+    "unrelated": lambda name: Engine(tiny_model(name, 7)),
+}
+
+
+@cache
+def target_of(architecture: str) -> Engine:
+    return Engine(tiny_model(architecture, exit_layers=(1, 2, 3)))
+
+
+@cache
+def alone(architecture: str, prompt: Prompt, sampling: SamplingConfig) -> tuple[int, ...]:
+    """What the target says without any of this."""
+    target = target_of(architecture)
+    encoded = encode_for_model(prompt, target.loaded)
+    return tuple(reference.generate(target.loaded, encoded, sampling, MAX_TOKENS, target.eos))
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_in_process_equals_the_target_alone(architecture: str, draft: str) -> None:
+    target = target_of(architecture)
+    run = InProcessRunner(DRAFTS[draft](architecture), target)
+    for sampling in (GREEDY, COUPLED):
+        prompt = tiny_prompt(architecture)
+        answer = run.generate(prompt, sampling, MAX_TOKENS)
+        assert answer.tokens == alone(architecture, prompt, sampling)
+        assert len(answer.sources) == len(answer.tokens)
+        metrics = answer.metrics
+        assert metrics.tokens == len(answer.tokens)
+        if draft == "same":  # gamma accepted and a bonus token, each round
+            assert metrics.accepted == metrics.drafted or answer.tokens[-1] in target.eos
+            assert Source.RECOVERED not in answer.sources
+
+
+@pytest.mark.parametrize(
+    ("gamma", "predrafts", "max_tokens"),
+    [(0, 6, 16), (1, 0, 16), (8, 2, 16), (4, 6, 1), (4, 6, 2), (64, 1, 16)],
+)
+def test_no_setting_changes_the_answer(gamma: int, predrafts: int, max_tokens: int) -> None:
+    target = target_of("llama")
+    run = InProcessRunner(
+        DRAFTS["noisy"]("llama"),
+        target,
+        gamma=gamma,
+        predraft=PreDraftConfig(max_predrafts=predrafts, queue="random"),
+        exits=ExitConfig(confidence="max", queue="fifo"),
+    )
+    prompt = tiny_prompt("llama")
+    for sampling in (GREEDY, COUPLED):
+        answer = run.generate(prompt, sampling, max_tokens)
+        assert answer.tokens == alone("llama", prompt, sampling)[:max_tokens]
+
+
+def test_cached_drafts_are_used_and_change_nothing_under_the_rejection_law() -> None:
+    target, draft = target_of("llama"), DRAFTS["noisy"]("llama")
+    with_cache = InProcessRunner(draft, target)
+    without = InProcessRunner(draft, target, predraft=PreDraftConfig(max_predrafts=0))
+    hits = 0
+    for seed in range(4):
+        prompt, law = tiny_prompt("llama", seed), SamplingConfig(0.5, seed=seed)
+        cached = with_cache.generate(prompt, law, MAX_TOKENS)
+        plain = without.generate(prompt, law, MAX_TOKENS)
+        assert plain.metrics.cache_hits == 0
+        assert cached.tokens == plain.tokens
+        hits += cached.metrics.cache_hits
+    assert hits > 0
+
+
+# --- Over gRPC ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED, REJECTION])
+def test_drafts_side_by_side_are_those_made_alone_at_one_calculation_a_step(
+    sampling: SamplingConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, prompt = as_engine(FakeEngine()), encode(Prompt("x"))
+    jobs = [DraftJob(1, answer, 4) for answer in ((5,), (6,), (7, 8), (9,))]
+    alone = [Drafter(engine, prompt, sampling).draft(job) for job in jobs]
+    calls = []
+
+    def counted(logits: np.ndarray, config: SamplingConfig) -> np.ndarray:
+        calls.append(logits.shape)
+        return distribution(logits, config)
+
+    monkeypatch.setattr(drafter_module, "distribution", counted)
+    drafter = Drafter(engine, prompt, sampling)
+    lines = [drafter.begin(job) for job in jobs]
+    steps = 0
+    while unfinished := [line for line in lines if line.draft is None]:
+        drafter.step(unfinished)
+        steps += 1
+    assert [line.draft for line in lines] == alone
+    assert len(calls) == (0 if sampling.greedy else steps)
+
+
+def test_an_exit_that_is_not_finite_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    class Overflow(FakeEngine):
+        """As an adapter whose sums exceed fp16."""
+
+        def logits(self, context: Sequence[int], layer: int | None = None) -> torch.Tensor:
+            sound = super().logits(context, layer)
+            return sound * float("nan") if layer == 2 else sound
+
+    prompt, seen = encode(Prompt("x")), list[EarlyExit]()
+    session = TargetSession(as_engine(Overflow()), prompt, Open("x", (), GREEDY, 20, ""))
+    session.prefill()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            answer = session._state.generated
+            verdict = session.verify(Draft(session._state.round, len(answer), (1, 2)), seen.append)
+            assert verdict is not None
+    assert tuple(session._state.generated) == FakeEngine().answer(prompt, GREEDY, 20)[: len(answer)]
+    assert {exit_.layer for exit_ in seen} == {1, 3}
+    assert len(caplog.records) == 1, "one line, however many exits"
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def remote(request: pytest.FixtureRequest) -> Iterator[tuple[str, Engine, VerifierClient]]:
+    """A verifier with a tiny model, and a link to it."""
+    target = target_of(request.param)
+    with (
+        start_server(VerifierConfig(address="127.0.0.1:0"), target) as server,
+        VerifierClient(ClientLinkConfig(address=f"localhost:{server.port}")) as client,
+    ):
+        yield request.param, target, client
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_over_grpc_equals_the_target_alone_and_the_in_process_runner(
+    remote: tuple[str, Engine, VerifierClient], draft: str
+) -> None:
+    architecture, target, client = remote
+    engine = DRAFTS[draft](architecture)
+    over_grpc, in_process = RemoteRunner(engine, client), InProcessRunner(engine, target)
+    prompt = tiny_prompt(architecture)
+    for sampling in (GREEDY, COUPLED):
+        answer = over_grpc.generate(prompt, sampling, MAX_TOKENS)
+        assert answer.tokens == alone(architecture, prompt, sampling)
+        assert answer.text == target.decode(answer.tokens)
+    answer = over_grpc.generate(prompt, REJECTION, MAX_TOKENS)
+    assert answer.tokens == in_process.generate(prompt, REJECTION, MAX_TOKENS).tokens
+
+
+def test_robots_do_not_disturb_one_another(remote: tuple[str, Engine, VerifierClient]) -> None:
+    """One target, one draft engine, four sessions at once, each with its own images."""
+    architecture, _, client = remote
+    prompts = [tiny_prompt(architecture, 10 * i, images=1 + i % 2) for i in range(4)]
+    run = RemoteRunner(DRAFTS["noisy"](architecture), client)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda p: run.generate(p, GREEDY, MAX_TOKENS).tokens, prompts))
+    assert answers == [alone(architecture, p, GREEDY) for p in prompts]
+
+
+def test_bad_prompts_are_refused_by_name(remote: tuple[str, Engine, VerifierClient]) -> None:
+    """By the edge before anything is sent; the verifier's own checks are in test_verifier.py."""
+    architecture, _, client = remote
+    run = RemoteRunner(DRAFTS["noisy"](architecture), client)
+    for prompt in (Prompt(""), Prompt("go", (b"no JPEG",)), Prompt("x" * 9000)):
+        with pytest.raises(InvalidInput):
+            run.generate(prompt)
+
+
+def test_the_verifier_checks_the_image_itself(remote: tuple[str, Engine, VerifierClient]) -> None:
+    architecture, _, client = remote
+    if architecture != "qwen2_vl":
+        pytest.skip("a text model takes no image at all")
+    engine = DRAFTS["noisy"](architecture)
+    fine = encode_for_model(tiny_prompt(architecture), engine.loaded)
+    run = RemoteRunner(engine, client, encode=lambda prompt: fine)
+    with pytest.raises(InvalidInput, match="JPEG") as caught:
+        run.generate(Prompt("go to the red ball", (b"no JPEG",)))
+    assert caught.value.field == "images[0]"
+    assert caught.value.remedy
+
+
+def test_another_vocabulary_is_refused(remote: tuple[str, Engine, VerifierClient]) -> None:
+    _, _, client = remote
+    run = RemoteRunner(as_engine(FakeEngine(1)), client, encode=encode)
+    with pytest.raises(VocabularyMismatch) as caught:
+        run.generate(Prompt("go"))
+    assert caught.value.remedy
+
+
+# --- The loop alone -----------------------------------------------------------------------------
+
+PROMPT = Prompt("go to the red box")
+PLAIN = PreDraftConfig(max_predrafts=0)
+WAITING = AheadConfig(push_window=0)
+
+
+class Bench:
+    """A loop against a target session that answers within ``send``."""
+
+    def __init__(
+        self,
+        *,
+        predraft: PreDraftConfig = PLAIN,
+        ahead: AheadConfig = WAITING,
+        preempt: bool = True,
+    ) -> None:
+        self.target = FakeEngine(1)
+        self.draft_engine = FakeEngine(1, noise=0.5)
+        self.expected = self.target.answer(encode(PROMPT), GREEDY, MAX_TOKENS)
+        opened = Open(PROMPT.text, (), GREEDY, MAX_TOKENS, "")
+        self.session = TargetSession(as_engine(self.target), encode(PROMPT), opened)
+        self.session.prefill()
+        self.client = EdgeClient(ClientConfig(4, MAX_TOKENS))
+        self.sent: list[Draft] = []
+        self.exits: list[EarlyExit] = []
+        drafter = Drafter(as_engine(self.draft_engine), encode(PROMPT), GREEDY)
+        self.profile = Profile()
+        self.loop = EdgeLoop(
+            self.client,
+            drafter,
+            self.send,
+            predraft=predraft,
+            ahead=ahead,
+            profile=self.profile,
+            preempt=preempt,
+        )
+
+    def send(self, draft: Draft) -> None:
+        self.sent.append(draft)
+        self.session.offer(draft)
+        while (verdict := self.session.verify_next(self.loop.post)) is not None:
+            self.loop.post(verdict)
+
+
+@pytest.mark.parametrize("preempt", [False, True])
+@pytest.mark.parametrize(
+    ("predraft", "ahead"),
+    [
+        (PLAIN, AheadConfig()),
+        (PreDraftConfig(), AheadConfig(predictions=0, push_window=0)),
+        (PreDraftConfig(), AheadConfig(push_window=0)),
+        (PreDraftConfig(), AheadConfig(push_depth=3)),
+    ],
+    ids=["plain", "exits", "predictions", "push"],
+)
+def test_the_loop_decodes(predraft: PreDraftConfig, ahead: AheadConfig, preempt: bool) -> None:
+    bench = Bench(predraft=predraft, ahead=ahead, preempt=preempt)
+    bench.loop.run(5.0)
+    assert tuple(bench.client.generated) == bench.expected
+    metrics = bench.client.metrics
+    assert metrics.pushed == sum(d.after is not None for d in bench.sent)
+    if predraft is PLAIN or ahead.push_window == 0:
+        assert metrics.pushed == 0
+        assert [d.round for d in bench.sent] == list(range(len(bench.sent)))
+    elif not preempt:
+        assert metrics.pushed > 0
+    if predraft is not PLAIN and not preempt:
+        assert metrics.cache_hits > 0
+        assert any(d.cached for d in bench.sent)
+
+
+def test_the_profile_sees_which_drafts_end_with_the_answer() -> None:
+    bench = Bench()
+    bench.loop.run(5.0)
+    ends: list[bool] = []
+    for draft in bench.sent:
+        gamma = min(4, MAX_TOKENS - draft.start - 1)
+        ends += [token == EOS for token in draft.tokens[: max(0, gamma - 1)]]
+    cut = [d for d in bench.sent if 0 < len(d.tokens) < 4 and EOS not in d.tokens]
+    assert cut, "no draft is shorter for want of room"
+    assert bench.profile.ends.count == len(ends) > 0
+    assert bench.profile.ends.value == pytest.approx(sum(ends) / len(ends))
+
+
+def test_a_cached_draft_and_its_verdict_may_come_together() -> None:
+    """The cache's owner sent the draft of round 1 while the loop was still drafting it."""
+    bench = Bench()
+    passes = itertools.count()
+
+    def answer_from_elsewhere(layer: int) -> None:
+        if bench.client.round != 1 or next(passes) > 0:
+            return
+        job = bench.client.next_draft()
+        helper = Drafter(as_engine(FakeEngine(1, noise=0.5)), encode(PROMPT), GREEDY)
+        cached = helper.draft(job, cached=True)
+        assert cached is not None
+        verdict = bench.session.verify(cached, lambda e: None)
+        assert verdict is not None
+        bench.loop.post(cached)
+        bench.loop.post(verdict)
+
+    bench.draft_engine.before_layer = answer_from_elsewhere
+    bench.loop.run(5.0)
+    assert tuple(bench.client.generated) == bench.expected
+    assert 1 not in [d.round for d in bench.sent]
+    assert bench.client.metrics.cache_hits == 1
+
+
+def test_the_next_round_may_be_over_before_this_one_is_handled() -> None:
+    """One slow forward pass, during which verdict, cached draft and its verdict all arrive."""
+    bench = Bench()
+    held: list[Verdict] = []
+
+    def send(draft: Draft) -> None:
+        bench.sent.append(draft)
+        verdict = bench.session.verify(draft, lambda e: None)
+        assert verdict is not None
+        if draft.round > 0:
+            bench.loop.post(verdict)
+            return
+        held.append(verdict)  # arrives during the pre-draft asked for here
+        bench.loop.post(PreDraftRequest(0, (5,), lambda made: None))
+
+    def world_goes_on(layer: int) -> None:
+        if not held:
+            return
+        verdict = held.pop()
+        job = DraftJob(1, verdict.tokens, 4)
+        helper = Drafter(as_engine(FakeEngine(1, noise=0.5)), encode(PROMPT), GREEDY)
+        cached = helper.draft(job, cached=True)
+        assert cached is not None
+        after = bench.session.verify(cached, lambda e: None)
+        assert after is not None
+        for event in (verdict, cached, after):
+            bench.loop.post(event)
+
+    bench.loop._send = send
+    bench.draft_engine.before_layer = world_goes_on
+    bench.loop.run(5.0)
+    assert tuple(bench.client.generated) == bench.expected
+    assert [d.round for d in bench.sent][:2] == [0, 2]
+
+
+@pytest.mark.parametrize("passes_before", [0, 1, 2, 3])
+def test_a_pre_draft_for_another_outcome_is_never_sent(passes_before: int) -> None:
+    """The verdict comes during each of the forward passes of a pre-draft that it makes useless."""
+    bench = Bench()
+    held: list[Verdict] = []
+    passes = itertools.count()
+
+    def send(draft: Draft) -> None:
+        bench.sent.append(draft)
+        verdict = bench.session.verify(draft, lambda e: None)
+        assert verdict is not None
+        if draft.round > 0:
+            bench.loop.post(verdict)
+            return
+        held.append(verdict)
+        other = (verdict.tokens[0] % 20 + 1,)  # one token, and another one
+        bench.loop.post(PreDraftRequest(0, other, lambda made: None))
+
+    def verdict_comes(layer: int) -> None:
+        if held and layer == bench.draft_engine.num_layers and next(passes) == passes_before:
+            bench.loop.post(held.pop())
+
+    bench.loop._send = send
+    bench.draft_engine.before_layer = verdict_comes
+    bench.loop.run(5.0)
+    assert tuple(bench.client.generated) == bench.expected
+    lengths = list(itertools.accumulate([0, *(len(d.tokens) for d in bench.sent)]))
+    assert all(d.start <= most + d.round for d, most in zip(bench.sent, lengths, strict=False))
+    assert not [d for d in bench.sent if d.cached]
+
+
+def test_without_drafts_the_verifier_streams_its_own_answer() -> None:
+    bench = Bench()
+    bench.loop.client = bench.client = EdgeClient(ClientConfig(0, MAX_TOKENS))
+    bench.loop.run(5.0)
+    assert tuple(bench.client.generated) == bench.expected
+    assert len(bench.sent) == 1, "one message for the whole answer"
+    assert bench.client.metrics.rounds == len(bench.expected)
+
+
+def test_every_predraft_request_is_answered_once() -> None:
+    bench = Bench()
+    replies: list[Draft | None] = []
+    bench.loop.post(PreDraftRequest(0, (5,), replies.append))
+    bench.loop.post(PreDraftRequest(99, (5,), replies.append))
+    bench.loop.run(5.0)
+    bench.loop.post(PreDraftRequest(0, (5,), replies.append))  # the loop has ended
+    assert len(replies) == 3
+    assert replies[-1] is None
+
+
+def test_cancel_and_failures_end_the_loop() -> None:
+    for event, error in (
+        (Cancel(), Cancelled),
+        (Failure("DEADLINE_EXCEEDED", "no verdict"), DeadlineExceeded),
+    ):
+        bench = Bench()
+        bench.loop.post(event)
+        with pytest.raises(error):
+            bench.loop.run(5.0)
+
+
+def test_silence_ends_the_loop_at_its_deadline() -> None:
+    bench = Bench()
+    mute = EdgeLoop(
+        bench.client,
+        Drafter(as_engine(bench.draft_engine), encode(PROMPT), GREEDY),
+        lambda draft: None,
+    )
+    with pytest.raises(DeadlineExceeded, match="deadline"):
+        mute.run(0.05)
+
+
+def test_a_verdict_that_came_before_a_failure_counts() -> None:
+    bench = Bench()
+
+    def send(draft: Draft) -> None:
+        bench.session.offer(draft)
+        verdict = bench.session.verify_next(lambda e: None)
+        assert verdict is not None
+        bench.loop.post(verdict)
+        bench.loop.post(Failure("UNAVAILABLE", "gone"))
+
+    bench.loop._send = send
+    with pytest.raises(Unavailable):
+        bench.loop.run(5.0)
+    assert tuple(bench.client.generated) == bench.expected[: len(bench.client.generated)] != ()

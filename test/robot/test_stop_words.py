@@ -1,0 +1,131 @@
+"""Which instructions only ask to stop."""
+
+from __future__ import annotations
+
+import pytest
+
+from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
+from collab_llm_nodes.training.wording import HELD_OUT, TRAINED
+
+
+@pytest.mark.parametrize("word", STOP_WORDS)
+def test_every_word_asks_to_stop_however_it_is_written(word: str) -> None:
+    for frame in ("{}", " {}!!\n", "please {}", "{} now, robot", "Could you {} right away?"):
+        assert asks_to_stop(frame.format(word))
+        assert asks_to_stop(frame.format(word).upper())
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "stop stop stop",
+        "Stop! Don't move!",
+        "don\u2019t move",
+        "dont move",
+        "stop the robot",
+        "STOP_NOW",
+        "s\u200btop",
+        "\uff53\uff54\uff4f\uff50",
+        "arrete-toi",
+        "\u00a1Alto!",
+        "no, stop it",
+        "stop moving forward",
+        "do not move forward",
+        "stop turning left",
+        "stop driving around",
+        "stop walking around",
+        "stop the mission",
+        "cancel mission",
+        "cancel the mission",
+        "abort mission",
+        "stop navigating",
+        "stop following",
+        "stop what you are doing",
+        "I want you to stop",
+        "you must stop",
+        "it is time to stop",
+        "I told you to stop",
+        "come to a halt",
+        "stop all motors",
+        "wait until I say so",
+        "don't you move",
+        "You must not move!",
+        "stop please, thank you very much",
+        "STOP NOW OR ELSE",
+        "wait a moment",
+        "wait 5 seconds",
+        "wait for 5s",
+        "wait for me",
+        "hold your position",
+        "stay where you are",
+        "be still",
+        "do nothing",
+        "brake",
+        "quit",
+        "end",
+        "emergency",
+        "this is an emergency",
+        "\N{OCTAGONAL SIGN}",
+        "ne bouge pas",
+        "no te muevas",
+        "nicht bewegen",
+        "do not go to the door",
+        "please stop driving to the red ball",
+        "Stop! Never turn to the window.",
+    ],
+)
+def test_asks_to_stop(instruction: str) -> None:
+    assert asks_to_stop(instruction)
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "find the stop sign",
+        "go to the bus stop",
+        "stop at the door",
+        "stop next to the red box",
+        "stop in front of the table",
+        "stop when you see the ball",
+        "wait at the door",
+        "wait until you see the ball",
+        "find the emergency exit",
+        "go to the end of the hall",
+        "find the ball and stop",
+        "turn left and stop",
+        "go forward, then stop",
+        "move 2 m forward",
+        "do not stop moving",
+        "never stop driving",
+        "do not stop",
+        "don't stop",
+        "never stop",
+        "turn right now",
+        "paragraph",
+        "please",
+        "no",
+        "",
+        "?!",
+    ],
+)
+def test_says_something_else(instruction: str) -> None:
+    assert not asks_to_stop(instruction)
+
+
+def test_no_wish_of_the_training_asks_to_stop() -> None:
+    for wishes in (TRAINED, *HELD_OUT.values()):
+        said = (wish.text("red ball") for wish in wishes.every())
+        assert not [text for text in said if asks_to_stop(text)]
+
+
+def test_other_words_may_be_given() -> None:
+    assert asks_to_stop("please halt here", ["halt here"])
+    assert not asks_to_stop("stop", ["halt here"])
+    assert not asks_to_stop("do not move", ["halt here"])
+
+
+@pytest.mark.parametrize("words", [(), ("",), ("please",), ("stop", "!?")])
+def test_words_that_are_none_are_refused(words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="stop_words"):
+        check_stop_words(words)
