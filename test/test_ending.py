@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from folders import SUPPORT
+from folders import environment
 
 END_S = 110.0
 """Much more than an end takes, for a machine that is busy."""
@@ -69,7 +69,7 @@ def test_a_signal_to_another_thread_ends_the_process(
         request.getfixturevalue("ros_context")
     done = subprocess.run(
         [sys.executable, "-c", SEND.format(name=name) + waits],
-        cwd=SUPPORT,
+        env=environment(Path(__file__).parent),
         capture_output=True,
         text=True,
         timeout=END_S,

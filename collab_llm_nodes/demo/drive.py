@@ -16,10 +16,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.engine.reference import generate
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.demo.film import Frame, save
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.reference import generate
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode

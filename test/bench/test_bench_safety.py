@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import SUPPORT
+from folders import environment
 from waiting import gone
 
 from collab_llm_nodes.bench.safety.rig import Child
@@ -177,10 +177,9 @@ if __name__ == "__main__":
 def test_a_benchmark_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     script, pid = tmp_path / "killed.py", tmp_path / "pid"
     script.write_text(KILLED, encoding="ascii")
-    path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "log"), str(pid)],
-        env={**os.environ, "PYTHONPATH": path},
+        env=environment(Path(__file__).parent),
         timeout=60,
         check=False,
     )

@@ -17,13 +17,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import torch
 from fake_models import PROMPT_IDS, VOCABULARY, FakeEngine, FakeSession, as_engine, encode
-from folders import SUPPORT
+from folders import environment
 from grpc_health.v1 import health_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -216,7 +217,9 @@ def test_caches_are_lent_in_order_and_never_taken_from_who_works(data: st.DataOb
 def test_owners_share_the_caches_fairly(data: st.DataObject) -> None:
     """Nobody without one waits while an owner has two idle, and those who work keep theirs."""
     slots: Slots[tuple[str, int]] = Slots(4, BatchConfig(evict_idle_s=60.0, slot_wait_s=60.0))
-    line, busy, idle = set(), set(), set()
+    line: set[tuple[str, int]] = set()
+    busy: set[tuple[str, int]] = set()
+    idle: set[tuple[str, int]] = set()
     for number in range(data.draw(st.integers(1, 40))):
         action = data.draw(st.sampled_from(["request", "request", "rest", "work", "leave"]))
         if action == "request":
@@ -873,7 +876,7 @@ def test_a_session_whose_end_fails_is_told_and_so_is_who_comes_behind_it() -> No
 def test_a_verifier_that_failed_ends_with_an_error_status() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FAILING],
-        cwd=SUPPORT,
+        env=environment(Path(__file__).parent),
         capture_output=True,
         text=True,
         timeout=2 * WAIT_S,

@@ -24,7 +24,7 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from folders import SUPPORT
+from folders import environment
 from hostile_pictures import claiming_jpeg, png, png_header, progressive_jpeg
 from hypothesis import given
 from hypothesis import strategies as st
@@ -402,7 +402,7 @@ def test_a_worker_that_cannot_start_is_told_once(
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT],
-        cwd=SUPPORT,
+        env=environment(Path(__file__).parent),
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -683,7 +683,7 @@ def test_sigterm_ends_it_whatever_runs(busy: str) -> None:
     """Before, a thread within C code held up the interpreter's exit for as long as it liked."""
     child = subprocess.Popen(
         [sys.executable, "-c", BUSY, busy],
-        cwd=SUPPORT,
+        env=environment(Path(__file__).parent),
         stdout=subprocess.PIPE,
         text=True,
     )

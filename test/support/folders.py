@@ -1,5 +1,6 @@
 """Where things lie in the source tree."""
 
+import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -7,3 +8,9 @@ PACKAGE = ROOT / "collab_llm_nodes"
 SUPPORT = ROOT / "test" / "support"
 ROOM = ROOT / "test" / "bags" / "room"
 """A recorded room; see ``scripts/record_test_bag.sh``."""
+
+
+def environment(*folders: Path) -> dict[str, str]:
+    """Return the environment of a child that imports the helpers and modules in ``folders``."""
+    paths = [*map(str, (SUPPORT, *folders)), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -24,9 +24,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from collab_llm_nodes.engine import reference
 from collab_llm_nodes.decoding.randomness import gumbel
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
+from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.architectures import ARCHITECTURES

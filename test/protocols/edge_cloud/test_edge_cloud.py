@@ -14,8 +14,8 @@ import torch
 from fake_models import EOS, FakeEngine, as_engine, encode
 from tiny_models import tiny_model, tiny_prompt
 
-from collab_llm_nodes.engine import reference
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
+from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import (
     Cancelled,

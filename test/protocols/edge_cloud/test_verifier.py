@@ -31,7 +31,7 @@ from fake_models import (
     as_engine,
     encode,
 )
-from folders import ROOT, SUPPORT
+from folders import ROOT, environment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_client import RawClient
@@ -1117,7 +1117,7 @@ def test_a_shipped_configuration_goes_by_its_name(
 def test_signals_while_it_drains_are_ignored() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SIGNALLED_TWICE],
-        cwd=SUPPORT,
+        env=environment(Path(__file__).parent),
         capture_output=True,
         text=True,
         timeout=WAIT_S,
