@@ -680,7 +680,8 @@ def _warn_of_misspelt_nodes(nodes: list[Node], arguments: list[str]) -> None:
     A file may serve other processes and other packages, so only what is nearly a name of ours is
     told.
     """
-    files = {file.stem for file in Path(__file__).parent.glob("*.py")}
+    nodes_folder = Path(__file__).parents[1] / "nodes"
+    files = {file.stem for file in nodes_folder.glob("*.py")}
     known = files & set(vars(programs)) - {"graph", "motion"}  # a node has its file's name
     known |= {node.get_name() for node in nodes}
     for option, file in pairwise(arguments):

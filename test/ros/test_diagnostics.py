@@ -558,7 +558,7 @@ def test_calls_of_services_are_published_as_the_parameter_says(ros_graph: Any) -
 # Said once: in a transition, which is somebody's wish; on a change; as the last word. All the rest
 # can repeat at the rate of a topic or of requests. Debug lines are for those who ask for them.
 ONCE = {"configure", "activate", "_transition", "_on_incompatible", "_spin", "_tell_ready"}
-ONCE |= {"ros.py _warn_of_misspelt_nodes"}
+ONCE |= {"node.py _warn_of_misspelt_nodes"}
 ONCE |= {"go2_driver.py _make_transforms", "recorder.py _end", "recorder.py _look"}
 
 
