@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "COLLAB_LLM_DASHBOARD_TOKEN"
 _WATCHED_S = 2.0
-"""So long after the last look somebody is still looking."""
+"""A viewer counts as present for this long after the last request [s]."""
 _LINK_STATES = {LinkState.DOWN: "DOWN", LinkState.CONNECTING: "CONNECTING", LinkState.UP: "UP"}
 _KINDS = {
     NavigationAction.NONE: "none",
