@@ -267,7 +267,7 @@ def record(
         console.print(f"wrote {path}: {count} messages")
         return
     from collab_llm_nodes.nodes.recorder import Recorder
-    from collab_llm_nodes.ros.node import run
+    from collab_llm_nodes.ros.program import run
 
     values = {
         "folder": str(out),
