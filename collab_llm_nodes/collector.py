@@ -3,13 +3,14 @@
 import gc
 
 
-def look_at_new_things_only() -> None:
-    """Call it once all that stays to the process's end is there: modules, models, nodes.
+def freeze_startup_objects() -> None:
+    """Exclude all objects alive now from garbage collection.
 
-    Left to itself the collector goes through all of that each time, for as long as some passes of a
-    model take, and therefore seldom: after as much as a quarter of it has come anew, the leftovers
-    of thousands of answers.
+    To be called once everything long-lived is there: modules, models, nodes. Otherwise each full
+    collection walks all of these objects, which takes as long as several passes of a model. And it
+    runs rarely, only after the number of new objects reaches a quarter of the old ones, which are
+    the leftovers of thousands of answers.
     """
     gc.collect()
     gc.freeze()
-    gc.collect()  # without it the collector would wait for a quarter of what there was
+    gc.collect()  # resets the count of old objects, a quarter of which the collector waits for

@@ -29,7 +29,7 @@ def setting(
     """A dataclass field that knows its meaning and its range.
 
     ``check_ranges`` enforces the range wherever the dataclass is built; a ROS node turns the same
-    facts into parameter descriptors (``ros/node.py``), so a limit is written once.
+    facts into parameter descriptors (``ros/parameters.py``), so a limit is written once.
 
     Args:
         doc: one sentence for people, with the unit.

@@ -15,13 +15,15 @@ from importlib import import_module
 from collab_llm_nodes.ending import end_program
 
 
-def _program(module: str) -> Callable[[], int]:
+def _program(module: str, *arguments: str, function: str = "main") -> Callable[[], int]:
+    """Return a console script that calls ``function`` of ``module`` with ``arguments``."""
+
     def start() -> int:
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # in a script's background
             signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
         status: object
         try:
-            status = import_module(module).main()
+            status = getattr(import_module(module), function)(*arguments)
         except SystemExit as end:
             status = end.code
         if isinstance(status, str):  # words for people, as sys.exit takes them
@@ -36,7 +38,10 @@ collab_llm = _program("collab_llm_nodes.cli")
 camera_ingest = _program("collab_llm_nodes.nodes.camera_ingest")
 cloud_verifier_bridge = _program("collab_llm_nodes.nodes.cloud_verifier_bridge")
 dashboard = _program("collab_llm_nodes.nodes.dashboard")
-draft_vlm = _program("collab_llm_nodes.nodes.draft_vlm")
+# Named to be imported later: --help need not wait for torch.
+draft_vlm = _program(
+    "collab_llm_nodes.ros.program", "collab_llm_nodes.nodes.draft_vlm:DraftVlm", function="run"
+)
 go2_driver = _program("collab_llm_nodes.nodes.go2_driver")
 graph = _program("collab_llm_nodes.nodes.graph")
 instruct = _program("collab_llm_nodes.nodes.instruct")

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
-from collab_llm_nodes.ros.node import CommonConfig, ManagedNode, flatten
+from collab_llm_nodes.ros.managed_node import CommonConfig, ManagedNode
+from collab_llm_nodes.ros.parameters import flatten
 
 VERIFIER = """## The verifier's file
 

@@ -27,7 +27,8 @@ end.wait()
 """
 NODE = """
 from collab_llm_nodes.nodes.navigation_action_parser import ParserConfig
-from collab_llm_nodes.ros.node import ManagedNode, run
+from collab_llm_nodes.ros.managed_node import ManagedNode
+from collab_llm_nodes.ros.program import run
 
 class Node(ManagedNode):
     def activate(self):

@@ -21,7 +21,7 @@ from collab_llm.msg import GeneratedText, NavigationAction, Observation
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.ros.asking_client import AskingClient
-from collab_llm_nodes.ros.node import CAMERA, RESULT
+from collab_llm_nodes.ros.qos import CAMERA, RESULT
 
 ANSWER_DEADLINE_S = 20.0
 

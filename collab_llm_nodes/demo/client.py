@@ -25,7 +25,7 @@ from collab_llm.msg import Room as RoomMsg
 from collab_llm_nodes.errors import DeadlineExceeded
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.ros.client import GraphClient
-from collab_llm_nodes.ros.node import COMMAND, RESULT, STATE
+from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
 from collab_llm_nodes.sim.rooms import Pose, Room
 
 Stamp = tuple[int, int]

@@ -19,9 +19,12 @@ from sensor_msgs.msg import CompressedImage, Image
 from collab_llm.msg import Observation
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.ros.cameras import TOPICS, CameraConfig, Frame, Grabber, Videohub
+from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.health import Level, TopicLimits
 from collab_llm_nodes.ros.images import Jpeg, encode_jpeg, read_compressed, to_rgb
-from collab_llm_nodes.ros.node import CAMERA, RESULT, STEADY, ManagedNode, guarded, run, wall
+from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.program import run
+from collab_llm_nodes.ros.qos import CAMERA, RESULT
 
 
 class CameraIngest(ManagedNode[CameraConfig]):

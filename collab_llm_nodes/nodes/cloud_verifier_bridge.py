@@ -31,6 +31,7 @@ from collab_llm_nodes.protocols.edge_cloud.verifier_client import (
     SessionHandle,
     VerifierClient,
 )
+from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.convert import (
     draft_from_msg,
     exit_to_msg,
@@ -40,15 +41,9 @@ from collab_llm_nodes.ros.convert import (
     verdict_to_msg,
 )
 from collab_llm_nodes.ros.health import LinkHealth, LinkLimits, Status
-from collab_llm_nodes.ros.node import (
-    REQUESTS,
-    RESULT,
-    STATE,
-    STEADY,
-    ManagedNode,
-    guarded,
-    run,
-)
+from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.program import run
+from collab_llm_nodes.ros.qos import REQUESTS, RESULT, STATE
 from collab_llm_nodes.transport.heartbeat import HeartbeatConfig
 
 _NO_FAULTS = (Cancelled.code, Inactive.code)

@@ -55,20 +55,12 @@ from collab_llm_nodes.dashboard.view import (
 from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import read_token
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
+from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.convert import code_of
 from collab_llm_nodes.ros.goals import SentGoal
-from collab_llm_nodes.ros.node import (
-    CAMERA,
-    COMMAND,
-    REQUESTS,
-    RESULT,
-    STATE,
-    STEADY,
-    ManagedNode,
-    guarded,
-    run,
-    wall,
-)
+from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.program import run
+from collab_llm_nodes.ros.qos import CAMERA, COMMAND, REQUESTS, RESULT, STATE
 
 if TYPE_CHECKING:
     from collab_llm_nodes.dashboard.site import Site

@@ -51,6 +51,7 @@ from collab_llm_nodes.protocols.edge_cloud.link_loss import LinkLossConfig, Pati
 from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, PreDraftRequest
 from collab_llm_nodes.protocols.edge_cloud.planner import Planner, PlannerConfig, settings_of
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.convert import (
     code_of,
     draft_from_msg,
@@ -64,7 +65,9 @@ from collab_llm_nodes.ros.convert import (
     verdict_from_msg,
 )
 from collab_llm_nodes.ros.health import AnswerLimits, Answers, Level, Status
-from collab_llm_nodes.ros.node import REQUESTS, RESULT, STEADY, ManagedNode, guarded, run
+from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.program import run
+from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
 PROTOCOLS = ("edge_cloud",)
 MAX_DEADLINE_S = 86400.0

@@ -37,18 +37,11 @@ from collab_llm_nodes.robot.go2.sport import (
     SportState,
     Trouble,
 )
+from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.health import Level, TopicLimits
-from collab_llm_nodes.ros.node import (
-    BUTTON,
-    CAMERA,
-    COMMAND,
-    RESULT,
-    STATE,
-    STEADY,
-    ManagedNode,
-    run,
-    wall,
-)
+from collab_llm_nodes.ros.managed_node import ManagedNode
+from collab_llm_nodes.ros.program import run
+from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, RESULT, STATE
 from collab_llm_nodes.ros.unitree import STATE_TOPIC, Services, sport_state, vendor, yaw_of
 
 _TICK_S = 0.01

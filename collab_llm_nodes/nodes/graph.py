@@ -1,26 +1,25 @@
-"""What sees, thinks and decides, in one process. What moves the robot is in ``nodes/motion.py``."""
+"""The nodes that see, think and decide, in one process.
+
+The nodes that move the robot are in another (``nodes/motion.py``).
+"""
 
 from __future__ import annotations
 
-from collab_llm_nodes.nodes.camera_ingest import CameraIngest
-from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
-from collab_llm_nodes.nodes.draft_vlm import DraftVlm
-from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
-from collab_llm_nodes.nodes.navigator import Navigator
-from collab_llm_nodes.nodes.predraft_cache import PreDraftCacheNode
-from collab_llm_nodes.ros.node import run
+from collab_llm_nodes.ros.program import run
+
+NODES = (  # named, not imported: models take seconds to import, which --help need not
+    "camera_ingest:CameraIngest",
+    "cloud_verifier_bridge:CloudVerifierBridge",
+    "draft_vlm:DraftVlm",
+    "predraft_cache:PreDraftCacheNode",
+    "navigation_action_parser:NavigationActionParser",
+    "navigator:Navigator",
+)
 
 
 def main() -> int:
     """Run the graph."""
-    return run(
-        CameraIngest,
-        CloudVerifierBridge,
-        DraftVlm,
-        PreDraftCacheNode,
-        NavigationActionParser,
-        Navigator,
-    )
+    return run(*(f"collab_llm_nodes.nodes.{node}" for node in NODES))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,10 @@ from collab_llm.action import Generate, Navigate
 from collab_llm.msg import LinkState
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.robot.stop_words import asks_to_stop
+from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.goals import SentGoal
-from collab_llm_nodes.ros.node import STATE, STEADY, argument_parser, init_rclpy, read_arguments
+from collab_llm_nodes.ros.program import argument_parser, init_rclpy, read_arguments
+from collab_llm_nodes.ros.qos import STATE
 
 START_DEADLINE_S = 300.0
 """Wait for the nodes and the verifier at most; models of many gigabytes may have to be loaded."""

@@ -21,7 +21,10 @@ from collab_llm.msg import MotionState, NavigationAction
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.grammar import Kind
-from collab_llm_nodes.ros.node import CAMERA, RESULT, STATE, STEADY, ManagedNode, guarded, run
+from collab_llm_nodes.ros.clock import STEADY
+from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.program import run
+from collab_llm_nodes.ros.qos import CAMERA, RESULT, STATE
 
 _JUMP_M = 1.0
 """Between two odometry messages: nobody drives so fast; the robot was put elsewhere."""

@@ -13,7 +13,7 @@ from importlib import import_module
 
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
-from collab_llm_nodes.ros.node import argument_parser, read_arguments, run
+from collab_llm_nodes.ros.program import argument_parser, read_arguments, run
 
 DRIVERS = {"go2": "go2_driver.Go2Driver", "sim": "sim_go2.SimGo2", "none": ""}
 """Nodes that carry ``cmd_vel`` out; none: one of somebody else's."""

@@ -35,20 +35,11 @@ from collab_llm_nodes.robot.executor import ZERO, Velocity
 from collab_llm_nodes.robot.guard import Guard, GuardConfig, GuardState, Source
 from collab_llm_nodes.robot.latch import Latch
 from collab_llm_nodes.robot.obstacles import gap_in_scan, gap_of_range
+from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.health import Level
-from collab_llm_nodes.ros.node import (
-    BUTTON,
-    CAMERA,
-    COMMAND,
-    REQUESTS,
-    RESULT,
-    STATE,
-    STEADY,
-    ManagedNode,
-    guarded,
-    run,
-    wall,
-)
+from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.program import run
+from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, REQUESTS, RESULT, STATE
 
 _REST = (0.02, 0.05)
 """Odometry's velocities of a robot at rest are below these [m/s, rad/s]."""

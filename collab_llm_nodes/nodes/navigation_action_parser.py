@@ -30,7 +30,9 @@ from collab_llm_nodes.robot.grammar import (
     StreamingParser,
 )
 from collab_llm_nodes.ros.health import ActionLimits, Actions, Status
-from collab_llm_nodes.ros.node import RESULT, ManagedNode, guarded, run
+from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.program import run
+from collab_llm_nodes.ros.qos import RESULT
 
 _SESSIONS = 16
 """Answers remembered at a time; older ones can no longer be about a fresh frame."""

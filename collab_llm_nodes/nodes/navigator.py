@@ -51,20 +51,12 @@ from collab_llm_nodes.robot.mission import (
 from collab_llm_nodes.robot.prompt import DEFAULT_TEMPLATE, user_text
 from collab_llm_nodes.robot.steps import DelegatedSteps
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
+from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.convert import code_of, of_a_request
 from collab_llm_nodes.ros.health import Faults, Level, Status, TopicLimits
-from collab_llm_nodes.ros.node import (
-    CAMERA,
-    COMMAND,
-    REQUESTS,
-    RESULT,
-    STATE,
-    STEADY,
-    ManagedNode,
-    guarded,
-    run,
-    wall,
-)
+from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.program import run
+from collab_llm_nodes.ros.qos import CAMERA, COMMAND, REQUESTS, RESULT, STATE
 from collab_llm_nodes.ros.step_outputs import OUTPUTS, make_output
 
 _LOGGED = 120

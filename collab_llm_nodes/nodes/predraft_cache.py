@@ -22,8 +22,11 @@ from collab_llm.msg import Draft, EarlyExit, GeneratedText, Verdict
 from collab_llm.srv import PreDraft
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.protocols.edge_cloud.predraft import Answer, PreDraftCache, PreDraftConfig
+from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.health import Level
-from collab_llm_nodes.ros.node import REQUESTS, RESULT, STEADY, ManagedNode, guarded, run
+from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.program import run
+from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,11 @@ from std_msgs.msg import String
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.replay.bag import STORAGES, BagWriter, definition
+from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.health import Level
-from collab_llm_nodes.ros.node import REQUESTS, RESULT, STEADY, ManagedNode, guarded, run
+from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.program import run
+from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
 TOPICS = (
     "observation",

@@ -5,19 +5,14 @@ Started by ``collab-llm replay --nodes``.
 
 from __future__ import annotations
 
-from collab_llm_nodes.nodes.camera_ingest import CameraIngest
-from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
-from collab_llm_nodes.nodes.draft_vlm import DraftVlm
-from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
-from collab_llm_nodes.nodes.predraft_cache import PreDraftCacheNode
-from collab_llm_nodes.ros.node import run
+from collab_llm_nodes.nodes.graph import NODES
+from collab_llm_nodes.ros.program import run
 
 
 def main() -> int:
-    """Run them."""
-    return run(
-        CameraIngest, CloudVerifierBridge, DraftVlm, PreDraftCacheNode, NavigationActionParser
-    )
+    """Run the graph without its navigator."""
+    nodes = [node for node in NODES if node != "navigator:Navigator"]
+    return run(*(f"collab_llm_nodes.nodes.{node}" for node in nodes))
 
 
 if __name__ == "__main__":

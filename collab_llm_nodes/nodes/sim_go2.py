@@ -29,16 +29,10 @@ from collab_llm.msg import Room as RoomMsg
 from collab_llm.msg import RoomThing
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.ros.node import (
-    COMMAND,
-    REQUESTS,
-    STATE,
-    STEADY,
-    ManagedNode,
-    guarded,
-    run,
-    wall,
-)
+from collab_llm_nodes.ros.clock import STEADY, wall
+from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.program import run
+from collab_llm_nodes.ros.qos import COMMAND, REQUESTS, STATE
 from collab_llm_nodes.sim.renderer import Renderer, to_jpeg
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Pose, Room, make_room

@@ -13,7 +13,7 @@ from collab_llm_nodes.replay.recording import Action, Step
 from collab_llm_nodes.replay.replayers import ANSWER_DEADLINE_S
 from collab_llm_nodes.robot.grammar import Code, Kind
 from collab_llm_nodes.ros.asking_client import AskingClient
-from collab_llm_nodes.ros.node import COMMAND, RESULT, STATE
+from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
 
 MESSAGE_DEADLINE_S = 30.0
 

@@ -15,7 +15,7 @@ from collab_llm.msg import Observation
 from collab_llm_nodes.protocols.edge_cloud.messages import Failure, error_of
 from collab_llm_nodes.ros.client import GraphClient
 from collab_llm_nodes.ros.convert import code_of
-from collab_llm_nodes.ros.node import REQUESTS, RESULT
+from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
 
 class AskingClient(GraphClient):

@@ -24,9 +24,10 @@ from builtin_interfaces.msg import Time as TimeMsg
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
 from collab_llm_nodes.robot.go2.sport import Answer, Api, Requests
+from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.health import TopicLimits
 from collab_llm_nodes.ros.images import Jpeg, encode_jpeg, read_compressed
-from collab_llm_nodes.ros.node import STEADY, ManagedNode, wall
+from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.unitree import Services
 
 TOPICS = {"image": "image", "compressed": "image/compressed"}

@@ -30,14 +30,19 @@ def isolate_ros(*, shared_memory: bool = True) -> None:
     for name in ("ROS_DISCOVERY_SERVER", "ROS_STATIC_PEERS"):
         os.environ.pop(name, None)
     stay_on_this_machine()
-    if not shared_memory:
-        from collab_llm_nodes.ros.node import on_fast_dds
-
-        if on_fast_dds():  # for which LOCALHOST always means shared memory; the profile does not
-            os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "SYSTEM_DEFAULT"
-            for name in ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE"):
-                os.environ[name] = str(config_file("fastdds_loopback.xml"))
+    if not shared_memory and on_fast_dds():
+        # For Fast DDS LOCALHOST always means shared memory; the profile does without.
+        os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "SYSTEM_DEFAULT"
+        for name in ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE"):
+            os.environ[name] = str(config_file("fastdds_loopback.xml"))
     os.environ["ROS_DOMAIN_ID"] = str(_held.enter_context(own_domain(os.getpid())))
+
+
+def on_fast_dds() -> bool:
+    """Return True if ROS's middleware here is Fast DDS."""
+    from rclpy.utilities import get_rmw_implementation_identifier
+
+    return str(get_rmw_implementation_identifier()).startswith("rmw_fastrtps")
 
 
 def stay_on_this_machine() -> None:

@@ -19,7 +19,7 @@ from rclpy.node import Node
 from rclpy.task import Future
 from unique_identifier_msgs.msg import UUID
 
-from collab_llm_nodes.ros.node import STEADY
+from collab_llm_nodes.ros.clock import STEADY
 
 ANSWER_S = 3.0
 """A goal that is not answered for so long is asked about: it may be carried out, or never have

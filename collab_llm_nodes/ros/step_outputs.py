@@ -22,7 +22,7 @@ from collab_llm_nodes.robot.go2.sport import Answer
 from collab_llm_nodes.robot.grammar import Kind, ParsedAction
 from collab_llm_nodes.robot.increments import Increments
 from collab_llm_nodes.robot.steps import StepOutput
-from collab_llm_nodes.ros.node import STEADY, wall
+from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.unitree import Services
 
 

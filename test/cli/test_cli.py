@@ -25,31 +25,51 @@ from typer.testing import CliRunner
 from waiting import gone
 
 from collab_llm_nodes import programs
-from collab_llm_nodes.cli import app, write_json
+from collab_llm_nodes.cli import app
+from collab_llm_nodes.cli.output import write_json
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.protocols.edge_cloud import service
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
 from collab_llm_nodes.ros.domain import DOMAINS, own_domain
 
-COMMANDS = [
-    ["demo"],
-    ["verifier"],
-    ["train", "nav"],
-    ["eval", "nav"],
-    ["bench", "edge-cloud"],
-    ["check", "lossless"],
-]
+
+def commands(group: Any, *names: str) -> Iterator[tuple[str, Any]]:
+    """Yield every command in ``group`` with its words."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *names, name)
+        else:
+            yield " ".join((*names, name)), command
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_has_help_and_json(command: list[str]) -> None:
+ALL = dict(commands(typer.main.get_command(app)))
+WITH_RESULTS = [name.split() for name in ALL if name != "record"]  # which writes bags
+
+
+def test_the_documentation_shows_every_command() -> None:
+    assert len(ALL) >= 13
+    text = (ROOT / "README.md").read_text(encoding="utf-8") + "".join(
+        page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")
+    )
+    assert [name for name in ALL if f"collab-llm {name}" not in " ".join(text.split())] == []
+
+
+def test_every_command_has_help() -> None:
+    for name in ALL:
+        result = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "200"})
+        assert result.exit_code == 0
+        assert f"collab-llm {name} " in result.output
+
+
+@pytest.mark.parametrize("command", WITH_RESULTS, ids=" ".join)
+def test_every_command_with_results_writes_json(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     assert "--json" in result.output
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("command", WITH_RESULTS, ids=" ".join)
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     command: list[str], tmp_path: Path
 ) -> None:
@@ -60,7 +80,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     assert "--json" in result.output
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("command", WITH_RESULTS, ids=" ".join)
 def test_a_folder_is_no_place_for_results(command: list[str], tmp_path: Path) -> None:
     result = CliRunner().invoke(
         app, [*command, "--json", str(tmp_path)], env={"COLUMNS": "300", "TERM": "dumb"}
@@ -109,15 +129,6 @@ NEEDS_ROS = {
 """The commands that cannot do without, and their arguments; tests take all others from the CLI."""
 
 
-def commands(group: Any, *names: str) -> Iterator[tuple[str, Any]]:
-    """Every command in ``group``, by its words."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, *names, name)
-        else:
-            yield " ".join((*names, name)), command
-
-
 def without_ros(script: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", WITHOUT_ROS + script, *arguments],
@@ -144,7 +155,7 @@ def test_without_ros_a_command_that_needs_it_ends_in_one_line(command: str, tmp_
 @pytest.mark.timeout(520)
 def test_without_ros_every_other_command_finds_what_it_imports(tmp_path: Path) -> None:
     modules = set()
-    for name, command in commands(typer.main.get_command(app)):
+    for name, command in ALL.items():
         if name not in NEEDS_ROS:
             source = ast.parse(textwrap.dedent(inspect.getsource(command.callback)))
             nodes = (node for node in ast.walk(source) if isinstance(node, ast.ImportFrom))

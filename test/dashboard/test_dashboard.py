@@ -605,7 +605,7 @@ class Guard:
         from std_srvs.srv import Trigger
 
         from collab_llm.msg import MotionState
-        from collab_llm_nodes.ros.node import COMMAND, STATE
+        from collab_llm_nodes.ros.qos import COMMAND, STATE
 
         self.graph = type(graph)(graph.context, graph.domain_id)
         self.node = self.graph.node("motion_guard")
@@ -664,7 +664,7 @@ def test_what_the_graph_says_is_shown(graph: Any) -> None:
 
     from collab_llm.msg import Draft, GeneratedText, LinkState, NavigationAction, Observation
     from collab_llm_nodes.nodes.dashboard import Dashboard
-    from collab_llm_nodes.ros.node import RESULT, STATE
+    from collab_llm_nodes.ros.qos import RESULT, STATE
 
     node, user = start(graph, Dashboard, port=0), graph.node("user")
     publishers = {
@@ -774,7 +774,7 @@ def test_cancel_frees_the_page_when_the_navigator_was_started_anew(graph: Any) -
 
     from collab_llm.action import Navigate
     from collab_llm_nodes.nodes.dashboard import Dashboard
-    from collab_llm_nodes.ros.node import STATE
+    from collab_llm_nodes.ros.qos import STATE
 
     endless = RosFuture()
 
@@ -993,7 +993,7 @@ class Cloud:
 
         from collab_llm.action import Generate
         from collab_llm.msg import Draft, GeneratedText, LinkState
-        from collab_llm_nodes.ros.node import RESULT, STATE
+        from collab_llm_nodes.ros.qos import RESULT, STATE
 
         self.script = list(script)
         simulated = [Parameter("use_sim_time", value=True)]

@@ -29,7 +29,7 @@ from collab_llm_nodes.nodes.camera_ingest import CameraIngest
 from collab_llm_nodes.ros import cameras
 from collab_llm_nodes.ros.cameras import TOPICS, CameraConfig, open_source, without_password
 from collab_llm_nodes.ros.images import encode_jpeg, read_compressed, to_rgb
-from collab_llm_nodes.ros.node import CAMERA, RESULT
+from collab_llm_nodes.ros.qos import CAMERA, RESULT
 
 pytestmark = pytest.mark.ros
 __all__ = ["graph"]  # a fixture

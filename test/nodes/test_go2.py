@@ -31,7 +31,7 @@ from collab_llm.msg import MotionState
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.go2_driver import Go2Driver
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
-from collab_llm_nodes.ros.node import COMMAND, STATE
+from collab_llm_nodes.ros.qos import COMMAND, STATE
 
 pytestmark = pytest.mark.ros
 __all__ = ["graph"]  # a fixture

@@ -31,7 +31,7 @@ from collab_llm.msg import LinkState, MotionState, Observation
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.robot.latch import UNREADABLE, Latch
-from collab_llm_nodes.ros.node import CAMERA, COMMAND, RESULT, STATE
+from collab_llm_nodes.ros.qos import CAMERA, COMMAND, RESULT, STATE
 
 pytestmark = pytest.mark.ros
 __all__ = ["graph"]  # a fixture

@@ -21,7 +21,7 @@ from collab_llm.action import Generate, Navigate
 from collab_llm.msg import LinkState
 from collab_llm_nodes.nodes import instruct
 from collab_llm_nodes.nodes.instruct import _Client
-from collab_llm_nodes.ros.node import STATE
+from collab_llm_nodes.ros.qos import STATE
 
 pytestmark = pytest.mark.ros
 

@@ -26,7 +26,7 @@ from collab_llm_nodes.nodes.draft_vlm import DraftVlm
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.robot.prompt import user_text
-from collab_llm_nodes.ros.node import RESULT
+from collab_llm_nodes.ros.qos import RESULT
 
 __all__ = ["expected", "graph", "target"]  # fixtures
 

@@ -37,7 +37,7 @@ from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
 from collab_llm_nodes.nodes.navigator import Navigator
 from collab_llm_nodes.robot.grammar import Code, Kind
-from collab_llm_nodes.ros.node import COMMAND, RESULT, STATE
+from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
 
 pytestmark = pytest.mark.ros
 

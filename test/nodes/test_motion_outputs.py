@@ -20,7 +20,7 @@ from collab_llm.action import Navigate
 from collab_llm.msg import NavigationAction
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.navigator import Navigator
-from collab_llm_nodes.ros.node import COMMAND, RESULT
+from collab_llm_nodes.ros.qos import COMMAND, RESULT
 from collab_llm_nodes.ros.step_outputs import make_output
 
 pytestmark = pytest.mark.ros

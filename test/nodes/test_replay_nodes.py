@@ -34,7 +34,7 @@ from collab_llm_nodes.replay.mend import mend
 from collab_llm_nodes.replay.recording import read_recording
 from collab_llm_nodes.replay.replayers import Models, through_nodes
 from collab_llm_nodes.ros.health import Level
-from collab_llm_nodes.ros.node import CAMERA, RESULT, STATE
+from collab_llm_nodes.ros.qos import CAMERA, RESULT, STATE
 
 pytestmark = pytest.mark.ros
 

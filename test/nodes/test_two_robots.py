@@ -19,7 +19,7 @@ from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
 from collab_llm_nodes.nodes.navigator import Navigator
 from collab_llm_nodes.nodes.sim_go2 import SimGo2
-from collab_llm_nodes.ros.node import RESULT
+from collab_llm_nodes.ros.qos import RESULT
 
 pytestmark = [pytest.mark.ros, pytest.mark.slow]
 

@@ -28,7 +28,7 @@ from std_msgs.msg import String
 from collab_llm.msg import GeneratedText, NavigationAction
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
 from collab_llm_nodes.replay.bag import open_bag
-from collab_llm_nodes.ros.node import COMMAND, RESULT, STATE
+from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
 
 pytestmark = pytest.mark.ros
 

@@ -60,7 +60,8 @@ from collab_llm_nodes.ros.health import (
     Traffic,
     read_memory,
 )
-from collab_llm_nodes.ros.node import CAMERA, COMMAND, RESULT, STATE, ManagedNode, guarded
+from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.qos import CAMERA, COMMAND, RESULT, STATE
 
 # The records, without ROS.
 
@@ -558,7 +559,7 @@ def test_calls_of_services_are_published_as_the_parameter_says(ros_graph: Any) -
 # Said once: in a transition, which is somebody's wish; on a change; as the last word. All the rest
 # can repeat at the rate of a topic or of requests. Debug lines are for those who ask for them.
 ONCE = {"configure", "activate", "_transition", "_on_incompatible", "_spin", "_tell_ready"}
-ONCE |= {"node.py _warn_of_misspelt_nodes"}
+ONCE |= {"spelling.py warn_of_misspelt_nodes"}
 ONCE |= {"go2_driver.py _make_transforms", "recorder.py _end", "recorder.py _look"}
 
 

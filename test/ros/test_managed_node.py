@@ -23,14 +23,17 @@ from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
 from collab_llm_nodes.nodes.motion import DRIVERS
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser, ParserConfig
-from collab_llm_nodes.ros.node import ManagedNode, _warn_of_misspelt_nodes, on_fast_dds
+from collab_llm_nodes.ros.domain import on_fast_dds
+from collab_llm_nodes.ros.managed_node import ManagedNode
+from collab_llm_nodes.ros.spelling import warn_of_misspelt_nodes
 
 pytestmark = pytest.mark.ros
 
 # One node fails in a callback that nothing guards; another must be stopped all the same.
 FAILING = """
 from collab_llm_nodes.nodes.navigation_action_parser import ParserConfig
-from collab_llm_nodes.ros.node import ManagedNode, run
+from collab_llm_nodes.ros.managed_node import ManagedNode
+from collab_llm_nodes.ros.program import run
 
 class Node(ManagedNode):
     def activate(self):
@@ -49,7 +52,7 @@ PROBE = """
 import sys
 from rclpy.node import Node
 from collab_llm_nodes.errors import CollabError
-from collab_llm_nodes.ros.node import run
+from collab_llm_nodes.ros.program import run
 
 class Probe(Node):
     shares_memory = sys.argv.pop() == "True"
@@ -189,7 +192,7 @@ def test_a_misspelt_node_in_a_parameter_file_is_told(
     node = NavigationActionParser(
         context=ros_context, cli_args=["--ros-args", "-r", "__node:=renamed"]
     )
-    _warn_of_misspelt_nodes([node], ["x", "--ros-args", "--params-file", str(file)])
+    warn_of_misspelt_nodes([node], ["x", "--ros-args", "--params-file", str(file)])
     told = capfd.readouterr().err
     assert told.count("WARN") == 1
     assert f"{file}: nobody reads the parameters of navigater; did you mean navigator?" in told
@@ -239,3 +242,20 @@ def test_a_dynamic_parameter_applies_where_rclpy_does_not_tell_afterwards(
     answer = ros_graph.ask(client.call_async, SetParameters.Request(parameters=[value]))
     assert answer.results[0].successful
     ros_graph.wait_for(lambda: node.config.max_age == 7.5)
+
+
+@pytest.mark.parametrize("program", ["graph", "draft_vlm"])
+def test_help_does_not_wait_for_torch(program: str) -> None:
+    script = (
+        "import sys\n"
+        "from collab_llm_nodes.ros.program import run\n"
+        "from collab_llm_nodes import programs\n"
+        "programs.end_program = lambda status: sys.exit(status or int('torch' in sys.modules))\n"
+        f"sys.argv = [{program!r}, '--help']\n"
+        f"programs.{program}()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the edge client of paper 003" in done.stdout

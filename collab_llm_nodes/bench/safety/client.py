@@ -34,7 +34,7 @@ from collab_llm_nodes.processes import START_DEADLINE_S
 from collab_llm_nodes.robot.executor import ZERO, Pose2D, Velocity
 from collab_llm_nodes.ros.client import GraphClient
 from collab_llm_nodes.ros.goals import SentGoal
-from collab_llm_nodes.ros.node import CAMERA, COMMAND, REQUESTS, RESULT, STATE
+from collab_llm_nodes.ros.qos import CAMERA, COMMAND, REQUESTS, RESULT, STATE
 
 ORDER_S = 0.15
 """Events are told to the watch so much later, in the order of their times."""

@@ -216,7 +216,7 @@ def _end_with_parent() -> None:
 
 
 def _run_nodes(names: tuple[str, ...], arguments: list[str]) -> int:
-    from collab_llm_nodes.ros.node import run
+    from collab_llm_nodes.ros.program import run
 
     factories = []
     for name in names:

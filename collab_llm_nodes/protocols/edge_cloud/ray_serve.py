@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from collab_llm_nodes.collector import look_at_new_things_only
+from collab_llm_nodes.collector import freeze_startup_objects
 from collab_llm_nodes.errors import ConfigError, Unauthenticated, Unavailable
 from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.transport.admission import Peer
@@ -276,7 +276,7 @@ class Replica:
             host, _, port = config.metrics_address.rpartition(":")
             rank = ray_serve.get_replica_context().rank.rank
             verifier.telemetry.serve(f"{host}:{int(port) + rank}")
-        look_at_new_things_only()
+        freeze_startup_objects()
         verifier.start()
         self._verifier = verifier
 

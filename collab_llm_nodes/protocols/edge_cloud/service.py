@@ -19,7 +19,7 @@ from grpc._cython import cygrpc
 from grpc.aio import _server as grpc_server
 from grpc_health.v1 import health, health_pb2
 
-from collab_llm_nodes.collector import look_at_new_things_only
+from collab_llm_nodes.collector import freeze_startup_objects
 from collab_llm_nodes.ending import EndRequest, end_now, end_within
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError, ConfigError, Unauthenticated
@@ -306,7 +306,7 @@ def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda p
         _check_free(getattr(config, name), name)  # a model takes minutes to load
     engine = load_engine(config)
     server = VerifierServer(config, engine, prompt_encoder(engine, config.limits))
-    look_at_new_things_only()
+    freeze_startup_objects()
     asyncio.run(run_until_signal(server, config.drain_s, on_listening))
 
 

@@ -1,0 +1,3 @@
+from collab_llm_nodes.cli import main
+
+main()

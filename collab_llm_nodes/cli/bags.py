@@ -1,0 +1,113 @@
+"""``collab-llm record`` and ``replay``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from collab_llm_nodes.cli.options import JsonOption
+from collab_llm_nodes.cli.output import console, fail, told_without_ros, write_json
+from collab_llm_nodes.errors import CollabError
+
+app = typer.Typer()
+
+
+@app.command()
+def record(
+    out: Annotated[Path, typer.Option(help="Folder for the bags.", file_okay=False)] = Path("bags"),
+    storage: Annotated[str, typer.Option(help="mcap or sqlite3.")] = "mcap",
+    topics: Annotated[
+        list[str] | None, typer.Option("--topic", help="Instead of the usual ones; repeat.")
+    ] = None,
+    namespace: Annotated[str, typer.Option(help="Of the robot's nodes.")] = "",
+    max_size: Annotated[
+        float, typer.Option(help="Begin another bag after so many MB, uncompressed.", min=0.1)
+    ] = 1000.0,
+    keep: Annotated[int, typer.Option(help="Keep so many bags; 0 = all.", min=0)] = 0,
+    sim_time: Annotated[bool, typer.Option(help="Take times from /clock.")] = False,
+    mend: Annotated[
+        Path | None,
+        typer.Option(help="Do not record: make a whole bag of one that was never closed."),
+    ] = None,
+) -> None:
+    """Record a drive until Ctrl-C or SIGTERM; `ros2 bag` and `collab-llm replay` read it."""
+    if mend is not None:
+        from collab_llm_nodes.replay.mend import mend as mended
+
+        path, count = mended(mend)
+        console.print(f"wrote {path}: {count} messages")
+        return
+    from collab_llm_nodes.nodes.recorder import Recorder
+    from collab_llm_nodes.ros.program import run
+
+    values = {
+        "folder": str(out),
+        "storage": storage,
+        "max_size": max_size,
+        "max_parts": keep,
+        "use_sim_time": sim_time,
+        **({"topics": topics} if topics else {}),
+    }
+    arguments = ["--ros-args"]
+    for name, value in values.items():
+        arguments += ["-p", f"{name}:={json.dumps(value)}"]
+    if namespace:
+        arguments += ["-r", f"__ns:=/{namespace.strip('/')}"]
+    raise typer.Exit(run(Recorder, args=arguments))
+
+
+@app.command()
+def replay(
+    bag: Annotated[Path, typer.Argument(help="A bag: its folder or its .mcap or .db3 file.")],
+    model: Annotated[str, typer.Option(help="Draft model; as recorded if not given.")] = "",
+    target_model: Annotated[str, typer.Option(help="Target model; as recorded if not given.")] = "",
+    verifier: Annotated[str, typer.Option(help="A running verifier instead, host:port.")] = "",
+    device: Annotated[str, typer.Option(help="Of the models: cpu, cuda or cuda:N.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Of their weights.")] = "float32",
+    nodes: Annotated[bool, typer.Option("--nodes", help="Through the real ROS nodes.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="ROS parameters for --nodes, read after the recorded.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    texts: Annotated[
+        bool, typer.Option("--texts", help="Another text is a difference, not only another action.")
+    ] = False,
+    speed: Annotated[
+        float, typer.Option(help="Times the recorded pace at most; 0 = no limit.", min=0.0)
+    ] = 0.0,
+    namespace: Annotated[
+        str | None, typer.Option(help="Of the robot, if the bag holds several.")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Ask what was asked in a recorded drive again and compare, action by action.
+
+    Exits with 0 if all actions are the same, 1 if one differs, 2 if it cannot be told.
+    """
+    from collab_llm_nodes.replay.command import run_replay
+    from collab_llm_nodes.replay.replayers import Models
+
+    try:
+        models = Models(model, target_model, verifier, device, dtype)
+        with told_without_ros():
+            results = run_replay(
+                bag,
+                models,
+                nodes=nodes,
+                params=config,
+                texts=texts,
+                speed=speed,
+                namespace=namespace,
+                console=console,
+            )
+    except CollabError as error:
+        fail(error, 2)
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["same"] else 1)

@@ -1,0 +1,185 @@
+"""``collab-llm bench``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from collab_llm_nodes.cli.options import JsonOption, PlotOption, SeedOption
+from collab_llm_nodes.cli.output import console, write_json
+
+app = typer.Typer(no_args_is_help=True, help="Benchmarks; each writes JSON and a plot.")
+
+
+@app.command("link")
+def bench_link(
+    answers: Annotated[int, typer.Option(help="Answers per run.", min=1)] = 20,
+    cuts: Annotated[int, typer.Option(help="Cuts in each run that has them.", min=1)] = 20,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Answers over an emulated bad link: cuts, loss, jitter, reordering, throttle, silence.
+
+    Exits with 0 only if no token differs from the undisturbed answers, none fails, nothing hangs.
+    """
+    from collab_llm_nodes.bench.link.report import run_link
+
+    results = run_link(answers=answers, cuts=cuts, seed=seed, plot=plot, console=console)
+    write_json(json_file, results)
+    faults = ("wrong_tokens", "failed", "hangs")
+    bad = sum(run[key] for run in results["runs"].values() for key in faults)
+    raise typer.Exit(0 if bad == 0 else 1)
+
+
+@app.command("engine")
+def bench_engine(
+    answers: Annotated[int, typer.Option(help="Answers per comparison.", min=1)] = 20,
+    repeats: Annotated[int, typer.Option(help="Timings per variant of a pass.", min=1)] = 100,
+    threads: Annotated[
+        list[int] | None, typer.Option(help="Numbers of threads; repeat.", min=1)
+    ] = None,
+    paper_layers: Annotated[
+        int, typer.Option(help="Layers of the model with 152k tokens (3 GB); 0: without.", min=0)
+    ] = 6,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """The engine against transformers: decoding, speculation, early exits, pre-drafts, batches.
+
+    Exits with 0 only if both give the same answers.
+    """
+    from collab_llm_nodes.bench.engine import run_engine
+
+    results = run_engine(
+        answers=answers,
+        repeats=repeats,
+        threads=threads or (1, 2),
+        seed=seed,
+        paper_layers=paper_layers,
+        plot=plot,
+        console=console,
+    )
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["mismatches"] == 0 else 1)
+
+
+@app.command("verifier")
+def bench_verifier(
+    clients: Annotated[str, typer.Option(help="Numbers of robots, separated by commas.")] = (
+        "1,4,16,64"
+    ),
+    seconds: Annotated[float, typer.Option(help="Length of each measurement.", min=1.0)] = 10.0,
+    hostile: Annotated[
+        bool, typer.Option("--hostile", help="A few robots beside attackers instead.")
+    ] = False,
+    attack: Annotated[
+        list[str] | None, typer.Option(help="With --hostile: only this one; repeat.")
+    ] = None,
+    front: Annotated[
+        bool, typer.Option("--front", help="With --hostile: HAProxy before the verifier.")
+    ] = False,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """One verifier with the embedded target, many robots that replay recorded drafts.
+
+    Exits with 0 only if every verdict is the one that a session alone gets; with --hostile only if
+    the robots' waits, the verifier's memory, log and end stay within their goals as well.
+    """
+    if hostile:
+        from collab_llm_nodes.bench.hostile.attacks import ATTACKS
+        from collab_llm_nodes.bench.hostile.report import run_hostile
+
+        if unknown := set(attack or ()) - set(ATTACKS):
+            raise typer.BadParameter(
+                f"{', '.join(unknown)}; known: {', '.join(ATTACKS)}", param_hint="--attack"
+            )
+        results = run_hostile(
+            attacks=attack or list(ATTACKS),
+            seconds=seconds,
+            seed=seed,
+            front=front,
+            console=console,
+        )
+        write_json(json_file, results)
+        raise typer.Exit(0 if results["ok"] else 1)
+    from collab_llm_nodes.bench.verifier import run_verifier
+
+    try:
+        counts = [int(count) for count in clients.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise typer.BadParameter("numbers >= 1, such as 1,4,16,64", param_hint="--clients")
+    results = run_verifier(clients=counts, seconds=seconds, seed=seed, plot=plot, console=console)
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["output_mismatches"] == 0 else 1)
+
+
+@app.command("edge-cloud")
+def bench_edge_cloud(
+    answers: Annotated[int, typer.Option(help="Answers per point and mode.", min=1)] = 6,
+    seed: SeedOption = 5,
+    ablations: Annotated[
+        bool, typer.Option(help="Also gamma, workers and queues (paper 003, Figure 4, Table 7).")
+    ] = True,
+    json_file: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Every way of decoding at four operating points, emulated; predicted beside measured."""
+    from collab_llm_nodes.bench.edge_cloud import run_edge_cloud
+
+    results = run_edge_cloud(
+        answers=answers, seed=seed, ablations=ablations, plot=plot, console=console
+    )
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["output_mismatches"] == 0 else 1)
+
+
+@app.command("ros")
+def bench_ros(
+    answers: Annotated[int, typer.Option(help="Answers per mode and verifier.", min=1)] = 60,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds to watch for growth; 0: without.", min=0)
+    ] = 10000,
+    seed: SeedOption = 3,
+    json_file: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """The graph in five processes against the same loop without ROS: time added, age, growth.
+
+    Exits with 0 only if nothing grows over the rounds watched.
+    """
+    from collab_llm_nodes.bench.ros import run_ros
+
+    results = run_ros(answers=answers, rounds=rounds, seed=seed, plot=plot, console=console)
+    write_json(json_file, results)
+    raise typer.Exit(0 if not rounds or results["growth"]["bounded"] else 1)
+
+
+@app.command("safety")
+def bench_safety(
+    trials: Annotated[int, typer.Option(help="Of each fault; 0: only --soak.", min=0)] = 200,
+    soak: Annotated[
+        float, typer.Option(help="Minutes of driving under random faults; 0: without.", min=0.0)
+    ] = 0.0,
+    seed: SeedOption = 1,
+    json_file: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Time from a fault to zero velocity, with real nodes and a simulator in real time.
+
+    Exits with 0 only if every trial is within 0.5 s and one control period, and nothing ever moved
+    unasked. 200 trials take about 40 minutes.
+    """
+    if not trials and not soak:
+        raise typer.BadParameter("0 without --soak measures nothing", param_hint="--trials")
+    from collab_llm_nodes.bench.safety.report import run_safety
+
+    results = run_safety(trials=trials, soak_minutes=soak, seed=seed, plot=plot, console=console)
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["ok"] else 1)

@@ -1,0 +1,60 @@
+"""Options that several commands have, and their checks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def writable(file: Path | None) -> Path | None:
+    """Make the folder of ``file``; refuse before the work starts rather than lose its results.
+
+    Raises:
+        typer.BadParameter: ``file`` is a folder, or cannot be written.
+    """
+    if file is not None:
+        if file.is_dir():
+            raise typer.BadParameter(f"{file} is a folder; name a file")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise typer.BadParameter(f"cannot write there: {error}") from error
+        if not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise typer.BadParameter(f"no permission to write {file}")
+    return file
+
+
+JsonOption = Annotated[
+    Path | None,
+    typer.Option("--json", help="Write the results here as JSON.", callback=writable),
+]
+
+
+def picture(*suffixes: str) -> Callable[[Path | None], Path | None]:
+    """Return ``writable`` for files with one of these suffixes."""
+
+    def check(file: Path | None) -> Path | None:
+        if file is not None and file.suffix not in suffixes:
+            raise typer.BadParameter(f"{file} should end in {' or '.join(suffixes)}")
+        return writable(file)
+
+    return check
+
+
+PlotOption = Annotated[
+    Path | None,
+    typer.Option("--plot", help="Write the plot here.", callback=picture(".png", ".svg", ".pdf")),
+]
+ComputeOption = Annotated[
+    float,
+    typer.Option(
+        help="Seconds a pass takes at least: an emulated larger model.", min=0.0, max=60.0
+    ),
+]
+SeedOption = Annotated[  # what is made from a seed often takes the next ones as well
+    int, typer.Option("--seed", help="Key of everything random.", min=0, max=2**32 - 1)
+]

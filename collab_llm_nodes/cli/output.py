@@ -1,0 +1,64 @@
+"""Output of the commands: the console, files of results, typed errors as one line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.markup import escape
+
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
+
+console = Console()
+
+
+def write_json(file: Path | None, results: dict[str, Any]) -> None:
+    """Write ``results`` to ``file``, if one was asked for; exit with 2 if that fails."""
+    if file is None:
+        return
+    text = json.dumps(results, indent=2, sort_keys=True) + "\n"
+    try:
+        if file.exists():  # perhaps a device
+            file.write_text(text, encoding="utf-8")
+        else:  # at once: somebody may wait for it to appear
+            building = file.with_name(f"{file.name}.part")
+            building.write_text(text, encoding="utf-8")
+            building.replace(file)
+    except OSError as error:
+        told = InvalidInput(str(error), field="--json", remedy="make room, or name another file")
+        fail(told, 2)
+    console.print(f"wrote {file}")
+
+
+def fail(error: CollabError, status: int = 1) -> NoReturn:
+    """Print a typed error and end with ``status``."""
+    Console(stderr=True).print(f"[bold red]{error.code}[/]: {escape(str(error))}", highlight=False)
+    sys.exit(status)
+
+
+_OF_ROS = re.compile(r"rclpy|rosidl_\w+|ament_\w+|collab_llm|\w+_(?:msgs|interfaces|srvs)")
+"""Packages that come with ROS 2, or are generated from this package's interfaces."""
+
+
+@contextlib.contextmanager
+def told_without_ros() -> Iterator[None]:
+    """Turn a failed import of ROS 2, wherever in a command, into a typed error.
+
+    Raises:
+        ConfigError: ROS 2, or the package's built interfaces, cannot be imported.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if not _OF_ROS.fullmatch((error.name or "").partition(".")[0]):
+            raise
+        raise ConfigError(
+            f"this needs ROS 2 and the package's built interfaces: {error}",
+            remedy="source them, or use .venv/bin/collab-llm after `make setup`",
+        ) from error

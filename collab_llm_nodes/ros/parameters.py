@@ -1,0 +1,131 @@
+"""Parameters of a node from a frozen dataclass whose fields are made with ``config.setting``."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import sys
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import rclpy
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
+from rclpy.node import Node
+
+from collab_llm_nodes.config import from_mapping
+from collab_llm_nodes.errors import ConfigError
+
+C = TypeVar("C")
+
+
+def declare(node: Node, config_type: type[C]) -> C:
+    """Declare one parameter per field of ``config_type`` and return the configured instance.
+
+    A nested dataclass becomes dotted names (``executor.max_speed``). Descriptors carry the field's
+    documentation, range and read-only flag.
+
+    Raises:
+        ConfigError: a value is out of its range, of the wrong type, or breaks ``__post_init__``.
+    """
+    for name, facts, default in flatten(config_type(), ""):
+        try:
+            node.declare_parameter(name, default, _descriptor(facts, default))
+        except (
+            rclpy.exceptions.InvalidParameterValueException,
+            rclpy.exceptions.InvalidParameterTypeException,
+        ) as error:
+            raise ConfigError(
+                str(error), field=name, remedy=facts.metadata.get("doc", "")
+            ) from None
+    return read(node, config_type, {})
+
+
+def flatten(defaults: Any, prefix: str) -> list[tuple[str, dataclasses.Field[Any], Any]]:
+    """Return name, field and default of each parameter of a configuration, nested ones dotted."""
+    flat = []
+    for each in dataclasses.fields(defaults):
+        if each.metadata.get("secret"):
+            continue  # parameters can be read by everybody in the graph
+        default = getattr(defaults, each.name)
+        if dataclasses.is_dataclass(default):
+            flat += flatten(default, f"{prefix}{each.name}.")
+        else:
+            value = list(default) if isinstance(default, tuple) else default
+            flat.append((prefix + each.name, each, value))
+    return flat
+
+
+def _descriptor(of: dataclasses.Field[Any], default: Any) -> ParameterDescriptor:
+    facts = of.metadata
+    descriptor = ParameterDescriptor(
+        description=facts.get("doc", ""),
+        read_only=facts.get("read_only", False),
+        # An empty or absent default tells rclpy no type; from_mapping checks the value instead.
+        dynamic_typing=default is None or default == [],
+    )
+    if facts.get("choices"):
+        descriptor.additional_constraints = f"one of {', '.join(map(str, facts['choices']))}"
+    low, high = facts.get("low"), facts.get("high")
+    if low is None and high is None:
+        return descriptor
+    if isinstance(default, float):
+        limits = (
+            -sys.float_info.max if low is None else low,
+            sys.float_info.max if high is None else high,
+        )
+        descriptor.floating_point_range = [
+            FloatingPointRange(from_value=float(limits[0]), to_value=float(limits[1]))
+        ]
+    elif isinstance(default, int):
+        limits = (-(2**62) if low is None else low, 2**62 if high is None else high)
+        descriptor.integer_range = [
+            IntegerRange(from_value=int(limits[0]), to_value=int(limits[1]), step=1)
+        ]
+    return descriptor
+
+
+def read(node: Node, config_type: type[C], changes: dict[str, Any]) -> C:
+    """Return the configuration that the parameters of ``node`` hold, with ``changes`` applied.
+
+    Raises:
+        ConfigError: a value is out of its range, of the wrong type, or breaks ``__post_init__``.
+    """
+    tree: dict[str, Any] = {}
+    for name, _, default in flatten(config_type(), ""):
+        value = changes[name] if name in changes else node.get_parameter(name).value
+        if value is None and default == []:
+            value = default  # rclpy reads an empty list in a parameter file as nothing
+        *parents, leaf = name.split(".")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[leaf] = list(value) if isinstance(value, (tuple, list)) else value
+    return from_mapping(config_type, tree)
+
+
+def refuse_unknown(node: Node) -> None:
+    """Refuse a parameter that a file or ``-p`` sets and nobody declares, such as a misspelt limit.
+
+    rclpy would ignore it.
+
+    Raises:
+        ConfigError: naming the first one.
+    """
+    given = getattr(node, "_parameter_overrides", {})  # the name is rclpy's own
+    known = node.get_parameters_by_prefix("")
+    for name in given:
+        if not node.has_parameter(name) and not name.startswith("qos_overrides."):
+            close = difflib.get_close_matches(name, known, 1)
+            raise ConfigError(
+                f"{node.get_name()} has no such parameter",
+                field=name,
+                remedy=f"did you mean {close[0]}?" if close else "see docs/parameters.md",
+            )
+
+
+def of_qos(names: Iterable[str]) -> bool:
+    """Return True for the parameters that QoS overriding adds to a topic.
+
+    rclpy declares and reads them.
+    """
+    return all(name.startswith("qos_overrides.") for name in names)
