@@ -31,8 +31,8 @@ class Detokeniser:
         Half a character at the end is left out until its other bytes come, or until ``final``.
         """
         text = self._decode(tokens)
-        if not final and text.endswith(REPLACEMENT):
-            text = self.text
+        if not final:
+            text = text.rstrip(REPLACEMENT)
         ends = list(self.ends[:-1])  # the last one's was that of the whole text
         for n in range(len(ends) + 1, len(tokens)):
             begun = self._decode(tokens[:n])

@@ -96,11 +96,11 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
         """Load the model and offer the interfaces; the load blocks the transition."""
         super().configure()
         self.drafts = self.create_publisher(Draft, "draft", RESULT)
-        self._clients = (
+        self._to_bridge = (
             self.create_client(OpenSession, "open_session", qos_profile=REQUESTS),
             self.create_client(CloseSession, "close_session", qos_profile=REQUESTS),
         )
-        self._open_client, self._close_client = self._clients
+        self._open_client, self._close_client = self._to_bridge
         self._heard = [
             self.create_subscription(Verdict, "verdict", self._on_verdict, RESULT),
             self.create_subscription(EarlyExit, "early_exit", self._on_early_exit, RESULT),
@@ -115,7 +115,7 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
         )
 
     def cleanup(self) -> None:
-        heard, predraft, clients = self._heard, self._predraft, self._clients
+        heard, predraft, clients = self._heard, self._predraft, self._to_bridge
 
         def release() -> None:
             for subscription in heard:
