@@ -18,7 +18,7 @@ from typing import Any
 from rclpy.duration import Duration
 from rclpy.task import Future
 
-from collab_llm.msg import Draft, EarlyExit, GeneratedText, Verdict
+from collab_llm.msg import Draft, EarlyExit, GeneratedText, Status, Verdict
 from collab_llm.srv import PreDraft
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.protocols.edge_cloud.predraft import Answer, PreDraftCache, PreDraftConfig
@@ -125,7 +125,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
     def _on_verdict(self, msg: Verdict) -> None:
         """Send the draft that was made for this outcome, if there is one."""
         session = self._sessions.get(msg.session_id)
-        if session is None or msg.status != Verdict.OK or msg.finished or not session.grow(msg):
+        if session is None or msg.status.code != Status.OK or msg.finished or not session.grow(msg):
             return
         self._sessions.move_to_end(msg.session_id)
         self.lookups += 1
@@ -177,7 +177,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
         if not self.active:
             return
         response = future.result()
-        if response is not None and response.status == response.OK:
+        if response is not None and response.status.code == Status.OK:
             self.predrafts += 1
             session.cache.store(answer, response.draft)
         self._next()

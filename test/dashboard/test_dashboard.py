@@ -691,7 +691,7 @@ def test_what_the_graph_says_is_shown(graph: Any) -> None:
     publishers["link_state"].publish(LinkState(state=LinkState.UP, model="big", rtt_s=0.02))
     answer = GeneratedText(session_id="s", text="turn left", final=True)
     answer.ends, answer.sources = array("I", [4, 9]), array("B", [A, B])
-    answer.metrics.tau = 2.0
+    answer.metrics.names, answer.metrics.values = ["tau"], array("d", [2.0])
     graph.wait_for(lambda: node._view._modes, 30.0)
     publishers["generated_text"].publish(answer)
     action = NavigationAction(session_id="s", kind=NavigationAction.TURN, angle=0.5, span_end=9)
@@ -808,6 +808,7 @@ def test_an_instruction_to_stop_is_a_cancel(graph: Any) -> None:
     from rclpy.task import Future as RosFuture
 
     from collab_llm.action import Navigate
+    from collab_llm.msg import Status
     from collab_llm_nodes.nodes.dashboard import Dashboard
 
     over, followed = RosFuture(), []
@@ -816,7 +817,7 @@ def test_an_instruction_to_stop_is_a_cancel(graph: Any) -> None:
         followed.append(goal)
         await over
         goal.canceled()
-        return Navigate.Result(status=Navigate.Result.CANCELLED)
+        return Navigate.Result(status=Status(code=Status.CANCELLED))
 
     def cancel(goal: Any) -> CancelResponse:
         over.set_result(None)
@@ -1001,7 +1002,7 @@ class Cloud:
         self._texts = self.node.create_publisher(GeneratedText, "generated_text", RESULT)
         self._drafts = self.node.create_publisher(Draft, "draft", RESULT)
         self._links = self.node.create_publisher(LinkState, "link_state", STATE)
-        self._server = ActionServer(self.node, Generate, "generate", self._answer)
+        self._server = ActionServer(self.node, Generate, "edge_cloud/generate", self._answer)
         self._told = 0
         self.node.create_timer(0.1, self._tell)
 
@@ -1031,8 +1032,9 @@ class Cloud:
             message.tokens, message.ends = array("i", range(count)), array("I", ends[:count])
             message.sources = array("B", [(A, A, R, A, A, B)[n % 6] for n in range(count)])
             message.metrics.rounds, message.metrics.tokens = 1 + count // 3, count
-            message.metrics.tau, message.metrics.total_s = 3.0, 0.04
-            message.metrics.draft_s, message.metrics.wait_s = 0.01, 0.025
+            message.metrics.total_s = 0.04
+            message.metrics.names = ["tau", "draft_s", "wait_s"]
+            message.metrics.values = array("d", [3.0, 0.01, 0.025])
             message.final = count == len(tokens)
             self._texts.publish(message)
         goal.succeed()

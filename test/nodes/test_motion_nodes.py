@@ -29,7 +29,7 @@ from sensor_msgs.msg import CompressedImage
 from std_srvs.srv import Trigger
 
 from collab_llm.action import Generate, Navigate
-from collab_llm.msg import GeneratedText, MotionState, NavigationAction, Observation
+from collab_llm.msg import GeneratedText, MotionState, NavigationAction, Observation, Status
 from collab_llm.msg import Room as RoomMsg
 from collab_llm_nodes.nodes import navigator
 from collab_llm_nodes.nodes.camera_ingest import CameraIngest
@@ -148,7 +148,9 @@ def test_parser_does_not_act_on_old_unverified_failed_or_unreadable_text(graph: 
         "future": (reader.read("future", order, age=-60.0), NavigationAction.STALE),
         "draft": (reader.read("draft", order, verified=False), NavigationAction.UNVERIFIED),
         "failed": (
-            reader.read("failed", order, status=GeneratedText.UNAVAILABLE, error_msg="link down"),
+            reader.read(
+                "failed", order, status=Status(code=Status.UNAVAILABLE, message="link down")
+            ),
             NavigationAction.FAILED,
         ),
         "junk": (reader.read("junk", "I cannot see"), NavigationAction.UNREADABLE),
@@ -266,7 +268,11 @@ class Robot:
         self.user.create_timer(0.05, self._look)
         if script:
             self.generate = ActionServer(
-                self.user, Generate, "generate", self._answer, cancel_callback=self._on_cancel
+                self.user,
+                Generate,
+                "edge_cloud/generate",
+                self._answer,
+                cancel_callback=self._on_cancel,
             )
         if process is None:
             patient = {name.replace(".", "__"): value for name, value in PATIENT.items()}
@@ -360,7 +366,8 @@ class Robot:
 def fails(code: int) -> Callable[..., Any]:
     async def answer(robot: Robot, goal: Any) -> Generate.Result:
         goal.abort()
-        return Generate.Result(header=goal.request.header, status=code, error_msg="because")
+        status = Status(code=code, message="because")
+        return Generate.Result(header=goal.request.header, status=status)
 
     return answer
 
@@ -380,7 +387,7 @@ def drafted(text: str) -> Callable[..., Any]:
 async def hangs(robot: Robot, goal: Any) -> Generate.Result:
     await robot.until(lambda: goal.is_cancel_requested)
     goal.canceled()
-    return Generate.Result(status=Generate.Result.CANCELLED)
+    return Generate.Result(status=Status(code=Status.CANCELLED))
 
 
 def test_navigator_follows_an_instruction(graph: Any) -> None:
@@ -388,7 +395,7 @@ def test_navigator_follows_an_instruction(graph: Any) -> None:
     script = [seen, "Move forward 50 cm", "stop"]
     robot = Robot(graph, script)
     result = robot.navigate()
-    assert (result.status, result.error_msg, result.steps) == (Navigate.Result.OK, "", 3)
+    assert (result.status.code, result.status.message, result.steps) == (Status.OK, "", 3)
     assert robot.yaw == pytest.approx(math.radians(30), abs=0.1)
     assert math.hypot(robot.x, robot.y) == pytest.approx(0.5, abs=0.08)
     assert result.distance_travelled == pytest.approx(0.5, abs=0.08)
@@ -414,8 +421,8 @@ def test_navigator_follows_an_instruction(graph: Any) -> None:
 def test_unreadable_answers_never_move_the_robot(graph: Any, text: str) -> None:
     robot = Robot(graph, [text])
     result = robot.navigate()
-    assert result.status == Navigate.Result.UNREADABLE
-    assert result.error_msg
+    assert result.status.code == Status.UNREADABLE
+    assert result.status.message
     assert len(robot.prompts) == 2  # asked again once
     assert not robot.moved()
     assert robot.x == robot.yaw == 0.0
@@ -424,7 +431,7 @@ def test_unreadable_answers_never_move_the_robot(graph: Any, text: str) -> None:
 def test_unverified_text_does_not_move_the_robot_unless_allowed(graph: Any) -> None:
     robot = Robot(graph, [drafted("move forward 75 cm")])
     result = robot.navigate()
-    assert result.status == Navigate.Result.UNAVAILABLE
+    assert result.status.code == Status.UNAVAILABLE
     assert len(robot.prompts) == 2  # asked again once
     assert not robot.moved()
 
@@ -439,7 +446,7 @@ def test_allowed_unverified_text_moves_the_robot_slowly_and_less(graph: Any) -> 
         mission__unverified__max_angle=10.0,
     )
     result = robot.navigate()
-    assert (result.status, result.error_msg, result.steps) == (Navigate.Result.OK, "", 3)
+    assert (result.status.code, result.status.message, result.steps) == (Status.OK, "", 3)
     assert robot.moved()
     assert max(c.linear.x for c in robot.commands) <= 0.2 + 1e-9  # of 1.0 m/s
     assert max(abs(c.angular.z) for c in robot.commands) <= 0.4 + 1e-9  # of 2.0 rad/s
@@ -458,12 +465,12 @@ def test_the_log_tells_when_goals_can_be_sent_and_how_they_end(
     for line in ("[navigator]: configured", "[navigator]: active"):
         assert told.count(line) == 1
     instruction = "find the\nred ball \N{RIGHT-TO-LEFT OVERRIDE}" + "x" * 200
-    assert robot.navigate(instruction).status == Navigate.Result.OK
+    assert robot.navigate(instruction).status.code == Status.OK
     told = logged(graph, capfd, "OK after 2 steps")
     accepted = next(line for line in told.splitlines() if "accepted" in line)
     assert "'find the\\nred ball \\u202exx" in accepted, "escaped"
     assert len(accepted) < 250
-    robot.script = [fails(Generate.Result.VOCABULARY_MISMATCH)]
+    robot.script = [fails(Status.VOCABULARY_MISMATCH)]
     robot.navigate()
     logged(graph, capfd, "VOCABULARY_MISMATCH after 0 steps", ": 'because")
 
@@ -516,17 +523,17 @@ def test_bad_goals_are_refused_and_the_log_says_why(
     assert not robot.send(instruction, **fields).accepted
     logged(graph, capfd, f"navigate: goal refused: INVALID_INPUT: {names}")
     assert not robot.prompts
-    assert robot.navigate().status == Navigate.Result.OK  # and the next one is served
+    assert robot.navigate().status.code == Status.OK  # and the next one is served
 
 
 def test_no_frames_end_with_a_status_and_it_recovers(graph: Any) -> None:
     robot = Robot(graph, ["stop"], mission__observation_timeout=0.3)
     robot.camera_on = False
     result = robot.navigate()
-    assert result.status == Navigate.Result.NO_OBSERVATION
+    assert result.status.code == Status.NO_OBSERVATION
     assert not robot.moved()
     robot.camera_on = True
-    assert robot.navigate().status == Navigate.Result.OK
+    assert robot.navigate().status.code == Status.OK
 
 
 def test_odometry_that_stops_stops_the_robot(graph: Any) -> None:
@@ -535,7 +542,7 @@ def test_odometry_that_stops_stops_the_robot(graph: Any) -> None:
     graph.wait_for(robot.moved)
     robot.odometry_on = False
     result = graph.ask(handle.get_result_async).result
-    assert result.status == Navigate.Result.NO_ODOMETRY
+    assert result.status.code == Status.NO_ODOMETRY
     graph.wait_for(robot.stands)
 
 
@@ -548,20 +555,20 @@ def test_a_robot_that_does_not_obey_is_reported(graph: Any) -> None:
     )
     robot.obeys = False
     result = robot.navigate()
-    assert result.status == Navigate.Result.BLOCKED
+    assert result.status.code == Status.BLOCKED
     assert result.steps == 2
     graph.wait_for(robot.stands)
 
 
 def test_a_failed_generation_is_retried_then_reported(graph: Any) -> None:
-    robot = Robot(graph, [fails(Generate.Result.UNAVAILABLE), "stop"])
-    assert robot.navigate().status == Navigate.Result.OK
-    robot.script = [fails(Generate.Result.UNAVAILABLE)]
+    robot = Robot(graph, [fails(Status.UNAVAILABLE), "stop"])
+    assert robot.navigate().status.code == Status.OK
+    robot.script = [fails(Status.UNAVAILABLE)]
     result = robot.navigate()
-    assert (result.status, result.error_msg) == (Navigate.Result.UNAVAILABLE, "because")
-    robot.script = [fails(Generate.Result.VOCABULARY_MISMATCH)]
+    assert (result.status.code, result.status.message) == (Status.UNAVAILABLE, "because")
+    robot.script = [fails(Status.VOCABULARY_MISMATCH)]
     robot.prompts.clear()
-    assert robot.navigate().status == Navigate.Result.VOCABULARY_MISMATCH
+    assert robot.navigate().status.code == Status.VOCABULARY_MISMATCH
     assert len(robot.prompts) == 1  # asking again cannot help
     assert not robot.moved()
 
@@ -569,14 +576,14 @@ def test_a_failed_generation_is_retried_then_reported(graph: Any) -> None:
 def test_a_generation_that_hangs_is_cancelled_and_reported(graph: Any) -> None:
     robot = Robot(graph, [hangs], mission__answer_timeout=0.3, mission__retries=0)
     result = robot.navigate()
-    assert result.status == Navigate.Result.DEADLINE_EXCEEDED
+    assert result.status.code == Status.DEADLINE_EXCEEDED
     graph.wait_for(lambda: robot.generations_cancelled)
     assert not robot.moved()
 
 
 def test_a_generation_that_came_too_late_is_cancelled_before_the_next(graph: Any) -> None:
     robot = Robot(graph, [hangs, "stop"], mission__answer_timeout=0.3)
-    assert robot.navigate().status == Navigate.Result.OK
+    assert robot.navigate().status.code == Status.OK
     assert robot.generations_cancelled == 1
     assert len(robot.prompts) == 2
 
@@ -588,7 +595,7 @@ def test_a_generation_accepted_after_the_deactivation_is_cancelled(graph: Any) -
 
     robot = Robot(graph, [hangs])
     robot.generate.register_goal_callback(deactivates)
-    assert robot.navigate().status == Navigate.Result.INACTIVE
+    assert robot.navigate().status.code == Status.INACTIVE
     graph.wait_for(lambda: robot.generations_cancelled)
 
 
@@ -606,7 +613,7 @@ def test_actions_of_other_sessions_about_the_same_frame_move_nothing(graph: Any)
     robot = Robot(graph, [disturbed])
     actions = graph.collect(robot.user, NavigationAction, "navigation_action", RESULT)
     result = robot.navigate()
-    assert (result.status, result.steps) == (Navigate.Result.OK, 1)
+    assert (result.status.code, result.steps) == (Status.OK, 1)
     assert not robot.moved()
     assert len(actions) == 3
 
@@ -631,8 +638,8 @@ def test_no_generate_server_is_unavailable(graph: Any) -> None:
     robot.navigator.post(robot.generate.destroy)  # in the thread that waits for its events
     graph.wait_for(lambda: not robot.navigator._generate.server_is_ready())
     result = robot.navigate()
-    assert result.status == Navigate.Result.UNAVAILABLE
-    assert "draft_vlm" in result.error_msg
+    assert result.status.code == Status.UNAVAILABLE
+    assert "draft_vlm" in result.status.message
 
 
 def test_cancel_in_the_middle_of_a_motion_stops_at_once(graph: Any) -> None:
@@ -642,7 +649,7 @@ def test_cancel_in_the_middle_of_a_motion_stops_at_once(graph: Any) -> None:
     graph.ask(handle.cancel_goal_async)
     response = graph.ask(handle.get_result_async)
     assert response.status == GoalStatus.STATUS_CANCELED
-    assert response.result.status == Navigate.Result.CANCELLED
+    assert response.result.status.code == Status.CANCELLED
     graph.wait_for(robot.stands)
     assert robot.x < 0.5
 
@@ -653,13 +660,13 @@ def test_deactivation_in_the_middle_of_a_motion_stops_at_once(graph: Any) -> Non
     graph.wait_for(robot.moved)
     robot.navigator.post(robot.navigator.trigger_deactivate)
     result = graph.ask(handle.get_result_async).result
-    assert result.status == Navigate.Result.INACTIVE
+    assert result.status.code == Status.INACTIVE
     graph.wait_for(robot.stands)
     assert not robot.send().accepted
     robot.navigator.post(robot.navigator.trigger_activate)
     graph.wait_for(lambda: robot.navigator.active)
     robot.script = ["stop"]
-    assert robot.navigate().status == Navigate.Result.OK
+    assert robot.navigate().status.code == Status.OK
 
 
 def test_a_cancel_before_the_goal_had_its_first_turn_counts(
@@ -675,7 +682,7 @@ def test_a_cancel_before_the_goal_had_its_first_turn_counts(
     robot.navigator.post(execute, accepted[0])
     response = graph.ask(handle.get_result_async)
     assert response.status == GoalStatus.STATUS_CANCELED
-    assert response.result.status == Navigate.Result.CANCELLED
+    assert response.result.status.code == Status.CANCELLED
     assert not robot.prompts
 
 
@@ -685,11 +692,11 @@ def test_a_result_goes_out_although_the_node_is_cleaned_up_at_once(graph: Any) -
     graph.wait_for(robot.moved)
     robot.navigator.post(robot.navigator.stop)
     result = graph.ask(handle.get_result_async).result
-    assert result.status == Navigate.Result.INACTIVE
+    assert result.status.code == Status.INACTIVE
     robot.navigator.post(robot.navigator.start)  # and a second life
     graph.wait_for(lambda: robot.navigator.active)
     robot.script = ["stop"]
-    assert robot.navigate().status == Navigate.Result.OK
+    assert robot.navigate().status.code == Status.OK
 
 
 def test_a_signal_in_the_middle_of_a_motion_stops_before_the_process_ends(graph: Any) -> None:
@@ -720,8 +727,8 @@ def test_one_instruction_at_a_time(graph: Any) -> None:
     assert not robot.send().accepted
     graph.ask(first.cancel_goal_async)
     result = graph.ask(first.get_result_async).result
-    assert result.status == Navigate.Result.CANCELLED
-    assert robot.navigate().status == Navigate.Result.OK
+    assert result.status.code == Status.CANCELLED
+    assert robot.navigate().status.code == Status.OK
 
 
 def test_an_instruction_to_stop_ends_the_one_under_way(graph: Any) -> None:
@@ -730,26 +737,26 @@ def test_an_instruction_to_stop_ends_the_one_under_way(graph: Any) -> None:
     graph.wait_for(robot.moved)
     asked = len(robot.prompts)
     stopped = robot.navigate("Please stop!")
-    assert (stopped.status, stopped.error_msg, stopped.steps) == (Navigate.Result.OK, "", 0)
+    assert (stopped.status.code, stopped.status.message, stopped.steps) == (Status.OK, "", 0)
     response = graph.ask(first.get_result_async)
     assert response.status == GoalStatus.STATUS_ABORTED
-    assert response.result.status == Navigate.Result.CANCELLED
-    assert response.result.error_msg == "the instruction 'Please stop!' was given"
+    assert response.result.status.code == Status.CANCELLED
+    assert response.result.status.message == "the instruction 'Please stop!' was given"
     graph.wait_for(robot.stands)
     assert robot.x < 0.5
-    assert robot.navigate("HALT").status == Navigate.Result.OK  # nothing is followed: nothing to do
+    assert robot.navigate("HALT").status.code == Status.OK  # nothing is followed: nothing to do
     assert len(robot.prompts) == asked
     assert robot.navigator._failed.counts == {}
     robot.script = ["stop"]
-    assert robot.navigate("find the stop sign").status == Navigate.Result.OK
+    assert robot.navigate("find the stop sign").status.code == Status.OK
     assert len(robot.prompts) == asked + 1
 
 
 def test_words_that_ask_to_stop_can_be_configured(graph: Any) -> None:
     robot = Robot(graph, ["stop"], stop_words=["basta"])
-    assert robot.navigate("Basta!").status == Navigate.Result.OK
+    assert robot.navigate("Basta!").status.code == Status.OK
     assert not robot.prompts
-    assert robot.navigate("halt").status == Navigate.Result.OK
+    assert robot.navigate("halt").status.code == Status.OK
     assert robot.prompts == ["halt. history: none."]
 
 
@@ -763,7 +770,7 @@ def test_every_goal_of_a_burst_is_answered(graph: Any) -> None:
     ended = [graph.do(handle.get_result_async) for handle in accepted]
     graph.wait_for(lambda: len(ended) - sum(future.done() for future in ended) == 1, timeout=20.0)
     statuses = {future.result().result.status for future in ended if future.done()}
-    assert statuses <= {Navigate.Result.BUSY}
+    assert statuses <= {Status.BUSY}
 
 
 def test_a_streamed_action_that_is_taken_back_stops_the_robot(graph: Any) -> None:
@@ -786,7 +793,7 @@ def test_a_streamed_action_that_is_taken_back_stops_the_robot(graph: Any) -> Non
         mission__executor__linear_speed=0.2,
     )
     result = robot.navigate()
-    assert result.status == Navigate.Result.OK
+    assert result.status.code == Status.OK
     assert robot.moved()
     assert robot.x < 0.5
     assert robot.prompts[1].endswith("history: none.")
@@ -903,11 +910,11 @@ def test_the_navigator_reaches_the_target_in_the_simulated_room(graph: Any) -> N
         goal.succeed()
         return Generate.Result(header=goal.request.header, text=text, session_id=session)
 
-    generate = ActionServer(room.user, Generate, "generate", answer)  # noqa: F841 kept alive
+    generate = ActionServer(room.user, Generate, "edge_cloud/generate", answer)  # noqa: F841 kept alive
     client = ActionClient(room.user, Navigate, "navigate")
     graph.wait_for(client.server_is_ready)
     goal = Navigate.Goal(instruction=f"find the {room.node._room.goal.name}")
     handle = graph.ask(client.send_goal_async, goal)
     result = graph.ask(handle.get_result_async, timeout=60.0).result
-    assert (result.status, result.error_msg) == (Navigate.Result.OK, "")
+    assert (result.status.code, result.status.message) == (Status.OK, "")
     assert reached(room.node._room, room.node._base.pose)

@@ -21,7 +21,7 @@ from rclpy.serialization import deserialize_message, serialize_message
 from rosbags.rosbag2 import Reader
 from std_msgs.msg import String
 
-from collab_llm.msg import GeneratedText
+from collab_llm.msg import Status
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.replay import bag as bag_module
@@ -162,7 +162,7 @@ def test_sampling_is_that_of_the_navigator(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"status": GeneratedText.UNAVAILABLE, "error_msg": "no link"}, "cut off: no link"),
+        ({"status": Status(code=Status.UNAVAILABLE, message="no link")}, "cut off: no link"),
         ({"verified": False}, "the draft model finished the answer alone"),
     ],
 )

@@ -32,10 +32,9 @@ from std_srvs.srv import Trigger
 from visualization_msgs.msg import Marker, MarkerArray
 
 from collab_llm.action import Navigate
-from collab_llm.msg import GeneratedText, MotionState, NavigationAction, Observation
+from collab_llm.msg import GeneratedText, MotionState, NavigationAction, Observation, Status
 from collab_llm.srv import EdgeCloudGenerate
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.nodes.camera_ingest import CameraIngest
 from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
 from collab_llm_nodes.nodes.draft_vlm import DraftVlm
@@ -44,6 +43,7 @@ from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser, ParserConfig
 from collab_llm_nodes.nodes.navigator import Navigator
 from collab_llm_nodes.nodes.predraft_cache import PreDraftCacheNode
+from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.grammar import Kind
 from collab_llm_nodes.ros.health import (
@@ -111,8 +111,8 @@ def test_rates_and_ages_are_those_of_the_last_seconds() -> None:
     assert len(topic._marks) < 20, "the memory of a topic is bounded"
 
 
-def metrics(tokens: int = 30, rounds: int = 10, **others: Any) -> GenerationMetrics:
-    return GenerationMetrics(
+def metrics(tokens: int = 30, rounds: int = 10, **others: Any) -> EdgeCloudMetrics:
+    return EdgeCloudMetrics(
         rounds=rounds, tokens=tokens, drafted=40, accepted=20, total_s=0.5, **others
     )
 
@@ -154,7 +154,7 @@ def test_answers_are_judged_by_their_limits() -> None:
 
 def test_tau_is_not_judged_where_nothing_is_drafted() -> None:
     answers = Answers()
-    answers.on_answer(GenerationMetrics(rounds=10, tokens=10, total_s=1.0))
+    answers.on_answer(EdgeCloudMetrics(rounds=10, tokens=10, total_s=1.0))
     assert answers.status("decoding", AnswerLimits(), 0.0, 10.0).level == Level.OK
 
 
@@ -329,7 +329,7 @@ def test_failed_answers_are_told_with_their_code(ros_graph: Any, reports: Report
     request = EdgeCloudGenerate.Request(prompt="find the red ball", deadline_s=20.0)
     for level in (Level.WARN, Level.ERROR):  # there is no bridge
         answer = ros_graph.ask(client.call_async, request)
-        assert answer.status == answer.UNAVAILABLE, answer.error_msg
+        assert answer.status.code == Status.UNAVAILABLE, answer.status.message
         values = reports.wait("draft_vlm: decoding", level, "open_session is not there")
     assert values["failed.UNAVAILABLE"] == "2"
 
@@ -719,7 +719,7 @@ def test_the_layout_names_topics_and_fields_that_exist() -> None:
 
 def test_the_layout_plots_values_that_the_nodes_report(ros_context: Any) -> None:
     known = {
-        "draft_vlm: decoding": Answers().status("", AnswerLimits(), 0.0, 1.0).values,
+        "draft_vlm: decoding": _answered().status("", AnswerLimits(), 0.0, 1.0).values,
         "navigation_action_parser: actions": _acted().status(ActionLimits()).values,
         "navigator: observation": traffic(0.1).status(TopicLimits(), 6.0).values,
         "navigator: odom": traffic(0.1).status(TopicLimits(), 6.0).values,
@@ -733,6 +733,12 @@ def test_the_layout_plots_values_that_the_nodes_report(ros_context: Any) -> None
     navigator = Navigator(context=ros_context)
     assert set(navigator.expected()) == {"observation", "odom"}
     navigator.destroy_node()
+
+
+def _answered() -> Answers:
+    answers = Answers()
+    answers.on_answer(metrics())
+    return answers
 
 
 def _acted() -> Actions:

@@ -21,9 +21,9 @@ from enum import IntEnum
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ProtocolError
-from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.protocols.edge_cloud.ahead import Ahead, may_come
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Verdict
+from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 
 
 class Source(IntEnum):
@@ -57,6 +57,7 @@ class ClientConfig:
         "Draft tokens per round; 0 lets the verifier decode alone and stream its tokens.",
         low=0,
         high=64,
+        per_request=True,
     )
     max_tokens: int = setting(128, "Length limit of the answer [tokens].", low=1, high=8192)
 
@@ -73,7 +74,7 @@ class EdgeClient:
         self.generated: list[int] = []
         self.sources: list[Source] = []
         self.finished = False
-        self.metrics = GenerationMetrics()
+        self.metrics = EdgeCloudMetrics()
         self.in_flight: Draft | None = None  # under verification, or about to be
         self._ahead = Ahead()
         self._exits: dict[tuple[int, ...], int] = {}

@@ -31,9 +31,9 @@ import math
 from dataclasses import dataclass, field, replace
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Verdict
+from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 
 _LEARNING_RATE = 0.05
@@ -230,7 +230,7 @@ class Planner:
         self._bias_of_kind = {kind: Mean(1.0, weight=16) for kind in ("ar", "sd", "push_ahead")}
         self.profile = Profile()
 
-    def on_answer(self, mode: Mode, metrics: GenerationMetrics) -> None:
+    def on_answer(self, mode: Mode, metrics: EdgeCloudMetrics) -> None:
         """An answer in ``mode`` is complete: what its rounds took beside what was predicted."""
         later = metrics.rounds - 1  # the first one also opens the session
         predicted = round_seconds(self.profile, mode, self._depth)

@@ -18,13 +18,13 @@ from collab_llm_nodes.decoding.rejection import propose, verify_chain, verify_ow
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution, to_wire
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError, InvalidInput
-from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.prompt import encode as encode_for_model
 from collab_llm_nodes.protocols.edge_cloud.ahead import MAX_AHEAD_ENTRIES, AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, DraftJob, EdgeClient
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Verdict
+from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.protocols.edge_cloud.outlook import Outlook
 from collab_llm_nodes.protocols.edge_cloud.planner import (
     Mode,
@@ -452,12 +452,12 @@ def test_predictions_that_do_not_come_true_are_corrected() -> None:
     for _ in range(20):
         planner.on_answer(
             promised,
-            GenerationMetrics(rounds=11, total_s=1.0 + 10 * seconds, time_to_first_token_s=1.0),
+            EdgeCloudMetrics(rounds=11, total_s=1.0 + 10 * seconds, time_to_first_token_s=1.0),
         )
     assert planner.round_seconds(promised) == pytest.approx(seconds, rel=0.05)
     assert not planner.choose().ahead
     before = planner.round_seconds(Mode(0))
-    planner.on_answer(Mode(0), GenerationMetrics(rounds=1, total_s=9.0))
+    planner.on_answer(Mode(0), EdgeCloudMetrics(rounds=1, total_s=9.0))
     assert planner.round_seconds(Mode(0)) == before, "one round says nothing of later ones"
 
 
@@ -470,7 +470,7 @@ def test_a_way_is_corrected_by_its_own_past_and_not_by_that_of_others() -> None:
         seconds = factor * round_seconds(p, mode, 3)
         planner.on_answer(
             mode,
-            GenerationMetrics(rounds=11, total_s=1.0 + 10 * seconds, time_to_first_token_s=1.0),
+            EdgeCloudMetrics(rounds=11, total_s=1.0 + 10 * seconds, time_to_first_token_s=1.0),
         )
     assert planner.round_seconds(usual) == pytest.approx(round_seconds(p, usual, 3), rel=0.01)
     assert planner.choose() == short
@@ -483,7 +483,7 @@ def test_the_first_answer_says_as_much_of_its_way_as_of_those_like_it() -> None:
     used, untried = planner.choose(), Mode(2, ahead=True)
     seconds = 0.5 * round_seconds(p, used, 3)
     planner.on_answer(
-        used, GenerationMetrics(rounds=11, total_s=1.0 + 10 * seconds, time_to_first_token_s=1.0)
+        used, EdgeCloudMetrics(rounds=11, total_s=1.0 + 10 * seconds, time_to_first_token_s=1.0)
     )
     for mode in (used, untried):
         assert planner.round_seconds(mode) == pytest.approx(0.5 * round_seconds(p, mode, 3))
