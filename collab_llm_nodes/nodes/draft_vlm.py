@@ -41,7 +41,8 @@ from collab_llm_nodes.errors import (
     Unavailable,
 )
 from collab_llm_nodes.models.loading import ModelConfig, load
-from collab_llm_nodes.models.prompt import Prompt, PromptLimits, check_length, encode
+from collab_llm_nodes.models.prompt import Prompt, PromptLimits, check_prompt, encode
+from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.models.vocabulary import vocabulary_hash
 from collab_llm_nodes.protocols.edge_cloud import messages
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
@@ -166,6 +167,9 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         self.failed = 0
 
     # Lifecycle.
+
+    def enter_process(self) -> None:
+        set_threads(self.config.model)
 
     def configure(self) -> None:
         """Load the model and offer the interfaces; the load blocks the transition."""
@@ -346,8 +350,8 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
                 field="protocol",
                 remedy=f"one of {', '.join(PROTOCOLS)}",
             )
-        check_length(request.prompt, self.config.prompt, field="prompt")
         prompt = Prompt(request.prompt, images_from(request))
+        check_prompt(prompt, self.config.prompt, field="prompt")
         asked_at = time.monotonic()
         due = asked_at + (request.deadline_s or self.config.deadline_s)
         with of_a_request():
@@ -608,6 +612,9 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             header=request.header,
             session_id=answer.session_id,
             text=request.prompt.text,
+            turn_roles=[turn.role for turn in request.prompt.turns],
+            turn_contents=[turn.content for turn in request.prompt.turns],
+            raw=request.prompt.raw,
             images=request.images,
             temperature=request.sampling.temperature,
             top_k=request.sampling.top_k,

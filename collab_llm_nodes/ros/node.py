@@ -292,6 +292,9 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
 
     # What a subclass fills in.
 
+    def enter_process(self) -> None:
+        """Set what is process-wide; called by ``run``, before any of its nodes starts."""
+
     def configure(self) -> None:
         """Unconfigured to inactive: read ``self.config``, load models, create interfaces."""
 
@@ -595,8 +598,11 @@ def run(*factories: Callable[[], Node], args: list[str] | None = None) -> int:
             executor.add_node(nodes[-1])
         _refuse_one_name_for_all(nodes)
         _warn_of_misspelt_nodes(nodes, sys.argv if args is None else args)
-        for node in nodes:
-            if isinstance(node, ManagedNode) and not end.asked:
+        managed = [node for node in nodes if isinstance(node, ManagedNode)]
+        for node in managed:
+            node.enter_process()
+        for node in managed:
+            if not end.asked:
                 node.start()
     except CollabError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
