@@ -116,6 +116,11 @@ class _Server:
             self.probe.add_done_callback(self._on_life)
         return ""
 
+    def forgive(self, now: float, stall_s: float) -> None:
+        """Do not count it as silence that this process heard nobody for ``stall_s``."""
+        self.heard_at = min(now, self.heard_at + stall_s)
+        self.seen_at = min(now, self.seen_at + stall_s)
+
     def expect(self, now: float) -> None:
         """Begin to wait for signs of life: the server had no reason to give any before."""
         self.heard_at = self.seen_at = now
@@ -191,6 +196,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
         super().__init__("generate_router", GenerateRouterConfig, **node_arguments)
         self._servers: dict[str, _Server] = {}
         self._passages: dict[bytes, _Passage] = {}
+        self._watched_at = time.monotonic()
         self.passed = 0
         self.failed = 0
 
@@ -368,6 +374,9 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
         if not self._passages:
             self._watching.cancel()  # until the next one
         now, config = time.monotonic(), self.config
+        stall_s, self._watched_at = max(0.0, now - self._watched_at - 2 * _WATCH_S), now
+        for server in self._servers.values():
+            server.forgive(now, stall_s)
         for passage in list(self._passages.values()):
             if passage.sent is None:
                 self._send(passage)

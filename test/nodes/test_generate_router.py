@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,7 +23,7 @@ from sensor_msgs.msg import CompressedImage
 
 from collab_llm.action import Generate
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.nodes.generate_router import GenerateRouter, GenerateRouterConfig
+from collab_llm_nodes.nodes.generate_router import GenerateRouter, GenerateRouterConfig, _Server
 
 pytestmark = pytest.mark.ros
 
@@ -240,7 +241,7 @@ def test_a_server_that_keeps_no_deadline_does_not_hold_the_caller(
     server = serve(ros_graph, "first")
     routed = caller(grace_s=0.2)
     assert routed.ask("say hello")[1].text == "hello ", "it is there"
-    result = routed.ask("wait far left", deadline_s=1.0)[1]
+    result = routed.ask("wait far left", deadline_s=3.0)[1]
     assert result.status == Generate.Result.DEADLINE_EXCEEDED
     assert result.text == "far left "
     ros_graph.wait_for(lambda: GoalStatus.STATUS_CANCELED in server.statuses)
@@ -310,14 +311,29 @@ def test_a_server_that_starts_anew_has_lost_the_goal(
 
 def test_a_silent_server_that_lives_is_waited_for(ros_graph: Any, caller: Any) -> None:
     server = serve(ros_graph, "first")
-    routed = caller(silence_s=1.5)
+    routed = caller(silence_s=3.0)
     sent = routed.send("wait far left")
     sent.heard("far left ")
     since = routed.router._servers["first"].heard_at
     # Signs of life come although there is no feedback, for longer than its silence may last.
-    ros_graph.wait_for(lambda: routed.router._servers["first"].heard_at > since + 3.0)
+    ros_graph.wait_for(lambda: routed.router._servers["first"].heard_at > since + 4.0)
     ros_graph.do(server.release)
     assert sent.end()[0] == GoalStatus.STATUS_SUCCEEDED
+
+
+def test_a_stall_of_the_router_is_no_silence_of_the_server() -> None:
+    """The graph's process stalls while a model is loaded; nobody is heard meanwhile."""
+    client = Mock()
+    client.server_is_ready.return_value = True
+    server = _Server("first", client, heard_at=100.0, seen_at=100.0)
+    assert server.look(104.0, 5.0) == ""
+    server.forgive(112.0, 8.0)
+    assert server.look(112.0, 5.0) == ""
+    assert "no sign of life for 5 s" in server.look(114.0, 5.0)
+    client.server_is_ready.return_value = False
+    server.expect(200.0)
+    assert server.look(200.4, 5.0) == "", "its last result may be on its way"
+    assert server.look(200.6, 5.0) == "has gone"
 
 
 @pytest.mark.parametrize("protocols", [(), ("a", "a"), ("a/b",), ("",), ("~",)])
