@@ -1,7 +1,8 @@
 """The draft VLM on the robot: the edge client of paper 003 (Algorithm 1), offered to every node.
 
-Hosts the action ``generate``, its service twin ``edge_cloud_generate``, and ``predraft`` for the
-cache. Each answer is an ``EdgeLoop`` in the model's own thread; the callbacks only post to it.
+Hosts the action ``edge_cloud/generate``, its service twin ``edge_cloud_generate``, and ``predraft``
+for the cache. Each answer is an ``EdgeLoop`` in the model's own thread; the callbacks only post to
+it.
 """
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         self._action = ActionServer(
             self,
             Generate,
-            "generate",
+            "edge_cloud/generate",
             self._execute,
             goal_callback=self._on_goal,
             cancel_callback=self._on_cancel,
@@ -276,7 +277,7 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         try:
             self._read(request, protocol=request.protocol)
         except CollabError as error:
-            return self.refuse_goal("generate", error)
+            return self.refuse_goal("edge_cloud/generate", error)
         return GoalResponse.ACCEPT
 
     async def _execute(self, goal: ServerGoalHandle) -> Generate.Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collab_llm_nodes.nodes.camera_ingest import CameraIngest
 from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
 from collab_llm_nodes.nodes.draft_vlm import DraftVlm
+from collab_llm_nodes.nodes.generate_router import GenerateRouter
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
 from collab_llm_nodes.nodes.navigator import Navigator
 from collab_llm_nodes.nodes.predraft_cache import PreDraftCacheNode
@@ -18,6 +19,7 @@ def main() -> int:
         CloudVerifierBridge,
         DraftVlm,
         PreDraftCacheNode,
+        GenerateRouter,
         NavigationActionParser,
         Navigator,
     )

@@ -54,7 +54,8 @@ class _Client:
         self.seen_at = time.monotonic()
         self.node = Node("instruct", **node_arguments)
         self._action = ActionClient(self.node, Navigate, "navigate")
-        self._answers = ActionClient(self.node, Generate, "generate")  # only to see it is there
+        # Only to see that it is there.
+        self._answers = ActionClient(self.node, Generate, "edge_cloud/generate")
         self._link_up = False
         self.node.create_subscription(LinkState, "link_state", self._on_link, STATE)
         self._instruction = instruction

@@ -77,8 +77,11 @@ _PATIENCE_S = 5.0
 
 @dataclass(frozen=True)
 class AnswerConfig:
-    """What is asked of ``generate``."""
+    """The questions to the model, and who answers them."""
 
+    action: str = setting(
+        "edge_cloud/generate", "Action that is asked, of a protocol's own server.", read_only=True
+    )
     protocol: str = setting("edge_cloud", "Collaboration protocol.")
     prompt: str = setting(
         DEFAULT_TEMPLATE,
@@ -219,7 +222,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self._generate = ActionClient(
                 self,
                 Generate,
-                "generate",
+                self.config.answer.action,
                 goal_service_qos_profile=REQUESTS,
                 result_service_qos_profile=REQUESTS,
                 cancel_service_qos_profile=REQUESTS,
@@ -567,7 +570,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
         run_.session, run_.early = "", []
         run_.metrics = GenerationMetrics()
         if self._generate is None or not self._generate.server_is_ready():
-            self._fail(run_, "UNAVAILABLE", "no node offers the action generate: is draft_vlm up?")
+            asked = self.config.answer.action
+            self._fail(run_, "UNAVAILABLE", f"no node offers {asked}: is draft_vlm up?")
             return
         answer, limit = self.config.answer, self.config.mission.answer_timeout
         goal = Generate.Goal(

@@ -1,4 +1,4 @@
-"""Takes the place of camera and navigator: shows a picture and asks ``generate`` about it."""
+"""Takes the place of camera and navigator: shows a picture and has it asked about."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AskingClient(GraphClient):
         self._pictures = self.node.create_publisher(CompressedImage, "image/compressed", pictures)
         self.node.create_subscription(Observation, "observation", self._on_observation, RESULT)
         self._generate = ActionClient(
-            self.node, Generate, "generate", goal_service_qos_profile=REQUESTS
+            self.node, Generate, "edge_cloud/generate", goal_service_qos_profile=REQUESTS
         )
 
     def forget(self) -> None:

@@ -1001,7 +1001,7 @@ class Cloud:
         self._texts = self.node.create_publisher(GeneratedText, "generated_text", RESULT)
         self._drafts = self.node.create_publisher(Draft, "draft", RESULT)
         self._links = self.node.create_publisher(LinkState, "link_state", STATE)
-        self._server = ActionServer(self.node, Generate, "generate", self._answer)
+        self._server = ActionServer(self.node, Generate, "edge_cloud/generate", self._answer)
         self._told = 0
         self.node.create_timer(0.1, self._tell)
 

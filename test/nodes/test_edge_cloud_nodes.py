@@ -77,7 +77,7 @@ class Edge:
         self.verdicts = graph.collect(self.user, Verdict, "verdict", RESULT)
         self.texts = graph.collect(self.user, GeneratedText, "generated_text", RESULT)
         self.links = graph.collect(self.user, LinkState, "link_state", STATE)
-        self.action = ActionClient(self.user, Generate, "generate")
+        self.action = ActionClient(self.user, Generate, "edge_cloud/generate")
         self.service = self.user.create_client(EdgeCloudGenerate, "edge_cloud_generate")
         graph.wait_for(self.action.server_is_ready)
         graph.wait_for(self.service.service_is_ready)
@@ -218,7 +218,7 @@ def test_bad_input_is_refused_by_name(
     edge: Edge, fields: dict[str, Any], names: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert not edge.graph.ask(edge.action.send_goal_async, edge.goal(**fields)).accepted
-    wanted, told = f"generate: goal refused: INVALID_INPUT: {names}", []
+    wanted, told = f"edge_cloud/generate: goal refused: INVALID_INPUT: {names}", []
 
     def logged() -> bool:
         told.append(capfd.readouterr().err)

@@ -46,7 +46,9 @@ class FakeNavigator:
 
     def load(self) -> None:
         """Offer ``generate``, as draft_vlm does when its model is there."""
-        self.answers = ActionServer(self.node, Generate, "generate", lambda goal: Generate.Result())
+        self.answers = ActionServer(
+            self.node, Generate, "edge_cloud/generate", lambda goal: Generate.Result()
+        )
 
     def link(self, state: int) -> None:
         self.links.publish(LinkState(state=state))

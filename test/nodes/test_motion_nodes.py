@@ -266,7 +266,11 @@ class Robot:
         self.user.create_timer(0.05, self._look)
         if script:
             self.generate = ActionServer(
-                self.user, Generate, "generate", self._answer, cancel_callback=self._on_cancel
+                self.user,
+                Generate,
+                "edge_cloud/generate",
+                self._answer,
+                cancel_callback=self._on_cancel,
             )
         if process is None:
             patient = {name.replace(".", "__"): value for name, value in PATIENT.items()}
@@ -903,7 +907,7 @@ def test_the_navigator_reaches_the_target_in_the_simulated_room(graph: Any) -> N
         goal.succeed()
         return Generate.Result(header=goal.request.header, text=text, session_id=session)
 
-    generate = ActionServer(room.user, Generate, "generate", answer)  # noqa: F841 kept alive
+    generate = ActionServer(room.user, Generate, "edge_cloud/generate", answer)  # noqa: F841 kept
     client = ActionClient(room.user, Navigate, "navigate")
     graph.wait_for(client.server_is_ready)
     goal = Navigate.Goal(instruction=f"find the {room.node._room.goal.name}")

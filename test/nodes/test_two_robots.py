@@ -36,7 +36,7 @@ class Robot:
         self._user = graph.node("user", namespace=name)
         self._texts = self._user.create_publisher(GeneratedText, "generated_text", RESULT)
         self._script = list(SCRIPT)
-        self._server = ActionServer(self._user, Generate, "generate", self._answer)
+        self._server = ActionServer(self._user, Generate, "edge_cloud/generate", self._answer)
         self.nodes = [self._start(kind, name) for kind in NODES]
         self.nodes[0].set_parameters([Parameter("real_time_factor", value=pace)])
         self._client = ActionClient(self._user, Navigate, "navigate")

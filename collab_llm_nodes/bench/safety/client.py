@@ -102,7 +102,7 @@ class SafetyClient(GraphClient):
             self._generate = ActionServer(
                 node,
                 Generate,
-                "generate",
+                "edge_cloud/generate",
                 self._answer,
                 cancel_callback=lambda goal: CancelResponse.ACCEPT,
                 goal_service_qos_profile=REQUESTS,
