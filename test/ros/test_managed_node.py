@@ -44,6 +44,23 @@ class Node(ManagedNode):
 raise SystemExit(run(lambda: Node("bad", ParserConfig), lambda: Node("good", ParserConfig)))
 """
 
+# Two nodes: each may set what is process-wide before either of them starts.
+ENTERING = """
+import os, signal
+from collab_llm_nodes.nodes.navigation_action_parser import ParserConfig
+from collab_llm_nodes.ros.node import ManagedNode, run
+
+class Node(ManagedNode):
+    def enter_process(self):
+        print(self.get_name(), "enters", flush=True)
+    def configure(self):
+        print(self.get_name(), "starts", flush=True)
+        if self.get_name() == "second":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+raise SystemExit(run(lambda: Node("first", ParserConfig), lambda: Node("second", ParserConfig)))
+"""
+
 # Says whether its process shares memory with others, and ends.
 PROBE = """
 import sys
@@ -239,3 +256,11 @@ def test_a_dynamic_parameter_applies_where_rclpy_does_not_tell_afterwards(
     answer = ros_graph.ask(client.call_async, SetParameters.Request(parameters=[value]))
     assert answer.results[0].successful
     ros_graph.wait_for(lambda: node.config.max_age == 7.5)
+
+
+def test_what_is_process_wide_is_set_before_any_node_starts(ros_context: Any) -> None:
+    command = [sys.executable, "-c", ENTERING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    told = ["first enters", "second enters", "first starts", "second starts"]
+    assert done.stdout.splitlines() == told
