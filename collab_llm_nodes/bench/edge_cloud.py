@@ -32,6 +32,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
@@ -126,6 +127,7 @@ def run_edge_cloud(
         meanwhile); ``as_is.<mode>`` and ``transformers_ms_per_token``; ``speedups``; ``api_cost``
         (paper 003, Table 1); ``ablations`` (Figure 4 and Table 7).
     """
+    set_threads(ModelConfig(path="nav-draft"), ModelConfig(path="nav-target"))
     prompts = scene_prompts(MORE * answers, seed)
     target = Engine(load(ModelConfig(path="nav-target")))
     right = [_alone(target, prompt) for prompt in prompts]

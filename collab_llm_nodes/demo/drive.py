@@ -22,6 +22,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.reference import generate
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.processes import START_DEADLINE_S, Process, free_port, run_process
 from collab_llm_nodes.protocols.edge_cloud.client import Source
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
@@ -70,6 +71,7 @@ def run_demo(
     from collab_llm_nodes.demo.client import DemoClient  # rclpy: only where it is there
 
     isolate_ros()
+    set_threads(ModelConfig(path="nav-draft"), ModelConfig(path="nav-target"))
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         address = f"127.0.0.1:{free_port()}"

@@ -39,6 +39,7 @@ from collab_llm_nodes.ros.convert import (
     images_from,
     sampling_from,
     status_of,
+    turns_from,
     verdict_to_msg,
 )
 from collab_llm_nodes.ros.health import LinkHealth, LinkLimits, Status
@@ -181,6 +182,8 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
                 vocabulary=request.vocabulary,
                 replay=tuple(request.replay),
                 round=request.round,
+                turns=turns_from(request),
+                raw=request.raw,
             )
             handle = self._client.open(
                 opened, lambda message: self.post(self._on_message, session_id, message)

@@ -24,6 +24,7 @@ from collab_llm.msg import Draft, EarlyExit, Status, Verdict
 from collab_llm.srv import CloseSession, EdgeCloudGenerate, OpenSession, PreDraft
 from collab_llm_nodes.config import setting
 from collab_llm_nodes.errors import Cancelled, DeadlineExceeded, InvalidInput, Unavailable
+from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.protocols.base import Request, Resources
 from collab_llm_nodes.protocols.edge_cloud import messages
 from collab_llm_nodes.protocols.edge_cloud.loop import Event as LoopEvent
@@ -94,6 +95,9 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
     def resources(self) -> Resources:
         return Resources(carrier=self, log=self.get_logger())
 
+    def enter_process(self) -> None:
+        set_threads(self.config.model)
+
     def configure(self) -> None:
         """Load the model and offer the interfaces; the load blocks the transition."""
         super().configure()
@@ -151,6 +155,9 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
             header=session.header,
             session_id=request.id,
             text=opened.text,
+            turn_roles=[turn.role for turn in opened.turns],
+            turn_contents=[turn.content for turn in opened.turns],
+            raw=opened.raw,
             images=[CompressedImage(format="jpeg", data=array("B", i)) for i in opened.images],
             temperature=opened.sampling.temperature,
             top_k=opened.sampling.top_k,

@@ -15,14 +15,7 @@ from typing import Any, Protocol
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.metrics import GenerationMetrics
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One turn of a chat; ``role`` is "system", "user" or "assistant"."""
-
-    role: str
-    content: str
+from collab_llm_nodes.models.turns import Turn
 
 
 @dataclass(frozen=True)
@@ -46,6 +39,7 @@ class Request:
         stamp_ns, frame_id: capture time and camera frame of the newest image, for messages that
             are derived from it.
         asked_at: ``time.monotonic()`` of the request, for the metrics.
+        raw: the model reads the one turn as it is, without a chat template.
     """
 
     id: str
@@ -58,6 +52,7 @@ class Request:
     stamp_ns: int = 0
     frame_id: str = ""
     asked_at: float = 0.0
+    raw: bool = False
 
     @property
     def prompt(self) -> str:

@@ -18,6 +18,7 @@ from collab_llm.msg import Verdict as VerdictMsg
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 from collab_llm_nodes.metrics import GenerationMetrics
+from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
     EarlyExit,
@@ -84,6 +85,18 @@ def images_from(request: Any) -> tuple[bytes, ...]:
             )
         images.append(bytes(image.data))
     return tuple(images)
+
+
+def turns_from(request: Any) -> tuple[Turn, ...]:
+    """Return the turns of a request. Raises InvalidInput: a role without content, or vice versa."""
+    roles, contents = request.turn_roles, request.turn_contents
+    if len(roles) != len(contents):
+        raise InvalidInput(
+            f"{len(roles)} roles, {len(contents)} contents",
+            field="turn_roles",
+            remedy="give one of each for every turn",
+        )
+    return tuple(Turn(role, content) for role, content in zip(roles, contents, strict=True))
 
 
 def draft_to_msg(draft: Draft, header: Header, session_id: str) -> DraftMsg:

@@ -35,6 +35,7 @@ from collab_llm_nodes.errors import (
     InvalidInput,
 )
 from collab_llm_nodes.models.detokenising import REPLACEMENT
+from collab_llm_nodes.models.turns import ROLES, Turn
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import (
     Answer,
@@ -43,7 +44,6 @@ from collab_llm_nodes.protocols.base import (
     Progress,
     Request,
     Running,
-    Turn,
 )
 from collab_llm_nodes.protocols.options import with_options
 from collab_llm_nodes.ros.clock import STEADY
@@ -59,7 +59,6 @@ from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
 MAX_DEADLINE_S = 86400.0
-_ROLES = ("system", "user", "assistant")
 _RESULT_S = 15
 """How long a result waits for its caller, who should ask for it when the goal is accepted [s].
 rclpy's default of 15 minutes would keep the pictures of all goals of that time; and announcing a
@@ -320,6 +319,7 @@ class GenerationHost:
             id=uuid.uuid4().hex,
             config=with_options(config, names, values),
             turns=self._turns(msg),
+            raw=getattr(msg, "raw", False),
             images=images_from(msg) if self._takes("images", msg.images) else (),
             documents=self._documents(msg),
             sampling=sampling_from(msg),
@@ -343,11 +343,11 @@ class GenerationHost:
                 "given beside chat turns", field="prompt", remedy="make it the last turn"
             )
         for i, role in enumerate(roles):
-            if role not in _ROLES or (i == len(roles) - 1 and role != "user"):
+            if role not in ROLES or (i == len(roles) - 1 and role != "user"):
                 raise InvalidInput(
                     f"{role[:64]!r}",
                     field=f"turn_roles[{i}]",
-                    remedy=f"one of {', '.join(_ROLES)}; the last is user",
+                    remedy=f"one of {', '.join(ROLES)}; the last is user",
                 )
         self._takes("chat", pairs[1:], "turn_roles")
         return tuple(Turn(*pair) for pair in pairs)

@@ -910,7 +910,7 @@ def test_the_navigator_reaches_the_target_in_the_simulated_room(graph: Any) -> N
         goal.succeed()
         return Generate.Result(header=goal.request.header, text=text, session_id=session)
 
-    generate = ActionServer(room.user, Generate, "edge_cloud/generate", answer)  # noqa: F841 kept alive
+    generate = ActionServer(room.user, Generate, "edge_cloud/generate", answer)  # noqa: F841 kept
     client = ActionClient(room.user, Navigate, "navigate")
     graph.wait_for(client.server_is_ready)
     goal = Navigate.Goal(instruction=f"find the {room.node._room.goal.name}")

@@ -8,9 +8,14 @@ verifications of a session from 0 and is how stale messages are recognised.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
 from collab_llm_nodes.errors import BY_CODE, CollabError
+from collab_llm_nodes.models.turns import Turn
+
+if TYPE_CHECKING:  # it would load torch in processes that run no model
+    from collab_llm_nodes.models.prompt import Prompt
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,7 @@ class Open:
     """Start a session: prompt and images travel once.
 
     Attributes:
-        text: the user turn, before the chat template.
+        text: the user turn, before the chat template; with ``raw``, what the model reads.
         images: JPEG bytes.
         sampling: the output law; seed and temperature are the same on both sides.
         max_tokens: generated tokens at most.
@@ -26,6 +31,8 @@ class Open:
         replay: tokens already confirmed by an earlier stream (reconnect); the session continues
             after them as if it had never been lost.
         round: the round that the first draft on this stream will carry.
+        turns: what was said before ``text`` (``models.prompt.Prompt``).
+        raw: no chat template is applied.
     """
 
     text: str
@@ -35,6 +42,23 @@ class Open:
     vocabulary: str
     replay: tuple[int, ...] = ()
     round: int = 0
+    turns: tuple[Turn, ...] = ()
+    raw: bool = False
+
+
+def open_message(
+    prompt: Prompt, sampling: SamplingConfig, max_tokens: int, vocabulary: str
+) -> Open:
+    """Return the message that asks ``prompt`` in a new session."""
+    return Open(
+        prompt.text,
+        prompt.images,
+        sampling,
+        max_tokens,
+        vocabulary,
+        turns=prompt.turns,
+        raw=prompt.raw,
+    )
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.models.detokenising import Detokeniser
 from collab_llm_nodes.models.loading import ModelConfig, load
-from collab_llm_nodes.models.prompt import Prompt, PromptLimits, check_length, encode
+from collab_llm_nodes.models.prompt import Prompt, PromptLimits, check_prompt, encode
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.carrier import Carrier, Session
@@ -33,7 +33,7 @@ from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClien
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter, DrafterConfig
 from collab_llm_nodes.protocols.edge_cloud.link_loss import LinkLossConfig, Patience, finish_alone
 from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, Event
-from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Failure, Open
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Failure, open_message
 from collab_llm_nodes.protocols.edge_cloud.planner import Mode, Planner, PlannerConfig, settings_of
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 
@@ -65,7 +65,7 @@ def check(request: Request) -> None:
         InvalidInput, ConfigError: ``field`` names the request's.
     """
     config: EdgeCloudConfig = request.config
-    check_length(request.prompt, config.prompt, field="prompt")
+    check_prompt(_prompt(request), config.prompt, field="prompt")
     _client_config(request, config.client.gamma)
 
 
@@ -104,7 +104,7 @@ class EdgeCloud:
     def run(self, request: Request, emit: Callable[[Progress], None], control: Control) -> Answer:
         """Decode one answer; its law is the target's alone, whatever the draft and the link."""
         config: EdgeCloudConfig = request.config
-        prompt = Prompt(request.prompt, request.images)
+        prompt = _prompt(request)
         try:
             encoded = encode(prompt, self._engine.loaded, config.prompt)
         except InvalidInput as error:
@@ -202,9 +202,8 @@ class _Generation:
     def _verified(self, control: Control) -> None:
         """Run Algorithm 1."""
         request, owner = self._request, self._owner
-        opened = Open(
-            request.prompt,
-            request.images,
+        opened = open_message(
+            _prompt(request),
             request.sampling,
             _client_config(request, self._mode.gamma).max_tokens,
             owner._engine.vocabulary,
@@ -307,3 +306,7 @@ class _Generation:
 def _client_config(request: Request, gamma: int) -> ClientConfig:
     config: EdgeCloudConfig = request.config
     return ClientConfig(gamma, request.max_tokens or config.client.max_tokens)
+
+
+def _prompt(request: Request) -> Prompt:
+    return Prompt(request.prompt, request.images, turns=request.turns[:-1], raw=request.raw)
