@@ -53,7 +53,6 @@ from collab_llm_nodes.protocols.edge_cloud.planner import Planner, PlannerConfig
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.ros.convert import (
     code_of,
-    draft_from_msg,
     draft_to_msg,
     exit_from_msg,
     images_from,
@@ -185,7 +184,6 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         self._heard = [
             self.create_subscription(Verdict, "verdict", self._on_verdict, RESULT),
             self.create_subscription(EarlyExit, "early_exit", self._on_early_exit, RESULT),
-            self.create_subscription(Draft, "draft", self._on_cached_draft, RESULT),
         ]
         # An awaiting service callback occupies its callback group: in the node's own, exclusive
         # one it would block the very responses it waits for.
@@ -449,15 +447,12 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
             PreDraftRequest(
                 request.round,
                 tuple(request.outcome),
-                reply=lambda draft: self.post(done.set_result, draft),
+                reply=lambda ready: self.post(done.set_result, ready),
                 due=time.monotonic() + request.deadline_s if request.deadline_s else math.inf,
             )
         )
-        draft = await done
-        if draft is None:
+        if not await done:
             response.status, response.error_msg = response.CANCELLED, "the verdict came first"
-        else:
-            response.draft = draft_to_msg(draft, answer.request.header, request.session_id)
         return response
 
     # What the other nodes publish goes into the loop of its session.
@@ -475,14 +470,6 @@ class DraftVlm(ManagedNode[DraftVlmConfig]):
         if (answer := self._answers.get(msg.session_id)) is not None:
             answer.patience.on_heard(time.monotonic(), waiting=True)
         self._post(msg.session_id, exit_from_msg(msg))
-
-    @guarded
-    def _on_cached_draft(self, msg: Draft) -> None:
-        if not msg.cached or msg.ahead:
-            return  # this node's own
-        if (answer := self._answers.get(msg.session_id)) is not None:
-            answer.patience.on_sent(time.monotonic())
-            self._post(msg.session_id, draft_from_msg(msg, answer.request.sampling))
 
     def _post(self, session_id: str, event: Any) -> None:
         answer = self._answers.get(session_id)

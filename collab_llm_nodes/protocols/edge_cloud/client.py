@@ -22,7 +22,7 @@ from enum import IntEnum
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ProtocolError
 from collab_llm_nodes.metrics import GenerationMetrics
-from collab_llm_nodes.protocols.edge_cloud.ahead import Ahead, may_come
+from collab_llm_nodes.protocols.edge_cloud.ahead import PushedDrafts, may_come
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Verdict
 
 
@@ -75,7 +75,7 @@ class EdgeClient:
         self.finished = False
         self.metrics = GenerationMetrics()
         self.in_flight: Draft | None = None  # under verification, or about to be
-        self._ahead = Ahead()
+        self._ahead = PushedDrafts()
         self._exits: dict[tuple[int, ...], int] = {}
 
     @property

@@ -58,7 +58,7 @@ class _Node:
 
 
 @dataclass
-class Line:
+class DraftInProgress:
     """One draft in the making; ``draft`` when it is complete."""
 
     job: DraftJob
@@ -96,14 +96,14 @@ class Drafter:
         self._trunk: tuple[int, ...] = ()  # ids that all continuations share
         self._root = _Node(-1)  # its last one
 
-    def begin(self, job: DraftJob, *, cached: bool = False) -> Line:
+    def begin(self, job: DraftJob, *, cached: bool = False) -> DraftInProgress:
         """A draft of up to ``gamma`` tokens for ``job``; :meth:`step` makes it."""
-        line = Line(job, cached)
+        line = DraftInProgress(job, cached)
         if not job.gamma:
             self._finish(line)
         return line
 
-    def step(self, lines: Sequence[Line], read: Sequence[tuple[int, ...]] = ()) -> None:
+    def step(self, lines: Sequence[DraftInProgress], read: Sequence[tuple[int, ...]] = ()) -> None:
         """One forward pass: every (unfinished) line gets its next token.
 
         A line may rest for some passes: what was read for it is kept.
@@ -174,7 +174,7 @@ class Drafter:
         self.on_pass = _to_nobody  # whoever listened may hold us
 
     def _choose(
-        self, lines: Sequence[Line], ends: Sequence[_Node]
+        self, lines: Sequence[DraftInProgress], ends: Sequence[_Node]
     ) -> list[tuple[int, SparseDistribution | None]]:
         """The next token of each line and what goes upstream with it, for all lines together."""
         logits = np.stack([_logits(end) for end in ends])
@@ -184,7 +184,7 @@ class Drafter:
         laws = distribution(logits, self._sampling)
         return propose_rows(laws, self._sampling, positions, self._config.max_support)
 
-    def _finish(self, line: Line) -> None:
+    def _finish(self, line: DraftInProgress) -> None:
         """A draft is complete at ``gamma`` tokens or at an end token."""
         job = line.job
         probs = tuple(line.probs) if self._sampling.sends_probabilities else None

@@ -25,7 +25,7 @@ from collab_llm_nodes.errors import InvalidInput, ProtocolError
 from collab_llm_nodes.protocols.edge_cloud.ahead import (
     MAX_AHEAD,
     MAX_AHEAD_ENTRIES,
-    Ahead,
+    PushedDrafts,
     may_come,
 )
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
@@ -137,7 +137,7 @@ class VerifierSession:
         self.finished = False
         self._draft: Draft | None = None  # under verification
         self._next: Draft | None = None  # for this round
-        self._ahead = Ahead()
+        self._ahead = PushedDrafts()
         self._check_ids(opened.replay, "replay")
         if len(opened.replay) >= opened.max_tokens:
             raise InvalidInput(
