@@ -83,9 +83,15 @@ class PushedDrafts:
             generated: the answer so far, the verdict on ``verified`` included.
         """
         self._drafts = [d for d in self._drafts if may_come(d, round_, generated)]
-        if verified.solo:
+        if verified.autoregressive_rounds:
             probs = None if verified.probs is None else ()
-            return Draft(round_, len(generated), (), probs, solo=verified.solo - 1)
+            return Draft(
+                round_,
+                len(generated),
+                (),
+                probs,
+                autoregressive_rounds=verified.autoregressive_rounds - 1,
+            )
         due = next((d for d in self._drafts if d.round == round_), None)
         self._drafts = [d for d in self._drafts if d.round > round_]
         return due

@@ -189,7 +189,14 @@ class Drafter:
         job = line.job
         probs = tuple(line.probs) if self._sampling.sends_probabilities else None
         tokens = tuple(line.tokens)
-        line.draft = Draft(job.round, len(job.prefix), tokens, probs, line.cached, solo=job.solo)
+        line.draft = Draft(
+            job.round,
+            len(job.prefix),
+            tokens,
+            probs,
+            line.cached,
+            autoregressive_rounds=job.autoregressive_rounds,
+        )
 
     def _read(self, answers: Sequence[tuple[int, ...]]) -> list[_Node]:
         """The nodes at the ends of ``answers``, after one pass over what was not read before."""

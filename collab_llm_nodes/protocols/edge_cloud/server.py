@@ -280,7 +280,7 @@ class VerifierSession:
                 "longer than the answer before it", field="after", remedy="see start"
             )
         room = self._open.max_tokens - draft.start
-        if len(draft.tokens) + 1 > room or draft.solo > room:
+        if len(draft.tokens) + 1 > room or draft.autoregressive_rounds > room:
             raise InvalidInput(
                 "the draft goes past max_tokens", field="tokens", remedy="draft fewer tokens"
             )

@@ -548,12 +548,12 @@ def test_a_push_that_comes_after_its_verdict_is_the_rounds_draft() -> None:
 
 def test_solo_rounds_each_have_their_deadline_and_are_asked_for_again_after_a_loss() -> None:
     link = opened_link()
-    link.on_draft(Draft(0, 0, (), solo=2), 0.0)
+    link.on_draft(Draft(0, 0, (), autoregressive_rounds=2), 0.0)
     link.on_message(Verdict(0, (4,), 0, False), 1.0)
     assert link.next_tick == 1.0 + PATIENT.verdict_deadline_s
     link.on_disconnected("reset", 1.5)
     link.on_tick(1.6)
-    assert link.on_connected(1.6)[1:] == [Send(Draft(1, 1, (), solo=1))]
+    assert link.on_connected(1.6)[1:] == [Send(Draft(1, 1, (), autoregressive_rounds=1))]
 
 
 def test_an_evicted_session_is_opened_again_at_once_but_not_in_a_loop() -> None:
@@ -858,8 +858,8 @@ def test_the_edge_client_pushes_drafts_and_knows_which_one_is_due() -> None:
 def test_without_drafts_the_edge_client_lets_the_verifier_stream() -> None:
     client = EdgeClient(ClientConfig(gamma=0, max_tokens=3))
     job = client.next_draft()
-    assert (job.gamma, job.solo) == (0, 2)
-    client.on_sent(Draft(0, 0, (), solo=2))
+    assert (job.gamma, job.autoregressive_rounds) == (0, 2)
+    client.on_sent(Draft(0, 0, (), autoregressive_rounds=2))
     for round_ in range(3):
         assert client.in_flight is not None
         assert client.predraft((1,)) is None
@@ -959,7 +959,7 @@ def test_a_void_draft_is_ignored_and_does_not_block_its_round() -> None:
 
 def test_alone_the_verifier_decodes_as_many_tokens_as_asked() -> None:
     session = verifier()
-    assert session.offer(Draft(0, 0, (), solo=2))
+    assert session.offer(Draft(0, 0, (), autoregressive_rounds=2))
     for token in (3, 4, 5):
         assert session.begin() == ()
         session.conclude(logits_for(token), 0.0)
@@ -981,7 +981,7 @@ def test_drafts_ahead_are_bounded() -> None:
     [
         (Draft(1, 1, (1,), after=(1, 2)), "after"),
         (Draft(1, 1, (1,), after=(24,)), "after"),
-        (Draft(0, 0, (), solo=25), "tokens"),
+        (Draft(0, 0, (), autoregressive_rounds=25), "tokens"),
     ],
 )
 def test_drafts_ahead_and_solo_rounds_are_checked(draft: Draft, field_name: str) -> None:
