@@ -27,7 +27,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Ver
 
 
 class Source(IntEnum):
-    """Where a token of the answer comes from (the words of vLLM's rejection sampler)."""
+    """Origin of a token of the answer (the words of vLLM's rejection sampler)."""
 
     ACCEPTED = 0
     RECOVERED = 1

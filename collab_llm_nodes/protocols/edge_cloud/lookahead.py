@@ -32,7 +32,7 @@ class _Future:
     Attributes:
         probability: that the answer comes like that.
         foreseen: the draft model itself expects it.
-        line: its draft in progress; complete ones are in ``ReadyDrafts``.
+        partial: its draft in progress; complete ones are in ``ReadyDrafts``.
         explored: the outcomes of its draft have been predicted, with these ``beliefs`` that each
             of its tokens stands.
         replies: those who asked for the draft; told True when it is ready, False if it is not made.
@@ -41,7 +41,7 @@ class _Future:
     job: DraftJob
     probability: float
     foreseen: bool = False
-    line: DraftInProgress | None = None
+    partial: DraftInProgress | None = None
     explored: bool = False
     beliefs: list[float] = field(default_factory=list)
     replies: list[Callable[[bool], None]] = field(default_factory=list)
@@ -54,7 +54,7 @@ class _Future:
 
 
 class Lookahead:
-    """The likely futures of one answer.
+    """Likely futures of one answer, and the drafts for them in progress.
 
     Args:
         client, drafter: state and draft model of this answer.
@@ -111,8 +111,8 @@ class Lookahead:
         future.replies.append(reply)
         if self._ready.lookup(job.prefix) is not None:
             future.reply(True)
-        elif future.line is None:
-            future.line = self._drafter.begin(job, cached=True)
+        elif future.partial is None:
+            future.partial = self._drafter.begin(job, cached=True)
 
     def step(self) -> bool:
         """Make one forward pass for the likeliest outcomes; False if there is nothing to do.
@@ -124,19 +124,19 @@ class Lookahead:
         tasks = self._choose_tasks(max(1, self._config.batch - len(branches)))
         if not branches and not tasks:
             return False
-        lines = [f.line for f in tasks if f.line is not None and f.line.draft is None]
+        partials = [f.partial for f in tasks if f.partial is not None and f.partial.draft is None]
         drafts = [self._ready.lookup(f.job.prefix) for f in branches]
         read = [(*f.job.prefix, *d.tokens) for f, d in zip(branches, drafts, strict=True) if d]
         try:
-            self._drafter.step(lines, read)
+            self._drafter.step(partials, read)
         except InvalidInput:  # a guess that the draft model cannot continue: no room, no such token
             self._give_up(tasks + branches)
             return True
         for future in branches:
             self._predict(future)
         for future in tasks:
-            if future.line is not None and future.line.draft is not None:
-                self._finish(future, future.line.draft)
+            if future.partial is not None and future.partial.draft is not None:
+                self._finish(future, future.partial.draft)
         return True
 
     def learn(self, verdict: Verdict, exit_s: float | None) -> None:
@@ -196,7 +196,7 @@ class Lookahead:
 
     def _choose_tasks(self, room: int) -> list[_Future]:
         """Return the ``room`` most urgent pre-drafts, begun or new."""
-        tasks = [future for future in self._futures.values() if future.line is not None]
+        tasks = [future for future in self._futures.values() if future.partial is not None]
         self._sort(tasks)
         while len(tasks) < room or (
             self._ordered and self._queue.best > tasks[room - 1].probability
@@ -205,8 +205,8 @@ class Lookahead:
             if answer is None:
                 break
             future = self._futures[answer]
-            if future.line is None and self._ready.lookup(answer) is None:
-                future.line = self._drafter.begin(future.job, cached=True)
+            if future.partial is None and self._ready.lookup(answer) is None:
+                future.partial = self._drafter.begin(future.job, cached=True)
                 tasks.append(future)
                 self._sort(tasks)
         return tasks[:room]
@@ -232,7 +232,7 @@ class Lookahead:
 
     def _finish(self, future: _Future, draft: Draft) -> None:
         """Keep a pre-draft, and send it ahead if it may go."""
-        future.line = None
+        future.partial = None
         pushed = self._client.push(future.job, draft, self._config.push_window)
         if pushed is not None:
             self._send(pushed)
@@ -241,5 +241,5 @@ class Lookahead:
 
     def _give_up(self, futures: list[_Future]) -> None:
         for future in futures:
-            future.line, future.explored = None, True
+            future.partial, future.explored = None, True
             future.reply(False)
