@@ -176,6 +176,8 @@ class EdgeLoop:
                 before = self._await_verdict()
                 verdict = self._learn(before)
                 tokens = self.client.on_verdict(verdict)
+                if before.sent is not None:
+                    self.client.on_sent(before.sent)
                 if metrics.rounds == 1:
                     metrics.time_to_first_token_s = time.monotonic() - started
                 metrics.total_s = time.monotonic() - started
@@ -189,17 +191,17 @@ class EdgeLoop:
         """Get this round's draft under way, unless it left ahead or upon the verdict ``before``;
         count whether it was ready."""
         client = self.client
-        sent = before.sent if before is not None else None
         job = client.next_draft()
-        pushed = client.in_flight
-        draft = pushed or sent or self._ready.lookup(job.prefix)
+        draft = client.in_flight or self._ready.lookup(job.prefix)
         ready = draft is not None
         if draft is None:
             draft = self._draft(job)
-        self._asked = pushed is None
-        if client.on_sent(draft) and sent is None:
+        self._asked = client.on_sent(draft)
+        if self._asked:
             self._send(draft)
-        self._left_at = before.at if before is not None and sent is not None else time.monotonic()
+        self._left_at = time.monotonic()
+        if before is not None and before.sent is not None:
+            self._asked, self._left_at = True, before.at
         self._suggested.clear()
         if job.round and client.speculates:
             client.metrics.cache_lookups += 1

@@ -347,6 +347,8 @@ def test_a_ready_draft_leaves_while_the_draft_model_is_in_a_pass() -> None:
             in_pass.set()
             assert go_on.wait(WAIT_S)
 
+    awaited: list[bool] = []
+    robot.loop._on_tokens = lambda tokens: awaited.append(robot.client.in_flight is not None)
     robot.draft_engine.before_layer = hold
     with ThreadPoolExecutor(1) as pool:
         over = pool.submit(robot.loop.run, 10 * WAIT_S)
@@ -373,6 +375,8 @@ def test_a_ready_draft_leaves_while_the_draft_model_is_in_a_pass() -> None:
     rounds = robot.client.metrics.rounds
     assert [draft.round for draft in robot.sent] == list(range(rounds)), "each is sent once"
     assert robot.client.metrics.cache_hits >= 1
+    assert awaited[0], "whoever watches the verifier's silence knows that it is asked again"
+    assert not awaited[-1]
 
 
 @pytest.mark.parametrize("passes_before", [0, 1, 2, 3])
