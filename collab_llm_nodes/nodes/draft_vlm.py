@@ -31,7 +31,6 @@ from collab_llm_nodes.protocols.edge_cloud.loop import Event as LoopEvent
 from collab_llm_nodes.protocols.edge_cloud.loop import PreDraftRequest
 from collab_llm_nodes.protocols.edge_cloud.running import EdgeCloudConfig
 from collab_llm_nodes.ros.convert import (
-    draft_from_msg,
     draft_to_msg,
     exit_from_msg,
     raise_for,
@@ -110,7 +109,6 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
         self._heard = [
             self.create_subscription(Verdict, "verdict", self._on_verdict, RESULT),
             self.create_subscription(EarlyExit, "early_exit", self._on_early_exit, RESULT),
-            self.create_subscription(Draft, "draft", self._on_cached_draft, RESULT),
         ]
         self._predraft = self.create_service(
             PreDraft,
@@ -209,13 +207,6 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
         if (session := self._sessions.get(msg.session_id)) is not None:
             session.receive(exit_from_msg(msg))
 
-    @guarded
-    def _on_cached_draft(self, msg: Draft) -> None:
-        if not msg.cached or msg.ahead:
-            return  # this node's own
-        if (session := self._sessions.get(msg.session_id)) is not None:
-            session.receive(draft_from_msg(msg, session.request.sampling))
-
     async def _serve_predraft(
         self, request: PreDraft.Request, response: PreDraft.Response
     ) -> PreDraft.Response:
@@ -228,15 +219,12 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
         wanted = PreDraftRequest(
             request.round,
             tuple(request.outcome),
-            reply=lambda draft: self.post(done.set_result, draft),
+            reply=lambda ready: self.post(done.set_result, ready),
             due=time.monotonic() + request.deadline_s if request.deadline_s else math.inf,
         )
         session.receive(wanted)
-        draft = await done
-        if draft is None:
+        if not await done:
             response.status = status_of(Cancelled("the verdict came first"))
-        else:
-            response.draft = draft_to_msg(draft, session.header, request.session_id)
         return response
 
 

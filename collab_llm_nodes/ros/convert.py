@@ -114,7 +114,7 @@ def draft_to_msg(draft: Draft, header: Header, session_id: str) -> DraftMsg:
         cached=draft.cached,
         ahead=draft.after is not None,
         after=array("i", draft.after or ()),
-        solo=draft.solo,
+        solo=draft.autoregressive_rounds,
     )
 
 

@@ -232,7 +232,7 @@ def _write_draft(m: Draft) -> pb.ClientMessage:
         probs=probs,
         ahead=m.after is not None,
         after=m.after or (),
-        solo=m.solo,
+        solo=m.autoregressive_rounds,
     )
     return pb.ClientMessage(draft=draft)
 

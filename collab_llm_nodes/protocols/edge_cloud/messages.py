@@ -78,12 +78,12 @@ class Draft:
         start: generated tokens before it (0 for the first draft): guards against a lost verdict.
         tokens: [gamma] token ids.
         probs: [gamma] distributions the tokens were drawn from; None for greedy and coupled laws.
-        cached: it came from the pre-draft cache (for metrics only).
+        cached: it was pre-drafted (for metrics only).
         after: None for a draft after the confirmed answer. A draft that is pushed ahead of the
             verdicts it depends on names the tokens that the answer must end with when its round
             comes; if it ends otherwise the draft is void. Then its round needs no further message.
-        solo: further rounds, one token each, that the verifier is to decode alone after this one,
-            without waiting for drafts (autoregressive decoding streams like that).
+        autoregressive_rounds: further rounds, one token each, that the verifier is to decode alone
+            after this one, without waiting for drafts. On the wire: ``solo``.
     """
 
     round: int
@@ -92,7 +92,7 @@ class Draft:
     probs: tuple[SparseDistribution, ...] | None = None
     cached: bool = False
     after: tuple[int, ...] | None = None
-    solo: int = 0
+    autoregressive_rounds: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,7 @@ class Verdict:
     Attributes:
         tokens: the accepted draft tokens, then one recovered or bonus token (none when an end
             token lies among the accepted ones). Spelled out although the client knows its draft:
-            with two senders of drafts (drafter and pre-draft cache) nobody has to guess which
-            draft was verified.
+            a listener that has not heard the draft can follow the answer.
         accepted: how many of ``tokens`` are draft tokens.
         finished: the answer is complete.
         compute_s: the verifier's time for the forward pass, for the planner and the metrics.

@@ -1,4 +1,4 @@
-"""The edge client over a real link but without ROS: what benchmarks and checks drive.
+"""The edge client over a real link but without ROS, for benchmarks and checks.
 
 Same loop, same link, same verifier as the nodes; only the topics between them are missing.
 """

@@ -244,8 +244,6 @@ class _Generation:
         now = time.monotonic()
         if isinstance(event, EarlyExit):
             self._patience.on_heard(now, waiting=True)
-        elif isinstance(event, Draft):  # the cache has sent it
-            self._patience.on_sent(now)
         self._loop.post(event)
 
     def _send(self, draft: Draft) -> None:

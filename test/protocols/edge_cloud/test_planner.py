@@ -23,9 +23,9 @@ from collab_llm_nodes.models.prompt import encode as encode_for_model
 from collab_llm_nodes.protocols.edge_cloud.ahead import MAX_AHEAD_ENTRIES, AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, DraftJob, EdgeClient
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
+from collab_llm_nodes.protocols.edge_cloud.lookahead import Lookahead
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Verdict
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
-from collab_llm_nodes.protocols.edge_cloud.outlook import Outlook
 from collab_llm_nodes.protocols.edge_cloud.planner import (
     Mode,
     Planner,
@@ -35,7 +35,7 @@ from collab_llm_nodes.protocols.edge_cloud.planner import (
     settings_of,
 )
 from collab_llm_nodes.protocols.edge_cloud.prediction import predict
-from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig, ReadyDrafts
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
 
 GREEDY = SamplingConfig()
@@ -143,45 +143,53 @@ def test_a_draft_model_that_is_too_sure_is_believed_less() -> None:
 
 
 class Bench:
-    """An outlook behind a draft that is under verification."""
+    """A lookahead behind a draft that is under verification."""
 
     def __init__(self, **ahead: int) -> None:
         self.sent: list[Draft] = []
         self.engine = FakeEngine(1, noise=0.5)
         self.client = EdgeClient(ClientConfig(4, 40))
         self.drafter = Drafter(as_engine(self.engine), encode(PROMPT), GREEDY)
+        self.ready = ReadyDrafts()
         config = AheadConfig(min_probability=0.0, **ahead)
-        self.outlook = Outlook(
-            self.client, self.drafter, self.sent.append, PreDraftConfig(), config, Profile()
+        self.lookahead = Lookahead(
+            self.client,
+            self.drafter,
+            self.sent.append,
+            self.ready,
+            PreDraftConfig(),
+            config,
+            Profile(),
         )
         job = self.client.next_draft()
         draft = self.drafter.draft(job)
         assert draft is not None
         self.draft = draft
         self.client.on_sent(draft)
-        self.outlook.take_off(job, draft)
+        self.lookahead.start_round(job, draft)
 
     def work(self) -> None:
-        while self.outlook.step():
+        while self.lookahead.step():
             pass
 
 
 def test_what_is_demanded_is_made_first_and_never_sent_twice() -> None:
     bench = Bench(push_window=8)
-    replies: list[Draft | None] = []
-    bench.outlook.demand((7,), replies.append)
+    replies: list[bool] = []
+    bench.lookahead.demand((7,), replies.append)
     for _ in range(5):
-        bench.outlook.step()
-    assert len(replies) == 1
+        bench.lookahead.step()
+    assert replies == [True]
     bench.work()
-    bench.outlook.demand((7,), replies.append)
-    assert replies[0] == replies[1]
-    assert replies[1] is not None
-    assert replies[1].after == (7,)
+    bench.lookahead.demand((7,), replies.append)
+    assert replies == [True, True]
+    made = bench.ready.lookup((7,))
+    assert made is not None
+    assert made.after == (7,)
     prefixes = [(d.start, d.after) for d in bench.sent]
     assert len(prefixes) == len(set(prefixes)) == 8
-    bench.outlook.demand((), replies.append)
-    assert replies[2] is None, "nothing comes of nothing"
+    bench.lookahead.demand((), replies.append)
+    assert replies[2] is False, "nothing comes of nothing"
 
 
 def test_a_guess_that_cannot_be_continued_costs_only_itself() -> None:
@@ -190,14 +198,14 @@ def test_a_guess_that_cannot_be_continued_costs_only_itself() -> None:
     def refuse(ids: object, parents: object) -> Tensor:
         raise InvalidInput("no room", field="ids")
 
-    replies: list[Draft | None] = []
-    bench.outlook.demand((7,), replies.append)
+    replies: list[bool] = []
+    bench.lookahead.demand((7,), replies.append)
     kv = bench.drafter._kv
     grow, kv.grow = kv.grow, refuse  # type: ignore[method-assign]
-    assert bench.outlook.step()
+    assert bench.lookahead.step()
     kv.grow = grow  # type: ignore[method-assign]
-    assert replies == [None]
-    bench.outlook.advance((7,))
+    assert replies == [False]
+    bench.lookahead.advance((7,))
     job = DraftJob(1, (7,), 4)
     assert bench.drafter.draft(job) == fresh(GREEDY).draft(job), "the tree is as it was"
 
