@@ -1,6 +1,6 @@
 """Stands in for camera and navigator where the graph is measured, and takes the times.
 
-Not a node of the robot: it publishes a picture, asks ``generate`` about the observation that comes
+Not a node of the robot: it publishes a picture, asks the model about the observation that comes
 of it, and notes when each message on the way to the action arrives.
 """
 

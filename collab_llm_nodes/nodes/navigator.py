@@ -1,8 +1,9 @@
 """Follows one instruction at a time: the action ``navigate``.
 
 The decisions are those of ``robot/mission.py``; here its events come from topics and its
-wishes go out: frames to the ``generate`` action, velocities to ``cmd_vel_nav``, progress as
-feedback. What of them reaches the robot is ``motion_guard``'s to say; ``motion_state`` tells it.
+wishes go out: frames to the model (``edge_cloud/generate``), velocities to ``cmd_vel_nav``,
+progress as feedback. What of them reaches the robot is ``motion_guard``'s to say; ``motion_state``
+tells it.
 
 Which action belongs to which answer: the ``navigation_action`` about the frame asked about (capture
 stamps of asked frames only grow, so an answer that comes after its time matches nothing) and of the

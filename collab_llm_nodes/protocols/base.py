@@ -8,12 +8,15 @@ as :class:`Progress` and returns an :class:`Answer`.
 from __future__ import annotations
 
 import logging
+import math
+import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.errors import Cancelled, CollabError, DeadlineExceeded
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.turns import Turn
 
@@ -91,12 +94,25 @@ class Answer(Progress):
     error: CollabError | None = None
 
 
-class Control(Protocol):
-    """Deadline and cancellation of one answer."""
+class Control:
+    """Deadline and cancellation of one answer; used by several threads.
 
-    @property
-    def due(self) -> float:
-        """``time.monotonic()`` by which the answer must be complete."""
+    Args:
+        due: ``time.monotonic()`` by which the answer must be complete.
+    """
+
+    def __init__(self, due: float = math.inf) -> None:
+        self.due = due
+        self._cancelled = False
+        self._wakes: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    def cancel(self) -> None:
+        """Give the answer up."""
+        with self._lock:
+            self._cancelled, wakes = True, [*self._wakes]
+        for wake in wakes:
+            wake()
 
     def check(self) -> None:
         """Return if the answer is still wanted; call it between two passes.
@@ -105,10 +121,29 @@ class Control(Protocol):
             Cancelled: the caller gave it up.
             DeadlineExceeded: its time is over.
         """
+        if self._cancelled:
+            raise Cancelled("the caller gave the answer up")
+        if time.monotonic() >= self.due:
+            raise DeadlineExceeded(
+                "the answer was not complete within its deadline",
+                field="deadline_s",
+                remedy="raise deadline_s, or lower max_tokens",
+            )
 
     def on_cancel(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Have ``wake`` called, from any thread, when the caller gives the answer up; at once if
         that has happened already. Returns a function that takes this back."""
+        with self._lock:
+            self._wakes.append(wake)
+            cancelled = self._cancelled
+        if cancelled:
+            wake()
+
+        def forget() -> None:
+            with self._lock:
+                self._wakes.remove(wake)
+
+        return forget
 
 
 class Running(Protocol):

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -39,6 +40,7 @@ from collab_llm_nodes.models.turns import ROLES, Turn
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import (
     Answer,
+    Control,
     Document,
     Entry,
     Progress,
@@ -86,20 +88,18 @@ class HostConfig:
 
 
 class _Job:
-    """One answer, from the request to its end; what the protocol knows as its ``Control``."""
+    """One answer, from the request to its end."""
 
     def __init__(self, request: Request, header: Header, for_motion: bool, due: float) -> None:
         self.request = request
         self.header = header
         self.for_motion = for_motion
-        self.due = due
-        self.begun = False  # its turn has come
+        self.control = Control(due)
+        self.begun = False  # its turn has come, or it was given up before
         self.told: Progress = Progress()  # what was published last
         self.answer: Answer | None = None
         self.feedback: Callable[[GeneratedText, int, Progress], None] = lambda *told: None
         self.over = Future()
-        self._cancelled = False
-        self._wakes: list[Callable[[], None]] = []
         self._lock = Lock()
 
     def claim(self) -> bool:
@@ -108,43 +108,9 @@ class _Job:
             first, self.begun = not self.begun, True
             return first
 
-    def cancel(self) -> None:
-        """Have the protocol end the answer."""
-        with self._lock:
-            self._cancelled, wakes = True, [*self._wakes]
-        for wake in wakes:
-            wake()
-
     def ended(self, error: CollabError) -> Answer:
         """Return the answer that ends with ``error``: it is what was told last."""
         return Answer(**{**vars(self.told), "verified": False}, error=error)
-
-    # ``Control``.
-
-    def check(self) -> None:
-        """Raise what ends the answer early, if anything does."""
-        if self._cancelled:
-            raise Cancelled("the caller gave the answer up")
-        if time.monotonic() >= self.due:
-            raise DeadlineExceeded(
-                "the answer was not complete within its deadline",
-                field="deadline_s",
-                remedy="raise deadline_s, or lower max_tokens",
-            )
-
-    def on_cancel(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Have ``wake`` called when the caller gives up; returns a function that takes it back."""
-        with self._lock:
-            self._wakes.append(wake)
-            cancelled = self._cancelled
-        if cancelled:
-            wake()
-
-        def forget() -> None:
-            with self._lock:
-                self._wakes.remove(wake)
-
-        return forget
 
 
 class GenerationHost:
@@ -384,7 +350,7 @@ class GenerationHost:
 
     def _give_up(self, job: _Job) -> None:
         """Cancel: at once before its turn, else between two passes."""
-        job.cancel()
+        job.control.cancel()
         self._abandon(job, Cancelled("the caller gave the answer up"))
 
     def _abandon(self, job: _Job, error: CollabError) -> None:
@@ -400,7 +366,7 @@ class GenerationHost:
             self._watching.cancel()  # until the next one
         now = time.monotonic()
         for job in list(self._jobs):
-            if now >= job.due:
+            if now >= job.control.due:
                 late = DeadlineExceeded(
                     "other answers were in progress", field="deadline_s", remedy="raise it"
                 )
@@ -437,8 +403,8 @@ class GenerationHost:
             return  # given up while it waited for its turn
         log = self._node.get_logger()
         try:
-            job.check()
-            answer = self.running.run(job.request, lambda told: self._tell(job, told), job)
+            job.control.check()
+            answer = self.running.run(job.request, partial(self._tell, job), job.control)
         except CollabError as error:
             answer = job.ended(error)
         except Exception as error:  # noqa: BLE001 - whatever a model raises must reach the caller
