@@ -717,6 +717,18 @@ def test_the_layout_names_topics_and_fields_that_exist() -> None:
                 message = getattr(import_module(f"{package}.msg"), kind)
 
 
+def test_the_layout_numbers_the_figures_of_the_protocol() -> None:
+    names = list(EdgeCloudMetrics().figures())
+    plotted = [
+        (int(number), path["label"])
+        for panel in LAYOUT["configById"].values()
+        for path in panel.get("paths", [])
+        for number in re.findall(r"^/generated_text\.metrics\.values\[(\d+)\]$", path["value"])
+    ]
+    of_label = {"tau": "tau", "drafting": "draft_s", "verifying": "verify_s", "waiting": "wait_s"}
+    assert {label: names[number] for number, label in plotted} == of_label
+
+
 def test_the_layout_plots_values_that_the_nodes_report(ros_context: Any) -> None:
     known = {
         "draft_vlm: decoding": _answered().status("", AnswerLimits(), 0.0, 1.0).values,
