@@ -1,4 +1,4 @@
-"""Who may see the dashboard."""
+"""Access to the dashboard: names, tokens, other sites."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from dashboard_server import TOKEN
 
 from collab_llm_nodes.dashboard.access import Access, Refusal, is_loopback
 from collab_llm_nodes.errors import ConfigError
-
-# Who may see it.
 
 
 def ask(access: Access, method: str = "GET", **headers: str) -> Any:

@@ -17,9 +17,6 @@ from dashboard_server import TOKEN
 __all__ = ["graph"]  # fixture
 
 
-# The page, in a browser.
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Headless Chromium without the internet."""

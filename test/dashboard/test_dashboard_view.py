@@ -1,4 +1,4 @@
-"""Everything the dashboard shows, without a server."""
+"""The content of the dashboard's page, without a server."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ from collab_llm_nodes.dashboard.view import (
     direction,
     words,
 )
-
-# What is shown.
 
 
 def test_words_are_the_text_again_by_token() -> None:

@@ -21,9 +21,6 @@ pytestmark = pytest.mark.ros
 __all__ = ["graph"]  # fixture
 
 
-# navigator.
-
-
 def logged(graph: Any, capfd: pytest.CaptureFixture[str], *wanted: str) -> str:
     """What has been logged since the last call; returns when it holds all that is wanted."""
     told = ""

@@ -31,9 +31,6 @@ pytestmark = pytest.mark.ros
 __all__ = ["graph"]  # fixture
 
 
-# sim_go2.
-
-
 class Room:
     """The simulator with listeners."""
 

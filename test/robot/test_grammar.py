@@ -1,4 +1,4 @@
-"""The action grammar: what it reads, and what it refuses."""
+"""The action grammar: what it contains moves the robot, whatever else is said does not."""
 
 from __future__ import annotations
 

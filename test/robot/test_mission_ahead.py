@@ -14,8 +14,6 @@ from collab_llm_nodes.robot.mission import (
     Phase,
 )
 
-# Looking ahead: the next answer is asked for while the robot still moves.
-
 AHEAD = replace(CONFIG, overlap=0.6, max_steps=20)
 
 

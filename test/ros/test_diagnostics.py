@@ -44,8 +44,6 @@ from collab_llm_nodes.ros.health import (
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.qos import CAMERA, COMMAND, RESULT
 
-# Nodes.
-
 pytestmark = pytest.mark.ros
 
 

@@ -28,8 +28,6 @@ from collab_llm_nodes.ros.health import (
     read_memory,
 )
 
-# Nodes.
-
 pytestmark = pytest.mark.ros
 
 

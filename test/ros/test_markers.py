@@ -34,8 +34,6 @@ from collab_llm_nodes.ros.health import (
 )
 from collab_llm_nodes.ros.qos import CAMERA, RESULT, STATE
 
-# Nodes.
-
 pytestmark = pytest.mark.ros
 
 

@@ -1,4 +1,4 @@
-"""The dashboard's server, and its node in a graph with what it shows."""
+"""A graph for the node ``dashboard``, and hostile text to show on its page."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from collab_llm_nodes.protocols.edge_cloud.client import Source
 
 A, R, B, U = Source.ACCEPTED, Source.RECOVERED, Source.BONUS, Source.UNVERIFIED
 EVIL = '<img src=x onerror="window.evil=1"><script>window.evil=2</script>'
-
-
-# The node, in a graph.
 
 
 @pytest.fixture

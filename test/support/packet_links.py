@@ -6,6 +6,4 @@ import pytest
 
 from collab_llm_nodes.bench.link.packets import why_not
 
-# Packets.
-
 needs_packets = pytest.mark.skipif(bool(why_not()), reason=why_not())

@@ -1,4 +1,4 @@
-"""A listener to ``/diagnostics``, and nodes to hear from."""
+"""Topics, nodes and odometry for tests of diagnostics."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from collab_llm_nodes.ros.health import (
     TopicLimits,
     Traffic,
 )
-
-# The records, without ROS.
 
 
 def traffic(ages: float | None = None, period: float = 0.1, until: float = 6.0) -> Traffic:
