@@ -25,6 +25,7 @@ def setting(
     high: float | None = None,
     choices: tuple[Any, ...] = (),
     read_only: bool = False,
+    per_request: bool = False,
 ) -> Any:
     """A dataclass field that knows its meaning and its range.
 
@@ -36,8 +37,16 @@ def setting(
         low, high: inclusive limits of a number.
         choices: the values allowed, all of them.
         read_only: fixed when the node starts.
+        per_request: a request may set it for itself. Never for a path, an address or a secret.
     """
-    metadata = {"doc": doc, "low": low, "high": high, "choices": choices, "read_only": read_only}
+    metadata = {
+        "doc": doc,
+        "low": low,
+        "high": high,
+        "choices": choices,
+        "read_only": read_only,
+        "per_request": per_request,
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -25,6 +25,7 @@ NODES = (
     "cloud_verifier_bridge",
     "draft_vlm",
     "predraft_cache",
+    "generate_router",
     "navigation_action_parser",
     "navigator",
 )

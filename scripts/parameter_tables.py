@@ -29,8 +29,9 @@ HEAD = """# Parameters
 
 Every parameter of every node: its default, what it may be, what it means. Ranges are enforced, at
 the start and when a parameter is set. *Fixed*: read when the node starts; the others can be set at
-any time. `ros2 param describe NODE NAME` says the same. A node does not start with a parameter that
-it does not have; a node's name that is misspelt in a parameter file is told in the log.
+any time. *Option*: a request can set it for itself alone (`option_names` of `Generate`).
+`ros2 param describe NODE NAME` says the same. A node does not start with a parameter that it does
+not have; a node's name that is misspelt in a parameter file is told in the log.
 
 <!-- Written by `make docs` from the dataclasses in collab_llm_nodes/. -->
 """
@@ -44,7 +45,7 @@ def nodes() -> list[tuple[str, type]]:
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if kind.__module__ == module.__name__ and issubclass(kind, ManagedNode):
                 for base in getattr(kind, "__orig_bases__", ()):
-                    if typing.get_origin(base) is ManagedNode and kind is not ManagedNode:
+                    if issubclass(typing.get_origin(base) or object, ManagedNode):
                         found.append((file.stem, typing.get_args(base)[0]))
     return found
 
@@ -55,6 +56,7 @@ def table(config: type) -> list[str]:
     for name, field, default in flatten(config(), ""):
         facts = field.metadata
         fixed = " *Fixed.*" if facts.get("read_only") else ""
+        fixed += " *Option.*" if facts.get("per_request") else ""
         meaning = " ".join(facts.get("doc", "").split()).replace("|", "\\|")
         cells = (f"`{name}`", _default(default), _range(facts), f"{meaning}{fixed}")
         out.append(f"| {' | '.join(cells)} |")

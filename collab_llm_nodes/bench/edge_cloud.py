@@ -30,11 +30,12 @@ from collab_llm_nodes.bench.lossless.check import transformers_generate
 from collab_llm_nodes.bench.scenes import scene_prompts
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
+from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.protocols.edge_cloud.planner import (
     Mean,
     Mode,
@@ -126,6 +127,7 @@ def run_edge_cloud(
         meanwhile); ``as_is.<mode>`` and ``transformers_ms_per_token``; ``speedups``; ``api_cost``
         (paper 003, Table 1); ``ablations`` (Figure 4 and Table 7).
     """
+    set_threads(ModelConfig(path="nav-draft"), ModelConfig(path="nav-target"))
     prompts = scene_prompts(MORE * answers, seed)
     target = Engine(load(ModelConfig(path="nav-target")))
     right = [_alone(target, prompt) for prompt in prompts]
@@ -259,7 +261,7 @@ class _Row:
             ahead=setup.ahead,
             planner=PlannerConfig(enabled=setup.planned),
         )
-        self._total = GenerationMetrics()
+        self._total = EdgeCloudMetrics()
         self._later_s, self._later_tokens, self._predicted_s = 0.0, 0, 0.0
         self._mismatches = 0
         self._modes: set[str] = set()
@@ -320,7 +322,7 @@ def _generate(runner: RemoteRunner, prompt: Prompt) -> tuple[Generation, int]:
 
 
 def _predicted(
-    setup: Setup, point: Point, planner: Planner, mode: Mode, metrics: GenerationMetrics
+    setup: Setup, point: Point, planner: Planner, mode: Mode, metrics: EdgeCloudMetrics
 ) -> float:
     """Seconds per round from the point's T_c, passes as long as they were, and the run's shares.
 

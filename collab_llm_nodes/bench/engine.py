@@ -458,7 +458,7 @@ def _filled(engine: Engine, prompt: EncodedPrompt) -> Session:
 
 
 class _Models:
-    """Fresh models, run with so many threads (loading a small one sets their number)."""
+    """Fresh models, run with so many threads; making one sets their number."""
 
     def __init__(self, threads: int, seed: int) -> None:
         self._threads = threads
@@ -466,7 +466,8 @@ class _Models:
 
     def shipped(self, name: str, exits: str | None = None) -> LoadedModel:
         """One of the embedded pair."""
-        return load(ModelConfig(path=name, exits=exits, threads=self._threads))
+        torch.set_num_threads(self._threads)
+        return load(ModelConfig(path=name, exits=exits))
 
     def text(self) -> LoadedModel:
         """Random Llama-style model, 12 layers of width 384."""

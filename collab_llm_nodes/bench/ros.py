@@ -1,6 +1,6 @@
 """``collab-llm bench ros``: what the ROS graph costs, and whether anything in it grows.
 
-The five nodes of the robot's graph run in five processes. The same questions go to them and to
+The nodes of the robot's graph run in a process each. The same questions go to them and to
 ``RemoteRunner`` (the same loop and draft model in this process, no ROS) by turns; both speak to the
 same verifier process. A round of one is compared with the same round of the same question's answer
 in the other: their drafts and verdicts are equal, so what the graph's takes longer is the graph.
@@ -50,6 +50,7 @@ NODES = (
     "cloud_verifier_bridge",
     "predraft_cache",
     "navigation_action_parser",
+    "generate_router",
 )
 GAMMA = 4
 MAX_TOKENS = 48
@@ -101,7 +102,9 @@ def run_ros(
         the first), ``added_ms_first_round``, ``added_ms_per_answer``, ``round_ms`` of both,
         ``rounds``, ``age_ms`` (p50, p90) and its parts ``age_parts_ms``; of these, at the top,
         ``added_ms_per_round``: as_is, push-ahead off (mode ``cache``); ``with_push_ahead``; and
-        ``age_ms``: as_is with push-ahead, as shipped. ``growth``, unless ``rounds`` is 0.
+        ``age_ms``: as_is with push-ahead, as shipped. ``router``: the same short answers asked of
+        draft_vlm (``direct_ms``) and through generate_router (``routed_ms``) by turns, and the
+        median of the differences (``added_ms``). ``growth``, unless ``rounds`` is 0.
 
     Raises:
         CollabError: a process ended, an answer failed, or the graph's tokens are not the runner's.
@@ -113,13 +116,15 @@ def run_ros(
     prompts = scene_prompts(min(answers, 50), seed)
     draft = Engine(load(ModelConfig(path="nav-draft")))
     load_before = os.getloadavg()[0]
-    found, growth = dict[str, Any](), dict[str, Any]()
+    found, growth, router = dict[str, Any](), dict[str, Any](), dict[str, Any]()
     for point, compute_s in points.items():
         with (
             _bed(compute_s, prompts[0]) as bed,
             console.status(f"verifier {point}: pairs of answers ..."),
         ):
             found[point] = _pairs(bed, draft, list(_repeat(prompts, answers)))
+            if not compute_s:
+                router = _router(bed, list(_repeat(prompts, answers)))
             if rounds and not compute_s:
                 growth = _growth(bed, draft, prompts, rounds, console)
     as_is = found["as_is"]
@@ -127,6 +132,7 @@ def run_ros(
         "added_ms_per_round": as_is["cache"]["added_ms_per_round"],
         "with_push_ahead": as_is["push_ahead"],
         "age_ms": as_is["push_ahead"]["age_ms"],
+        "router": router,
         "points": found,
         "growth": growth,
         "answers": answers,
@@ -274,6 +280,29 @@ def _pairs(bed: Bed, draft: Engine, prompts: Sequence[Prompt]) -> dict[str, Any]
     return {name: pairs.row() for name, pairs in found.items()}
 
 
+def _router(bed: Bed, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Each question directly and through the router, which goes first by turns."""
+    taken: dict[bool, list[float]] = {False: [], True: []}
+    for number, prompt in enumerate([*[prompts[0]] * WARM_UP, *prompts]):
+        told = set()
+        for routed in (False, True) if number % 2 else (True, False):
+            tokens, seconds = bed.client.time_answer(prompt, SHORT_ANSWER, routed=routed)
+            told.add(tokens)
+            if number >= WARM_UP:
+                taken[routed].append(seconds)
+        bed.check()
+        if len(told) > 1 or () in told:
+            raise CollabError("the router's answer differs from the server's, or there is none")
+    added = [b - a for a, b in zip(taken[False], taken[True], strict=True)]
+    return {
+        "direct_ms": _ms(statistics.median(taken[False])),
+        "routed_ms": _ms(statistics.median(taken[True])),
+        "added_ms": _ms(statistics.median(added)),
+        "added_ms_spread": _spread(added),
+        "answers": len(added),
+    }
+
+
 def _without_ros(
     runner: RemoteRunner, prompt: Prompt, max_tokens: int = MAX_TOKENS
 ) -> tuple[tuple[int, ...], list[float], float]:
@@ -403,7 +432,7 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _print(results: Mapping[str, Any], console: Console) -> None:
-    table = Table(title="what the graph of five processes adds to the same rounds without ROS [ms]")
+    table = Table(title="what the graph of many processes adds to the same rounds without ROS [ms]")
     for column in ("verifier", "mode", "rounds", "without", "graph", "added", "p90", "first round"):
         table.add_column(column, justify="left" if column in ("verifier", "mode") else "right")
     for column in ("answer", "action's age", "p90"):
@@ -423,6 +452,11 @@ def _print(results: Mapping[str, Any], console: Console) -> None:
             table.add_row(point, mode, str(row["rounds"]), *(f"{n:.2f}" for n in numbers))
     console.print(table)
     console.print(f"{results['emulation']}; load average {results['load_average']}")
+    router = results["router"]
+    console.print(
+        f"generate_router adds {router['added_ms']:.2f} ms to an answer of"
+        f" {router['direct_ms']:.1f} ms ({router['answers']} of each, by turns)"
+    )
     growth = results["growth"]
     if not growth:
         return

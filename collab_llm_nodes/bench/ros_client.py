@@ -1,27 +1,30 @@
 """Stands in for camera and navigator where the graph is measured, and takes the times.
 
-Not a node of the robot: it publishes a picture, asks ``generate`` about the observation that comes
+Not a node of the robot: it publishes a picture, asks the model about the observation that comes
 of it, and notes when each message on the way to the action arrives.
 """
 
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
 from rcl_interfaces.srv import SetParameters
+from rclpy.action import ActionClient
 from rclpy.parameter import Parameter
 from rclpy.time import Time
+from sensor_msgs.msg import CompressedImage
 
 from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText, NavigationAction, Observation
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.ros.asking_client import AskingClient
-from collab_llm_nodes.ros.qos import CAMERA, RESULT
+from collab_llm_nodes.ros.qos import CAMERA, REQUESTS, RESULT
 
 ANSWER_DEADLINE_S = 20.0
 
@@ -50,6 +53,9 @@ class BenchClient(AskingClient):
 
     def __init__(self) -> None:
         super().__init__("bench_client", CAMERA)
+        self._router = ActionClient(
+            self.node, Generate, "generate", goal_service_qos_profile=REQUESTS
+        )
         self._totals: list[float] = []  # metrics.total_s after each round of the present answer
         self._ages: dict[str, float] = {}
         self._health: dict[str, dict[str, str]] = {}
@@ -60,13 +66,14 @@ class BenchClient(AskingClient):
         subscribe(DiagnosticArray, "/diagnostics", self._on_diagnostics, RESULT)
 
     def wait_for_graph(self, deadline_s: float, alive: Callable[[], None]) -> None:
-        """Until all five nodes are connected; ``alive`` raises if one of them has ended."""
+        """Return when all nodes are connected; ``alive`` raises if one of them has ended."""
         node = self.node
 
         def ready() -> bool:
             alive()
             return (
                 self.connected()
+                and self._router.server_is_ready()
                 and node.count_subscribers("generated_text") >= 3  # cache, parser, this one
                 and node.count_publishers("verdict") > 0
             )
@@ -116,6 +123,28 @@ class BenchClient(AskingClient):
             totals = [0.0, *self._totals]
             round_s = tuple(b - a for a, b in zip(totals, totals[1:], strict=False))
             return Asked(tuple(result.tokens), round_s, answer_s, **self._ages)
+
+    def time_answer(
+        self, prompt: Prompt, max_tokens: int, *, routed: bool
+    ) -> tuple[tuple[int, ...], float]:
+        """Ask ``draft_vlm``, or ``generate_router``, without camera and parser.
+
+        Returns:
+            Tokens, and the time from sending the goal to the arrival of its result [s].
+
+        Raises:
+            DeadlineExceeded: there is no result.
+        """
+        goal = Generate.Goal(
+            prompt=prompt.text,
+            images=[CompressedImage(format="jpeg", data=array("B", prompt.images[0]))],
+            max_tokens=max_tokens,
+            deadline_s=ANSWER_DEADLINE_S,
+        )
+        client = self._router if routed else self._generate
+        started = time.monotonic()
+        result = self.carry_out(client, goal, 2 * ANSWER_DEADLINE_S, "the answer")
+        return tuple(result.tokens), time.monotonic() - started
 
     def forget(self) -> None:
         self._totals.clear()

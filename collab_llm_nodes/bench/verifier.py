@@ -37,6 +37,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud import verifier_pb2 as pb
@@ -134,6 +135,7 @@ def run_verifier(
         ``answers`` (decoded to the end), ``rounds``, ``speedup`` over one robot; and
         ``output_mismatches``: verdicts that differ from those of a session alone.
     """
+    set_threads(ModelConfig(path="nav-draft"), ModelConfig(path="nav-target"))
     with console.status("recording what the pair proposes ..."):
         recordings = record(scene_prompts(PROMPTS, seed))
     tokens = sum(len(v) for r in recordings for v in r.verdicts)

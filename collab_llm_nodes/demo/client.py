@@ -20,11 +20,12 @@ from rcl_interfaces.srv import SetParameters
 from rclpy.action import ActionClient
 
 from collab_llm.action import Navigate
-from collab_llm.msg import GeneratedText, NavigationAction, Observation
+from collab_llm.msg import GeneratedText, NavigationAction, Observation, Status
 from collab_llm.msg import Room as RoomMsg
 from collab_llm_nodes.errors import DeadlineExceeded
-from collab_llm_nodes.metrics import GenerationMetrics
+from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.ros.client import GraphClient
+from collab_llm_nodes.ros.convert import figures_from
 from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
 from collab_llm_nodes.sim.rooms import Pose, Room
 
@@ -47,7 +48,7 @@ class Answer:
     tokens: tuple[int, ...]
     sources: tuple[int, ...]
     complete: bool
-    metrics: GenerationMetrics
+    metrics: EdgeCloudMetrics
     latency_s: float
     travelled: int
 
@@ -128,7 +129,7 @@ class DemoClient(GraphClient):
             except DeadlineExceeded as error:
                 drive.error = str(error)
             else:
-                drive.status, drive.error = result.status, result.error_msg
+                drive.status, drive.error = result.status.code, result.status.message
                 drive.steps = result.steps
             drive.seconds = time.monotonic() - started
         return drive
@@ -194,16 +195,13 @@ class DemoClient(GraphClient):
             return
         if latency is None or picture is None:
             return
-        m = msg.metrics
-        metrics = GenerationMetrics(
+        m, own = msg.metrics, figures_from(msg.metrics)
+        counted = ("drafted", "accepted", "cache_lookups", "cache_hits", "early_exits")
+        metrics = EdgeCloudMetrics(
             rounds=m.rounds,
             tokens=m.tokens,
-            drafted=m.drafted,
-            accepted=m.accepted,
-            cache_lookups=m.cache_lookups,
-            cache_hits=m.cache_hits,
-            early_exits=m.early_exits,
             total_s=m.total_s,
+            **{name: int(own[name]) for name in counted},
         )
         self._drive.answers.append(
             Answer(
@@ -212,7 +210,7 @@ class DemoClient(GraphClient):
                 msg.text,
                 tuple(msg.tokens),
                 tuple(msg.sources),
-                msg.status == GeneratedText.OK,
+                msg.status.code == Status.OK,
                 metrics,
                 latency,
                 len(self._drive.path),

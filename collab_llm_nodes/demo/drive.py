@@ -20,11 +20,12 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.demo.film import Frame, save
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.reference import generate
-from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.processes import START_DEADLINE_S, Process, free_port, run_process
 from collab_llm_nodes.protocols.edge_cloud.client import Source
+from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.ros.domain import isolate_ros
@@ -70,6 +71,7 @@ def run_demo(
     from collab_llm_nodes.demo.client import DemoClient  # rclpy: only where it is there
 
     isolate_ros()
+    set_threads(ModelConfig(path="nav-draft"), ModelConfig(path="nav-target"))
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         address = f"127.0.0.1:{free_port()}"
@@ -162,7 +164,7 @@ def _mismatches(drives: Sequence[Drive]) -> int:
 def _results(
     drives: Sequence[Drive], mismatches: int, seconds: float, compute_s: float
 ) -> dict[str, Any]:
-    total = GenerationMetrics()
+    total = EdgeCloudMetrics()
     answers = [a for d in drives for a in d.answers]
     for answer in answers:
         total.add(answer.metrics)
@@ -209,7 +211,7 @@ def _table() -> Table:
 
 
 def _add_row(table: Table, drive: Drive) -> None:
-    total = GenerationMetrics()
+    total = EdgeCloudMetrics()
     for answer in drive.answers:
         total.add(answer.metrics)
     latency = statistics.median(a.latency_s for a in drive.answers) if drive.answers else 0.0

@@ -35,9 +35,6 @@ from collab_llm_nodes.models.vocabulary import vocabulary_size
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5}
-# Below it one thread computes a step faster than several can be woken; and where other processes
-# compete for the cores, OpenMP's spinning threads made a step 50 times slower.
-SMALL = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -67,8 +64,8 @@ class ModelConfig:
     local_files_only: bool = setting(False, "Never ask the hub.", read_only=True)
     threads: int = setting(
         0,
-        "CPU threads of this process's forward passes; 0: one for a small model, else torch's own"
-        " choice.",
+        "CPU threads of this process's forward passes, set where the process begins; 0: one for a"
+        " small model, else torch's own choice.",
         low=0,
         high=1024,
         read_only=True,
@@ -101,23 +98,20 @@ class LoadedModel:
 
 
 def load(config: ModelConfig) -> LoadedModel:
-    """Load what ``config`` names.
+    """Load what ``config`` names. Nothing process-wide changes (``threads.py`` sets threads).
 
     Raises:
-        ModelError: not found or offline, unknown architecture, no safetensors, no chat template,
-            no image processor, too little memory, no such device, quantisation not installed,
-            adapters that do not fit. ``field`` names the setting.
+        ModelError: not found or offline, unknown architecture, no safetensors, no chat template
+            (of a model that sees), no image processor, too little memory, no such device,
+            quantisation not installed, adapters that do not fit. ``field`` names the setting.
     """
     device = _device(config.device)
-    folder = _folder(config)
+    folder = model_folder(config)
     model_type = _model_type(folder)
     vision = architecture_of(model_type).vision
-    tokenizer = _tokenizer(folder)
+    tokenizer = _tokenizer(folder, vision)
     image_processor = _image_processor(folder) if vision else None
-    weights = _count_weights(folder)
-    _check_memory(weights, config, device)
-    if config.threads or (device.type == "cpu" and weights < SMALL):
-        torch.set_num_threads(config.threads or 1)
+    _check_memory(count_weights(folder), config, device)
     model = _model(folder, config, device, vision)
     parts = decoder_parts(model)
     if vocabulary_size(tokenizer) > parts.head.out_features:
@@ -150,8 +144,12 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _folder(config: ModelConfig) -> Path:
-    """The checkpoint's folder; a hub id is downloaded to the hub's cache first."""
+def model_folder(config: ModelConfig) -> Path:
+    """Return the checkpoint's folder; a hub id is downloaded to the hub's cache first.
+
+    Raises:
+        ModelError: no model is named, or it is not found.
+    """
     if not config.path:
         raise ModelError(
             "no model is named",
@@ -200,7 +198,7 @@ def _model_type(folder: Path) -> str:
         ) from error
 
 
-def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def _tokenizer(folder: Path, vision: bool) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -213,7 +211,7 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         legacy = folder / "chat_template.json"
         if legacy.is_file():
             tokenizer.chat_template = _legacy_template(legacy)
-    if not tokenizer.chat_template:
+    if not tokenizer.chat_template and vision:  # base models of text read raw text
         raise ModelError(
             f"the tokenizer in {folder} has no chat template",
             field="path",
@@ -267,7 +265,12 @@ def _check_memory(weights: int, config: ModelConfig, device: torch.device) -> No
         )
 
 
-def _count_weights(folder: Path) -> int:
+def count_weights(folder: Path) -> int:
+    """Count the weights in the safetensors files of ``folder``; only headers are read.
+
+    Raises:
+        ModelError: there is none, or one cannot be read.
+    """
     count = 0
     for file in folder.glob("*.safetensors"):
         try:

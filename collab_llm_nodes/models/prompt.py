@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from jinja2.exceptions import TemplateError
 from PIL import Image
 from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
@@ -17,6 +18,7 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import InvalidInput, ModelError
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.pictures import MAX_SCANS, Picture, decode
+from collab_llm_nodes.models.turns import MAX_TURNS, Turn, check_texts, texts
 
 log = logging.getLogger(__name__)
 
@@ -31,18 +33,22 @@ class Prompt:
         text: the user turn; the chat template is applied by :func:`encode`.
         images: JPEG (or PNG) bytes, shown before the text.
         decoded: the same images, decoded elsewhere and of :func:`scaled_size`; empty: decode them.
+        turns: what was said before: a system turn or none, then user and assistant by turns.
+        raw: the model reads ``text`` as it is, without chat template and turns: base models.
     """
 
     text: str
     images: tuple[bytes, ...] = ()
     decoded: tuple[Picture, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    raw: bool = False
 
 
 @dataclass(frozen=True)
 class PromptLimits:
     """What a prompt may hold; a verifier serves strangers."""
 
-    max_characters: int = setting(8192, "Longest text.", low=1)
+    max_characters: int = setting(8192, "Longest text, all turns together.", low=1)
     max_images: int = setting(8, "Most images.", low=0)
     max_pixels: int = setting(
         0,
@@ -50,6 +56,7 @@ class PromptLimits:
         low=0,
     )
     max_scans: int = setting(MAX_SCANS, "Most scans of a progressive JPEG.", low=1)
+    max_turns: int = setting(64, "Most turns before the last one.", low=0, high=MAX_TURNS)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -79,13 +86,18 @@ def encode(
 ) -> EncodedPrompt:
     """Apply the chat template and the image processor of ``loaded``.
 
+    Raw text gets what the tokenizer itself adds, such as the token that begins OPT's texts.
+
     Raises:
-        InvalidInput: empty, oversized or forbidden text; too many, corrupt or oversized images;
-            images for a text-only model. ``field`` is ``text`` or ``images[i]``.
+        InvalidInput: empty, oversized or forbidden text, turns out of order; too many, corrupt or
+            oversized images; images for a text-only model or raw text; a chat for a model without
+            a chat template, or turns that its template refuses. ``field`` is ``text``, ``raw``,
+            ``turns``, ``turns[i].role``, ``turns[i].content``, ``images`` or ``images[i]``.
         ModelError: the chat template does not place the images.
     """
     limits = limits or PromptLimits()
-    _check_text(prompt.text, loaded, limits)
+    check_prompt(prompt, limits)
+    _refuse_control_tokens(prompt, loaded)
     if len(prompt.images) > (limits.max_images if loaded.image_processor else 0):
         raise InvalidInput(
             f"{len(prompt.images)} images",
@@ -107,26 +119,36 @@ def encode(
     return EncodedPrompt(ids, pixels, grid, positions, delta)
 
 
-def check_length(text: str, limits: PromptLimits, field: str = "text") -> None:
-    """Refuse what no model need be asked about. Raises InvalidInput: empty, or too long."""
-    if not text.strip():
-        raise InvalidInput("is empty", field=field, remedy="say what the robot shall do")
-    if len(text) > limits.max_characters:
+def check_prompt(prompt: Prompt, limits: PromptLimits, field: str = "text") -> None:
+    """Refuse what no model need be asked about; ``field`` names ``prompt.text`` in errors.
+
+    Raises:
+        InvalidInput: as ``turns.check_texts``, or images with raw text.
+    """
+    check_texts(
+        prompt.text,
+        prompt.turns,
+        raw=prompt.raw,
+        max_characters=limits.max_characters,
+        max_turns=limits.max_turns,
+        field=field,
+    )
+    if prompt.raw and prompt.images:
         raise InvalidInput(
-            f"{len(text)} characters",
-            field=field,
-            remedy=f"send at most {limits.max_characters}",
+            "raw text has no place for images",
+            field="images",
+            remedy="send none, or do not ask for raw",
         )
 
 
-def _check_text(text: str, loaded: LoadedModel, limits: PromptLimits) -> None:
-    check_length(text, limits)
-    # Spelled out, these would end the user's turn or pose as image features.
+def _refuse_control_tokens(prompt: Prompt, loaded: LoadedModel) -> None:
+    # Spelled out, these would end a turn, begin another's, or pose as image features.
     for token in loaded.tokenizer.get_added_vocab():
-        if token in text:
-            raise InvalidInput(
-                f"contains the control token {token!r}", field="text", remedy="remove it"
-            )
+        for field, text in texts(prompt.text, prompt.turns):
+            if token in text:
+                raise InvalidInput(
+                    f"contains the control token {token!r}", field=field, remedy="remove it"
+                )
 
 
 def pixel_limit(max_pixels: int, loaded: LoadedModel) -> int:
@@ -193,15 +215,10 @@ def _qwen_fetch_image() -> Callable[[dict[str, Any], int], Image.Image] | None:
 
 def _ids(prompt: Prompt, grid: Tensor | None, loaded: LoadedModel) -> tuple[int, ...]:
     tokenizer = loaded.tokenizer
-    content: Any = prompt.text
-    if loaded.image_processor is not None:
-        content = [{"type": "image"} for _ in prompt.images]
-        content.append({"type": "text", "text": prompt.text})
-    chat = [{"role": "user", "content": content}]
-    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    # Special tokens are the template's business, so the tokenizer adds none.
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if loaded.image_processor is None:
+    # With a template, special tokens are its business, so the tokenizer adds none.
+    text = prompt.text if prompt.raw else _chat(prompt, loaded)
+    ids: list[int] = tokenizer(text, add_special_tokens=prompt.raw)["input_ids"]
+    if prompt.raw or loaded.image_processor is None:
         return tuple(ids)
     placeholder = loaded.model.config.image_token_id
     if ids.count(placeholder) != len(prompt.images):
@@ -214,6 +231,34 @@ def _ids(prompt: Prompt, grid: Tensor | None, loaded: LoadedModel) -> tuple[int,
         return tuple(ids)
     features = iter((grid.prod(dim=1) // loaded.image_processor.merge_size**2).tolist())
     return tuple(x for i in ids for x in [i] * (next(features) if i == placeholder else 1))
+
+
+def _chat(prompt: Prompt, loaded: LoadedModel) -> str:
+    """Return the turns and the question in the chat form of ``loaded``."""
+    if not loaded.tokenizer.chat_template:
+        raise InvalidInput(
+            "this model has no chat template",
+            field="raw",
+            remedy="ask with raw text, or use an instruction-tuned model",
+        )
+    sees = loaded.image_processor is not None
+
+    def content(text: str, images: int = 0) -> Any:
+        parts = [{"type": "image"} for _ in range(images)]
+        return [*parts, {"type": "text", "text": text}] if sees else text
+
+    chat = [{"role": turn.role, "content": content(turn.content)} for turn in prompt.turns]
+    chat.append({"role": "user", "content": content(prompt.text, len(prompt.images))})
+    try:
+        return str(
+            loaded.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        )
+    except TemplateError as error:  # such as: no system turns
+        raise InvalidInput(
+            f"the model's chat template refuses them: {error}",
+            field="turns",
+            remedy="leave out the system turn, or what else the message names",
+        ) from error
 
 
 def _positions(

@@ -18,6 +18,7 @@ from collab_llm.srv import CloseSession, OpenSession
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import (
+    Busy,
     Cancelled,
     CollabError,
     DeadlineExceeded,
@@ -38,6 +39,7 @@ from collab_llm_nodes.ros.convert import (
     images_from,
     sampling_from,
     status_of,
+    turns_from,
     verdict_to_msg,
 )
 from collab_llm_nodes.ros.health import LinkHealth, LinkLimits, Status
@@ -155,11 +157,11 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
     ) -> OpenSession.Response:
         """Start a session; does not wait for the verifier, so that drafting starts at once."""
         if not self.active or self._client is None:
-            response.status, response.error_msg = response.INACTIVE, "the bridge is not active"
+            response.status = status_of(Inactive("the bridge is not active"))
             return response
         if len(self._sessions) >= self.config.max_sessions:
-            response.status = response.BUSY
-            response.error_msg = f"{len(self._sessions)} sessions are open (max_sessions)"
+            told = f"{len(self._sessions)} sessions are open"
+            response.status = status_of(Busy(told, field="max_sessions"))
             return response
         session_id = request.session_id
         try:
@@ -180,12 +182,14 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
                 vocabulary=request.vocabulary,
                 replay=tuple(request.replay),
                 round=request.round,
+                turns=turns_from(request),
+                raw=request.raw,
             )
             handle = self._client.open(
                 opened, lambda message: self.post(self._on_message, session_id, message)
             )
         except CollabError as error:
-            response.status, response.error_msg = status_of(error.code), str(error)
+            response.status = status_of(error)
             return response
         due = time.monotonic() + (request.deadline_s or self.config.session_deadline_s)
         self._sessions[session_id] = _Session(handle, request.header, sampling, due)

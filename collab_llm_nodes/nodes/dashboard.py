@@ -40,6 +40,7 @@ from collab_llm.msg import (
     NavigationAction,
     Observation,
 )
+from collab_llm.msg import Status as StatusMsg
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.dashboard.view import (
     Action,
@@ -56,7 +57,7 @@ from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import read_token
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.ros.clock import STEADY, wall
-from collab_llm_nodes.ros.convert import code_of
+from collab_llm_nodes.ros.convert import code_of, figures_from
 from collab_llm_nodes.ros.goals import SentGoal
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.program import run
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "COLLAB_LLM_DASHBOARD_TOKEN"
 _WATCHED_S = 2.0
-"""So long after the last look somebody is still looking."""
+"""A viewer counts as present for this long after the last request [s]."""
 _LINK_STATES = {LinkState.DOWN: "DOWN", LinkState.CONNECTING: "CONNECTING", LinkState.UP: "UP"}
 _KINDS = {
     NavigationAction.NONE: "none",
@@ -230,7 +231,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
 
     @guarded
     def _on_text(self, msg: GeneratedText) -> None:
-        failed = msg.status != GeneratedText.OK
+        failed = msg.status.code != StatusMsg.OK
         self._view.on_answer(
             Answer(
                 session=msg.session_id,
@@ -239,7 +240,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
                 ends=tuple(msg.ends),
                 sources=tuple(msg.sources),
                 final=msg.final,
-                error=f"{code_of(msg.status)}: {msg.error_msg}" if failed else "",
+                error=f"{code_of(msg.status)}: {msg.status.message}" if failed else "",
                 figures=_figures(msg.metrics),
             )
         )
@@ -337,10 +338,10 @@ class Dashboard(ManagedNode[DashboardConfig]):
             error = "the navigator refused it; its log says why"
         elif result is None:
             error = "the navigator does not know of it"
-        elif result.status == Navigate.Result.OK:
+        elif result.status.code == StatusMsg.OK:
             error = ""
         else:
-            error = result.error_msg or f"ended with status {result.status}"
+            error = result.status.message or f"ended with status {code_of(result.status)}"
         self._view.goal = replace(self._view.goal, state="ended", error=error)
 
     def _give_up(self) -> None:
@@ -410,17 +411,18 @@ class Dashboard(ManagedNode[DashboardConfig]):
 
 
 def _figures(msg: GenerationMetrics) -> Figures:
+    own = figures_from(msg)
     return Figures(
         rounds=msg.rounds,
         tokens=msg.tokens,
-        tau=msg.tau,
-        cache_hits=msg.cache_hits,
-        cache_lookups=msg.cache_lookups,
+        tau=own.get("tau", 0.0),
+        cache_hits=int(own.get("cache_hits", 0)),
+        cache_lookups=int(own.get("cache_lookups", 0)),
         first_token_s=msg.time_to_first_token_s,
         total_s=msg.total_s,
-        draft_s=msg.draft_s,
-        verify_s=msg.verify_s,
-        wait_s=msg.wait_s,
+        draft_s=own.get("draft_s", 0.0),
+        verify_s=own.get("verify_s", 0.0),
+        wait_s=own.get("wait_s", 0.0),
     )
 
 

@@ -12,6 +12,7 @@ NODES = (  # named, not imported: models take seconds to import, which --help ne
     "cloud_verifier_bridge:CloudVerifierBridge",
     "draft_vlm:DraftVlm",
     "predraft_cache:PreDraftCacheNode",
+    "generate_router:GenerateRouter",
     "navigation_action_parser:NavigationActionParser",
     "navigator:Navigator",
 )

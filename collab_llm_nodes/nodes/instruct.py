@@ -19,7 +19,7 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 
 from collab_llm.action import Generate, Navigate
-from collab_llm.msg import LinkState
+from collab_llm.msg import LinkState, Status
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.robot.stop_words import asks_to_stop
 from collab_llm_nodes.ros.clock import STEADY
@@ -56,7 +56,8 @@ class _Client:
         self.seen_at = time.monotonic()
         self.node = Node("instruct", **node_arguments)
         self._action = ActionClient(self.node, Navigate, "navigate")
-        self._answers = ActionClient(self.node, Generate, "generate")  # only to see it is there
+        # Only to see that it is there.
+        self._answers = ActionClient(self.node, Generate, "edge_cloud/generate")
         self._link_up = False
         self.node.create_subscription(LinkState, "link_state", self._on_link, STATE)
         self._instruction = instruction
@@ -162,9 +163,10 @@ def _report(client: _Client, interrupted: bool) -> int:
     """Say how it ended; the exit status."""
     result = client.result
     if result is not None:
-        verdict = "arrived" if result.status == Navigate.Result.OK else f"ended: {result.error_msg}"
+        arrived = result.status.code == Status.OK
+        verdict = "arrived" if arrived else f"ended: {result.status.message}"
         print(f"{verdict} ({result.steps} steps, {result.distance_travelled:.2f} m)", flush=True)
-        return 0 if result.status == Navigate.Result.OK else 1
+        return 0 if arrived else 1
     if client.goal is None and not interrupted:
         missing = ", ".join(client.missing)
         print(f"not there within {START_DEADLINE_S:g} s: {missing}", file=sys.stderr)

@@ -289,7 +289,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             self._tell()
 
     def _not_kept(self) -> str:
-        """For who presses or resets; as far as is known: the disk is not waited for."""
+        """Answer the service before the state reaches the disk."""
         error = self._latch.error
         return f" (a restart may not know: latch_folder: {error})" if error else ""
 

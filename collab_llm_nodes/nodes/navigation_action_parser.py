@@ -20,6 +20,7 @@ from typing import Any
 from rclpy.time import Time
 
 from collab_llm.msg import GeneratedText, NavigationAction
+from collab_llm.msg import Status as StatusMsg
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.robot.grammar import (
     REASONS,
@@ -129,8 +130,8 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
         """``parsed``, or no motion because of what surrounds the text."""
         age = self._age_of(msg)
         reason = ""
-        if msg.status != GeneratedText.OK:
-            code, reason = Code.FAILED, f"{REASONS[Code.FAILED]}: {msg.error_msg}"
+        if msg.status.code != StatusMsg.OK:
+            code, reason = Code.FAILED, f"{REASONS[Code.FAILED]}: {msg.status.message}"
         elif not msg.verified and self.config.unverified == "refuse":
             code = Code.UNVERIFIED
         elif age < -_AHEAD_S:

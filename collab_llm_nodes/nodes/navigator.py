@@ -1,8 +1,9 @@
 """Follows one instruction at a time: the action ``navigate``.
 
 The decisions are those of ``robot/mission.py``; here its events come from topics and its
-wishes go out: frames to the ``generate`` action, velocities to ``cmd_vel_nav``, progress as
-feedback. What of them reaches the robot is ``motion_guard``'s to say; ``motion_state`` tells it.
+wishes go out: frames to the model (``edge_cloud/generate``), velocities to ``cmd_vel_nav``,
+progress as feedback. What of them reaches the robot is ``motion_guard``'s to say; ``motion_state``
+tells it.
 
 Which action belongs to which answer: the ``navigation_action`` about the frame asked about (capture
 stamps of asked frames only grow, so an answer that comes after its time matches nothing) and of the
@@ -36,6 +37,7 @@ from std_msgs.msg import String
 
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import GenerationMetrics, MotionState, NavigationAction, Observation
+from collab_llm.msg import Status as StatusMsg
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import Busy, CollabError, ConfigError, Inactive, InvalidInput
 from collab_llm_nodes.robot.executor import ZERO, Pose2D, Velocity
@@ -69,8 +71,11 @@ _PATIENCE_S = 5.0
 
 @dataclass(frozen=True)
 class AnswerConfig:
-    """What is asked of ``generate``."""
+    """The questions to the model, and who answers them."""
 
+    action: str = setting(
+        "edge_cloud/generate", "Action that is asked, of a protocol's own server.", read_only=True
+    )
     protocol: str = setting("edge_cloud", "Collaboration protocol.")
     prompt: str = setting(
         DEFAULT_TEMPLATE,
@@ -211,7 +216,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self._generate = ActionClient(
                 self,
                 Generate,
-                "generate",
+                self.config.answer.action,
                 goal_service_qos_profile=REQUESTS,
                 result_service_qos_profile=REQUESTS,
                 cancel_service_qos_profile=REQUESTS,
@@ -344,7 +349,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         if self._run is not None:
             self._cancel(self._run, f"the instruction {instruction} was given")
         goal.succeed()
-        return Navigate.Result(status=Navigate.Result.OK, pose=self._pose)
+        return Navigate.Result(pose=self._pose)
 
     def _mission_of(self, request: Navigate.Goal) -> Mission:
         """The mission that a goal asks for; raises CollabError when it cannot be served."""
@@ -390,8 +395,9 @@ class Navigator(ManagedNode[NavigatorConfig]):
         message: str,
         since: float,
     ) -> None:
-        result.status = getattr(Navigate.Result, code, Navigate.Result.INTERNAL)
-        result.error_msg = message or ("" if code == "OK" else code)
+        told = message or ("" if code == "OK" else code)
+        code_number = getattr(StatusMsg, code, StatusMsg.INTERNAL)
+        result.status = StatusMsg(code=code_number, message=told)
         seconds = time.monotonic() - since
         told = f"goal {_name(goal)}: {code} after {result.steps} steps, {seconds:.1f} s"
         said = repr(message[:_LOGGED])  # some of it may be the verifier's words
@@ -559,7 +565,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
         run_.session, run_.early = "", []
         run_.metrics = GenerationMetrics()
         if self._generate is None or not self._generate.server_is_ready():
-            self._fail(run_, "UNAVAILABLE", "no node offers the action generate: is draft_vlm up?")
+            asked = self.config.answer.action
+            self._fail(run_, "UNAVAILABLE", f"no node offers {asked}: is draft_vlm up?")
             return
         answer, limit = self.config.answer, self.config.mission.answer_timeout
         goal = Generate.Goal(
@@ -606,13 +613,13 @@ class Navigator(ManagedNode[NavigatorConfig]):
         response = answered.result()
         result: Generate.Result = response.result
         run_.generation = None
-        if result.status == Generate.Result.OK and response.status == GoalStatus.STATUS_SUCCEEDED:
+        if result.status.code == StatusMsg.OK and response.status == GoalStatus.STATUS_SUCCEEDED:
             run_.metrics = result.metrics
             self._know(run_, result.session_id)
             run_.mission.on_answer_ended(wall())
             self._follow_up(run_)
         else:
-            self._fail(run_, code_of(result.status), result.error_msg)
+            self._fail(run_, code_of(result.status), result.status.message)
 
     def _fail(self, run_: _Run, code: str, message: str) -> None:
         run_.mission.on_answer_ended(wall())

@@ -1,10 +1,10 @@
-"""The pre-draft cache node: fills the time of a verification with drafts for its likely outcomes.
+"""The pre-draft cache node: ranks early exits, and asks for drafts in that order.
 
-Hears the early exits, asks ``draft_vlm`` for a pre-draft of the most confident one at a time
-(service ``predraft``), and when the verdict is among them publishes the draft at once, so that the
-verifier need not wait for the draft model (paper 003, steps 3 to 6). The graph works without this
-node, only slower: what it publishes is what ``draft_vlm`` would draft itself. A pre-draft that
-``draft_vlm`` has sent ahead already is not published again.
+Hears the early exits and asks ``draft_vlm`` (service ``predraft``) for a pre-draft of the most
+confident one at a time, for a ``draft_vlm`` that does not listen to exits itself. Drafts are made,
+kept and sent by ``draft_vlm`` alone: when the verdict is one of these outcomes, the next draft
+leaves at once, so that the verifier need not wait for the draft model (paper 003, steps 3 to 6).
+The graph works without this node, only slower.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 from rclpy.duration import Duration
 from rclpy.task import Future
 
-from collab_llm.msg import Draft, EarlyExit, GeneratedText, Verdict
+from collab_llm.msg import Draft, EarlyExit, GeneratedText, Status, Verdict
 from collab_llm.srv import PreDraft
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.protocols.edge_cloud.predraft import Answer, PreDraftCache, PreDraftConfig
+from collab_llm_nodes.protocols.edge_cloud.predraft import Answer, OutcomeQueue, PreDraftConfig
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
@@ -42,20 +42,25 @@ class PreDraftCacheConfig:
 
 
 class _Session:
-    """The answer as the verdicts tell it, and what may come next."""
+    """The answer as the verdicts tell it, and the outcomes that exits suggest.
+
+    Attributes:
+        ready: answers for which ``draft_vlm`` has a pre-draft that this node asked for.
+    """
 
     def __init__(self, config: PreDraftConfig) -> None:
-        self.cache: PreDraftCache[Draft] = PreDraftCache(config)
+        self.queue = OutcomeQueue(config)
+        self.ready: set[Answer] = set()
         self.answer: Answer = ()
         self.round = 0
 
     def grow(self, msg: Verdict) -> bool:
-        """Take a verdict in; False if it is not the next one."""
+        """Extend the answer by a verdict; False if it is not the next one."""
         if msg.round != self.round:
             return False
         self.answer += tuple(msg.tokens)
         self.round += 1
-        self.cache.advance(self.answer)
+        self.queue.advance(self.answer)
         return True
 
 
@@ -69,11 +74,10 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
         self._pending_until = STEADY.now()
         self.lookups = 0  # verdicts that another draft follows
         self.exits = 0
-        self.predrafts = 0  # made for exits
-        self.hits = 0  # verdicts for which there was one; what draft_vlm foresees needs no exits
+        self.predrafts = 0  # made at this node's request
+        self.hits = 0  # verdicts for which one of them was ready
 
     def configure(self) -> None:
-        self._drafts = self.create_publisher(Draft, "draft", RESULT)
         self._predraft = self.create_client(PreDraft, "predraft", qos_profile=REQUESTS)
         self._subscriptions_made = [
             self.create_subscription(Draft, "draft", self._on_draft, RESULT),
@@ -85,7 +89,6 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
     def cleanup(self) -> None:
         for subscription in self._subscriptions_made:
             self.destroy_subscription(subscription)
-        self.destroy_publisher(self._drafts)
         self.destroy_client(self._predraft)
         self._pending = None
         self._sessions.clear()
@@ -118,22 +121,19 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
         session = self._sessions.get(msg.session_id)
         self.exits += 1
         if session is not None and msg.round == session.round and not msg.finished:
-            session.cache.push((*session.answer, *msg.tokens), msg.confidence)
+            session.queue.push((*session.answer, *msg.tokens), msg.confidence)
             self._next()
 
     @guarded
     def _on_verdict(self, msg: Verdict) -> None:
-        """Send the draft that was made for this outcome, if there is one."""
+        """Count whether a pre-draft was ready, and follow the answer."""
         session = self._sessions.get(msg.session_id)
-        if session is None or msg.status != Verdict.OK or msg.finished or not session.grow(msg):
+        if session is None or msg.status.code != Status.OK or msg.finished or not session.grow(msg):
             return
         self._sessions.move_to_end(msg.session_id)
         self.lookups += 1
-        draft = session.cache.lookup(session.answer)
-        if draft is not None:
-            self.hits += 1
-            if not draft.ahead:
-                self._drafts.publish(draft)
+        self.hits += session.answer in session.ready
+        session.ready.clear()
 
     @guarded
     def _on_text(self, msg: GeneratedText) -> None:
@@ -154,7 +154,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
         if not self._predraft.service_is_ready():
             return
         for session_id, session in reversed(self._sessions.items()):
-            answer = session.cache.pop()
+            answer = session.queue.pop()
             if answer is not None:
                 self._ask(session_id, session, answer)
                 return
@@ -177,9 +177,9 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
         if not self.active:
             return
         response = future.result()
-        if response is not None and response.status == response.OK:
+        if response is not None and response.status.code == Status.OK:
             self.predrafts += 1
-            session.cache.store(answer, response.draft)
+            session.ready.add(answer)
         self._next()
 
 

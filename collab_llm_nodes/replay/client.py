@@ -13,6 +13,7 @@ from collab_llm_nodes.replay.recording import Action, Step
 from collab_llm_nodes.replay.replayers import ANSWER_DEADLINE_S
 from collab_llm_nodes.robot.grammar import Code, Kind
 from collab_llm_nodes.ros.asking_client import AskingClient
+from collab_llm_nodes.ros.convert import figures_from
 from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
 
 MESSAGE_DEADLINE_S = 30.0
@@ -76,7 +77,7 @@ class ReplayClient(AskingClient):
             tuple(result.tokens),
             result.text,
             Action(Kind(read.kind), value, Code(read.code)),
-            result.metrics.tau,
+            figures_from(result.metrics)["tau"],
             time.monotonic() - begun,
         )
 

@@ -28,7 +28,7 @@ OPTIONAL = {
     "recording": "std_msgs/msg/String",
     "link_state": "collab_llm/msg/LinkState",
 }
-_OK = 0  # of GeneratedText.status
+_OK = 0  # of Status.code
 _CIRCUMSTANCES = {Code.UNVERIFIED, Code.STALE, Code.FAILED}
 """Codes that tell of the link and the clock at that time, not of the text."""
 
@@ -220,11 +220,26 @@ def _for_motion(text: Any) -> bool:
     return bool(getattr(text, "for_motion", True))
 
 
+def _status(text: Any) -> tuple[int, str]:
+    """Return code and message of ``GeneratedText.status``, which was two fields in older bags."""
+    if hasattr(text, "error_msg"):
+        return int(text.status), str(text.error_msg)
+    return int(text.status.code), str(text.status.message)
+
+
+def _tau(metrics: Any) -> float:
+    """Return tokens per round, which had a field of its own in older bags; 0 if unknown."""
+    if hasattr(metrics, "tau"):
+        return float(metrics.tau)
+    return float(dict(zip(metrics.names, metrics.values, strict=False)).get("tau", 0.0))
+
+
 def _step(number: int, text: Any, action: Any, instruction: str, turn: int) -> Step:
     read = None if action is None else _action(action)
     circumstance = ""
-    if text.status != _OK:
-        circumstance = f"the answer was cut off: {text.error_msg}"
+    code, message = _status(text)
+    if code != _OK:
+        circumstance = f"the answer was cut off: {message}"
     elif not text.verified:
         circumstance = "the draft model finished the answer alone"
     elif read is not None and read.code in _CIRCUMSTANCES:
@@ -240,7 +255,7 @@ def _step(number: int, text: Any, action: Any, instruction: str, turn: int) -> S
         text.text,
         read,
         circumstance,
-        float(text.metrics.tau),
+        _tau(text.metrics),
         float(text.metrics.total_s),
     )
 

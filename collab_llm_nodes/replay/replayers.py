@@ -19,6 +19,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.processes import START_DEADLINE_S, free_port, run_process
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig
 from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
@@ -80,6 +81,8 @@ def in_process(recording: Recording, models: Models) -> Iterator[Replayer]:
     """
     grammar = recording.settings(GrammarConfig, "navigation_action_parser", "grammar")
     gamma = recording.settings(ClientConfig, "draft_vlm", "client").gamma
+    here = [models.draft] if models.verifier else [models.draft, models.target]
+    set_threads(*(_config(path, models) for path in here))
     draft = _engine(models.draft, models)
     with contextlib.ExitStack() as stack:
         runner: InProcessRunner | RemoteRunner
@@ -106,8 +109,12 @@ def in_process(recording: Recording, models: Models) -> Iterator[Replayer]:
         yield replay
 
 
+def _config(path: str, models: Models) -> ModelConfig:
+    return ModelConfig(path=path, device=models.device, dtype=models.dtype)
+
+
 def _engine(path: str, models: Models) -> Engine:
-    return Engine(load(ModelConfig(path=path, device=models.device, dtype=models.dtype)))
+    return Engine(load(_config(path, models)))
 
 
 @contextlib.contextmanager

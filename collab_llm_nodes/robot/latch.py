@@ -126,7 +126,7 @@ class Latch:
 
 
 def _keep_entries(folder: Path) -> None:
-    """That there is a file, or none, is kept by its folder."""
+    """fsync the folder, so that the change survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -15,13 +15,13 @@ from collab_llm_nodes.robot.executor import ZERO, ExecutorConfig, Outcome, Pose2
 from collab_llm_nodes.robot.grammar import Kind, ParsedAction
 
 _MOVES = 0.02
-"""Less is no progress (m, or rad)."""
+"""A smaller change counts as no progress (m, or rad)."""
 _NEAR = 0.05
-"""Who stops so near the goal has arrived, by its own lights (m, or rad)."""
+"""A remaining distance below this counts as arrived (m, or rad)."""
 
 
 class Steps(Protocol):
-    """What the mission needs of whoever carries steps out; see :class:`StepExecutor`."""
+    """The mission's view of an executor of steps; see :class:`StepExecutor`."""
 
     outcome: Outcome
     message: str

@@ -1,4 +1,4 @@
-"""Takes the place of camera and navigator: shows a picture and asks ``generate`` about it."""
+"""Takes the place of camera and navigator: shows a picture and has it asked about."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from sensor_msgs.msg import CompressedImage
 
 from collab_llm.action import Generate
 from collab_llm.msg import Observation
-from collab_llm_nodes.protocols.edge_cloud.messages import Failure, error_of
 from collab_llm_nodes.ros.client import GraphClient
-from collab_llm_nodes.ros.convert import code_of
+from collab_llm_nodes.ros.convert import raise_for
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
 
@@ -28,7 +27,7 @@ class AskingClient(GraphClient):
         self._pictures = self.node.create_publisher(CompressedImage, "image/compressed", pictures)
         self.node.create_subscription(Observation, "observation", self._on_observation, RESULT)
         self._generate = ActionClient(
-            self.node, Generate, "generate", goal_service_qos_profile=REQUESTS
+            self.node, Generate, "edge_cloud/generate", goal_service_qos_profile=REQUESTS
         )
 
     def forget(self) -> None:
@@ -75,8 +74,7 @@ class AskingClient(GraphClient):
         """
         deadline_s = goal.deadline_s + spare_s
         result: Generate.Result = self.carry_out(self._generate, goal, deadline_s, "the answer")
-        if result.status != result.OK:
-            raise error_of(Failure(code_of(result.status), result.error_msg))
+        raise_for(result.status)
         return result
 
     def _start_anew(self) -> TimeMsg:

@@ -13,10 +13,12 @@ from std_msgs.msg import Header
 from collab_llm.msg import Draft as DraftMsg
 from collab_llm.msg import EarlyExit as EarlyExitMsg
 from collab_llm.msg import GenerationMetrics as MetricsMsg
+from collab_llm.msg import Status
 from collab_llm.msg import Verdict as VerdictMsg
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 from collab_llm_nodes.metrics import GenerationMetrics
+from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
     EarlyExit,
@@ -27,19 +29,25 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
 
 _CODE_OF = {
     value: name
-    for name in dir(VerdictMsg)
-    if name.isupper() and isinstance(value := getattr(VerdictMsg, name), int)
+    for name in dir(Status)
+    if name.isupper() and isinstance(value := getattr(Status, name), int)
 }
 
 
-def status_of(code: str) -> int:
-    """The status constant of an error code; INTERNAL for an unknown one."""
-    return int(getattr(VerdictMsg, code, VerdictMsg.INTERNAL))
+def status_of(error: CollabError) -> Status:
+    """Return the message that tells of ``error``; the default ``Status()`` is OK."""
+    return Status(code=getattr(Status, error.code, Status.INTERNAL), message=str(error))
 
 
-def code_of(status: int) -> str:
-    """The error code of a status constant."""
-    return _CODE_OF.get(status, CollabError.code)
+def code_of(status: Status) -> str:
+    """Return the name of a status's code, such as "UNAVAILABLE"."""
+    return _CODE_OF.get(status.code, CollabError.code)
+
+
+def raise_for(status: Status) -> None:
+    """Raise the typed error that ``status`` tells of; return if it is OK."""
+    if status.code != Status.OK:
+        raise error_of(Failure(code_of(status), status.message))
 
 
 @contextmanager
@@ -79,6 +87,18 @@ def images_from(request: Any) -> tuple[bytes, ...]:
     return tuple(images)
 
 
+def turns_from(request: Any) -> tuple[Turn, ...]:
+    """Return the turns of a request. Raises InvalidInput: a role without content, or vice versa."""
+    roles, contents = request.turn_roles, request.turn_contents
+    if len(roles) != len(contents):
+        raise InvalidInput(
+            f"{len(roles)} roles, {len(contents)} contents",
+            field="turn_roles",
+            remedy="give one of each for every turn",
+        )
+    return tuple(Turn(role, content) for role, content in zip(roles, contents, strict=True))
+
+
 def draft_to_msg(draft: Draft, header: Header, session_id: str) -> DraftMsg:
     """For the topic ``draft``."""
     probs = draft.probs or ()
@@ -94,7 +114,7 @@ def draft_to_msg(draft: Draft, header: Header, session_id: str) -> DraftMsg:
         cached=draft.cached,
         ahead=draft.after is not None,
         after=array("i", draft.after or ()),
-        solo=draft.solo,
+        solo=draft.autoregressive_rounds,
     )
 
 
@@ -137,8 +157,7 @@ def verdict_to_msg(verdict: Verdict | Failure, header: Header, session_id: str) 
     """For the topic ``verdict``; a failure ends the session there too."""
     msg = VerdictMsg(header=header, session_id=session_id)
     if isinstance(verdict, Failure):
-        msg.status = status_of(verdict.code)
-        msg.error_msg = str(error_of(verdict))
+        msg.status = status_of(error_of(verdict))
         return msg
     msg.round = verdict.round
     msg.tokens = array("i", verdict.tokens)
@@ -150,20 +169,31 @@ def verdict_to_msg(verdict: Verdict | Failure, header: Header, session_id: str) 
 
 def verdict_from_msg(msg: VerdictMsg) -> Verdict | Failure:
     """Back again."""
-    if msg.status != VerdictMsg.OK:
-        return Failure(code_of(msg.status), msg.error_msg)
+    if msg.status.code != Status.OK:
+        return Failure(code_of(msg.status), msg.status.message)
     return Verdict(
         msg.round, tuple(msg.tokens), msg.accepted, msg.finished, msg.compute_s, msg.queue_s
     )
 
 
 def metrics_to_msg(metrics: GenerationMetrics) -> MetricsMsg:
-    """Counters and the ratios derived from them."""
-    msg = MetricsMsg()
-    for name in MetricsMsg.get_fields_and_field_types():
-        value = getattr(metrics, name)
-        setattr(msg, name, type(getattr(msg, name))(value))
-    return msg
+    """Return the common counters, and the protocol's own figures by name."""
+    figures = metrics.figures()
+    return MetricsMsg(
+        rounds=metrics.rounds,
+        tokens=metrics.tokens,
+        time_to_first_token_s=metrics.time_to_first_token_s,
+        total_s=metrics.total_s,
+        bytes_up=metrics.bytes_up,
+        bytes_down=metrics.bytes_down,
+        names=list(figures),
+        values=array("d", figures.values()),
+    )
+
+
+def figures_from(msg: MetricsMsg) -> dict[str, float]:
+    """Return the figures that only the protocol knows, by name."""
+    return dict(zip(msg.names, msg.values, strict=False))
 
 
 def _concatenate(code: str, parts: list[np.ndarray], dtype: type) -> array:  # type: ignore[type-arg]

@@ -26,6 +26,16 @@ ANSWER_S = 3.0
 arrived."""
 
 
+def ask_for_life(client: ActionClient) -> Future:
+    """Ask the server of ``client`` for a sign of life; the future is done when it comes.
+
+    Every action server answers the cancellation of a goal that it never had: there is none. To
+    expect the answer no longer, cancel the future.
+    """
+    goal_id = UUID(uuid=list(uuid.uuid4().bytes))
+    return ClientGoalHandle(client, goal_id, None).cancel_goal_async()
+
+
 class SentGoal:
     """One goal on its way, or being carried out. Belongs to the thread that spins ``node``.
 
@@ -36,6 +46,7 @@ class SentGoal:
 
     Attributes:
         refused: the server would not have it; its log says why, as ROS has no words for that.
+        status: how it ended, a ``GoalStatus``; set before ``on_end`` is called.
     """
 
     def __init__(
@@ -50,6 +61,8 @@ class SentGoal:
         self._handle = ClientGoalHandle(client, goal_id, None)
         self._on_end = on_end
         self._answered = self._asked = self._called_off = self.refused = False
+        self.status: int = GoalStatus.STATUS_UNKNOWN
+        self._results: list[Future] = []
         self._node = node
         self._timer = node.create_timer(ANSWER_S, self._ask_once, clock=STEADY)
         client.send_goal_async(goal, on_feedback, goal_id).add_done_callback(self._on_answer)
@@ -65,8 +78,13 @@ class SentGoal:
             self._ask()
 
     def forget(self) -> None:
-        """Expect nothing more; to be called before the client is destroyed."""
+        """Expect nothing more; to be called when the goal is over, or its client is destroyed.
+
+        A result that never comes would keep the goal, with its pictures, as long as the client.
+        """
         self._node.destroy_timer(self._timer)
+        for result in self._results:
+            result.cancel()
 
     def _on_answer(self, answer: Future) -> None:
         self._answered = True
@@ -82,10 +100,15 @@ class SentGoal:
             self._ask()
 
     def _ask(self) -> None:
-        self._handle.get_result_async().add_done_callback(self._on_result)
+        result = self._handle.get_result_async()
+        self._results.append(result)
+        result.add_done_callback(self._on_result)
 
     def _on_result(self, ended: Future) -> None:
+        if ended.cancelled():
+            return
         response = ended.result()
+        self.status = response.status
         known = response.status != GoalStatus.STATUS_UNKNOWN
         if not known and not self._answered:  # should it arrive yet, nobody wants it any more
             self._handle.cancel_goal_async()

@@ -217,11 +217,16 @@ class Answers:
 
     def status(self, name: str, limits: AnswerLimits, now: float, recent_s: float) -> Status:
         """How the answers are; ``recent_s``: for how long a failure counts."""
-        total, answers = GenerationMetrics(), len(self._last)
+        answers = len(self._last)
+        total = type(self._last[-1])() if answers else GenerationMetrics()
         for metrics in self._last:
             total.add(metrics)
+        figures = total.figures()
+        tau = figures.get("tau", 0.0)
         mean_s = total.total_s / max(answers, 1)
-        level, message = Level.OK, f"tau {total.tau:.2f}" if answers else "no answer yet"
+        level, message = Level.OK, f"{answers} answers" if answers else "no answer yet"
+        if "tau" in figures:
+            message = f"tau {tau:.2f}"
         if self.faults.in_a_row >= limits.failures:
             level = Level.ERROR
             message = f"{self.faults.in_a_row} answers in a row failed: {self.faults.last}"
@@ -229,15 +234,13 @@ class Answers:
             level, message = Level.WARN, f"an answer failed: {failed}"
         elif self._alone:
             level, message = Level.WARN, "the draft model answers alone: unverified"
-        elif total.drafted and total.tau < limits.min_tau:
+        elif figures.get("drafted") and tau < limits.min_tau:
             level = Level.WARN
-            message = f"tau {total.tau:.2f}: drafts are hardly accepted; do the models match?"
+            message = f"tau {tau:.2f}: drafts are hardly accepted; do the models match?"
         elif limits.max_total and mean_s > limits.max_total:
             level, message = Level.WARN, f"an answer takes {mean_s:.2f} s"
         values: dict[str, Any] = {
-            "tau": f"{total.tau:.3f}",
-            "acceptance": f"{total.accepted / max(total.drafted, 1):.3f}",
-            "hit_rate": f"{total.hit_rate:.3f}",
+            **{name: f"{value:.3f}" for name, value in figures.items()},
             "answer_s": f"{mean_s:.3f}",
             "first_token_s": f"{total.time_to_first_token_s / max(answers, 1):.3f}",
             "tokens_per_s": f"{total.tokens / max(total.total_s, 1e-9):.1f}",

@@ -132,6 +132,9 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
 
     # What a subclass fills in.
 
+    def enter_process(self) -> None:
+        """Set what is process-wide; called by ``run``, before any of its nodes starts."""
+
     def configure(self) -> None:
         """Unconfigured to inactive: read ``self.config``, load models, create interfaces."""
 

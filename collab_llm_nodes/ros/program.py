@@ -64,8 +64,11 @@ def run(*nodes_of: Callable[[], Node] | str, args: list[str] | None = None) -> i
             executor.add_node(nodes[-1])
         _refuse_one_name_for_all(nodes)
         warn_of_misspelt_nodes(nodes, sys.argv if args is None else args)
-        for node in nodes:
-            if isinstance(node, ManagedNode) and not end.asked:
+        managed = [node for node in nodes if isinstance(node, ManagedNode)]
+        for node in managed:
+            node.enter_process()
+        for node in managed:
+            if not end.asked:
                 node.start()
     except CollabError as error:
         print(f"{error.code}: {error}", file=sys.stderr)

@@ -282,8 +282,11 @@ class _Worker:
             return None
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             process = await starting
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            # Not process.kill(): Popen's would take the status of one that has just ended, and
+            # asyncio, which waits for it in a thread, would call it unknown.
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
             assert process.stdin is not None
             process.stdin.close()
             return await within(process.wait(), _END_S)

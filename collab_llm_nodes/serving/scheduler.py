@@ -76,8 +76,8 @@ class ReadyQueue(Generic[K]):
         self._drafts: dict[K, float] = {}  # due since; dictionaries keep the order of arrival
         self._prompts: dict[K, float] = {}
         self._unread: dict[K, int] = {}  # prompt tokens
-        self._owners: dict[K, K | str] = {}  # of prompts; each of nobody's is its own
-        self._had: dict[K | str, int] = {}  # tokens that were read for each owner of one
+        self._owners: dict[K, str] = {}  # of prompts
+        self._had: dict[str, int] = {}  # tokens that were read for each owner of one
 
     def __len__(self) -> int:
         return len(self._drafts) + len(self._prompts)
@@ -90,12 +90,12 @@ class ReadyQueue(Generic[K]):
         """Enter a prompt of which ``tokens`` >= 1 tokens are to be read.
 
         Args:
-            owner: equal for all keys that share their turns; empty: nobody's, and alone.
+            owner: equal for all keys that share their turns, each in order of arrival.
         """
         self._prompts.setdefault(key, now)
         self._unread[key] = tokens
-        self._owners[key] = owner or key
-        self._had.setdefault(owner or key, min(self._had.values(), default=0))
+        self._owners[key] = owner
+        self._had.setdefault(owner, min(self._had.values(), default=0))
 
     def discard(self, key: K) -> None:
         """``key`` is gone, whatever it waited for."""
@@ -136,7 +136,7 @@ class ReadyQueue(Generic[K]):
 
     def _prompts_in_turn(self) -> list[K]:
         """Return the first prompt of every owner, then the second; who has had the least first."""
-        waiting: Counter[K | str] = Counter()
+        waiting: Counter[str] = Counter()
         ranks: dict[K, tuple[int, int]] = {}
         for key in self._prompts:
             owner = self._owners[key]

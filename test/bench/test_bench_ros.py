@@ -65,6 +65,11 @@ def test_the_benchmark_measures_what_it_names(
         assert added["p10"] <= added["median"] <= added["p90"]
         assert sum(row["age_parts_ms"].values()) == pytest.approx(row["age_ms"]["p50"])
     assert results["added_ms_per_round"] == rows["cache"]["added_ms_per_round"]
+    router = results["router"]
+    assert router["direct_ms"] > 0
+    assert router["routed_ms"] > 0
+    assert router["answers"] == 1
+    assert router["added_ms"] == pytest.approx(router["routed_ms"] - router["direct_ms"])
     growth = results["growth"]
     assert set(growth["processes"]) == {*NODES, "verifier"}
     for name, process in growth["processes"].items():

@@ -114,7 +114,7 @@ def test_what_the_graph_says_is_shown(graph: Any) -> None:
     publishers["link_state"].publish(LinkState(state=LinkState.UP, model="big", rtt_s=0.02))
     answer = GeneratedText(session_id="s", text="turn left", final=True)
     answer.ends, answer.sources = array("I", [4, 9]), array("B", [A, B])
-    answer.metrics.tau = 2.0
+    answer.metrics.names, answer.metrics.values = ["tau"], array("d", [2.0])
     graph.wait_for(lambda: node._view._modes, 30.0)
     publishers["generated_text"].publish(answer)
     action = NavigationAction(session_id="s", kind=NavigationAction.TURN, angle=0.5, span_end=9)
@@ -231,6 +231,7 @@ def test_an_instruction_to_stop_is_a_cancel(graph: Any) -> None:
     from rclpy.task import Future as RosFuture
 
     from collab_llm.action import Navigate
+    from collab_llm.msg import Status
     from collab_llm_nodes.nodes.dashboard import Dashboard
 
     over, followed = RosFuture(), []
@@ -239,7 +240,7 @@ def test_an_instruction_to_stop_is_a_cancel(graph: Any) -> None:
         followed.append(goal)
         await over
         goal.canceled()
-        return Navigate.Result(status=Navigate.Result.CANCELLED)
+        return Navigate.Result(status=Status(code=Status.CANCELLED))
 
     def cancel(goal: Any) -> CancelResponse:
         over.set_result(None)

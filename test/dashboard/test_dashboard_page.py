@@ -94,7 +94,7 @@ class Cloud:
         self._texts = self.node.create_publisher(GeneratedText, "generated_text", RESULT)
         self._drafts = self.node.create_publisher(Draft, "draft", RESULT)
         self._links = self.node.create_publisher(LinkState, "link_state", STATE)
-        self._server = ActionServer(self.node, Generate, "generate", self._answer)
+        self._server = ActionServer(self.node, Generate, "edge_cloud/generate", self._answer)
         self._told = 0
         self.node.create_timer(0.1, self._tell)
 
@@ -124,8 +124,9 @@ class Cloud:
             message.tokens, message.ends = array("i", range(count)), array("I", ends[:count])
             message.sources = array("B", [(A, A, R, A, A, B)[n % 6] for n in range(count)])
             message.metrics.rounds, message.metrics.tokens = 1 + count // 3, count
-            message.metrics.tau, message.metrics.total_s = 3.0, 0.04
-            message.metrics.draft_s, message.metrics.wait_s = 0.01, 0.025
+            message.metrics.total_s = 0.04
+            message.metrics.names = ["tau", "draft_s", "wait_s"]
+            message.metrics.values = array("d", [3.0, 0.01, 0.025])
             message.final = count == len(tokens)
             self._texts.publish(message)
         goal.succeed()

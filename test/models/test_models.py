@@ -170,27 +170,13 @@ def test_a_hub_id_that_is_not_here_is_a_typed_error(
 
 def test_too_little_memory_is_seen_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_folder("llama")
-    weights = loading._count_weights(folder)
+    weights = loading.count_weights(folder)
     assert weights == sum(p.numel() for p in tiny_model("llama").model.parameters())
     monkeypatch.setattr(loading, "_available_bytes", lambda device: 3.0 * weights)
     with pytest.raises(ModelError, match="too little memory on cpu") as caught:
         load(ModelConfig(str(folder)))
     assert "int8" in caught.value.remedy
     load(ModelConfig(str(folder), dtype="bfloat16"))  # half the size fits
-
-
-@pytest.mark.parametrize(("threads", "small", "expected"), [(0, 2**60, 1), (0, 0, 5), (3, 0, 3)])
-def test_a_small_model_gets_one_thread(
-    threads: int, small: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = torch.get_num_threads()
-    monkeypatch.setattr(loading, "SMALL", small)
-    torch.set_num_threads(5)
-    try:
-        load(ModelConfig(str(tiny_folder("llama")), threads=threads))
-        assert torch.get_num_threads() == expected
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_available_memory_is_plausible() -> None:

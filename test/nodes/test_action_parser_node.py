@@ -12,7 +12,7 @@ pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make tes
 
 from motion_graph import Reader, graph
 
-from collab_llm.msg import GeneratedText, NavigationAction
+from collab_llm.msg import NavigationAction, Status
 from collab_llm_nodes.robot.grammar import Code, Kind
 
 pytestmark = pytest.mark.ros
@@ -66,7 +66,9 @@ def test_parser_does_not_act_on_old_unverified_failed_or_unreadable_text(graph: 
         "future": (reader.read("future", order, age=-60.0), NavigationAction.STALE),
         "draft": (reader.read("draft", order, verified=False), NavigationAction.UNVERIFIED),
         "failed": (
-            reader.read("failed", order, status=GeneratedText.UNAVAILABLE, error_msg="link down"),
+            reader.read(
+                "failed", order, status=Status(code=Status.UNAVAILABLE, message="link down")
+            ),
             NavigationAction.FAILED,
         ),
         "junk": (reader.read("junk", "I cannot see"), NavigationAction.UNREADABLE),

@@ -26,8 +26,7 @@ from nav_msgs.msg import Odometry
 from sensor_msgs.msg import Imu, Joy
 from std_srvs.srv import Trigger
 
-from collab_llm.action import Navigate
-from collab_llm.msg import MotionState
+from collab_llm.msg import MotionState, Status
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.go2_driver import Go2Driver
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
@@ -455,7 +454,7 @@ class Chain:
 def test_a_text_moves_the_robot_by_25_cm(graph: Any) -> None:
     chain = Chain(graph, ["the next action is move forward 25 cm", "the next action is stop"])
     result = chain.robot.navigate()
-    assert (result.status, result.steps) == (Navigate.Result.OK, 2)
+    assert (result.status.code, result.steps) == (Status.OK, 2)
     chain.stage.wait(chain.stage.stands)
     assert chain.server.travelled == pytest.approx(0.25, abs=0.06)
     assert chain.server.x == pytest.approx(0.25, abs=0.06)
@@ -466,7 +465,7 @@ def test_a_text_moves_the_robot_by_25_cm(graph: Any) -> None:
 def test_a_text_turns_the_robot_and_an_unreadable_one_does_nothing(graph: Any) -> None:
     chain = Chain(graph, ["the next action is turn right 30 degree", "dance", "stop"])
     result = chain.robot.navigate()
-    assert result.status == Navigate.Result.OK
+    assert result.status.code == Status.OK
     chain.stage.wait(chain.stage.stands)
     assert chain.server.yaw == pytest.approx(-math.radians(30), abs=0.1)
     assert chain.server.travelled < 0.05
@@ -481,7 +480,7 @@ def test_the_emergency_stop_reaches_the_robot_in_mid_motion(graph: Any) -> None:
     chain.stage.wait(press.service_is_ready)
     press.call_async(Trigger.Request())
     result = graph.ask(handle.get_result_async, timeout=LATE).result
-    assert result.status == Navigate.Result.EMERGENCY_STOP
+    assert result.status.code == Status.EMERGENCY_STOP
     chain.stage.wait(chain.stage.stands)
     assert chain.server.travelled < 0.7
 
@@ -490,7 +489,7 @@ def test_the_increments_of_the_robots_own_obstacle_avoidance(graph: Any) -> None
     script = ["the next action is move forward 50 cm", "the next action is stop"]
     chain = Chain(graph, script, output="increments")
     result = chain.robot.navigate()
-    assert (result.status, result.steps) == (Navigate.Result.OK, 2)
+    assert (result.status.code, result.steps) == (Status.OK, 2)
     assert chain.server.x == pytest.approx(0.5, abs=0.1)
     assert not chain.stage.count(1008)
     chain.stage.wait(lambda: not chain.server.remote)  # the remote control has it back
@@ -507,5 +506,5 @@ def test_an_increment_that_meets_something_is_blocked(graph: Any) -> None:
     )
     chain.server.reach = 0.2
     result = chain.robot.navigate()
-    assert result.status in (Navigate.Result.BLOCKED, Navigate.Result.TIMEOUT)
+    assert result.status.code in (Status.BLOCKED, Status.TIMEOUT)
     assert chain.server.x < 0.35

@@ -18,7 +18,7 @@ from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalRespons
 from rclpy.task import Future
 
 from collab_llm.action import Generate, Navigate
-from collab_llm.msg import LinkState
+from collab_llm.msg import LinkState, Status
 from collab_llm_nodes.nodes import instruct
 from collab_llm_nodes.nodes.instruct import _Client
 from collab_llm_nodes.ros.qos import STATE
@@ -46,7 +46,9 @@ class FakeNavigator:
 
     def load(self) -> None:
         """Offer ``generate``, as draft_vlm does when its model is there."""
-        self.answers = ActionServer(self.node, Generate, "generate", lambda goal: Generate.Result())
+        self.answers = ActionServer(
+            self.node, Generate, "edge_cloud/generate", lambda goal: Generate.Result()
+        )
 
     def link(self, state: int) -> None:
         self.links.publish(LinkState(state=state))
@@ -67,10 +69,11 @@ class FakeNavigator:
             goal.canceled()
         else:
             goal.succeed()
-        return Navigate.Result(status=status, steps=3, error_msg="" if status == 0 else "because")
+        told = Status(code=status, message="" if status == Status.OK else "because")
+        return Navigate.Result(status=told, steps=3)
 
     def _on_cancel(self, goal: Any) -> CancelResponse:
-        self.over.set_result(Navigate.Result.CANCELLED)
+        self.over.set_result(Status.CANCELLED)
         return CancelResponse.ACCEPT
 
 
@@ -95,7 +98,7 @@ def ending(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 def test_instruct_reports_the_result(ros_graph: Any) -> None:
     navigator = FakeNavigator(ros_graph)
-    navigator.over.set_result(Navigate.Result.OK)
+    navigator.over.set_result(Status.OK)
     with instructed() as process:
         assert ending(process) == (0, "arrived (3 steps, 0.00 m)\n")
     assert navigator.goals[0].request.instruction == "find it"
@@ -201,7 +204,7 @@ def test_a_goal_given_up_before_it_is_accepted_is_cancelled(ros_graph: Any) -> N
     ros_graph.add(client.node)
     ros_graph.wait_for(client.ended.is_set)
     assert client.result is not None
-    assert client.result.status == Navigate.Result.CANCELLED
+    assert client.result.status.code == Status.CANCELLED
 
 
 def test_a_goal_given_up_before_it_is_sent_is_never_sent(ros_graph: Any) -> None:

@@ -14,8 +14,8 @@ from edge_cloud_graph import Edge, expected, target
 from motion_graph import Robot, graph, start
 from rclpy.parameter import Parameter
 
-from collab_llm.action import Generate, Navigate
-from collab_llm.msg import NavigationAction, Verdict
+from collab_llm.action import Generate
+from collab_llm.msg import GeneratedText, NavigationAction, Status, Verdict
 from collab_llm_nodes.bench.link import LinkProxy
 from collab_llm_nodes.bench.scenes import scene_prompts
 from collab_llm_nodes.engine.engine import Engine
@@ -33,7 +33,7 @@ __all__ = ["expected", "graph", "target"]  # fixtures
 pytestmark = pytest.mark.ros
 
 SLOW = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.3)
-OK = Generate.Result.OK
+OK = Status.OK
 
 
 @pytest.fixture
@@ -67,22 +67,22 @@ def test_draft_only_finishes_the_answer_and_says_so(
     """Draft and target are one model here, so even the unverified rest is known."""
     edge = make_edge(ros_graph, link, policy="draft_only", after_s=2.0)
     result, _ = lose_in_mid_answer(edge, link)
-    assert (result.status, result.error_msg) == (OK, "")
-    assert all(v.status == Verdict.OK for v in edge.verdicts)  # before the link's own deadline
+    assert (result.status.code, result.status.message) == (OK, "")
+    assert all(v.status.code == Status.OK for v in edge.verdicts)  # before the link's own deadline
     assert tuple(result.tokens) == expected
     assert not result.verified
-    confirmed = [s for s in result.sources if s != Generate.Result.UNVERIFIED]
+    confirmed = [s for s in result.sources if s != GeneratedText.UNVERIFIED]
     assert 0 < len(confirmed) < len(expected)
-    assert list(result.sources) == confirmed + [Generate.Result.UNVERIFIED] * (
+    assert list(result.sources) == confirmed + [GeneratedText.UNVERIFIED] * (
         len(expected) - len(confirmed)
     )
     final = edge.graph.wait_for(lambda: [t for t in edge.texts if t.final])[0]
-    assert (final.status, final.verified, final.text) == (OK, False, result.text)
+    assert (final.status.code, final.verified, final.text) == (OK, False, result.text)
     verified = [t.verified for t in edge.texts if t.session_id == result.session_id]
     assert verified[0]  # as long as only the target spoke
     link.heal()
     again = edge.graph.wait_for(lambda: (r := edge.generate()).verified and r, timeout=10.0)
-    assert (again.status, tuple(again.tokens)) == (OK, expected)
+    assert (again.status.code, tuple(again.tokens)) == (OK, expected)
     edge.stop()
 
 
@@ -93,8 +93,8 @@ def test_draft_only_answers_when_the_link_was_never_there(
     link.refuse()
     link.cut()
     result = edge.generate()
-    assert (result.status, tuple(result.tokens)) == (OK, expected)
-    assert set(result.sources) == {Generate.Result.UNVERIFIED}
+    assert (result.status.code, tuple(result.tokens)) == (OK, expected)
+    assert set(result.sources) == {GeneratedText.UNVERIFIED}
     assert not result.verified
     link.heal()
     edge.graph.wait_for(lambda: edge.generate().verified, timeout=10.0)
@@ -107,15 +107,15 @@ def test_draft_only_answers_without_a_bridge(
     edge = make_edge(ros_graph, link, policy="draft_only")
     edge.graph.do(edge.bridge.stop)
     result = edge.generate()
-    assert (result.status, tuple(result.tokens), result.verified) == (OK, expected, False)
+    assert (result.status.code, tuple(result.tokens), result.verified) == (OK, expected, False)
     edge.stop()
 
 
 def test_an_unverified_rest_that_does_not_end_is_an_error(ros_graph: Any, link: LinkProxy) -> None:
     edge = make_edge(ros_graph, link, policy="draft_only", after_s=2.0, max_unverified=1)
     result, _ = lose_in_mid_answer(edge, link)
-    assert result.status == Generate.Result.UNAVAILABLE
-    assert "link_loss.max_unverified" in result.error_msg
+    assert result.status.code == Status.UNAVAILABLE
+    assert "link_loss.max_unverified" in result.status.message
     assert not result.verified
     edge.stop()
 
@@ -123,12 +123,12 @@ def test_an_unverified_rest_that_does_not_end_is_an_error(ros_graph: Any, link: 
 def test_hold_ends_with_a_status(ros_graph: Any, link: LinkProxy) -> None:
     edge = make_edge(ros_graph, link)
     result, took = lose_in_mid_answer(edge, link)
-    assert result.status in (Generate.Result.UNAVAILABLE, Generate.Result.DEADLINE_EXCEEDED)
-    assert Generate.Result.UNVERIFIED not in result.sources
+    assert result.status.code in (Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED)
+    assert GeneratedText.UNVERIFIED not in result.sources
     assert not result.verified
     assert took < 10.0  # verdict_deadline_s is 3 here, that of the request 20
     link.heal()
-    edge.graph.wait_for(lambda: edge.generate().status == OK, timeout=20.0)
+    edge.graph.wait_for(lambda: edge.generate().status.code == OK, timeout=20.0)
     edge.stop()
 
 
@@ -207,10 +207,10 @@ def test_draft_only_moves_the_robot_slowly_or_not_at_all(
         result = robot.navigate(instruction_of(scene))
         graph.wait_for(robot.stands)
     if unverified == "refuse":
-        assert result.status == Navigate.Result.UNAVAILABLE
+        assert result.status.code == Status.UNAVAILABLE
         assert not robot.moved()
         return
-    assert result.status == Navigate.Result.MAX_STEPS, result.error_msg
+    assert result.status.code == Status.MAX_STEPS, result.status.message
     action = robot.feedback[0].action
     assert (action.kind, action.verified) == (NavigationAction.FORWARD, False)
     assert robot.moved()
@@ -226,5 +226,5 @@ def test_hold_lets_the_robot_stand(graph: Any, pair: tuple[Engine, Engine], scen
         robot = robot_that_loses_its_link(graph, link, scene, "hold", "slow")
         result = robot.navigate(instruction_of(scene))
         graph.wait_for(robot.stands)
-    assert result.status in (Navigate.Result.UNAVAILABLE, Navigate.Result.DEADLINE_EXCEEDED)
+    assert result.status.code in (Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED)
     assert not robot.moved()

@@ -16,8 +16,7 @@ from motion_graph import Reader, Robot, graph, start
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.parameter import Parameter
 
-from collab_llm.action import Navigate
-from collab_llm.msg import NavigationAction
+from collab_llm.msg import NavigationAction, Status
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.navigator import Navigator
 from collab_llm_nodes.ros.qos import COMMAND, RESULT
@@ -62,18 +61,18 @@ def test_the_emergency_stop_ends_the_goal(graph: Any) -> None:
     graph.wait_for(robot.moved)
     robot.permit(emergency_stop=True, reasons=["EMERGENCY_STOP"], text="pressed by me")
     result = graph.ask(handle.get_result_async, timeout=30).result
-    assert (result.status, result.error_msg) == (Navigate.Result.EMERGENCY_STOP, "pressed by me")
+    assert (result.status.code, result.status.message) == (Status.EMERGENCY_STOP, "pressed by me")
     graph.wait_for(robot.stands)
     assert robot.x < 0.7
     # A goal that comes while it is set ends as well, and moves nothing.
     asked, count = len(robot.prompts), len(robot.commands)
-    assert robot.navigate().status == Navigate.Result.EMERGENCY_STOP
+    assert robot.navigate().status.code == Status.EMERGENCY_STOP
     assert len(robot.prompts) == asked
     assert all(c == Twist() for c in robot.commands[count:])
     robot.permit(allowed=True, speed_limit=1.0)
     graph.wait_for(lambda: allowed(robot))
     robot.script = ["stop"]
-    assert robot.navigate().status == Navigate.Result.OK
+    assert robot.navigate().status.code == Status.OK
 
 
 def test_refused_motion_is_waited_for_then_done(graph: Any) -> None:
@@ -92,7 +91,7 @@ def test_refused_motion_is_waited_for_then_done(graph: Any) -> None:
     assert len(robot.prompts) == 1
     robot.permit(allowed=True, speed_limit=1.0)
     result = graph.ask(handle.get_result_async, timeout=30).result
-    assert (result.status, result.steps) == (Navigate.Result.OK, 3)
+    assert (result.status.code, result.steps) == (Status.OK, 3)
     assert robot.x == pytest.approx(stopped + 0.1, abs=0.05)
 
 
@@ -101,8 +100,8 @@ def test_motion_refused_for_too_long_names_the_reason(graph: Any) -> None:
     robot.permit(reasons=["STALE_ODOMETRY"], text="no fresh odometry")
     graph.wait_for(lambda: allowed(robot) is False)
     result = robot.navigate()
-    assert (result.status, result.error_msg) == (
-        Navigate.Result.MOTION_REFUSED,
+    assert (result.status.code, result.status.message) == (
+        Status.MOTION_REFUSED,
         "no fresh odometry",
     )
     assert not robot.moved()
@@ -114,16 +113,16 @@ def test_a_required_guard_that_is_not_there_is_an_error(graph: Any) -> None:
     graph.wait_for(lambda: not robot.user.destroy_publisher(robot.guard) or True)
     robot.navigator._permission = None
     result = robot.navigate()
-    assert result.status == Navigate.Result.MOTION_REFUSED
-    assert "motion_guard is silent" in result.error_msg
-    assert "require_guard" in result.error_msg
+    assert result.status.code == Status.MOTION_REFUSED
+    assert "motion_guard is silent" in result.status.message
+    assert "require_guard" in result.status.message
 
 
 def test_a_guard_need_not_be_there_where_it_is_not_required(graph: Any) -> None:
     robot = Robot(graph, ["move forward 25 cm", "stop"], require_guard=False)
     robot.allowed = None
     robot.navigator._permission = None
-    assert robot.navigate().status == Navigate.Result.OK
+    assert robot.navigate().status.code == Status.OK
     assert robot.x == pytest.approx(0.25, abs=0.08)
 
 
@@ -133,8 +132,8 @@ def test_odometry_from_before_the_goal_counts(graph: Any) -> None:
     graph.wait_for(lambda: robot.navigator._odometry)
     robot.odometry_on = False
     result = robot.navigate()
-    assert (result.status, result.steps) == (Navigate.Result.NO_ODOMETRY, 1)  # it began
-    assert "during a step" in result.error_msg
+    assert (result.status.code, result.steps) == (Status.NO_ODOMETRY, 1)  # it began
+    assert "during a step" in result.status.message
 
 
 def test_an_error_that_nobody_foresaw_stops_the_robot_and_ends_the_goal(graph: Any) -> None:
@@ -143,11 +142,11 @@ def test_an_error_that_nobody_foresaw_stops_the_robot_and_ends_the_goal(graph: A
     graph.wait_for(robot.moved)
     robot.navigator._run.mission._executor._limits = None
     result = graph.ask(handle.get_result_async, timeout=30).result
-    assert result.status == Navigate.Result.INTERNAL
-    assert "TypeError" in result.error_msg
+    assert result.status.code == Status.INTERNAL
+    assert "TypeError" in result.status.message
     graph.wait_for(robot.stands)
     robot.script = ["stop"]
-    assert robot.navigate().status == Navigate.Result.OK
+    assert robot.navigate().status.code == Status.OK
 
 
 @pytest.mark.parametrize("stamped", [False, True])
@@ -174,7 +173,7 @@ def test_steps_follow_one_another_without_a_pause(graph: Any) -> None:
     robot = Robot(graph, script, mission__overlap=1.0, mission__executor__linear_speed=0.5)
     handle = robot.send(max_steps=3)
     result = graph.ask(handle.get_result_async, timeout=40).result
-    assert (result.status, result.steps) == (Navigate.Result.MAX_STEPS, 3)
+    assert (result.status.code, result.steps) == (Status.MAX_STEPS, 3)
     speeds = [c.linear.x for c in robot.commands]
     first, last = (i for i in (_first(speeds), len(speeds) - _first(speeds[::-1]) - 1))
     assert min(speeds[first:last]) > 0.0  # never at rest in between
@@ -251,7 +250,7 @@ def test_nav2_carries_the_steps_out(graph: Any) -> None:
     robot = Robot(graph, ["turn left 30 degree", "move forward 50 cm", "stop"], output="nav2")
     nav2 = Behaviors(graph, robot, ["NONE"])
     result = robot.navigate()
-    assert (result.status, result.steps) == (Navigate.Result.OK, 3)
+    assert (result.status.code, result.steps) == (Status.OK, 3)
     turn, drive = nav2.goals
     assert turn.target_yaw == pytest.approx(math.radians(30))
     assert (drive.target.x, drive.speed) == (0.5, 1.0)
@@ -274,8 +273,8 @@ def test_nav2s_errors_are_outcomes(graph: Any, code: str, status: str, words: st
     robot = Robot(graph, ["turn right 30 degree"], output="nav2", mission__max_blocked=2)
     Behaviors(graph, robot, [code])
     result = robot.navigate()
-    assert result.status == getattr(Navigate.Result, status)
-    assert words in result.error_msg
+    assert result.status.code == getattr(Status, status)
+    assert words in result.status.message
 
 
 def test_every_way_out_of_a_nav2_step_cancels_it(graph: Any) -> None:
@@ -300,7 +299,7 @@ def test_every_way_out_of_a_nav2_step_cancels_it(graph: Any) -> None:
         graph.wait_for(lambda: len(nav2.goals) == number, 30)  # noqa: B023
         way(handle)
         result = graph.ask(handle.get_result_async, timeout=30).result
-        assert result.status == getattr(Navigate.Result, status)
+        assert result.status.code == getattr(Status, status)
         graph.wait_for(lambda: nav2.cancelled == number, 30)  # noqa: B023
         graph.wait_for(robot.stands)
 
@@ -309,8 +308,8 @@ def test_nav2_that_is_not_there_is_said_so(graph: Any) -> None:
     pytest.importorskip("nav2_msgs", reason="not built: scripts/setup.sh tests")
     robot = Robot(graph, ["move forward 50 cm"], output="nav2")
     result = robot.navigate()
-    assert result.status == Navigate.Result.MOTION_REFUSED
-    assert "behavior_server" in result.error_msg
+    assert result.status.code == Status.MOTION_REFUSED
+    assert "behavior_server" in result.status.message
 
 
 def test_without_nav2s_package_the_error_says_what_to_install(
@@ -346,7 +345,7 @@ def test_increments_go_to_the_robots_obstacle_avoidance(graph: Any) -> None:
     graph.wait_for(lambda: robot.user.count_publishers("api/obstacles_avoid/request"))
     graph.wait_for(lambda: robot.user.count_subscribers("api/obstacles_avoid/response"))
     result = graph.ask(robot.send().get_result_async, timeout=40).result
-    assert (result.status, result.error_msg, result.steps) == (Navigate.Result.OK, "", 3)
+    assert (result.status.code, result.status.message, result.steps) == (Status.OK, "", 3)
     assert robot.yaw == pytest.approx(math.radians(30))
     assert math.hypot(robot.x, robot.y) == pytest.approx(0.5)
     assert [s.header.identity.api_id for s in stops][:2] == [1003, 1003]  # after each step

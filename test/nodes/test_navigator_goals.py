@@ -18,7 +18,7 @@ from rclpy.action import GoalResponse
 from rclpy.action.server import ServerGoalHandle
 
 from collab_llm.action import Generate, Navigate
-from collab_llm.msg import GeneratedText, NavigationAction
+from collab_llm.msg import GeneratedText, NavigationAction, Status
 from collab_llm_nodes.ros.qos import RESULT
 
 pytestmark = pytest.mark.ros
@@ -28,14 +28,14 @@ __all__ = ["graph"]  # fixture
 def test_a_generation_that_hangs_is_cancelled_and_reported(graph: Any) -> None:
     robot = Robot(graph, [hangs], mission__answer_timeout=0.3, mission__retries=0)
     result = robot.navigate()
-    assert result.status == Navigate.Result.DEADLINE_EXCEEDED
+    assert result.status.code == Status.DEADLINE_EXCEEDED
     graph.wait_for(lambda: robot.generations_cancelled)
     assert not robot.moved()
 
 
 def test_a_generation_that_came_too_late_is_cancelled_before_the_next(graph: Any) -> None:
     robot = Robot(graph, [hangs, "stop"], mission__answer_timeout=0.3)
-    assert robot.navigate().status == Navigate.Result.OK
+    assert robot.navigate().status.code == Status.OK
     assert robot.generations_cancelled == 1
     assert len(robot.prompts) == 2
 
@@ -47,7 +47,7 @@ def test_a_generation_accepted_after_the_deactivation_is_cancelled(graph: Any) -
 
     robot = Robot(graph, [hangs])
     robot.generate.register_goal_callback(deactivates)
-    assert robot.navigate().status == Navigate.Result.INACTIVE
+    assert robot.navigate().status.code == Status.INACTIVE
     graph.wait_for(lambda: robot.generations_cancelled)
 
 
@@ -65,7 +65,7 @@ def test_actions_of_other_sessions_about_the_same_frame_move_nothing(graph: Any)
     robot = Robot(graph, [disturbed])
     actions = graph.collect(robot.user, NavigationAction, "navigation_action", RESULT)
     result = robot.navigate()
-    assert (result.status, result.steps) == (Navigate.Result.OK, 1)
+    assert (result.status.code, result.steps) == (Status.OK, 1)
     assert not robot.moved()
     assert len(actions) == 3
 
@@ -90,8 +90,8 @@ def test_no_generate_server_is_unavailable(graph: Any) -> None:
     robot.navigator.post(robot.generate.destroy)  # in the thread that waits for its events
     graph.wait_for(lambda: not robot.navigator._generate.server_is_ready())
     result = robot.navigate()
-    assert result.status == Navigate.Result.UNAVAILABLE
-    assert "draft_vlm" in result.error_msg
+    assert result.status.code == Status.UNAVAILABLE
+    assert "draft_vlm" in result.status.message
 
 
 def test_cancel_in_the_middle_of_a_motion_stops_at_once(graph: Any) -> None:
@@ -101,7 +101,7 @@ def test_cancel_in_the_middle_of_a_motion_stops_at_once(graph: Any) -> None:
     graph.ask(handle.cancel_goal_async)
     response = graph.ask(handle.get_result_async)
     assert response.status == GoalStatus.STATUS_CANCELED
-    assert response.result.status == Navigate.Result.CANCELLED
+    assert response.result.status.code == Status.CANCELLED
     graph.wait_for(robot.stands)
     assert robot.x < 0.5
 
@@ -112,13 +112,13 @@ def test_deactivation_in_the_middle_of_a_motion_stops_at_once(graph: Any) -> Non
     graph.wait_for(robot.moved)
     robot.navigator.post(robot.navigator.trigger_deactivate)
     result = graph.ask(handle.get_result_async).result
-    assert result.status == Navigate.Result.INACTIVE
+    assert result.status.code == Status.INACTIVE
     graph.wait_for(robot.stands)
     assert not robot.send().accepted
     robot.navigator.post(robot.navigator.trigger_activate)
     graph.wait_for(lambda: robot.navigator.active)
     robot.script = ["stop"]
-    assert robot.navigate().status == Navigate.Result.OK
+    assert robot.navigate().status.code == Status.OK
 
 
 def test_a_cancel_before_the_goal_had_its_first_turn_counts(
@@ -134,7 +134,7 @@ def test_a_cancel_before_the_goal_had_its_first_turn_counts(
     robot.navigator.post(execute, accepted[0])
     response = graph.ask(handle.get_result_async)
     assert response.status == GoalStatus.STATUS_CANCELED
-    assert response.result.status == Navigate.Result.CANCELLED
+    assert response.result.status.code == Status.CANCELLED
     assert not robot.prompts
 
 
@@ -144,11 +144,11 @@ def test_a_result_goes_out_although_the_node_is_cleaned_up_at_once(graph: Any) -
     graph.wait_for(robot.moved)
     robot.navigator.post(robot.navigator.stop)
     result = graph.ask(handle.get_result_async).result
-    assert result.status == Navigate.Result.INACTIVE
+    assert result.status.code == Status.INACTIVE
     robot.navigator.post(robot.navigator.start)  # and a second life
     graph.wait_for(lambda: robot.navigator.active)
     robot.script = ["stop"]
-    assert robot.navigate().status == Navigate.Result.OK
+    assert robot.navigate().status.code == Status.OK
 
 
 def test_a_signal_in_the_middle_of_a_motion_stops_before_the_process_ends(graph: Any) -> None:
@@ -179,8 +179,8 @@ def test_one_instruction_at_a_time(graph: Any) -> None:
     assert not robot.send().accepted
     graph.ask(first.cancel_goal_async)
     result = graph.ask(first.get_result_async).result
-    assert result.status == Navigate.Result.CANCELLED
-    assert robot.navigate().status == Navigate.Result.OK
+    assert result.status.code == Status.CANCELLED
+    assert robot.navigate().status.code == Status.OK
 
 
 def test_an_instruction_to_stop_ends_the_one_under_way(graph: Any) -> None:
@@ -189,26 +189,26 @@ def test_an_instruction_to_stop_ends_the_one_under_way(graph: Any) -> None:
     graph.wait_for(robot.moved)
     asked = len(robot.prompts)
     stopped = robot.navigate("Please stop!")
-    assert (stopped.status, stopped.error_msg, stopped.steps) == (Navigate.Result.OK, "", 0)
+    assert (stopped.status.code, stopped.status.message, stopped.steps) == (Status.OK, "", 0)
     response = graph.ask(first.get_result_async)
     assert response.status == GoalStatus.STATUS_ABORTED
-    assert response.result.status == Navigate.Result.CANCELLED
-    assert response.result.error_msg == "the instruction 'Please stop!' was given"
+    assert response.result.status.code == Status.CANCELLED
+    assert response.result.status.message == "the instruction 'Please stop!' was given"
     graph.wait_for(robot.stands)
     assert robot.x < 0.5
-    assert robot.navigate("HALT").status == Navigate.Result.OK  # nothing is followed: nothing to do
+    assert robot.navigate("HALT").status.code == Status.OK  # nothing is followed: nothing to do
     assert len(robot.prompts) == asked
     assert robot.navigator._failed.counts == {}
     robot.script = ["stop"]
-    assert robot.navigate("find the stop sign").status == Navigate.Result.OK
+    assert robot.navigate("find the stop sign").status.code == Status.OK
     assert len(robot.prompts) == asked + 1
 
 
 def test_words_that_ask_to_stop_can_be_configured(graph: Any) -> None:
     robot = Robot(graph, ["stop"], stop_words=["basta"])
-    assert robot.navigate("Basta!").status == Navigate.Result.OK
+    assert robot.navigate("Basta!").status.code == Status.OK
     assert not robot.prompts
-    assert robot.navigate("halt").status == Navigate.Result.OK
+    assert robot.navigate("halt").status.code == Status.OK
     assert robot.prompts == ["halt. history: none."]
 
 
@@ -222,7 +222,7 @@ def test_every_goal_of_a_burst_is_answered(graph: Any) -> None:
     ended = [graph.do(handle.get_result_async) for handle in accepted]
     graph.wait_for(lambda: len(ended) - sum(future.done() for future in ended) == 1, timeout=20.0)
     statuses = {future.result().result.status for future in ended if future.done()}
-    assert statuses <= {Navigate.Result.BUSY}
+    assert statuses <= {Status.BUSY}
 
 
 def test_a_streamed_action_that_is_taken_back_stops_the_robot(graph: Any) -> None:
@@ -245,7 +245,7 @@ def test_a_streamed_action_that_is_taken_back_stops_the_robot(graph: Any) -> Non
         mission__executor__linear_speed=0.2,
     )
     result = robot.navigate()
-    assert result.status == Navigate.Result.OK
+    assert result.status.code == Status.OK
     assert robot.moved()
     assert robot.x < 0.5
     assert robot.prompts[1].endswith("history: none.")

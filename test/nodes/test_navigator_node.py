@@ -13,7 +13,8 @@ pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make tes
 
 from motion_graph import Robot, graph, hangs, start
 
-from collab_llm.action import Generate, Navigate
+from collab_llm.action import Generate
+from collab_llm.msg import Status
 from collab_llm_nodes.nodes import navigator
 from collab_llm_nodes.nodes.navigator import Navigator
 
@@ -37,7 +38,8 @@ def logged(graph: Any, capfd: pytest.CaptureFixture[str], *wanted: str) -> str:
 def fails(code: int) -> Callable[..., Any]:
     async def answer(robot: Robot, goal: Any) -> Generate.Result:
         goal.abort()
-        return Generate.Result(header=goal.request.header, status=code, error_msg="because")
+        status = Status(code=code, message="because")
+        return Generate.Result(header=goal.request.header, status=status)
 
     return answer
 
@@ -59,7 +61,7 @@ def test_navigator_follows_an_instruction(graph: Any) -> None:
     script = [seen, "Move forward 50 cm", "stop"]
     robot = Robot(graph, script)
     result = robot.navigate()
-    assert (result.status, result.error_msg, result.steps) == (Navigate.Result.OK, "", 3)
+    assert (result.status.code, result.status.message, result.steps) == (Status.OK, "", 3)
     assert robot.yaw == pytest.approx(math.radians(30), abs=0.1)
     assert math.hypot(robot.x, robot.y) == pytest.approx(0.5, abs=0.08)
     assert result.distance_travelled == pytest.approx(0.5, abs=0.08)
@@ -85,8 +87,8 @@ def test_navigator_follows_an_instruction(graph: Any) -> None:
 def test_unreadable_answers_never_move_the_robot(graph: Any, text: str) -> None:
     robot = Robot(graph, [text])
     result = robot.navigate()
-    assert result.status == Navigate.Result.UNREADABLE
-    assert result.error_msg
+    assert result.status.code == Status.UNREADABLE
+    assert result.status.message
     assert len(robot.prompts) == 2  # asked again once
     assert not robot.moved()
     assert robot.x == robot.yaw == 0.0
@@ -95,7 +97,7 @@ def test_unreadable_answers_never_move_the_robot(graph: Any, text: str) -> None:
 def test_unverified_text_does_not_move_the_robot_unless_allowed(graph: Any) -> None:
     robot = Robot(graph, [drafted("move forward 75 cm")])
     result = robot.navigate()
-    assert result.status == Navigate.Result.UNAVAILABLE
+    assert result.status.code == Status.UNAVAILABLE
     assert len(robot.prompts) == 2  # asked again once
     assert not robot.moved()
 
@@ -110,7 +112,7 @@ def test_allowed_unverified_text_moves_the_robot_slowly_and_less(graph: Any) -> 
         mission__unverified__max_angle=10.0,
     )
     result = robot.navigate()
-    assert (result.status, result.error_msg, result.steps) == (Navigate.Result.OK, "", 3)
+    assert (result.status.code, result.status.message, result.steps) == (Status.OK, "", 3)
     assert robot.moved()
     assert max(c.linear.x for c in robot.commands) <= 0.2 + 1e-9  # of 1.0 m/s
     assert max(abs(c.angular.z) for c in robot.commands) <= 0.4 + 1e-9  # of 2.0 rad/s
@@ -129,12 +131,12 @@ def test_the_log_tells_when_goals_can_be_sent_and_how_they_end(
     for line in ("[navigator]: configured", "[navigator]: active"):
         assert told.count(line) == 1
     instruction = "find the\nred ball \N{RIGHT-TO-LEFT OVERRIDE}" + "x" * 200
-    assert robot.navigate(instruction).status == Navigate.Result.OK
+    assert robot.navigate(instruction).status.code == Status.OK
     told = logged(graph, capfd, "OK after 2 steps")
     accepted = next(line for line in told.splitlines() if "accepted" in line)
     assert "'find the\\nred ball \\u202exx" in accepted, "escaped"
     assert len(accepted) < 250
-    robot.script = [fails(Generate.Result.VOCABULARY_MISMATCH)]
+    robot.script = [fails(Status.VOCABULARY_MISMATCH)]
     robot.navigate()
     logged(graph, capfd, "VOCABULARY_MISMATCH after 0 steps", ": 'because")
 
@@ -187,17 +189,17 @@ def test_bad_goals_are_refused_and_the_log_says_why(
     assert not robot.send(instruction, **fields).accepted
     logged(graph, capfd, f"navigate: goal refused: INVALID_INPUT: {names}")
     assert not robot.prompts
-    assert robot.navigate().status == Navigate.Result.OK  # and the next one is served
+    assert robot.navigate().status.code == Status.OK  # and the next one is served
 
 
 def test_no_frames_end_with_a_status_and_it_recovers(graph: Any) -> None:
     robot = Robot(graph, ["stop"], mission__observation_timeout=0.3)
     robot.camera_on = False
     result = robot.navigate()
-    assert result.status == Navigate.Result.NO_OBSERVATION
+    assert result.status.code == Status.NO_OBSERVATION
     assert not robot.moved()
     robot.camera_on = True
-    assert robot.navigate().status == Navigate.Result.OK
+    assert robot.navigate().status.code == Status.OK
 
 
 def test_odometry_that_stops_stops_the_robot(graph: Any) -> None:
@@ -206,7 +208,7 @@ def test_odometry_that_stops_stops_the_robot(graph: Any) -> None:
     graph.wait_for(robot.moved)
     robot.odometry_on = False
     result = graph.ask(handle.get_result_async).result
-    assert result.status == Navigate.Result.NO_ODOMETRY
+    assert result.status.code == Status.NO_ODOMETRY
     graph.wait_for(robot.stands)
 
 
@@ -219,19 +221,19 @@ def test_a_robot_that_does_not_obey_is_reported(graph: Any) -> None:
     )
     robot.obeys = False
     result = robot.navigate()
-    assert result.status == Navigate.Result.BLOCKED
+    assert result.status.code == Status.BLOCKED
     assert result.steps == 2
     graph.wait_for(robot.stands)
 
 
 def test_a_failed_generation_is_retried_then_reported(graph: Any) -> None:
-    robot = Robot(graph, [fails(Generate.Result.UNAVAILABLE), "stop"])
-    assert robot.navigate().status == Navigate.Result.OK
-    robot.script = [fails(Generate.Result.UNAVAILABLE)]
+    robot = Robot(graph, [fails(Status.UNAVAILABLE), "stop"])
+    assert robot.navigate().status.code == Status.OK
+    robot.script = [fails(Status.UNAVAILABLE)]
     result = robot.navigate()
-    assert (result.status, result.error_msg) == (Navigate.Result.UNAVAILABLE, "because")
-    robot.script = [fails(Generate.Result.VOCABULARY_MISMATCH)]
+    assert (result.status.code, result.status.message) == (Status.UNAVAILABLE, "because")
+    robot.script = [fails(Status.VOCABULARY_MISMATCH)]
     robot.prompts.clear()
-    assert robot.navigate().status == Navigate.Result.VOCABULARY_MISMATCH
+    assert robot.navigate().status.code == Status.VOCABULARY_MISMATCH
     assert len(robot.prompts) == 1  # asking again cannot help
     assert not robot.moved()

@@ -19,7 +19,7 @@ from sensor_msgs.msg import CompressedImage
 from std_srvs.srv import Trigger
 
 from collab_llm.action import Generate, Navigate
-from collab_llm.msg import GeneratedText
+from collab_llm.msg import GeneratedText, Status
 from collab_llm.msg import Room as RoomMsg
 from collab_llm_nodes.nodes.camera_ingest import CameraIngest
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
@@ -139,11 +139,11 @@ def test_the_navigator_reaches_the_target_in_the_simulated_room(graph: Any) -> N
         goal.succeed()
         return Generate.Result(header=goal.request.header, text=text, session_id=session)
 
-    generate = ActionServer(room.user, Generate, "generate", answer)  # noqa: F841 kept alive
+    generate = ActionServer(room.user, Generate, "edge_cloud/generate", answer)  # noqa: F841 kept
     client = ActionClient(room.user, Navigate, "navigate")
     graph.wait_for(client.server_is_ready)
     goal = Navigate.Goal(instruction=f"find the {room.node._room.goal.name}")
     handle = graph.ask(client.send_goal_async, goal)
     result = graph.ask(handle.get_result_async, timeout=60.0).result
-    assert (result.status, result.error_msg) == (Navigate.Result.OK, "")
+    assert (result.status.code, result.status.message) == (Status.OK, "")
     assert reached(room.node._room, room.node._base.pose)

@@ -12,7 +12,7 @@ from rclpy.action import ActionClient, ActionServer
 from rclpy.parameter import Parameter
 
 from collab_llm.action import Generate, Navigate
-from collab_llm.msg import GeneratedText
+from collab_llm.msg import GeneratedText, Status
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.nodes.camera_ingest import CameraIngest
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
@@ -36,7 +36,7 @@ class Robot:
         self._user = graph.node("user", namespace=name)
         self._texts = self._user.create_publisher(GeneratedText, "generated_text", RESULT)
         self._script = list(SCRIPT)
-        self._server = ActionServer(self._user, Generate, "generate", self._answer)
+        self._server = ActionServer(self._user, Generate, "edge_cloud/generate", self._answer)
         self.nodes = [self._start(kind, name) for kind in NODES]
         self.nodes[0].set_parameters([Parameter("real_time_factor", value=pace)])
         self._client = ActionClient(self._user, Navigate, "navigate")
@@ -86,5 +86,5 @@ def test_both_finish_a_mission_though_their_clocks_run_apart(ros_graph: Any) -> 
     for robot in robots:
         robot.stop()
     for result in results:
-        assert result.status == Navigate.Result.OK, result.error_msg
+        assert result.status.code == Status.OK, result.status.message
         assert abs(result.angle_turned) > 0.3

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import ROOM
+from folders import OLD_ROOM, ROOM
 from typer.testing import CliRunner
 
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
@@ -21,7 +21,7 @@ from rclpy.serialization import deserialize_message, serialize_message
 from rosbags.rosbag2 import Reader
 from std_msgs.msg import String
 
-from collab_llm.msg import GeneratedText
+from collab_llm.msg import Status
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.replay import bag as bag_module
@@ -162,7 +162,7 @@ def test_sampling_is_that_of_the_navigator(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"status": GeneratedText.UNAVAILABLE, "error_msg": "no link"}, "cut off: no link"),
+        ({"status": Status(code=Status.UNAVAILABLE, message="no link")}, "cut off: no link"),
         ({"verified": False}, "the draft model finished the answer alone"),
     ],
 )
@@ -270,6 +270,19 @@ def test_the_recorded_room_is_answered_word_for_word(replayed: dict[str, Any]) -
     assert replayed["models"]["target"] == "nav-target"
     size = sum(f.stat().st_size for f in ROOM.iterdir())
     assert size < 2_000_000
+
+
+def test_a_room_recorded_with_older_messages_is_read_by_its_own_schema(tmp_path: Path) -> None:
+    with open_bag(OLD_ROOM) as bag:
+        text = next(message for _, _, message in bag.messages(["/generated_text"]))
+    assert text.status == 0, "a number then"
+    assert text.metrics.tau > 0, "a field of its own then"
+    file = tmp_path / "result.json"
+    result = invoke(OLD_ROOM, "--texts", "--json", file)
+    assert result.exit_code == 0, result.output
+    told = json.loads(file.read_text())
+    assert told["steps"] == told["compared"] >= 5
+    assert told["action_differences"] == told["text_differences"] == 0
 
 
 def test_the_pace_changes_nothing(replayed: dict[str, Any], tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from collab_llm.action import Navigate
-from collab_llm.msg import GeneratedText, Observation
+from collab_llm.msg import GeneratedText, Observation, Status
 from collab_llm.srv import EdgeCloudGenerate
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.camera_ingest import CameraIngest
@@ -142,7 +142,7 @@ def test_failed_answers_are_told_with_their_code(ros_graph: Any, reports: Report
     request = EdgeCloudGenerate.Request(prompt="find the red ball", deadline_s=20.0)
     for level in (Level.WARN, Level.ERROR):  # there is no bridge
         answer = ros_graph.ask(client.call_async, request)
-        assert answer.status == answer.UNAVAILABLE, answer.error_msg
+        assert answer.status.code == Status.UNAVAILABLE, answer.status.message
         values = reports.wait("draft_vlm: decoding", level, "open_session is not there")
     assert values["failed.UNAVAILABLE"] == "2"
 

@@ -136,7 +136,9 @@ def test_a_goal_that_arrives_when_it_was_given_up_is_called_off(ros_graph: Any, 
     calls = Mock()
     sent = SentGoal(ros_graph.node("client"), Mock(), Navigate.Goal(), calls)
     sent._handle = calls
-    sent._on_result(Mock(result=lambda: Mock(status=GoalStatus.STATUS_UNKNOWN)))
+    sent._on_result(
+        Mock(result=lambda: Mock(status=GoalStatus.STATUS_UNKNOWN), cancelled=lambda: False)
+    )
     assert calls.mock_calls == [call.cancel_goal_async(), call(None)]
 
 

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
 
-from reports import traffic
+from reports import metrics, traffic
 
-from collab_llm_nodes.metrics import GenerationMetrics
+from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.ros.health import (
     ActionLimits,
     Actions,
@@ -66,12 +66,6 @@ def test_rates_and_ages_are_those_of_the_last_seconds() -> None:
     assert len(topic._marks) < 20, "the memory of a topic is bounded"
 
 
-def metrics(tokens: int = 30, rounds: int = 10, **others: Any) -> GenerationMetrics:
-    return GenerationMetrics(
-        rounds=rounds, tokens=tokens, drafted=40, accepted=20, total_s=0.5, **others
-    )
-
-
 def test_answers_tell_acceptance_and_speed() -> None:
     answers = Answers()
     assert answers.status("decoding", AnswerLimits(), 0.0, 10.0).message == "no answer yet"
@@ -109,7 +103,7 @@ def test_answers_are_judged_by_their_limits() -> None:
 
 def test_tau_is_not_judged_where_nothing_is_drafted() -> None:
     answers = Answers()
-    answers.on_answer(GenerationMetrics(rounds=10, tokens=10, total_s=1.0))
+    answers.on_answer(EdgeCloudMetrics(rounds=10, tokens=10, total_s=1.0))
     assert answers.status("decoding", AnswerLimits(), 0.0, 10.0).level == Level.OK
 
 

@@ -20,8 +20,13 @@ from collab_llm_nodes.protocols.edge_cloud import messages
 FILES = sorted(p for kind in ("msg", "srv", "action") for p in (ROOT / kind).glob(f"*.{kind}"))
 IDS = [str(p.relative_to(ROOT)) for p in FILES]
 SERVICES = [p for p in FILES if p.suffix == ".srv"]
-WITH_STATUS = ["GeneratedText.msg", "Generate.action", "Navigate.action"] + [
-    p.name for p in SERVICES
+STATUS = ROOT / "msg" / "Status.msg"
+WITH_STATUS = [
+    *SERVICES,
+    ROOT / "msg" / "GeneratedText.msg",
+    ROOT / "msg" / "Verdict.msg",
+    ROOT / "action" / "Generate.action",
+    ROOT / "action" / "Navigate.action",
 ]
 
 
@@ -35,17 +40,6 @@ def parts_of(path: Path) -> list[tuple[Any, list[re.Match[str]]]]:
     names = {"msg": [], "srv": ["Request", "Response"], "action": ["Goal", "Result", "Feedback"]}
     classes = [getattr(generated, name) for name in names[kind]] or [generated]
     return list(zip(classes, declarations(path), strict=True))
-
-
-def status_constants(path: Path) -> dict[str, int]:
-    """The status codes below 32 of an interface: those that all of them share."""
-    found: dict[str, int] = {}
-    text = path.read_text(encoding="utf-8")
-    block = text[text.index("uint8 OK=0") :].split("\n\n")[0]
-    for name, value in re.findall(r"^uint8 (\w+)=(\d+)", block, re.MULTILINE):
-        if int(value) < 32:
-            found[name] = int(value)
-    return found
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)
@@ -105,21 +99,27 @@ def test_documentation_has_every_parameter() -> None:
     assert text == parameter_tables.page(), "run `make docs`"
 
 
-@pytest.mark.parametrize("name", WITH_STATUS)
-def test_status_codes_are_the_same_everywhere_and_cover_all_errors(name: str) -> None:
-    path = next(p for p in FILES if p.name == name)
-    codes = status_constants(path)
-    assert codes == status_constants(ROOT / "msg" / "GeneratedText.msg")
+def test_status_codes_cover_all_errors() -> None:
+    (part,) = declarations(STATUS)
+    codes = {d["name"]: int(d["value"]) for d in part if d["value"] is not None}
     assert codes["OK"] == 0
     assert len(set(codes.values())) == len(codes)
     assert set(errors.BY_CODE) <= set(codes), "an error without a status code"
 
 
+@pytest.mark.parametrize("path", WITH_STATUS, ids=[p.name for p in WITH_STATUS])
+def test_a_status_is_the_one_message_and_its_codes_are_nowhere_else(path: Path) -> None:
+    parts = declarations(path)
+    answer = parts[1 if len(parts) > 1 else 0]
+    assert {d["name"]: d["type"] for d in answer}["status"] == "collab_llm/Status"
+    constants = {d["name"] for part in parts for d in part if d["value"] is not None}
+    assert not constants & set(errors.BY_CODE)
+
+
 @pytest.mark.parametrize("path", SERVICES, ids=[p.name for p in SERVICES])
-def test_services_have_a_deadline_a_status_and_a_message(path: Path) -> None:
-    request, response = ({d["name"] for d in part} for part in declarations(path))
+def test_services_have_a_deadline(path: Path) -> None:
+    request, _ = ({d["name"] for d in part} for part in declarations(path))
     assert "deadline_s" in request
-    assert {"status", "error_msg"} <= response
 
 
 @pytest.mark.parametrize("name", ["Draft", "EarlyExit", "Verdict"])

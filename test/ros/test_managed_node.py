@@ -47,6 +47,24 @@ class Node(ManagedNode):
 raise SystemExit(run(lambda: Node("bad", ParserConfig), lambda: Node("good", ParserConfig)))
 """
 
+# Two nodes: each may set what is process-wide before either of them starts.
+ENTERING = """
+import os, signal
+from collab_llm_nodes.nodes.navigation_action_parser import ParserConfig
+from collab_llm_nodes.ros.managed_node import ManagedNode
+from collab_llm_nodes.ros.program import run
+
+class Node(ManagedNode):
+    def enter_process(self):
+        print(self.get_name(), "enters", flush=True)
+    def configure(self):
+        print(self.get_name(), "starts", flush=True)
+        if self.get_name() == "second":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+raise SystemExit(run(lambda: Node("first", ParserConfig), lambda: Node("second", ParserConfig)))
+"""
+
 # Says whether its process shares memory with others, and ends.
 PROBE = """
 import sys
@@ -259,3 +277,11 @@ def test_help_does_not_wait_for_torch(program: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "the edge client of paper 003" in done.stdout
+
+
+def test_what_is_process_wide_is_set_before_any_node_starts(ros_context: Any) -> None:
+    command = [sys.executable, "-c", ENTERING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    told = ["first enters", "second enters", "first starts", "second starts"]
+    assert done.stdout.splitlines() == told

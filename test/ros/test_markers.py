@@ -16,7 +16,7 @@ from folders import ROOT
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
 from nav_msgs.msg import Odometry
-from reports import odometry, start, traffic
+from reports import metrics, odometry, start, traffic
 from std_msgs.msg import Header, String
 from visualization_msgs.msg import Marker, MarkerArray
 
@@ -172,7 +172,7 @@ def test_the_layout_names_topics_and_fields_that_exist() -> None:
 
 def test_the_layout_plots_values_that_the_nodes_report(ros_context: Any) -> None:
     known = {
-        "draft_vlm: decoding": Answers().status("", AnswerLimits(), 0.0, 1.0).values,
+        "draft_vlm: decoding": _answered().status("", AnswerLimits(), 0.0, 1.0).values,
         "navigation_action_parser: actions": _acted().status(ActionLimits()).values,
         "navigator: observation": traffic(0.1).status(TopicLimits(), 6.0).values,
         "navigator: odom": traffic(0.1).status(TopicLimits(), 6.0).values,
@@ -186,6 +186,12 @@ def test_the_layout_plots_values_that_the_nodes_report(ros_context: Any) -> None
     navigator = Navigator(context=ros_context)
     assert set(navigator.expected()) == {"observation", "odom"}
     navigator.destroy_node()
+
+
+def _answered() -> Answers:
+    answers = Answers()
+    answers.on_answer(metrics())
+    return answers
 
 
 def _acted() -> Actions:

@@ -69,11 +69,11 @@ class Edge:
         self.verdicts = graph.collect(self.user, Verdict, "verdict", RESULT)
         self.texts = graph.collect(self.user, GeneratedText, "generated_text", RESULT)
         self.links = graph.collect(self.user, LinkState, "link_state", STATE)
-        self.action = ActionClient(self.user, Generate, "generate")
+        self.action = ActionClient(self.user, Generate, "edge_cloud/generate")
         self.service = self.user.create_client(EdgeCloudGenerate, "edge_cloud_generate")
         graph.wait_for(self.action.server_is_ready)
         graph.wait_for(self.service.service_is_ready)
-        graph.wait_for(lambda: self.user.count_subscribers("draft") >= 4)
+        graph.wait_for(lambda: self.user.count_subscribers("draft") >= 3)
 
     def _start(self, node_type: type, parameters: dict[str, Any]) -> Any:
         overrides = [Parameter(name, value=value) for name, value in parameters.items()]

@@ -21,7 +21,7 @@ from rclpy.task import Future
 from sensor_msgs.msg import CompressedImage
 
 from collab_llm.action import Generate, Navigate
-from collab_llm.msg import GeneratedText, MotionState, NavigationAction, Observation
+from collab_llm.msg import GeneratedText, MotionState, NavigationAction, Observation, Status
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
 from collab_llm_nodes.nodes.navigator import Navigator
 from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
@@ -141,7 +141,11 @@ class Robot:
         self.user.create_timer(0.05, self._look)
         if script:
             self.generate = ActionServer(
-                self.user, Generate, "generate", self._answer, cancel_callback=self._on_cancel
+                self.user,
+                Generate,
+                "edge_cloud/generate",
+                self._answer,
+                cancel_callback=self._on_cancel,
             )
         if process is None:
             patient = {name.replace(".", "__"): value for name, value in PATIENT.items()}
@@ -235,4 +239,4 @@ class Robot:
 async def hangs(robot: Robot, goal: Any) -> Generate.Result:
     await robot.until(lambda: goal.is_cancel_requested)
     goal.canceled()
-    return Generate.Result(status=Generate.Result.CANCELLED)
+    return Generate.Result(status=Status(code=Status.CANCELLED))

@@ -9,6 +9,7 @@ from typing import Any
 from nav_msgs.msg import Odometry
 from rclpy.parameter import Parameter
 
+from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.ros.health import (
     TopicLimits,
     Traffic,
@@ -23,6 +24,12 @@ def traffic(ages: float | None = None, period: float = 0.1, until: float = 6.0) 
         if abs(i * period - round(i * period)) < 1e-9:
             topic.status(TopicLimits(), i * period)
     return topic
+
+
+def metrics(tokens: int = 30, rounds: int = 10, **others: Any) -> EdgeCloudMetrics:
+    return EdgeCloudMetrics(
+        rounds=rounds, tokens=tokens, drafted=40, accepted=20, total_s=0.5, **others
+    )
 
 
 def start(graph: Any, kind: Callable[..., Any], **parameters: Any) -> Any:

@@ -40,6 +40,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
@@ -175,7 +176,9 @@ def run_link(
         ``silence.<kind>`` with what a connection that says nothing costs.
     """
     prompts = scene_prompts(answers, seed)
-    draft = Engine(load(ModelConfig(path="nav-draft")))
+    model = ModelConfig(path="nav-draft")
+    set_threads(model)
+    draft = Engine(load(model))
     delayed = LinkProfile(DELAY_S, seed=seed)
     scenarios = (
         Scenario("delay_only", delayed),

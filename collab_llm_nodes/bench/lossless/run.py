@@ -16,6 +16,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
@@ -28,6 +29,7 @@ def check(*, seed: int, prompts: int, samples: int, console: Console) -> dict[st
         ``answers``, ``tokens``, ``mismatches``, ``near_ties``, every ``difference`` and the
         p-values of the distribution tests.
     """
+    set_threads(ModelConfig(path="nav-draft"), ModelConfig(path="nav-target"))
     pair = _engine("nav-draft"), _engine("nav-target", exits="beside")
     with contextlib.ExitStack() as stack:
         work_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="collab_llm_")))

@@ -30,19 +30,16 @@ from std_srvs.srv import Trigger
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import GeneratedText, LinkState, MotionState, NavigationAction
 from collab_llm_nodes.bench.safety.watch import MotionWatch, Permitted
+from collab_llm_nodes.errors import Unavailable
 from collab_llm_nodes.processes import START_DEADLINE_S
 from collab_llm_nodes.robot.executor import ZERO, Pose2D, Velocity
 from collab_llm_nodes.ros.client import GraphClient
+from collab_llm_nodes.ros.convert import code_of, status_of
 from collab_llm_nodes.ros.goals import SentGoal
 from collab_llm_nodes.ros.qos import CAMERA, COMMAND, REQUESTS, RESULT, STATE
 
 ORDER_S = 0.15
 """Events are told to the watch so much later, in the order of their times."""
-_STATUS = {
-    value: name
-    for name in dir(Navigate.Result)
-    if name.isupper() and isinstance(value := getattr(Navigate.Result, name), int)
-}
 _ANSWER = "the next action is turn left 45 degree."
 
 
@@ -102,7 +99,7 @@ class SafetyClient(GraphClient):
             self._generate = ActionServer(
                 node,
                 Generate,
-                "generate",
+                "edge_cloud/generate",
                 self._answer,
                 cancel_callback=lambda goal: CancelResponse.ACCEPT,
                 goal_service_qos_profile=REQUESTS,
@@ -135,7 +132,7 @@ class SafetyClient(GraphClient):
     @property
     def ending(self) -> str:
         """The name of the status with which the instruction ended; empty while it has not."""
-        return "" if self.ended is None else _STATUS.get(self.ended.status, "?")
+        return "" if self.ended is None else code_of(self.ended.status)
 
     def cancel(self) -> None:
         """Give the instruction up, if there is one.
@@ -286,7 +283,7 @@ class SafetyClient(GraphClient):
     def _on_end(self, number: int, result: Navigate.Result | None) -> None:
         if result is None:
             unknown = "the navigator refused it, or does not know of it"
-            result = Navigate.Result(status=Navigate.Result.UNAVAILABLE, error_msg=unknown)
+            result = Navigate.Result(status=status_of(Unavailable(unknown)))
         with self.changed:
             if number == self._goals:
                 self.ended = result

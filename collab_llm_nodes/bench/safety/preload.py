@@ -4,6 +4,7 @@ import torch
 
 import collab_llm_nodes.nodes.cloud_verifier_bridge
 import collab_llm_nodes.nodes.draft_vlm
+import collab_llm_nodes.nodes.generate_router
 import collab_llm_nodes.nodes.motion_guard
 import collab_llm_nodes.nodes.navigation_action_parser
 import collab_llm_nodes.nodes.navigator

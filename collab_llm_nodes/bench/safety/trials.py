@@ -104,7 +104,7 @@ def _trial(fault: Fault, name: str, rig: Rig, client: SafetyClient, chance: rand
     while not client.wait_for_motion(chance.uniform(*_EARLY_S), _DEADLINE_S, rig.check):
         assert client.ended is not None, "why it does not move"
         if time.monotonic() > until:
-            raise CollabError(f"instructions end again and again: {client.ended.error_msg}")
+            raise CollabError(f"instructions end again and again: {client.ended.status.message}")
         client.instruct("turn on the spot", _DEADLINE_S)
     broken_at = fault.inject()
     stopped_at = client.stopped_at(broken_at, _SETTLE_S)

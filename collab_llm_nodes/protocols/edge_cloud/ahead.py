@@ -1,6 +1,6 @@
-"""Which draft belongs to a round when drafts may be sent ahead of the verdicts they depend on.
+"""Drafts that are sent ahead of the verdicts they depend on, and the rule which round takes which.
 
-Edge client, link and verifier each keep an :class:`Ahead`. They see the same verdicts, so they
+Edge client, link and verifier each keep :class:`PushedDrafts`. They see the same verdicts, so they
 agree on the draft of every round without a message about it.
 """
 
@@ -15,7 +15,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import Draft
 
 @dataclass(frozen=True)
 class AheadConfig:
-    """How the time of a verification is used, beside what early exits suggest."""
+    """Use of the time of a verification, beside drafting for early exits."""
 
     batch: int = setting(
         16, "Outcomes that are continued side by side in one forward pass.", low=1, high=64
@@ -51,7 +51,7 @@ MAX_AHEAD_ENTRIES = 1 << 18
 """Entries of their distributions."""
 
 
-class Ahead:
+class PushedDrafts:
     """Drafts for rounds to come, in the order of their arrival."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Ahead:
         return sum(_entries(draft) for draft in self._drafts)
 
     def has_room_for(self, draft: Draft) -> bool:
-        """Whether the verifier, and so its client, may keep one more."""
+        """Return True if the verifier, and so its client, may keep ``draft`` too."""
         return len(self._drafts) < MAX_AHEAD and self.entries + _entries(draft) <= MAX_AHEAD_ENTRIES
 
     def __iter__(self) -> Iterator[Draft]:
@@ -77,17 +77,21 @@ class Ahead:
         self._drafts.append(draft)
 
     def next(self, verified: Draft, round_: int, generated: Sequence[int]) -> Draft | None:
-        """The draft of ``round_``, which follows the one that ``verified`` was verified in.
-
-        Drops what has become void.
+        """Return the draft of ``round_``, the round after that of ``verified``; drop void drafts.
 
         Args:
             generated: the answer so far, the verdict on ``verified`` included.
         """
         self._drafts = [d for d in self._drafts if may_come(d, round_, generated)]
-        if verified.solo:
+        if verified.autoregressive_rounds:
             probs = None if verified.probs is None else ()
-            return Draft(round_, len(generated), (), probs, solo=verified.solo - 1)
+            return Draft(
+                round_,
+                len(generated),
+                (),
+                probs,
+                autoregressive_rounds=verified.autoregressive_rounds - 1,
+            )
         due = next((d for d in self._drafts if d.round == round_), None)
         self._drafts = [d for d in self._drafts if d.round > round_]
         return due
@@ -98,7 +102,7 @@ def _entries(draft: Draft) -> int:
 
 
 def may_come(draft: Draft, round_: int, generated: Sequence[int]) -> bool:
-    """Whether the answer, now ``generated`` before ``round_``, may become what ``draft`` follows.
+    """Return True if ``draft`` may follow, when the answer is ``generated`` before ``round_``.
 
     Each round adds at least one token, so a later round means a longer answer.
     """

@@ -11,7 +11,7 @@ It owns the answer so far and the round number. The caller drafts, sends and rec
 After a verdict ``in_flight`` may be set already: the verifier has the next draft.
 
 Drafts are drawn from randomness keyed by position, so a pre-drafted and a freshly drafted
-continuation of the same prefix are the same tokens: whichever arrives first may be sent.
+continuation of the same prefix are the same tokens.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from enum import IntEnum
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ProtocolError
-from collab_llm_nodes.metrics import GenerationMetrics
-from collab_llm_nodes.protocols.edge_cloud.ahead import Ahead, may_come
+from collab_llm_nodes.protocols.edge_cloud.ahead import PushedDrafts, may_come
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Verdict
+from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 
 
 class Source(IntEnum):
-    """Where a token of the answer comes from (the words of vLLM's rejection sampler)."""
+    """Origin of a token of the answer (the words of vLLM's rejection sampler)."""
 
     ACCEPTED = 0
     RECOVERED = 1
@@ -39,24 +39,25 @@ class Source(IntEnum):
 class DraftJob:
     """Draft ``gamma`` tokens after ``prefix`` (generated tokens, prompt excluded).
 
-    ``solo``: rounds that the verifier is to decode alone after this draft.
+    ``autoregressive_rounds``: rounds that the verifier is to decode alone after this draft.
     """
 
     round: int
     prefix: tuple[int, ...]
     gamma: int
-    solo: int = 0
+    autoregressive_rounds: int = 0
 
 
 @dataclass(frozen=True)
 class ClientConfig:
-    """Knobs of the edge client."""
+    """Settings of the edge client."""
 
     gamma: int = setting(
         4,
         "Draft tokens per round; 0 lets the verifier decode alone and stream its tokens.",
         low=0,
         high=64,
+        per_request=True,
     )
     max_tokens: int = setting(128, "Length limit of the answer [tokens].", low=1, high=8192)
 
@@ -73,28 +74,28 @@ class EdgeClient:
         self.generated: list[int] = []
         self.sources: list[Source] = []
         self.finished = False
-        self.metrics = GenerationMetrics()
+        self.metrics = EdgeCloudMetrics()
         self.in_flight: Draft | None = None  # under verification, or about to be
-        self._ahead = Ahead()
+        self._ahead = PushedDrafts()
         self._exits: dict[tuple[int, ...], int] = {}
 
     @property
     def speculates(self) -> bool:
-        """There are drafts; without, the verifier decodes alone."""
+        """True if there are drafts; without, the verifier decodes alone."""
         return self._config.gamma > 0
 
     def next_draft(self) -> DraftJob:
-        """What to draft for the current round."""
+        """Return what to draft for the current round."""
         return self._job(self.round, tuple(self.generated))
 
     def predraft(self, outcome: tuple[int, ...], of: DraftJob | None = None) -> DraftJob | None:
-        """What to draft after the verdict ``outcome`` on the draft for ``of``, or on the one in
-        flight.
+        """Return what to draft if ``outcome`` is the verdict on the draft for ``of``, or on the
+        one in flight.
 
         None when there is nothing to do: no draft is under verification, the answer would be
         complete, or the verifier decodes alone.
         """
-        if self.in_flight is None or self.in_flight.solo or not outcome:
+        if self.in_flight is None or self.in_flight.autoregressive_rounds or not outcome:
             return None
         of = of or self.next_draft()
         job = self._job(of.round + 1, (*of.prefix, *outcome))
@@ -103,8 +104,7 @@ class EdgeClient:
     def on_sent(self, draft: Draft) -> bool:
         """Record that ``draft`` goes to the verifier; False if it must not be sent.
 
-        A second draft for the same round (the pre-draft cache and the drafter both answered) or
-        one for another round is stale, not an error.
+        A second draft for the same round or one for another round is stale, not an error.
         """
         if self.finished or self.in_flight is not None or draft.round != self.round:
             return False
@@ -112,7 +112,7 @@ class EdgeClient:
         return True
 
     def push(self, job: DraftJob, draft: Draft, window: int) -> Draft | None:
-        """The form in which ``draft``, made for ``job``, goes out ahead of its round.
+        """Return the form in which ``draft``, made for ``job``, goes out ahead of its round.
 
         None when it must not: its round is here or over, the answer has grown otherwise, or
         ``window`` drafts are out already.
@@ -166,7 +166,7 @@ class EdgeClient:
         return tokens
 
     def on_unverified(self, token: int, *, end: bool) -> None:
-        """The draft model goes on alone, the verifier being out of reach."""
+        """Add a token of the draft model alone, the verifier being out of reach."""
         self.generated.append(token)
         self.sources.append(Source.UNVERIFIED)
         self.finished = end or len(self.generated) >= self._config.max_tokens
@@ -175,7 +175,7 @@ class EdgeClient:
 
     @property
     def verified(self) -> bool:
-        """Every token of the answer so far was verified."""
+        """True if every token of the answer so far was verified."""
         return Source.UNVERIFIED not in self.sources
 
     def _fly(self, draft: Draft) -> None:
@@ -187,7 +187,9 @@ class EdgeClient:
         # The verdict adds one token by itself.
         room = max(0, self._config.max_tokens - len(prefix) - 1)
         gamma = min(self._config.gamma, room)
-        return DraftJob(round_, prefix, gamma, solo=0 if self._config.gamma else room)
+        return DraftJob(
+            round_, prefix, gamma, autoregressive_rounds=0 if self._config.gamma else room
+        )
 
     def _count(self, verdict: Verdict) -> None:
         m = self.metrics

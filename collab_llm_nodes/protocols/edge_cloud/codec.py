@@ -24,6 +24,7 @@ from collab_llm_nodes.errors import (
     ProtocolError,
     Replay,
 )
+from collab_llm_nodes.models.turns import MAX_TURNS, Turn
 from collab_llm_nodes.protocols.edge_cloud import verifier_pb2 as pb
 from collab_llm_nodes.protocols.edge_cloud.info import Limits, ServerInfo
 from collab_llm_nodes.protocols.edge_cloud.messages import (
@@ -160,7 +161,9 @@ def _write_open(m: Open) -> pb.ClientMessage:
     )
     return pb.ClientMessage(
         open=pb.Open(
-            text=m.text,
+            text="" if m.turns or m.raw else m.text,
+            raw=m.text if m.raw else "",
+            turns=[pb.Turn(role=turn.role, content=turn.content) for turn in _chat(m)],
             images=m.images,
             sampling=sampling,
             max_tokens=m.max_tokens,
@@ -171,11 +174,17 @@ def _write_open(m: Open) -> pb.ClientMessage:
     )
 
 
+def _chat(m: Open) -> tuple[Turn, ...]:
+    """Return the turns of ``m`` as they are sent: the question is the last one."""
+    return (*m.turns, Turn("user", m.text)) if m.turns else ()
+
+
 def _read_open(m: pb.Open) -> Open:
     # Checked before Python objects are made of them: 16 MB of bytes could become 500.
     _at_most(len(m.images), MAX_IMAGES, "images")
     _at_most(len(m.replay), MAX_ANSWER, "replay")
     _at_most(m.round, MAX_ANSWER, "round")  # each yields a token at least
+    text, turns = _read_text(m)
     s = m.sampling
     try:
         sampling = SamplingConfig(s.temperature, s.top_k, s.top_p, s.seed, s.law)
@@ -184,8 +193,33 @@ def _read_open(m: pb.Open) -> Open:
             error.args[0], field=f"sampling.{error.field}", remedy=error.remedy
         ) from error
     return Open(
-        m.text, tuple(m.images), sampling, m.max_tokens, m.vocabulary, tuple(m.replay), m.round
+        text,
+        tuple(m.images),
+        sampling,
+        m.max_tokens,
+        m.vocabulary,
+        tuple(m.replay),
+        m.round,
+        turns,
+        bool(m.raw),
     )
+
+
+def _read_text(m: pb.Open) -> tuple[str, tuple[Turn, ...]]:
+    """Return the question and the turns before it."""
+    _at_most(len(m.turns), MAX_TURNS + 1, "turns")
+    if bool(m.text) + bool(m.raw) + bool(m.turns) > 1:
+        raise InvalidInput("excludes raw and turns", field="text", remedy="send one of the three")
+    if not m.turns:
+        return m.raw or m.text, ()
+    *turns, last = (Turn(turn.role, turn.content) for turn in m.turns)
+    if last.role != "user":
+        raise InvalidInput(
+            f"is {last.role[:20]!r}",
+            field=f"turns[{len(turns)}].role",
+            remedy="end with the user's turn",
+        )
+    return last.content, tuple(turns)
 
 
 def _write_draft(m: Draft) -> pb.ClientMessage:
@@ -198,7 +232,7 @@ def _write_draft(m: Draft) -> pb.ClientMessage:
         probs=probs,
         ahead=m.after is not None,
         after=m.after or (),
-        solo=m.solo,
+        solo=m.autoregressive_rounds,
     )
     return pb.ClientMessage(draft=draft)
 

@@ -33,6 +33,7 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.models.pictures import Picture
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, pixel_limit
+from collab_llm_nodes.models.turns import check_texts
 from collab_llm_nodes.models.vocabulary import check_same
 from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud.info import ServerInfo, version
@@ -376,7 +377,8 @@ class Verifier:
         decoded: tuple[Picture, ...] = ()
         if self._pictures is not None:
             decoded = await self._pictures.read_all(opened.images, seat.peer)
-        prompt = Prompt(opened.text, (b"",) * len(opened.images), decoded)
+        shown = (b"",) * len(opened.images)
+        prompt = Prompt(opened.text, shown, decoded, opened.turns, opened.raw)
         return replace(opened, images=()), prompt
 
     async def _open(self, seat: _Seat, opened: Open, prompt: Prompt) -> None:
@@ -430,9 +432,13 @@ class Verifier:
         """Check all that can be checked without the model."""
         limits = self.config.limits
         check_same(opened.vocabulary, self._engine.vocabulary, draft="model", target=self.model)
-        if not opened.text.strip():
-            raise InvalidInput("the prompt is empty", field="text", remedy="say what is wanted")
-        _at_most(len(opened.text), limits.max_prompt_chars, "text", "characters")
+        check_texts(
+            opened.text,
+            opened.turns,
+            raw=opened.raw,
+            max_characters=limits.max_prompt_chars,
+            max_turns=limits.max_turns,
+        )
         _at_most(len(opened.images), limits.max_images, "images", "images")
         for i, image in enumerate(opened.images):
             _at_most(len(image), limits.max_image_bytes, f"images[{i}]", "bytes")

@@ -33,7 +33,7 @@ from collab_llm_nodes.protocols.edge_cloud.prediction import Prediction, predict
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """Knobs of the drafter."""
+    """Settings of the drafter."""
 
     max_support: int = setting(
         64, "Entries of each distribution sent upstream at most.", low=1, high=4096
@@ -58,8 +58,8 @@ class _Node:
 
 
 @dataclass
-class Line:
-    """One draft in the making; ``draft`` when it is complete."""
+class DraftInProgress:
+    """A partial draft; ``draft`` is set when it is complete."""
 
     job: DraftJob
     cached: bool = False
@@ -77,7 +77,7 @@ class Drafter:
     """Draws drafts after any prefixes of one answer.
 
     Attributes:
-        on_pass: told of each forward pass the tokens it read and its seconds.
+        on_pass: called after each forward pass with the tokens that it read and its seconds.
     """
 
     def __init__(
@@ -96,45 +96,47 @@ class Drafter:
         self._trunk: tuple[int, ...] = ()  # ids that all continuations share
         self._root = _Node(-1)  # its last one
 
-    def begin(self, job: DraftJob, *, cached: bool = False) -> Line:
-        """A draft of up to ``gamma`` tokens for ``job``; :meth:`step` makes it."""
-        line = Line(job, cached)
+    def begin(self, job: DraftJob, *, cached: bool = False) -> DraftInProgress:
+        """Begin a draft of up to ``gamma`` tokens for ``job``; :meth:`step` continues it."""
+        partial = DraftInProgress(job, cached)
         if not job.gamma:
-            self._finish(line)
-        return line
+            self._finish(partial)
+        return partial
 
-    def step(self, lines: Sequence[Line], read: Sequence[tuple[int, ...]] = ()) -> None:
-        """One forward pass: every (unfinished) line gets its next token.
+    def step(
+        self, partials: Sequence[DraftInProgress], read: Sequence[tuple[int, ...]] = ()
+    ) -> None:
+        """Make one forward pass: each of the (incomplete) ``partials`` gets its next token.
 
-        A line may rest for some passes: what was read for it is kept.
+        A partial draft may rest for some passes: what was read for it is kept.
 
         Args:
             read: answers to be read in the same pass, for :meth:`predict`.
         """
-        ends = self._read([*(line.answer for line in lines), *read])
-        chosen = self._choose(lines, ends[: len(lines)]) if lines else []
-        for line, (token, q) in zip(lines, chosen, strict=True):
-            line.tokens.append(token)
+        ends = self._read([*(partial.answer for partial in partials), *read])
+        chosen = self._choose(partials, ends[: len(partials)]) if partials else []
+        for partial, (token, q) in zip(partials, chosen, strict=True):
+            partial.tokens.append(token)
             if q is not None:
-                line.probs.append(q)
-            if len(line.tokens) == line.job.gamma or token in self._eos:
-                self._finish(line)
+                partial.probs.append(q)
+            if len(partial.tokens) == partial.job.gamma or token in self._eos:
+                self._finish(partial)
 
     def draft(
         self, job: DraftJob, *, cached: bool = False, stop: Callable[[], bool] = lambda: False
     ) -> Draft | None:
-        """Make one draft; ``stop`` is asked before each forward pass, None when it said so."""
-        line = self.begin(job, cached=cached)
-        while line.draft is None:
+        """Make one draft; None if ``stop``, which is asked before each forward pass, said so."""
+        partial = self.begin(job, cached=cached)
+        while partial.draft is None:
             if stop():
                 return None
-            self.step([line])
-        return line.draft
+            self.step([partial])
+        return partial.draft
 
     def predict(
         self, job: DraftJob, draft: Draft, count: int, temperature: float = 1.0
     ) -> Prediction:
-        """The ``count`` likeliest verdicts on ``draft``, made for ``job``.
+        """Return the ``count`` likeliest verdicts on ``draft``, made for ``job``.
 
         Reads the draft to its end, unless :meth:`step` has done so.
         """
@@ -144,13 +146,13 @@ class Drafter:
         return predict(rows, draft.tokens, self._sampling, position, self._eos, count, temperature)
 
     def alone(self, answer: tuple[int, ...]) -> int:
-        """The token with which the draft model, asked by itself, continues ``answer``."""
+        """Return the token with which the draft model by itself continues ``answer``."""
         (end,) = self._read([answer])
         law = distribution(_logits(end), self._sampling)
         return own_token(law, self._sampling, len(answer))
 
     def advance(self, answer: tuple[int, ...]) -> None:
-        """The answer is confirmed as far as ``answer``: forget what continues another."""
+        """Forget what continues another answer than ``answer``, which is confirmed."""
         if not self._trunk:
             return
         wanted = (*self._prompt_ids, *answer)
@@ -174,25 +176,32 @@ class Drafter:
         self.on_pass = _to_nobody  # whoever listened may hold us
 
     def _choose(
-        self, lines: Sequence[Line], ends: Sequence[_Node]
+        self, partials: Sequence[DraftInProgress], ends: Sequence[_Node]
     ) -> list[tuple[int, SparseDistribution | None]]:
-        """The next token of each line and what goes upstream with it, for all lines together."""
+        """Choose the next token of each draft, and what goes upstream with it, for all together."""
         logits = np.stack([_logits(end) for end in ends])
         if self._sampling.greedy:
             return [(token, None) for token in most_likely(torch.from_numpy(logits))]
-        positions = [len(line.job.prefix) + len(line.tokens) for line in lines]
+        positions = [len(partial.job.prefix) + len(partial.tokens) for partial in partials]
         laws = distribution(logits, self._sampling)
         return propose_rows(laws, self._sampling, positions, self._config.max_support)
 
-    def _finish(self, line: Line) -> None:
-        """A draft is complete at ``gamma`` tokens or at an end token."""
-        job = line.job
-        probs = tuple(line.probs) if self._sampling.sends_probabilities else None
-        tokens = tuple(line.tokens)
-        line.draft = Draft(job.round, len(job.prefix), tokens, probs, line.cached, solo=job.solo)
+    def _finish(self, partial: DraftInProgress) -> None:
+        """Complete a draft: it has ``gamma`` tokens or an end token."""
+        job = partial.job
+        probs = tuple(partial.probs) if self._sampling.sends_probabilities else None
+        tokens = tuple(partial.tokens)
+        partial.draft = Draft(
+            job.round,
+            len(job.prefix),
+            tokens,
+            probs,
+            partial.cached,
+            autoregressive_rounds=job.autoregressive_rounds,
+        )
 
     def _read(self, answers: Sequence[tuple[int, ...]]) -> list[_Node]:
-        """The nodes at the ends of ``answers``, after one pass over what was not read before."""
+        """Return the nodes at the ends of ``answers``, after a pass over what was not read yet."""
         if not answers:
             return []
         contexts = [(*self._prompt_ids, *answer) for answer in answers]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.models.turns import MAX_TURNS
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,10 @@ class Limits:
         low=4096,
         high=256 << 20,
     )
-    max_prompt_chars: int = setting(8192, "Text of a prompt [character].", low=1, high=1 << 20)
+    max_prompt_chars: int = setting(
+        8192, "Text of a prompt, all turns together [character].", low=1, high=1 << 20
+    )
+    max_turns: int = setting(64, "Turns before the last one.", low=0, high=MAX_TURNS)
     max_images: int = setting(4, "Images in a prompt.", low=0, high=64)
     max_image_bytes: int = setting(2 << 20, "One encoded image [byte].", low=1024, high=256 << 20)
     max_image_pixels: int = setting(

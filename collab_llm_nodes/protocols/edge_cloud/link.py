@@ -23,7 +23,7 @@ from collab_llm_nodes.errors import (
     Replay,
     Unavailable,
 )
-from collab_llm_nodes.protocols.edge_cloud.ahead import Ahead, may_come
+from collab_llm_nodes.protocols.edge_cloud.ahead import PushedDrafts, may_come
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     ClientMessage,
     Close,
@@ -119,7 +119,7 @@ class SessionLink:
         self._confirmed: tuple[int, ...] = opened.replay
         self._round = opened.round
         self._outstanding: Draft | None = None
-        self._ahead = Ahead()
+        self._ahead = PushedDrafts()
         self._deadline: float | None = None
         self._retry_at: float | None = None
         self._backoff = config.backoff_initial_s

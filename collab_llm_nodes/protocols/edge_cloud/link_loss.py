@@ -26,6 +26,7 @@ class LinkLossConfig:
         "hold",
         "hold: the answer fails; draft_only: the draft model finishes it, marked as unverified.",
         choices=("hold", "draft_only"),
+        per_request=True,
     )
     after_s: float = setting(
         2.0,

@@ -1,10 +1,13 @@
 """The one decoding loop of edge-cloud speculation; every front end runs this.
 
-A loop owns one answer. Whatever happens elsewhere (exits, verdicts, cached drafts, failures,
-cancellation) is posted to its inbox from any thread and handled by the thread that runs the loop,
-so the state machines inside have a single owner and need no locks. While a draft is being verified
-the loop works ahead: it drafts for likely outcomes and sends those drafts before their round has
-come. Between two forward passes it looks whether a verdict has made that needless.
+A loop owns one answer and every draft for it. Events (exits, verdicts, requests for pre-drafts,
+failures, cancellation) are posted to its inbox from any thread and handled by the thread that runs
+the loop, so the state machines inside have a single owner and need no locks. While a draft is being
+verified the loop works ahead: it drafts for likely outcomes, keeps those drafts, and sends some of
+them before their round has come. It looks into the inbox between two forward passes.
+
+One thing does not wait for the end of a pass: a draft that is ready when its verdict arrives. The
+thread that posts the verdict finds it in ``ReadyDrafts`` and sends it.
 """
 
 from __future__ import annotations
@@ -12,14 +15,14 @@ from __future__ import annotations
 import math
 import queue
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from collab_llm_nodes.errors import Cancelled, CollabError, DeadlineExceeded
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
-from collab_llm_nodes.protocols.edge_cloud.client import EdgeClient
+from collab_llm_nodes.protocols.edge_cloud.client import DraftJob, EdgeClient
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
+from collab_llm_nodes.protocols.edge_cloud.lookahead import Lookahead
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
     EarlyExit,
@@ -29,19 +32,24 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Verdict,
     error_of,
 )
-from collab_llm_nodes.protocols.edge_cloud.outlook import Outlook
 from collab_llm_nodes.protocols.edge_cloud.planner import Profile
-from collab_llm_nodes.protocols.edge_cloud.predraft import Answer, PreDraftConfig
+from collab_llm_nodes.protocols.edge_cloud.predraft import Answer, PreDraftConfig, ReadyDrafts
 
 
 @dataclass(frozen=True)
 class PreDraftRequest:
-    """A cache outside the loop wants a pre-draft; ``reply`` gets it, or None if it is too late."""
+    """A request to draft for ``outcome`` of the given round before all else.
+
+    Attributes:
+        reply: called once, in the loop's thread: True when the draft is ready, False if it is no
+            longer needed or cannot be made.
+        due: time.monotonic after which the request is refused.
+    """
 
     round: int
     outcome: tuple[int, ...]
-    reply: Callable[[Draft | None], None]
-    due: float = math.inf  # time.monotonic
+    reply: Callable[[bool], None]
+    due: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,21 @@ class Cancel:
     """Give the answer up."""
 
 
-Event = ServerMessage | Draft | PreDraftRequest | Cancel
+Event = ServerMessage | PreDraftRequest | Cancel
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """A posted event.
+
+    Attributes:
+        at: time.monotonic of its arrival.
+        sent: the next round's draft, if the event is a verdict for which it was ready.
+    """
+
+    event: Event
+    at: float
+    sent: Draft | None = None
 
 
 class EdgeLoop:
@@ -57,17 +79,18 @@ class EdgeLoop:
 
     Args:
         client, drafter: state and draft model of this answer.
-        send: passes a draft on to the verifier; must not block.
+        send: passes a draft on to the verifier; must not block. Called by the thread that runs the
+            loop and by those that post verdicts.
         predraft: queue and budget of what is drafted while the verifier works.
         ahead: what goes into that queue beside early exits, and what is sent ahead.
-        exits: whether early exits are pre-drafted for here; False when another node queues them
-            and posts ``PreDraftRequest`` and cached ``Draft`` events.
+        exits: pre-draft for early exits; False when another node ranks them and posts a
+            ``PreDraftRequest`` for each.
         profile: learns how long everything takes and how often guesses are right.
-        preempt: a verdict stops needless work (real time). False completes the round's pre-drafts
-            first, as if the draft model were fast enough (deterministic, for runs without a clock).
+        preempt: a verdict stops needless work, and a ready draft leaves at once (real time). False
+            completes the round's pre-drafts first, as if the draft model were fast enough
+            (deterministic, for runs without a clock).
         on_tokens: called with each verdict's new tokens.
-        on_under_way: called when a round's draft is under way, with the time of a verification to
-            spend on what no draft should wait for.
+        on_under_way: called once this round's draft has been sent; slow work belongs here.
     """
 
     def __init__(
@@ -88,10 +111,12 @@ class EdgeLoop:
         self._drafter = drafter
         self._send = send
         self._profile = profile or Profile()
-        self._outlook = Outlook(
+        self._ready = ReadyDrafts()
+        self._lookahead = Lookahead(
             client,
             drafter,
             send,
+            self._ready,
             predraft or PreDraftConfig(),
             ahead or AheadConfig(),
             self._profile,
@@ -102,14 +127,11 @@ class EdgeLoop:
         self._preempt = preempt
         self._on_tokens = on_tokens
         self._on_under_way = on_under_way
-        self._inbox: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
-        self._requests: deque[PreDraftRequest] = deque()
-        self._early: list[tuple[float, Event]] = []  # of later rounds
-        self._verdict: Verdict | None = None
-        self._verdict_at = 0.0  # when it came; all times are time.monotonic
-        self._external: Draft | None = None  # a draft that another node has sent already
-        self._taken_off = 0.0  # when this round's draft was under way
-        self._asked = False  # its draft was sent by this loop when its round had come
+        self._inbox: queue.SimpleQueue[_Arrival] = queue.SimpleQueue()
+        self._early: list[_Arrival] = []  # events of rounds that the loop has not reached
+        self._decided: _Arrival | None = None  # the verdict on the draft in flight
+        self._left_at = 0.0  # when this round's draft left; all times are time.monotonic
+        self._asked = False  # it was sent when its round had come, not ahead
         self._suggested: dict[Answer, float] = {}  # outcomes of this round's exits, and when
         self._failure: CollabError | None = None
         self._ended = False
@@ -118,9 +140,15 @@ class EdgeLoop:
     def post(self, event: Event) -> None:
         """Hand an event to the loop; callable from any thread.
 
-        Every ``PreDraftRequest`` is answered exactly once, also when the loop has ended.
+        A verdict for which the next draft is ready sends it at once. Every ``PreDraftRequest`` is
+        answered exactly once, also when the loop has ended.
         """
-        self._inbox.put((time.monotonic(), event))
+        at, sent = time.monotonic(), None
+        if self._preempt and isinstance(event, Verdict):
+            sent = self._ready.on_verdict(event)
+            if sent is not None:
+                self._send(sent)
+        self._inbox.put(_Arrival(event, at, sent))
         if self._ended:
             self._refuse_inbox()
 
@@ -139,56 +167,63 @@ class EdgeLoop:
         self._deadline = time.monotonic() + deadline_s
         started = asked_at if asked_at is not None else time.monotonic()
         metrics = self.client.metrics
+        before: _Arrival | None = None  # the verdict that began this round
         try:
             while not self.client.finished:
-                self._take_off()
+                self._send_draft(before)
                 self._on_under_way()
                 self._catch_up()
-                verdict = self._await_verdict()
-                self._learn(verdict)
+                before = self._await_verdict()
+                verdict = self._learn(before)
                 tokens = self.client.on_verdict(verdict)
+                if before.sent is not None:
+                    self.client.on_sent(before.sent)
                 if metrics.rounds == 1:
                     metrics.time_to_first_token_s = time.monotonic() - started
                 metrics.total_s = time.monotonic() - started
                 self._on_tokens(tokens)
-                self._outlook.advance(tuple(self.client.generated))
+                self._lookahead.advance(tuple(self.client.generated))
         finally:
-            self._ended = True
-            self._refuse_requests()
+            self._close()
             metrics.total_s = time.monotonic() - started
 
-    def _take_off(self) -> None:
-        """Get this round's draft under way, unless it is so already; count whether it was ready."""
+    def _send_draft(self, before: _Arrival | None) -> None:
+        """Get this round's draft under way, unless it left ahead or upon the verdict ``before``;
+        count whether it was ready."""
         client = self.client
         job = client.next_draft()
-        draft, ready = client.in_flight, True
-        self._asked = draft is None
+        draft = client.in_flight or self._ready.lookup(job.prefix)
+        ready = draft is not None
         if draft is None:
-            draft = self._outlook.draft_for(job.prefix)
-            ready = draft is not None
-            if draft is None:
-                started = time.monotonic()
-                draft = self._drafter.draft(job, stop=lambda: self._poll() or self._has_external())
-                self._check()
-                client.metrics.draft_s += time.monotonic() - started
-            if self._has_external():
-                draft, ready, self._asked = self._external, True, False
-            assert draft is not None
-            if client.on_sent(draft) and draft is not self._external:
-                self._send(draft)
-        self._taken_off = time.monotonic()
+            draft = self._draft(job)
+        self._asked = client.on_sent(draft)
+        if self._asked:
+            self._send(draft)
+        self._left_at = time.monotonic()
+        if before is not None and before.sent is not None:
+            self._asked, self._left_at = True, before.at
         self._suggested.clear()
         if job.round and client.speculates:
             client.metrics.cache_lookups += 1
             client.metrics.cache_hits += ready
         self._profile.on_draft(len(draft.tokens), job.gamma)
-        self._outlook.take_off(job, draft)
+        self._lookahead.start_round(job, draft)
 
-    def _learn(self, verdict: Verdict) -> None:
-        """Tell the profile what this round has shown."""
-        draft = self.client.in_flight
+    def _draft(self, job: DraftJob) -> Draft:
+        """Draft now, while nothing is being verified."""
+        started = time.monotonic()
+        draft = self._drafter.draft(job, stop=self._poll)
+        self._check()
         assert draft is not None
-        waited = self._verdict_at - self._taken_off
+        self.client.metrics.draft_s += time.monotonic() - started
+        return draft
+
+    def _learn(self, decided: _Arrival) -> Verdict:
+        """Tell the profile what this round has shown; returns its verdict."""
+        draft, verdict = self.client.in_flight, decided.event
+        assert draft is not None
+        assert isinstance(verdict, Verdict)
+        waited = decided.at - self._left_at
         self.client.metrics.wait_s += waited
         self._profile.on_verdict(draft, verdict)
         if self._asked:
@@ -196,37 +231,28 @@ class EdgeLoop:
         if draft.tokens:
             heard = self._suggested.get((*self.client.generated, *verdict.tokens))
             trip = self._profile.rtt.value if self._asked else 0.0
-            exit_s = None if heard is None else heard - self._taken_off - trip
-            self._outlook.learn(verdict, exit_s)
+            exit_s = None if heard is None else heard - self._left_at - trip
+            self._lookahead.learn(verdict, exit_s)
+        return verdict
 
-    def _await_verdict(self) -> Verdict:
-        """Work ahead until the verdict on the draft in flight is in.
-
-        It may be in already: a cached draft and its verdict can arrive in one poll.
-        """
+    def _await_verdict(self) -> _Arrival:
+        """Work ahead until the verdict on the draft in flight is in."""
         while True:
             self._poll()
-            if self._verdict is None:
+            if self._decided is None:
                 self._check()  # a verdict that came before a failure counts
                 if not self._work_ahead():
                     self._wait()
             elif self._preempt or not self._work_ahead():
-                verdict, self._verdict = self._verdict, None
-                self._profile.under_way.add(time.monotonic() - self._verdict_at)
-                return verdict
+                decided, self._decided = self._decided, None
+                self._profile.under_way.add(time.monotonic() - decided.at)
+                return decided
 
     def _work_ahead(self) -> bool:
-        """One forward pass for what may come; False if idle."""
-        while self._requests:
-            request = self._requests.popleft()
-            stale = request.round != self.client.round or time.monotonic() > request.due
-            if stale:
-                request.reply(None)
-            else:
-                self._outlook.demand(request.outcome, request.reply)
+        """Make one forward pass for likely outcomes; False if there is nothing to do."""
         self._passed = False
         started = time.monotonic()
-        worked = self._outlook.step()
+        worked = self._lookahead.step()
         took_s = time.monotonic() - started
         self.client.metrics.predraft_s += took_s
         if self._passed:
@@ -237,14 +263,11 @@ class EdgeLoop:
         self._passed = True
         self._profile.on_pass(tokens, seconds)
 
-    def _has_external(self) -> bool:
-        return self._external is not None and self._external.round == self.client.round
-
     def _poll(self) -> bool:
         """Handle what the inbox holds; True when the loop must end."""
         while True:
             try:
-                self._handle(*self._inbox.get_nowait())
+                self._handle(self._inbox.get_nowait())
             except queue.Empty:
                 if time.monotonic() >= self._deadline and self._failure is None:
                     self._failure = self._late()
@@ -253,34 +276,34 @@ class EdgeLoop:
     def _wait(self) -> None:
         """Block until something happens or the deadline passes."""
         try:
-            self._handle(*self._inbox.get(timeout=max(0.0, self._deadline - time.monotonic())))
+            self._handle(self._inbox.get(timeout=max(0.0, self._deadline - time.monotonic())))
         except queue.Empty:
             self._failure = self._late()
 
     def _catch_up(self) -> None:
-        """Handle what was early: a draft sent ahead or by another node can be verified before this
-        loop has even handled the verdict that made it the next one."""
+        """Handle what was early: a draft may be verified before the loop has handled the verdict
+        that it follows, if it was sent ahead or when that verdict arrived."""
         early, self._early = self._early, []
-        for at, event in early:
-            self._handle(at, event)
+        for arrival in early:
+            self._handle(arrival)
 
-    def _handle(self, at: float, event: Event) -> None:
-        if isinstance(event, Verdict | EarlyExit | PreDraftRequest) and self._is_early(event.round):
-            self._early.append((at, event))
+    def _handle(self, arrival: _Arrival) -> None:
+        event, round_ = arrival.event, self.client.round
+        if isinstance(event, Verdict | EarlyExit | PreDraftRequest) and event.round > round_:
+            self._early.append(arrival)
         elif isinstance(event, Verdict):
-            if event.round == self.client.round:
-                self._verdict, self._verdict_at = event, at
+            if event.round == round_:
+                self._decided = arrival
         elif isinstance(event, EarlyExit):
             if self.client.on_early_exit(event) and not event.finished:
-                self._suggested.setdefault((*self.client.generated, *event.tokens), at)
+                self._suggested.setdefault((*self.client.generated, *event.tokens), arrival.at)
                 if self._exits:
-                    self._outlook.expect(event.tokens, event.confidence)
+                    self._lookahead.expect(event.tokens, event.confidence)
         elif isinstance(event, PreDraftRequest):
-            self._requests.append(event)
-        elif isinstance(event, Draft):
-            # The cache's owner may see a verdict before this loop has handled it.
-            if event.round in (self.client.round, self.client.round + 1):
-                self._external = event
+            if event.round == round_ and time.monotonic() <= event.due:
+                self._lookahead.demand(event.outcome, event.reply)
+            else:
+                event.reply(False)
         elif isinstance(event, Failure):
             self._failure = error_of(event)
         elif isinstance(event, Cancel):
@@ -288,29 +311,26 @@ class EdgeLoop:
         else:
             assert isinstance(event, Opened)
 
-    def _is_early(self, round_: int) -> bool:
-        return round_ > self.client.round
-
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    def _refuse_requests(self) -> None:
-        self._outlook.close()
-        for event in (*self._requests, *(event for _, event in self._early)):
-            if isinstance(event, PreDraftRequest):
-                event.reply(None)
+    def _close(self) -> None:
+        """Send nothing more, and refuse all requests, those that are still to come included."""
+        self._ended = True
+        self._ready.close()
+        self._lookahead.close()
+        for arrival in self._early:
+            _refuse(arrival)
         self._refuse_inbox()
 
     def _refuse_inbox(self) -> None:
-        """Also called by threads that post too late: takes from the queue and touches no more."""
+        """Empty the inbox. Also called by threads that post too late: it touches nothing else."""
         while True:
             try:
-                _, event = self._inbox.get_nowait()
+                _refuse(self._inbox.get_nowait())
             except queue.Empty:
                 return
-            if isinstance(event, PreDraftRequest):
-                event.reply(None)
 
     def _late(self) -> CollabError:
         return DeadlineExceeded(
@@ -318,3 +338,8 @@ class EdgeLoop:
             field="deadline_s",
             remedy="raise deadline_s, lower max_tokens, or check the link",
         )
+
+
+def _refuse(arrival: _Arrival) -> None:
+    if isinstance(arrival.event, PreDraftRequest):
+        arrival.event.reply(False)

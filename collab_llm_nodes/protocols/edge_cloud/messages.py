@@ -8,9 +8,14 @@ verifications of a session from 0 and is how stale messages are recognised.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
 from collab_llm_nodes.errors import BY_CODE, CollabError
+from collab_llm_nodes.models.turns import Turn
+
+if TYPE_CHECKING:  # it would load torch in processes that run no model
+    from collab_llm_nodes.models.prompt import Prompt
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,7 @@ class Open:
     """Start a session: prompt and images travel once.
 
     Attributes:
-        text: the user turn, before the chat template.
+        text: the user turn, before the chat template; with ``raw``, what the model reads.
         images: JPEG bytes.
         sampling: the output law; seed and temperature are the same on both sides.
         max_tokens: generated tokens at most.
@@ -26,6 +31,8 @@ class Open:
         replay: tokens already confirmed by an earlier stream (reconnect); the session continues
             after them as if it had never been lost.
         round: the round that the first draft on this stream will carry.
+        turns: what was said before ``text`` (``models.prompt.Prompt``).
+        raw: no chat template is applied.
     """
 
     text: str
@@ -35,6 +42,23 @@ class Open:
     vocabulary: str
     replay: tuple[int, ...] = ()
     round: int = 0
+    turns: tuple[Turn, ...] = ()
+    raw: bool = False
+
+
+def open_message(
+    prompt: Prompt, sampling: SamplingConfig, max_tokens: int, vocabulary: str
+) -> Open:
+    """Return the message that asks ``prompt`` in a new session."""
+    return Open(
+        prompt.text,
+        prompt.images,
+        sampling,
+        max_tokens,
+        vocabulary,
+        turns=prompt.turns,
+        raw=prompt.raw,
+    )
 
 
 @dataclass(frozen=True)
@@ -54,12 +78,12 @@ class Draft:
         start: generated tokens before it (0 for the first draft): guards against a lost verdict.
         tokens: [gamma] token ids.
         probs: [gamma] distributions the tokens were drawn from; None for greedy and coupled laws.
-        cached: it came from the pre-draft cache (for metrics only).
+        cached: it was pre-drafted (for metrics only).
         after: None for a draft after the confirmed answer. A draft that is pushed ahead of the
             verdicts it depends on names the tokens that the answer must end with when its round
             comes; if it ends otherwise the draft is void. Then its round needs no further message.
-        solo: further rounds, one token each, that the verifier is to decode alone after this one,
-            without waiting for drafts (autoregressive decoding streams like that).
+        autoregressive_rounds: further rounds, one token each, that the verifier is to decode alone
+            after this one, without waiting for drafts. On the wire: ``solo``.
     """
 
     round: int
@@ -68,7 +92,7 @@ class Draft:
     probs: tuple[SparseDistribution, ...] | None = None
     cached: bool = False
     after: tuple[int, ...] | None = None
-    solo: int = 0
+    autoregressive_rounds: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,8 +117,7 @@ class Verdict:
     Attributes:
         tokens: the accepted draft tokens, then one recovered or bonus token (none when an end
             token lies among the accepted ones). Spelled out although the client knows its draft:
-            with two senders of drafts (drafter and pre-draft cache) nobody has to guess which
-            draft was verified.
+            a listener that has not heard the draft can follow the answer.
         accepted: how many of ``tokens`` are draft tokens.
         finished: the answer is complete.
         compute_s: the verifier's time for the forward pass, for the planner and the metrics.

@@ -1,4 +1,4 @@
-"""Which way of decoding is fastest here and now: predicted from what has been measured.
+"""Choice of the fastest way of decoding here and now, predicted from what has been measured.
 
 Letters are those of paper 003, Table 3. Seconds per token, in the steady state:
 
@@ -31,9 +31,9 @@ import math
 from dataclasses import dataclass, field, replace
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Verdict
+from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 
 _LEARNING_RATE = 0.05
@@ -56,7 +56,7 @@ class Mean:
 
 @dataclass
 class Profile:
-    """What the decoding loop has measured on this robot, over this link, with this verifier [s].
+    """Measurements of the decoding loop on this robot, over this link, with this verifier [s].
 
     Attributes:
         t_p: a pass of the draft model over one token.
@@ -91,12 +91,12 @@ class Profile:
     speculating: bool = False
 
     def on_pass(self, tokens: int, seconds: float) -> None:
-        """The draft model has read ``tokens``."""
+        """Take in a pass of the draft model over ``tokens``."""
         if tokens == 1:
             self.t_p.add(seconds)
 
     def on_verdict(self, draft: Draft, verdict: Verdict) -> None:
-        """A round is over."""
+        """Take in the end of a round."""
         took_s = verdict.compute_s + verdict.queue_s
         if draft.tokens:
             self.t_q.add(took_s)
@@ -108,7 +108,7 @@ class Profile:
             self.accepted[i].add(float(i < verdict.accepted))
 
     def on_draft(self, tokens: int, gamma: int) -> None:
-        """A draft of up to ``gamma`` tokens has ``tokens``.
+        """Take in that a draft of up to ``gamma`` tokens has ``tokens``.
 
         If it has all of them, whether the last one ends the answer cannot be seen.
         """
@@ -116,7 +116,7 @@ class Profile:
             self.ends.add(float(i == tokens))
 
     def on_round_trip(self, waited_s: float, verdict: Verdict) -> None:
-        """The verdict on a draft that was sent when the verifier had nothing of ours to do."""
+        """Take in the verdict on a draft that left when its round had come, not ahead."""
         trip_s = max(0.0, waited_s - verdict.compute_s - verdict.queue_s)
         if verdict.round:
             self.rtt.add(trip_s)
@@ -124,7 +124,7 @@ class Profile:
             self.rtt.value = trip_s
 
     def tokens(self, gamma: int) -> float:
-        """Of a draft of up to ``gamma``, on average."""
+        """Return the mean number of tokens of a draft of up to ``gamma``."""
         return sum((1.0 - self.ends.value) ** i for i in range(gamma))
 
     @property
@@ -137,14 +137,14 @@ class Profile:
         return min(known, self.t_q.value) if self.speculating else known
 
     def verify_s(self, tokens: float) -> float:
-        """T_q of a draft of ``tokens``, on the line through what was measured."""
+        """Return T_q of a draft of ``tokens``, on the line through what was measured."""
         if not self.t_q1.count or not self.drafted.value:
             return self.t_q.value
         alone_s = self.alone_s
         return alone_s + tokens * max(0.0, self.t_q.value - alone_s) / self.drafted.value
 
     def on_outcome(self, *, predicted: bool, exit_s: float | None) -> None:
-        """What had been thought of before the verdict came; ``exit_s``: None without an exit."""
+        """Take in how a verdict had been foreseen; ``exit_s``: None without an exit."""
         by_exit = exit_s is not None and not predicted
         self.by_exit.add(float(by_exit))
         self.unexpected.add(float(exit_s is None and not predicted))
@@ -152,12 +152,15 @@ class Profile:
             self.exit_s.add(min(max(exit_s, 0.0), self.t_q.value))
 
     def on_belief(self, belief: float, accepted: bool) -> None:
-        """A token that was believed to stand with probability ``belief`` did or did not."""
+        """Take in if a token stood that was believed to with probability ``belief``."""
         step = math.exp(_LEARNING_RATE * (belief - accepted))
         self.temperature = min(max(self.temperature * step, 0.5), 4.0)
 
     def tau(self, gamma: int) -> float:
-        """Tokens per round with drafts of ``gamma``; positions never tried are like all others."""
+        """Return the tokens per round with drafts of ``gamma``.
+
+        Positions that were never tried are taken to be like all others.
+        """
         judged = sum(mean.count for mean in self.accepted)
         overall = sum(mean.value * mean.count for mean in self.accepted) / judged if judged else 0.0
         tau = reached = 1.0
@@ -190,7 +193,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class PlannerConfig:
-    """Knobs of the planner."""
+    """Settings of the planner."""
 
     enabled: bool = setting(False, "Choose how to decode by measurement; else as configured.")
     max_gamma: int = setting(8, "Longest draft to choose.", low=1, high=16)
@@ -230,8 +233,8 @@ class Planner:
         self._bias_of_kind = {kind: Mean(1.0, weight=16) for kind in ("ar", "sd", "push_ahead")}
         self.profile = Profile()
 
-    def on_answer(self, mode: Mode, metrics: GenerationMetrics) -> None:
-        """An answer in ``mode`` is complete: what its rounds took beside what was predicted."""
+    def on_answer(self, mode: Mode, metrics: EdgeCloudMetrics) -> None:
+        """Compare the rounds of a complete answer in ``mode`` with what was predicted."""
         later = metrics.rounds - 1  # the first one also opens the session
         predicted = round_seconds(self.profile, mode, self._depth)
         if later > 0 and predicted > 0:
@@ -244,7 +247,7 @@ class Planner:
             own.add(ratio)
 
     def choose(self) -> Mode:
-        """The mode of the next answer: the fastest, and now and then another, to see.
+        """Return the mode of the next answer: the fastest, and now and then another, to see.
 
         First the cloud alone and the configured drafts are measured. Speculation has to save
         ``min_gain`` at least, and more than luck may have made of the rounds so far.
@@ -272,7 +275,7 @@ class Planner:
         return _SPREAD / math.sqrt(max(1, min(judged.count, judged.weight)))
 
     def _trial(self, chosen: Mode, other: Mode) -> Mode | None:
-        """What is to be tried in place of ``chosen``: no prediction is right for ever, or at first.
+        """Return a mode to try instead of ``chosen``: no prediction is right for ever, or at first.
 
         That is ``other``, and drafts of twice and half the length, and the other way to send them.
         """
@@ -302,7 +305,7 @@ class Planner:
 def settings_of(
     mode: Mode, predraft: PreDraftConfig, ahead: AheadConfig
 ) -> tuple[PreDraftConfig, AheadConfig]:
-    """What the decoding loop is to do in ``mode``: as configured with push-ahead, else nothing."""
+    """Return the loop's settings in ``mode``: as configured with push-ahead, else no pre-drafts."""
     if mode.ahead:
         return predraft, ahead
     return replace(predraft, max_predrafts=0), replace(ahead, push_window=0)

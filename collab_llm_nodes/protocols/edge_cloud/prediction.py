@@ -1,4 +1,4 @@
-"""What the draft model itself expects of a verdict: likely outcomes before any early exit is heard.
+"""Prediction of a verdict by the draft model itself, before any early exit is heard.
 
 A verdict is a number of accepted tokens and one more. Where it stops and what comes there is read
 off the distributions that the draft was drawn from: the runners-up at each position, and the best
@@ -29,7 +29,7 @@ _ALIKE = 0.8  # probability that p and q make the same token of one random numbe
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is expected of the verdict on one draft.
+    """Expectation of the verdict on one draft.
 
     Attributes:
         outcomes: verdicts that do not end the answer, the likeliest first, with probabilities.
@@ -49,7 +49,7 @@ def predict(
     count: int,
     temperature: float = 1.0,
 ) -> Prediction:
-    """The ``count`` likeliest verdicts on ``draft``.
+    """Return the ``count`` likeliest verdicts on ``draft``.
 
     Args:
         logits: [gamma + 1] rows [V] of the draft model: before each draft token and after the last.
@@ -86,7 +86,7 @@ def _belief(
     position: int,
     temperature: float,
 ) -> tuple[float, NDArray[np.float64]]:
-    """How likely the drafted token stands, and [V] how likely each other one comes instead.
+    """Return the probability that the drafted token stands, and [V] those of what comes instead.
 
     ``drafted`` is None behind the draft, where the verdict's bonus token comes.
     """

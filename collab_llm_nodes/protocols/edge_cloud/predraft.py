@@ -1,9 +1,9 @@
-"""The client's priority queue of likely answers and its pre-draft cache (paper 003, Algorithm 1).
+"""The edge client's queue of likely answers and its cache of drafts for them (paper 003).
 
-Lines 9-14 (pop the most confident outcome, pre-draft for it), 16-17 (look the verdict up) and 24
-(reset) of the algorithm, as a state machine: the caller does the drafting. Everything is keyed by
-the answer as it would then be, so what a verdict has not made void stays, over several rounds, and
-an entry that comes late can never be taken for another.
+Lines 9-14 (take the most confident outcome, pre-draft for it), 16-17 (look the verdict up) and 24
+(reset) of Algorithm 1; the caller does the drafting. Everything is keyed by the answer as it would
+then be. So an entry that no verdict has made void stays for several rounds, and a late entry can
+never be taken for another.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from __future__ import annotations
 import heapq
 import random
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from threading import Lock
 
 from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Verdict
 
 Answer = tuple[int, ...]  # all generated tokens up to some round
 
 
 @dataclass(frozen=True)
 class PreDraftConfig:
-    """Knobs of the queue."""
+    """Settings of the queue."""
 
     max_predrafts: int = setting(
         48,
@@ -39,11 +40,8 @@ class PreDraftConfig:
         check_ranges(self)
 
 
-D = TypeVar("D")
-
-
-class PreDraftCache(Generic[D]):
-    """Queue Q_p and cache C of one session."""
+class OutcomeQueue:
+    """Queue Q_p: likely answers that nobody has begun to continue, most probable first."""
 
     def __init__(self, config: PreDraftConfig) -> None:
         self._config = config
@@ -52,34 +50,33 @@ class PreDraftCache(Generic[D]):
         self._arrivals = 0
         self._popped = 0
         self._queue: list[tuple[float, int, Answer]] = []  # with stale entries of raised answers
-        self._waiting: dict[Answer, float] = {}  # probability of what is queued
-        self._known: set[Answer] = set()  # that was ever queued and may come
-        self._cache: dict[Answer, D] = {}
+        self._waiting: dict[Answer, float] = {}  # probability of each queued answer
+        self._known: set[Answer] = set()  # answers that were ever queued and may still come
 
     def advance(self, answer: Answer, probability: float = 1.0) -> None:
-        """A verdict has made the answer ``answer``: forget what it has made void (line 24).
+        """Forget all that is void now that a verdict has made the answer ``answer`` (line 24).
 
-        ``probability`` is what it had: what was expected after it is likelier by so much now.
+        Args:
+            probability: of ``answer`` before the verdict; continuations are rescaled by 1/p.
         """
         self._answer = answer
         self._popped = 0
-        self._known = {a for a in self._known if self._may_come(a)}
-        self._cache = {a: d for a, d in self._cache.items() if a == answer or self._may_come(a)}
+        self._known = {a for a in self._known if _continues(a, answer)}
         waiting, self._waiting, self._queue = self._waiting, {}, []
         for a, p in waiting.items():
-            if self._may_come(a):
+            if _continues(a, answer):
                 self._enqueue(a, min(1.0, p / probability))
 
     def push(self, answer: Answer, probability: float) -> None:
-        """Queue an answer that may come, or raise it if it waits there with less confidence."""
+        """Queue a likely answer, or raise its probability if it waits with a lower one."""
         known = answer in self._known
-        if not self._may_come(answer) or (known and probability <= self._waiting.get(answer, 1.0)):
-            return
-        self._known.add(answer)
-        self._enqueue(answer, probability)
+        raised = not known or probability > self._waiting.get(answer, 1.0)
+        if raised and _continues(answer, self._answer):
+            self._known.add(answer)
+            self._enqueue(answer, probability)
 
     def pop(self) -> Answer | None:
-        """The next answer to continue; None when the queue or the round's budget is empty."""
+        """Return the next answer to continue; None if the queue or the round's budget is empty."""
         if not self.best:
             return None
         self._popped += 1
@@ -89,25 +86,12 @@ class PreDraftCache(Generic[D]):
 
     @property
     def best(self) -> float:
-        """Probability of what ``pop`` would give; 0 when that is None."""
+        """Probability of the answer that ``pop`` would return; 0 if it would return None."""
         while self._queue and self._queue[0][2] not in self._waiting:
             heapq.heappop(self._queue)
         if not self._queue or self._popped >= self._config.max_predrafts:
             return 0.0
         return max(self._waiting[self._queue[0][2]], 1e-300)
-
-    def store(self, answer: Answer, draft: D) -> None:
-        """Keep a pre-draft made for ``answer``; dropped when it is void by now."""
-        if answer == self._answer or self._may_come(answer):
-            self._cache[answer] = draft
-
-    def lookup(self, answer: Answer) -> D | None:
-        """The draft to send when the answer is ``answer``, if made already (16-17)."""
-        return self._cache.get(answer)
-
-    def _may_come(self, answer: Answer) -> bool:
-        known = len(self._answer)
-        return len(answer) > known and answer[:known] == self._answer
 
     def _enqueue(self, answer: Answer, probability: float) -> None:
         raised = answer in self._waiting
@@ -120,3 +104,53 @@ class PreDraftCache(Generic[D]):
         }[self._config.queue]
         if not raised or self._config.queue == "priority":
             heapq.heappush(self._queue, (key, self._arrivals, answer))
+
+
+class ReadyDrafts:
+    """Cache C: complete drafts for the answer so far and for answers that may come.
+
+    The decoding loop fills it and looks drafts up. Beside it, the thread that receives a verdict
+    asks :meth:`on_verdict` for the draft to send, so that a ready draft leaves while the loop is
+    still in a forward pass. That is all the two threads share, and the lock guards it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._drafts: dict[Answer, Draft] = {}
+        self._answer: Answer = ()  # the answer after the verdicts that were received,
+        self._round = 0  # and their number; the loop may not have handled all of them
+
+    def on_verdict(self, verdict: Verdict) -> Draft | None:
+        """Return the draft to send upon ``verdict``; None if there is none or it has been sent."""
+        with self._lock:
+            if verdict.round != self._round:
+                return None  # a repetition
+            self._round += 1
+            self._answer += verdict.tokens
+            draft = None if verdict.finished else self._drafts.get(self._answer)
+        return draft if draft is not None and draft.after is None else None
+
+    def store(self, answer: Answer, draft: Draft) -> None:
+        """Keep a draft that continues ``answer``."""
+        with self._lock:
+            self._drafts[answer] = draft
+
+    def lookup(self, answer: Answer) -> Draft | None:
+        """Return the draft that continues ``answer``, if it is complete (lines 16-17)."""
+        with self._lock:
+            return self._drafts.get(answer)
+
+    def advance(self, answer: Answer) -> None:
+        """Drop the drafts that are void now that the loop has made the answer ``answer``."""
+        with self._lock:
+            kept = {a: d for a, d in self._drafts.items() if a == answer or _continues(a, answer)}
+            self._drafts = kept
+
+    def close(self) -> None:
+        """Drop all drafts: the answer is over, and nothing may be sent any more."""
+        with self._lock:
+            self._drafts.clear()
+
+
+def _continues(longer: Answer, answer: Answer) -> bool:
+    return len(longer) > len(answer) and longer[: len(answer)] == answer

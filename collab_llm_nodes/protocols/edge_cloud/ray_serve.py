@@ -266,10 +266,12 @@ class Replica:
     def __init__(self, config: VerifierConfig) -> None:
         from ray import serve as ray_serve
 
+        from collab_llm_nodes.models.threads import set_threads
         from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
         from collab_llm_nodes.protocols.edge_cloud.service import load_engine, prompt_encoder
 
         set_up_logging(config.log_format)
+        set_threads(config.model)
         engine = load_engine(config)
         verifier = Verifier(config, engine, prompt_encoder(engine, config.limits))
         if config.metrics_address:

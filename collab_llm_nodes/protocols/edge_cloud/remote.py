@@ -1,4 +1,4 @@
-"""The edge client over a real link but without ROS: what benchmarks and checks drive.
+"""The edge client over a real link but without ROS, for benchmarks and checks.
 
 Same loop, same link, same verifier as the nodes; only the topics between them are missing.
 """
@@ -15,7 +15,7 @@ from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter, DrafterConfig
 from collab_llm_nodes.protocols.edge_cloud.loop import EdgeLoop
-from collab_llm_nodes.protocols.edge_cloud.messages import Open, Opened, ServerMessage
+from collab_llm_nodes.protocols.edge_cloud.messages import Opened, ServerMessage, open_message
 from collab_llm_nodes.protocols.edge_cloud.planner import Planner, PlannerConfig, settings_of
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.protocols.edge_cloud.runner import Generation
@@ -95,7 +95,7 @@ class RemoteRunner:
                 )
             loop.post(message)
 
-        opened = Open(prompt.text, prompt.images, sampling, max_tokens, self._draft.vocabulary)
+        opened = open_message(prompt, sampling, max_tokens, self._draft.vocabulary)
         session = self._verifier.open(opened, receive)
         try:
             loop.run(deadline_s)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient, Source
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
 from collab_llm_nodes.protocols.edge_cloud.loop import EdgeLoop
-from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, open_message
+from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.protocols.edge_cloud.planner import Mode
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.protocols.edge_cloud.server import EarlyExitQueue, ExitConfig
@@ -32,7 +32,7 @@ class Generation:
     tokens: tuple[int, ...]
     sources: tuple[Source, ...]
     text: str
-    metrics: GenerationMetrics
+    metrics: EdgeCloudMetrics
     mode: Mode | None = None  # which a planner chose
 
 
@@ -66,7 +66,7 @@ class InProcessRunner:
         """Decode one answer; its law is the target's alone, whatever the draft."""
         sampling = sampling or SamplingConfig()
         started = time.perf_counter()
-        opened = Open(prompt.text, prompt.images, sampling, max_tokens, vocabulary="")
+        opened = open_message(prompt, sampling, max_tokens, vocabulary="")
         target = TargetSession(
             self._target, encode(prompt, self._target.loaded), opened, self._exits
         )

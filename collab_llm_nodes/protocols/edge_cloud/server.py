@@ -25,7 +25,7 @@ from collab_llm_nodes.errors import InvalidInput, ProtocolError
 from collab_llm_nodes.protocols.edge_cloud.ahead import (
     MAX_AHEAD,
     MAX_AHEAD_ENTRIES,
-    Ahead,
+    PushedDrafts,
     may_come,
 )
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
@@ -137,7 +137,7 @@ class VerifierSession:
         self.finished = False
         self._draft: Draft | None = None  # under verification
         self._next: Draft | None = None  # for this round
-        self._ahead = Ahead()
+        self._ahead = PushedDrafts()
         self._check_ids(opened.replay, "replay")
         if len(opened.replay) >= opened.max_tokens:
             raise InvalidInput(
@@ -280,7 +280,7 @@ class VerifierSession:
                 "longer than the answer before it", field="after", remedy="see start"
             )
         room = self._open.max_tokens - draft.start
-        if len(draft.tokens) + 1 > room or draft.solo > room:
+        if len(draft.tokens) + 1 > room or draft.autoregressive_rounds > room:
             raise InvalidInput(
                 "the draft goes past max_tokens", field="tokens", remedy="draft fewer tokens"
             )

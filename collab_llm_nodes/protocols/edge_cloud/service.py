@@ -25,6 +25,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError, ConfigError, Unauthenticated
 from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.models.prompt import PromptLimits, encode
+from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud.conversation import Encode, Verifier
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
@@ -304,6 +305,7 @@ def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda p
     """
     for name in ("address", "metrics_address"):
         _check_free(getattr(config, name), name)  # a model takes minutes to load
+    set_threads(config.model)
     engine = load_engine(config)
     server = VerifierServer(config, engine, prompt_encoder(engine, config.limits))
     freeze_startup_objects()
@@ -349,10 +351,11 @@ def load_engine(config: VerifierConfig) -> Engine:
 
 def prompt_encoder(engine: Engine, limits: Limits) -> Encode:
     allowed = PromptLimits(
-        limits.max_prompt_chars,
-        limits.max_images,
-        limits.max_image_pixels,
-        limits.max_image_scans,
+        max_characters=limits.max_prompt_chars,
+        max_images=limits.max_images,
+        max_pixels=limits.max_image_pixels,
+        max_scans=limits.max_image_scans,
+        max_turns=limits.max_turns,
     )
     return lambda prompt: encode(prompt, engine.loaded, allowed)
 

@@ -42,8 +42,16 @@ class Sampling(_message.Message):
     law: str
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., law: _Optional[str] = ...) -> None: ...
 
+class Turn(_message.Message):
+    __slots__ = ("role", "content")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+
 class Open(_message.Message):
-    __slots__ = ("text", "images", "sampling", "max_tokens", "vocabulary", "replay", "round")
+    __slots__ = ("text", "images", "sampling", "max_tokens", "vocabulary", "replay", "round", "raw", "turns")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +59,8 @@ class Open(_message.Message):
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     REPLAY_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    RAW_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
     text: str
     images: _containers.RepeatedScalarFieldContainer[bytes]
     sampling: Sampling
@@ -58,7 +68,9 @@ class Open(_message.Message):
     vocabulary: str
     replay: _containers.RepeatedScalarFieldContainer[int]
     round: int
-    def __init__(self, text: _Optional[str] = ..., images: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., vocabulary: _Optional[str] = ..., replay: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ...) -> None: ...
+    raw: str
+    turns: _containers.RepeatedCompositeFieldContainer[Turn]
+    def __init__(self, text: _Optional[str] = ..., images: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., vocabulary: _Optional[str] = ..., replay: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., raw: _Optional[str] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session_id", "prompt_tokens")
@@ -151,7 +163,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_sessions", "max_message_bytes", "max_prompt_chars", "max_images", "max_image_bytes", "max_tokens", "idle_s", "max_streams", "max_connections", "max_image_pixels", "max_image_scans")
+    __slots__ = ("max_sessions", "max_message_bytes", "max_prompt_chars", "max_images", "max_image_bytes", "max_tokens", "idle_s", "max_streams", "max_connections", "max_image_pixels", "max_image_scans", "max_turns")
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_PROMPT_CHARS_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +175,7 @@ class Limits(_message.Message):
     MAX_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_IMAGE_PIXELS_FIELD_NUMBER: _ClassVar[int]
     MAX_IMAGE_SCANS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TURNS_FIELD_NUMBER: _ClassVar[int]
     max_sessions: int
     max_message_bytes: int
     max_prompt_chars: int
@@ -174,7 +187,8 @@ class Limits(_message.Message):
     max_connections: int
     max_image_pixels: int
     max_image_scans: int
-    def __init__(self, max_sessions: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_prompt_chars: _Optional[int] = ..., max_images: _Optional[int] = ..., max_image_bytes: _Optional[int] = ..., max_tokens: _Optional[int] = ..., idle_s: _Optional[float] = ..., max_streams: _Optional[int] = ..., max_connections: _Optional[int] = ..., max_image_pixels: _Optional[int] = ..., max_image_scans: _Optional[int] = ...) -> None: ...
+    max_turns: int
+    def __init__(self, max_sessions: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_prompt_chars: _Optional[int] = ..., max_images: _Optional[int] = ..., max_image_bytes: _Optional[int] = ..., max_tokens: _Optional[int] = ..., idle_s: _Optional[float] = ..., max_streams: _Optional[int] = ..., max_connections: _Optional[int] = ..., max_image_pixels: _Optional[int] = ..., max_image_scans: _Optional[int] = ..., max_turns: _Optional[int] = ...) -> None: ...
 
 class ServerInfo(_message.Message):
     __slots__ = ("model", "vocabulary", "vocab_size", "exit_layers", "version", "limits", "sessions")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -45,6 +47,7 @@ GREEDY = SamplingConfig()
 COUPLED = SamplingConfig(0.8, top_k=20, seed=3, law="coupled")
 REJECTION = SamplingConfig(0.8, top_k=20, seed=3)
 MAX_TOKENS = 16
+WAIT_S = 20.0
 ARCHITECTURES = ("qwen2_vl", "llama")
 DRAFTS: dict[str, Callable[[str], Engine]] = {
     "same": lambda name: Engine(tiny_model(name)),
@@ -317,63 +320,63 @@ def test_the_profile_sees_which_drafts_end_with_the_answer() -> None:
     assert bench.profile.ends.value == pytest.approx(sum(ends) / len(ends))
 
 
-def test_a_cached_draft_and_its_verdict_may_come_together() -> None:
-    """The cache's owner sent the draft of round 1 while the loop was still drafting it."""
-    bench = Bench()
-    passes = itertools.count()
+class Robot(Bench):
+    """A loop in a thread of its own, whose drafts are verified when the test does so."""
 
-    def answer_from_elsewhere(layer: int) -> None:
-        if bench.client.round != 1 or next(passes) > 0:
-            return
-        job = bench.client.next_draft()
-        helper = Drafter(as_engine(FakeEngine(1, noise=0.5)), encode(PROMPT), GREEDY)
-        cached = helper.draft(job, cached=True)
-        assert cached is not None
-        verdict = bench.session.verify(cached, lambda e: None)
+    def __init__(self, *, predraft: PreDraftConfig, ahead: AheadConfig) -> None:
+        super().__init__(predraft=predraft, ahead=ahead)
+        self.left: queue.SimpleQueue[tuple[Draft, threading.Thread]] = queue.SimpleQueue()
+
+    def send(self, draft: Draft) -> None:
+        self.sent.append(draft)
+        self.left.put((draft, threading.current_thread()))
+
+    def verify(self, draft: Draft) -> Verdict:
+        verdict = self.session.verify(draft, lambda e: None)
         assert verdict is not None
-        bench.loop.post(cached)
-        bench.loop.post(verdict)
-
-    bench.draft_engine.before_layer = answer_from_elsewhere
-    bench.loop.run(5.0)
-    assert tuple(bench.client.generated) == bench.expected
-    assert 1 not in [d.round for d in bench.sent]
-    assert bench.client.metrics.cache_hits == 1
+        return verdict
 
 
-def test_the_next_round_may_be_over_before_this_one_is_handled() -> None:
-    """One slow forward pass, during which verdict, cached draft and its verdict all arrive."""
-    bench = Bench()
-    held: list[Verdict] = []
+def test_a_ready_draft_leaves_while_the_draft_model_is_in_a_pass() -> None:
+    """The pass ends only when the draft has left: one that waited for it would never leave."""
+    robot = Robot(predraft=PreDraftConfig(), ahead=AheadConfig(predictions=0, push_window=0))
+    made, in_pass, go_on = threading.Event(), threading.Event(), threading.Event()
 
-    def send(draft: Draft) -> None:
-        bench.sent.append(draft)
-        verdict = bench.session.verify(draft, lambda e: None)
-        assert verdict is not None
-        if draft.round > 0:
-            bench.loop.post(verdict)
-            return
-        held.append(verdict)  # arrives during the pre-draft asked for here
-        bench.loop.post(PreDraftRequest(0, (5,), lambda made: None))
+    def hold(layer: int) -> None:
+        if made.is_set() and not go_on.is_set():
+            in_pass.set()
+            assert go_on.wait(WAIT_S)
 
-    def world_goes_on(layer: int) -> None:
-        if not held:
-            return
-        verdict = held.pop()
-        job = DraftJob(1, verdict.tokens, 4)
-        helper = Drafter(as_engine(FakeEngine(1, noise=0.5)), encode(PROMPT), GREEDY)
-        cached = helper.draft(job, cached=True)
-        assert cached is not None
-        after = bench.session.verify(cached, lambda e: None)
-        assert after is not None
-        for event in (verdict, cached, after):
-            bench.loop.post(event)
-
-    bench.loop._send = send
-    bench.draft_engine.before_layer = world_goes_on
-    bench.loop.run(5.0)
-    assert tuple(bench.client.generated) == bench.expected
-    assert [d.round for d in bench.sent][:2] == [0, 2]
+    awaited: list[bool] = []
+    robot.loop._on_tokens = lambda tokens: awaited.append(robot.client.in_flight is not None)
+    robot.draft_engine.before_layer = hold
+    with ThreadPoolExecutor(1) as pool:
+        over = pool.submit(robot.loop.run, 10 * WAIT_S)
+        first, loop_thread = robot.left.get(timeout=WAIT_S)
+        verdict = robot.verify(first)
+        robot.loop.post(PreDraftRequest(0, verdict.tokens, lambda ready: made.set()))
+        assert made.wait(WAIT_S)
+        other = (verdict.tokens[0] % 20 + 1,)
+        robot.loop.post(PreDraftRequest(0, other, lambda ready: None))
+        assert in_pass.wait(WAIT_S)
+        robot.loop.post(verdict)
+        second, thread = robot.left.get_nowait()  # it left within ``post``
+        assert thread is not loop_thread
+        assert (second.round, second.start, second.cached) == (1, len(verdict.tokens), True)
+        # Its verdict may even come before the loop has handled the one that it follows.
+        verdict = robot.verify(second)
+        robot.loop.post(verdict)
+        go_on.set()
+        while not verdict.finished:
+            verdict = robot.verify(robot.left.get(timeout=WAIT_S)[0])
+            robot.loop.post(verdict)
+        over.result(WAIT_S)
+    assert tuple(robot.client.generated) == robot.expected
+    rounds = robot.client.metrics.rounds
+    assert [draft.round for draft in robot.sent] == list(range(rounds)), "each is sent once"
+    assert robot.client.metrics.cache_hits >= 1
+    assert awaited[0], "whoever watches the verifier's silence knows that it is asked again"
+    assert not awaited[-1]
 
 
 @pytest.mark.parametrize("passes_before", [0, 1, 2, 3])
@@ -418,13 +421,13 @@ def test_without_drafts_the_verifier_streams_its_own_answer() -> None:
 
 def test_every_predraft_request_is_answered_once() -> None:
     bench = Bench()
-    replies: list[Draft | None] = []
+    replies: list[bool] = []
     bench.loop.post(PreDraftRequest(0, (5,), replies.append))
     bench.loop.post(PreDraftRequest(99, (5,), replies.append))
     bench.loop.run(5.0)
     bench.loop.post(PreDraftRequest(0, (5,), replies.append))  # the loop has ended
     assert len(replies) == 3
-    assert replies[-1] is None
+    assert replies[-1] is False
 
 
 def test_cancel_and_failures_end_the_loop() -> None:

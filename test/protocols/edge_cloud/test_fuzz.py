@@ -396,7 +396,7 @@ def test_hostile_streams_over_grpc() -> None:
             while not stop.is_set():
                 client = RawClient(channel)
                 tokens: tuple[int, ...] = ()
-                client.send(HONEST, Draft(0, 0, (), solo=23))
+                client.send(HONEST, Draft(0, 0, (), autoregressive_rounds=23))
                 for reply in client.replies:
                     said = codec.decode_server(reply)
                     if isinstance(said, Verdict):

@@ -31,6 +31,7 @@ from collab_llm_nodes.protocols.edge_cloud.link import (
     Send,
     SessionLink,
 )
+from collab_llm_nodes.protocols.edge_cloud.lookahead import Lookahead
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     ClientMessage,
     Close,
@@ -42,9 +43,12 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     ServerMessage,
     Verdict,
 )
-from collab_llm_nodes.protocols.edge_cloud.outlook import Outlook
 from collab_llm_nodes.protocols.edge_cloud.planner import Profile
-from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftCache, PreDraftConfig
+from collab_llm_nodes.protocols.edge_cloud.predraft import (
+    OutcomeQueue,
+    PreDraftConfig,
+    ReadyDrafts,
+)
 from collab_llm_nodes.protocols.edge_cloud.server import (
     EarlyExitQueue,
     ExitConfig,
@@ -125,8 +129,15 @@ class Simulation:
         draft = FakeEngine(1, noise=0.5)
         self.drafter = Drafter(as_engine(draft), encode(PROMPT), self.sampling)
         ahead = AheadConfig(predictions=4, min_probability=0.0, push_window=self.weather.window)
-        self.outlook = Outlook(
-            self.client, self.drafter, self._transmit, PreDraftConfig(), ahead, Profile()
+        self.ready = ReadyDrafts()
+        self.lookahead = Lookahead(
+            self.client,
+            self.drafter,
+            self._transmit,
+            self.ready,
+            PreDraftConfig(),
+            ahead,
+            Profile(),
         )
         self.link = SessionLink(opened, PATIENT)
         self.stream: Stream | None = None
@@ -135,6 +146,7 @@ class Simulation:
         self.verdicts: list[int] = []
         self.hits = 0
         self.pushed_hits = 0
+        self.instant_hits = 0
         self._heard = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
@@ -261,24 +273,27 @@ class Simulation:
 
     def _taken_off(self) -> None:
         assert self.client.in_flight is not None
-        self.outlook.take_off(self.client.next_draft(), self.client.in_flight)
+        self.lookahead.start_round(self.client.next_draft(), self.client.in_flight)
         self._at(self.now + self.weather.delay(), self._step)
 
     def _step(self) -> None:
-        if not self.client.finished and self.outlook.step():
+        if not self.client.finished and self.lookahead.step():
             self._at(self.now + self.weather.delay(), self._step)
 
     def _deliver(self, message: ServerMessage) -> None:
-        """The client hears of it later than the link, in the same order."""
+        """A ready draft leaves now; the loop hears of the message later, in the same order."""
+        sent = self.ready.on_verdict(message) if isinstance(message, Verdict) else None
+        if sent is not None:
+            self._transmit(sent)
         self._heard = max(self._heard, self.now + self.weather.delay())
-        self._at(self._heard, lambda: self._on_message(message))
+        self._at(self._heard, lambda: self._on_message(message, sent))
 
-    def _on_message(self, message: ServerMessage) -> None:
+    def _on_message(self, message: ServerMessage, sent: Draft | None) -> None:
         if isinstance(message, Failure):
             self.failure = message
         elif isinstance(message, EarlyExit):
             if self.client.on_early_exit(message) and not message.finished:
-                self.outlook.expect(message.tokens, message.confidence)
+                self.lookahead.expect(message.tokens, message.confidence)
                 self._at(self.now + self.weather.delay(), self._step)
         elif isinstance(message, Verdict):
             self.verdicts.append(message.round)
@@ -286,12 +301,17 @@ class Simulation:
             if self.client.finished:
                 return
             answer = tuple(self.client.generated)
-            self.outlook.advance(answer)
+            self.lookahead.advance(answer)
             if self.client.in_flight is not None:
                 self.pushed_hits += 1
                 self._taken_off()
                 return
-            found = self.outlook.draft_for(answer)
+            if sent is not None:
+                self.instant_hits += 1
+                assert self.client.on_sent(sent)
+                self._taken_off()
+                return
+            found = self.ready.lookup(answer)
             self.hits += found is not None
             draft = found or self.drafter.draft(self.client.next_draft())
             self._at(self.now + self.weather.delay(), lambda: self._send_draft(draft))
@@ -329,7 +349,7 @@ def test_no_schedule_of_the_link_changes_the_answer(
 
 def test_the_simulated_link_is_rough() -> None:
     """The property above would hold trivially on a link that never breaks."""
-    hits = pushed = 0
+    instant = pushed = 0
     for seed in range(3, 6):
         weather = Weather(random.Random(seed), breaks=8, refusals=4, evictions=3, delay_s=0.1)
         rough = Simulation(GREEDY, weather)
@@ -340,9 +360,9 @@ def test_the_simulated_link_is_rough() -> None:
         pushed += rough.pushed_hits
         waiting = Simulation(GREEDY, Weather(random.Random(seed), window=0, delay_s=0.1))
         waiting.run()
-        hits += waiting.hits
+        instant += waiting.instant_hits
     assert pushed > 0
-    assert hits > 0
+    assert instant > 0
 
 
 def test_a_client_that_ignores_replay_would_be_caught() -> None:
@@ -528,12 +548,12 @@ def test_a_push_that_comes_after_its_verdict_is_the_rounds_draft() -> None:
 
 def test_solo_rounds_each_have_their_deadline_and_are_asked_for_again_after_a_loss() -> None:
     link = opened_link()
-    link.on_draft(Draft(0, 0, (), solo=2), 0.0)
+    link.on_draft(Draft(0, 0, (), autoregressive_rounds=2), 0.0)
     link.on_message(Verdict(0, (4,), 0, False), 1.0)
     assert link.next_tick == 1.0 + PATIENT.verdict_deadline_s
     link.on_disconnected("reset", 1.5)
     link.on_tick(1.6)
-    assert link.on_connected(1.6)[1:] == [Send(Draft(1, 1, (), solo=1))]
+    assert link.on_connected(1.6)[1:] == [Send(Draft(1, 1, (), autoregressive_rounds=1))]
 
 
 def test_an_evicted_session_is_opened_again_at_once_but_not_in_a_loop() -> None:
@@ -637,56 +657,71 @@ def exit_(tokens: tuple[int, ...], confidence: float, round_: int = 0, layer: in
     return EarlyExit(round_, layer, tokens, len(tokens) - 1, False, confidence)
 
 
-def test_the_cache_works_on_the_most_confident_outcome_first_within_its_budget() -> None:
-    cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig(max_predrafts=2))
+def test_the_queue_gives_the_most_confident_outcome_first_within_its_budget() -> None:
+    waiting = OutcomeQueue(PreDraftConfig(max_predrafts=2))
     for tokens, confidence in [((1,), 0.2), ((2,), 0.9), ((3,), 0.5), ((2,), 0.99)]:
-        cache.push(tokens, confidence)
-    assert cache.best == 0.99
-    assert [cache.pop(), cache.pop(), cache.pop()] == [(2,), (3,), None]
-    assert cache.best == 0.0
+        waiting.push(tokens, confidence)
+    assert waiting.best == 0.99
+    assert [waiting.pop(), waiting.pop(), waiting.pop()] == [(2,), (3,), None]
+    assert waiting.best == 0.0
 
 
-def test_the_fifo_cache_keeps_the_order_of_arrival() -> None:
-    cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig(queue="fifo"))
-    cache.push((1,), 0.2)
-    cache.push((2,), 0.9)
-    assert [cache.pop(), cache.pop()] == [(1,), (2,)]
+def test_the_fifo_queue_keeps_the_order_of_arrival() -> None:
+    waiting = OutcomeQueue(PreDraftConfig(queue="fifo"))
+    waiting.push((1,), 0.2)
+    waiting.push((2,), 0.9)
+    assert [waiting.pop(), waiting.pop()] == [(1,), (2,)]
 
 
-def test_a_predraft_is_found_by_the_answer_it_continues() -> None:
-    cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig())
+def test_a_ready_draft_is_found_by_the_answer_it_continues() -> None:
+    ready = ReadyDrafts()
     made = Draft(1, 3, (7,), cached=True)
-    cache.store((5, 6, 9), made)
-    assert cache.lookup((5, 6, 9)) is made
-    assert cache.lookup((5, 6)) is None
-    cache.advance((5, 6, 9))
-    assert cache.lookup((5, 6, 9)) is made
-    cache.advance((5, 6, 9, 1))
-    assert cache.lookup((5, 6, 9)) is None
-    cache.store((5, 6), made)  # the answer is beyond it
-    assert cache.lookup((5, 6)) is None
+    ready.store((5, 6, 9), made)
+    assert ready.lookup((5, 6, 9)) is made
+    assert ready.lookup((5, 6)) is None
+    ready.advance((5, 6, 9))
+    assert ready.lookup((5, 6, 9)) is made
+    ready.advance((5, 6, 9, 1))
+    assert ready.lookup((5, 6, 9)) is None
+
+
+def test_a_verdict_gives_the_draft_that_is_ready_for_it_once() -> None:
+    """Verdicts may be several rounds ahead of the loop, repeated, or answered by a pushed draft."""
+    ready = ReadyDrafts()
+    second, pushed = Draft(1, 2, (7,)), Draft(2, 4, (8,), after=(7, 3))
+    for answer, draft in [((5, 6), second), ((5, 6, 7, 3), pushed), ((5, 9), Draft(1, 2, (1,)))]:
+        ready.store(answer, draft)
+    assert ready.on_verdict(Verdict(0, (5, 6), 1, False)) is second
+    assert ready.on_verdict(Verdict(0, (5, 6), 1, False)) is None, "a repetition"
+    assert ready.on_verdict(Verdict(1, (7, 3), 1, False)) is None, "the verifier has it"
+    ready.store((5, 6, 7, 3, 4), Draft(3, 5, (2,)))
+    assert ready.on_verdict(Verdict(2, (4,), 0, True)) is None, "the answer is complete"
+    over = ReadyDrafts()
+    over.store((5,), Draft(1, 1, (7,)))
+    over.close()
+    assert over.on_verdict(Verdict(0, (5,), 0, False)) is None, "the loop has ended"
 
 
 def test_what_a_verdict_has_not_made_void_stays_and_is_worth_more() -> None:
-    cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig(max_predrafts=2))
+    waiting = OutcomeQueue(PreDraftConfig(max_predrafts=2))
     for answer, probability in [((1,), 0.5), ((1, 2), 0.4), ((4,), 0.3), ((4, 5), 0.2)]:
-        cache.push(answer, probability)
-    assert [cache.pop(), cache.pop()] == [(1,), (1, 2)]
-    cache.advance((4,), 0.3)
-    assert cache.best == pytest.approx(0.2 / 0.3), "the budget is the round's"
-    assert [cache.pop(), cache.pop()] == [(4, 5), None]
-    cache.push((1, 9), 0.9)
-    assert cache.pop() is None, "void"
+        waiting.push(answer, probability)
+    assert [waiting.pop(), waiting.pop()] == [(1,), (1, 2)]
+    waiting.advance((4,), 0.3)
+    assert waiting.best == pytest.approx(0.2 / 0.3), "the budget is the round's"
+    assert [waiting.pop(), waiting.pop()] == [(4, 5), None]
+    waiting.push((1, 9), 0.9)
+    assert waiting.pop() is None, "void"
 
 
 def test_an_exit_that_is_surer_raises_what_was_predicted() -> None:
-    cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig())
+    waiting = OutcomeQueue(PreDraftConfig())
     for answer, probability in [((1,), 0.02), ((2,), 0.1), ((1,), 0.95), ((1,), 0.5)]:
-        cache.push(answer, probability)
-    assert cache.best == 0.95
-    assert [cache.pop(), cache.pop(), cache.pop()] == [(1,), (2,), None]
-    cache.push((1,), 0.99)
-    assert cache.pop() is None, "it was popped"
+        waiting.push(answer, probability)
+    assert waiting.best == 0.95
+    assert [waiting.pop(), waiting.pop(), waiting.pop()] == [(1,), (2,), None]
+    waiting.push((1,), 0.99)
+    assert waiting.pop() is None, "it was popped"
 
 
 TOKENS = st.lists(st.integers(1, 2), max_size=4).map(tuple)
@@ -695,29 +730,58 @@ TOKENS = st.lists(st.integers(1, 2), max_size=4).map(tuple)
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["advance", "push", "store", "lookup", "pop"]), TOKENS),
+        st.tuples(st.sampled_from(["advance", "push", "pop"]), TOKENS),
         max_size=40,
     )
 )
-def test_the_cache_never_gives_what_belongs_to_another_answer(
+def test_the_queue_never_gives_what_cannot_come(
     steps: list[tuple[str, tuple[int, ...]]],
 ) -> None:
-    cache: PreDraftCache[Draft] = PreDraftCache(PreDraftConfig(queue="random"))
+    waiting = OutcomeQueue(PreDraftConfig(queue="random"))
     answer: tuple[int, ...] = ()
     for step, tokens in steps:
         if step == "advance":
             answer += tokens
-            cache.advance(answer)
+            waiting.advance(answer)
         elif step == "push":
-            cache.push(tokens, 0.5)
-        elif step == "store":
-            cache.store(tokens, Draft(0, len(tokens), tokens))
-        elif step == "lookup":
-            found = cache.lookup(tokens)
-            assert found is None or (found.tokens == tokens and tokens[: len(answer)] == answer)
+            waiting.push(tokens, 0.5)
         else:
-            popped = cache.pop()
+            popped = waiting.pop()
             assert popped is None or (popped[: len(answer)] == answer and popped != answer)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["verdict", "advance", "store"]), TOKENS),
+        max_size=40,
+    )
+)
+def test_no_ready_draft_is_given_for_another_answer(
+    steps: list[tuple[str, tuple[int, ...]]],
+) -> None:
+    """The loop may handle a verdict long after it was received, and fill the table meanwhile."""
+    ready = ReadyDrafts()
+    answers: list[tuple[int, ...]] = [()]  # after each verdict that was received
+    handled, stored = 0, set[tuple[int, ...]]()
+    for step, tokens in steps:
+        if step == "verdict":
+            answers.append(answers[-1] + tokens)
+            found = ready.on_verdict(Verdict(len(answers) - 2, tokens, 0, False))
+            assert found is None or found.tokens == answers[-1]
+        elif step == "advance":
+            handled = min(handled + 1, len(answers) - 1)
+            now = answers[handled]
+            ready.advance(now)
+            void = [answer for answer in stored if answer[: len(now)] != now]
+            assert not any(ready.lookup(answer) for answer in void)
+        else:
+            answer = answers[handled] + tokens
+            stored.add(answer)
+            ready.store(answer, Draft(handled + 1, len(answer), answer))
+            kept = ready.lookup(answer)
+            assert kept is not None
+            assert kept.tokens == answer
 
 
 def test_tops_are_those_of_each_row_and_a_row_that_says_nothing_spoils_no_other() -> None:
@@ -794,8 +858,8 @@ def test_the_edge_client_pushes_drafts_and_knows_which_one_is_due() -> None:
 def test_without_drafts_the_edge_client_lets_the_verifier_stream() -> None:
     client = EdgeClient(ClientConfig(gamma=0, max_tokens=3))
     job = client.next_draft()
-    assert (job.gamma, job.solo) == (0, 2)
-    client.on_sent(Draft(0, 0, (), solo=2))
+    assert (job.gamma, job.autoregressive_rounds) == (0, 2)
+    client.on_sent(Draft(0, 0, (), autoregressive_rounds=2))
     for round_ in range(3):
         assert client.in_flight is not None
         assert client.predraft((1,)) is None
@@ -895,7 +959,7 @@ def test_a_void_draft_is_ignored_and_does_not_block_its_round() -> None:
 
 def test_alone_the_verifier_decodes_as_many_tokens_as_asked() -> None:
     session = verifier()
-    assert session.offer(Draft(0, 0, (), solo=2))
+    assert session.offer(Draft(0, 0, (), autoregressive_rounds=2))
     for token in (3, 4, 5):
         assert session.begin() == ()
         session.conclude(logits_for(token), 0.0)
@@ -917,7 +981,7 @@ def test_drafts_ahead_are_bounded() -> None:
     [
         (Draft(1, 1, (1,), after=(1, 2)), "after"),
         (Draft(1, 1, (1,), after=(24,)), "after"),
-        (Draft(0, 0, (), solo=25), "tokens"),
+        (Draft(0, 0, (), autoregressive_rounds=25), "tokens"),
     ],
 )
 def test_drafts_ahead_and_solo_rounds_are_checked(draft: Draft, field_name: str) -> None:

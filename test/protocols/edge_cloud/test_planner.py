@@ -18,14 +18,14 @@ from collab_llm_nodes.decoding.rejection import propose, verify_chain, verify_ow
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution, to_wire
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError, InvalidInput
-from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.prompt import encode as encode_for_model
 from collab_llm_nodes.protocols.edge_cloud.ahead import MAX_AHEAD_ENTRIES, AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, DraftJob, EdgeClient
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
+from collab_llm_nodes.protocols.edge_cloud.lookahead import Lookahead
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Verdict
-from collab_llm_nodes.protocols.edge_cloud.outlook import Outlook
+from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.protocols.edge_cloud.planner import (
     Mode,
     Planner,
@@ -35,7 +35,7 @@ from collab_llm_nodes.protocols.edge_cloud.planner import (
     settings_of,
 )
 from collab_llm_nodes.protocols.edge_cloud.prediction import predict
-from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig, ReadyDrafts
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
 
 GREEDY = SamplingConfig()
@@ -143,45 +143,53 @@ def test_a_draft_model_that_is_too_sure_is_believed_less() -> None:
 
 
 class Bench:
-    """An outlook behind a draft that is under verification."""
+    """A lookahead behind a draft that is under verification."""
 
     def __init__(self, **ahead: int) -> None:
         self.sent: list[Draft] = []
         self.engine = FakeEngine(1, noise=0.5)
         self.client = EdgeClient(ClientConfig(4, 40))
         self.drafter = Drafter(as_engine(self.engine), encode(PROMPT), GREEDY)
+        self.ready = ReadyDrafts()
         config = AheadConfig(min_probability=0.0, **ahead)
-        self.outlook = Outlook(
-            self.client, self.drafter, self.sent.append, PreDraftConfig(), config, Profile()
+        self.lookahead = Lookahead(
+            self.client,
+            self.drafter,
+            self.sent.append,
+            self.ready,
+            PreDraftConfig(),
+            config,
+            Profile(),
         )
         job = self.client.next_draft()
         draft = self.drafter.draft(job)
         assert draft is not None
         self.draft = draft
         self.client.on_sent(draft)
-        self.outlook.take_off(job, draft)
+        self.lookahead.start_round(job, draft)
 
     def work(self) -> None:
-        while self.outlook.step():
+        while self.lookahead.step():
             pass
 
 
 def test_what_is_demanded_is_made_first_and_never_sent_twice() -> None:
     bench = Bench(push_window=8)
-    replies: list[Draft | None] = []
-    bench.outlook.demand((7,), replies.append)
+    replies: list[bool] = []
+    bench.lookahead.demand((7,), replies.append)
     for _ in range(5):
-        bench.outlook.step()
-    assert len(replies) == 1
+        bench.lookahead.step()
+    assert replies == [True]
     bench.work()
-    bench.outlook.demand((7,), replies.append)
-    assert replies[0] == replies[1]
-    assert replies[1] is not None
-    assert replies[1].after == (7,)
+    bench.lookahead.demand((7,), replies.append)
+    assert replies == [True, True]
+    made = bench.ready.lookup((7,))
+    assert made is not None
+    assert made.after == (7,)
     prefixes = [(d.start, d.after) for d in bench.sent]
     assert len(prefixes) == len(set(prefixes)) == 8
-    bench.outlook.demand((), replies.append)
-    assert replies[2] is None, "nothing comes of nothing"
+    bench.lookahead.demand((), replies.append)
+    assert replies[2] is False, "nothing comes of nothing"
 
 
 def test_a_guess_that_cannot_be_continued_costs_only_itself() -> None:
@@ -190,14 +198,14 @@ def test_a_guess_that_cannot_be_continued_costs_only_itself() -> None:
     def refuse(ids: object, parents: object) -> Tensor:
         raise InvalidInput("no room", field="ids")
 
-    replies: list[Draft | None] = []
-    bench.outlook.demand((7,), replies.append)
+    replies: list[bool] = []
+    bench.lookahead.demand((7,), replies.append)
     kv = bench.drafter._kv
     grow, kv.grow = kv.grow, refuse  # type: ignore[method-assign]
-    assert bench.outlook.step()
+    assert bench.lookahead.step()
     kv.grow = grow  # type: ignore[method-assign]
-    assert replies == [None]
-    bench.outlook.advance((7,))
+    assert replies == [False]
+    bench.lookahead.advance((7,))
     job = DraftJob(1, (7,), 4)
     assert bench.drafter.draft(job) == fresh(GREEDY).draft(job), "the tree is as it was"
 
@@ -452,12 +460,12 @@ def test_predictions_that_do_not_come_true_are_corrected() -> None:
     for _ in range(20):
         planner.on_answer(
             promised,
-            GenerationMetrics(rounds=11, total_s=1.0 + 10 * seconds, time_to_first_token_s=1.0),
+            EdgeCloudMetrics(rounds=11, total_s=1.0 + 10 * seconds, time_to_first_token_s=1.0),
         )
     assert planner.round_seconds(promised) == pytest.approx(seconds, rel=0.05)
     assert not planner.choose().ahead
     before = planner.round_seconds(Mode(0))
-    planner.on_answer(Mode(0), GenerationMetrics(rounds=1, total_s=9.0))
+    planner.on_answer(Mode(0), EdgeCloudMetrics(rounds=1, total_s=9.0))
     assert planner.round_seconds(Mode(0)) == before, "one round says nothing of later ones"
 
 
@@ -470,7 +478,7 @@ def test_a_way_is_corrected_by_its_own_past_and_not_by_that_of_others() -> None:
         seconds = factor * round_seconds(p, mode, 3)
         planner.on_answer(
             mode,
-            GenerationMetrics(rounds=11, total_s=1.0 + 10 * seconds, time_to_first_token_s=1.0),
+            EdgeCloudMetrics(rounds=11, total_s=1.0 + 10 * seconds, time_to_first_token_s=1.0),
         )
     assert planner.round_seconds(usual) == pytest.approx(round_seconds(p, usual, 3), rel=0.01)
     assert planner.choose() == short
@@ -483,7 +491,7 @@ def test_the_first_answer_says_as_much_of_its_way_as_of_those_like_it() -> None:
     used, untried = planner.choose(), Mode(2, ahead=True)
     seconds = 0.5 * round_seconds(p, used, 3)
     planner.on_answer(
-        used, GenerationMetrics(rounds=11, total_s=1.0 + 10 * seconds, time_to_first_token_s=1.0)
+        used, EdgeCloudMetrics(rounds=11, total_s=1.0 + 10 * seconds, time_to_first_token_s=1.0)
     )
     for mode in (used, untried):
         assert planner.round_seconds(mode) == pytest.approx(0.5 * round_seconds(p, mode, 3))

@@ -613,7 +613,8 @@ def test_malformed_messages_get_a_typed_failure_and_a_clean_end(
 
 
 @pytest.mark.parametrize(
-    ("draft", "kind"), [(Draft(0, 0, (), solo=23), Verdict), (Draft(7, 0, ()), Failure)]
+    ("draft", "kind"),
+    [(Draft(0, 0, (), autoregressive_rounds=23), Verdict), (Draft(7, 0, ()), Failure)],
 )
 def test_the_last_word_reaches_a_client_that_writes(
     serve: Serve, draft: Draft, kind: type[ServerMessage], monkeypatch: pytest.MonkeyPatch
@@ -666,7 +667,7 @@ def test_who_does_not_end_a_stream_has_it_ended(
 ) -> None:
     monkeypatch.setattr(conversation, "_PARTING_S", 0.1)
     stream = raw(serve(FakeEngine(1)).port)
-    stream.send(OPEN, Draft(0, 0, (), solo=23))
+    stream.send(OPEN, Draft(0, 0, (), autoregressive_rounds=23))
     last = [codec.decode_server(reply) for reply in stream.replies][-1]
     assert isinstance(last, Verdict)
     assert last.finished

@@ -1,0 +1,35 @@
+"""CPU threads of a process's forward passes: set once, where the process begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.models.loading import ModelConfig, count_weights, model_folder
+
+# Below it one thread computes a step faster than several can be woken; and where other processes
+# compete for the cores, OpenMP's spinning threads made a step 50 times slower.
+SMALL = 20_000_000
+
+
+def set_threads(*models: ModelConfig) -> None:
+    """Set the CPU threads of this process for the models that it is to run.
+
+    Loading a model changes nothing process-wide: a library must not decide for the process that
+    uses it. Call this where a process begins, before models are loaded. The largest ``threads``
+    counts; if none is given, one thread serves small models on the CPU, else torch chooses. A model
+    that cannot be looked at yet (not downloaded, or wrongly named) counts as large; loading it will
+    tell.
+    """
+    threads = max(model.threads for model in models)
+    if threads or all(model.device == "cpu" and _is_small(model) for model in models):
+        torch.set_num_threads(threads or 1)
+
+
+def _is_small(config: ModelConfig) -> bool:
+    try:
+        return count_weights(model_folder(replace(config, local_files_only=True))) < SMALL
+    except ModelError:
+        return False

@@ -1,0 +1,427 @@
+"""One address for all protocols: passes goals of ``generate`` on to ``<protocol>/generate``.
+
+Feedback, cancellations and the result are copied as they are, so a caller sees what the protocol's
+own server says. The router adds what only somebody in between can: a typed error for a protocol
+that it does not know, for a server that is not there, and for one that dies in mid-goal. The
+navigator does not go through it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from action_msgs.msg import GoalStatus
+from rclpy.action import ActionClient, ActionServer, CancelResponse
+from rclpy.action.server import ServerGoalHandle
+from rclpy.task import Future
+
+from collab_llm.action import Generate
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import (
+    Busy,
+    Cancelled,
+    CollabError,
+    ConfigError,
+    DeadlineExceeded,
+    Inactive,
+    InvalidInput,
+    Unavailable,
+)
+from collab_llm_nodes.ros.clock import STEADY
+from collab_llm_nodes.ros.convert import status_of
+from collab_llm_nodes.ros.goals import SentGoal, ask_for_life
+from collab_llm_nodes.ros.health import Level
+from collab_llm_nodes.ros.managed_node import ManagedNode
+from collab_llm_nodes.ros.program import run
+from collab_llm_nodes.ros.qos import REQUESTS, RESULT
+
+MAX_DEADLINE_S = 86400.0
+_RESULT_S = 15
+"""How long a result waits for its caller; rclpy's default of 15 minutes would keep all pictures of
+that time."""
+_WATCH_S = 0.05
+"""How often deadlines and servers are looked at."""
+_PROBE_S = 1.0
+"""A server that has been silent for so long is asked for a sign of life."""
+_GONE_S = 0.5
+"""A server that has left the graph may have sent the result before; it arrives within this."""
+
+
+@dataclass(frozen=True)
+class GenerateRouterConfig:
+    """Parameters of the node."""
+
+    protocols: tuple[str, ...] = setting(
+        ("edge_cloud",),
+        "Protocols that a goal may name, each served at <protocol>/generate; a goal that names none"
+        " gets the first.",
+        read_only=True,
+    )
+    discovery_s: float = setting(
+        2.0, "Wait for a protocol's server that is not there at most [s].", low=0.0, high=60.0
+    )
+    silence_s: float = setting(
+        5.0,
+        "A server that gives no sign of life for so long while it serves a goal is lost [s].",
+        low=1.5,
+        high=600.0,
+    )
+    grace_s: float = setting(
+        1.0,
+        "A server may be so much later than a goal's deadline, or than a cancellation [s].",
+        low=0.0,
+        high=60.0,
+    )
+    longest_s: float = setting(
+        3600.0,
+        "Wait for a result at most, when the goal leaves the deadline to its server [s].",
+        low=1.0,
+        high=MAX_DEADLINE_S,
+    )
+    max_goals: int = setting(
+        64, "Goals under way at a time; more are refused as BUSY.", low=1, high=4096
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not self.protocols or len(set(self.protocols)) < len(self.protocols):
+            raise ConfigError("names none, or one twice", field="protocols")
+        for name in self.protocols:
+            if not (name.isascii() and name.isidentifier()):
+                raise ConfigError(
+                    f"{name!r} is no name", field="protocols", remedy="letters, digits and _"
+                )
+
+
+@dataclass
+class _Server:
+    """One protocol's server, as it shows itself from here."""
+
+    protocol: str
+    client: ActionClient
+    heard_at: float = -math.inf
+    seen_at: float = -math.inf
+    probe: Future | None = None
+
+    def look(self, now: float, silence_s: float) -> str:
+        """Return why the server is lost, or nothing; ask it for a sign of life now and then."""
+        if self.client.server_is_ready():
+            self.seen_at = now
+        elif now - self.seen_at > _GONE_S:
+            return "has gone"
+        if now - self.heard_at > silence_s:
+            return f"has given no sign of life for {silence_s:g} s"
+        if self.probe is None and now - self.heard_at > _PROBE_S:
+            self.probe = ask_for_life(self.client)
+            self.probe.add_done_callback(self._on_life)
+        return ""
+
+    def forgive(self, now: float, stall_s: float) -> None:
+        """Do not count it as silence that this process heard nobody for ``stall_s``."""
+        self.heard_at = min(now, self.heard_at + stall_s)
+        self.seen_at = min(now, self.seen_at + stall_s)
+
+    def expect(self, now: float) -> None:
+        """Begin to wait for signs of life: the server had no reason to give any before."""
+        self.heard_at = self.seen_at = now
+        if self.probe is not None:
+            probe, self.probe = self.probe, None
+            probe.cancel()
+
+    def _on_life(self, probe: Future) -> None:
+        if probe is self.probe:
+            self.probe = None
+            self.heard_at = time.monotonic()
+
+
+@dataclass
+class _Passage:
+    """One goal on its way through.
+
+    Attributes:
+        due: the router's own deadline; that of the server is ``grace_s`` earlier.
+        sent: the goal as it went to the server; None before.
+        over: done with the server's result, or with the error that takes its place.
+    """
+
+    goal: ServerGoalHandle
+    server: _Server
+    begun: float
+    due: float
+    over: Future = field(default_factory=Future)
+    sent: SentGoal | None = None
+    last: Any = None
+    asked_again: float = 0.0
+    cancelled: bool = False
+
+    def end(self, outcome: Any) -> None:
+        """Take the first outcome; whatever comes later does not count."""
+        if not self.over.done():
+            self.over.set_result(outcome)
+
+    def cancel(self, due: float) -> None:
+        """Have the server cancel it, by ``due``; at once where it was not sent."""
+        self.cancelled, self.due = True, min(self.due, due)
+        if self.sent is None:
+            self.end(Cancelled("the caller gave the goal up"))
+        else:
+            self.sent.call_off()
+
+    def on_feedback(self, message: Any) -> None:
+        """Copy what the server tells to the caller."""
+        self.server.heard_at = time.monotonic()
+        if not self.over.done():
+            self.last = message.feedback
+            self.goal.publish_feedback(message.feedback)
+
+    def on_end(self, result: Any | None) -> None:
+        """Take the server's result; None: it refused the goal, or has lost it."""
+        if result is not None:
+            self.end(result)
+            return
+        refused = self.sent is not None and self.sent.refused
+        self.end(
+            Unavailable(
+                "it refused the goal" if refused else "it has started anew in mid-goal",
+                field=f"{self.server.protocol}/generate",
+                remedy="see the log of its server",
+            )
+        )
+
+
+class GenerateRouter(ManagedNode[GenerateRouterConfig]):
+    """See the module docstring."""
+
+    def __init__(self, **node_arguments: Any) -> None:
+        super().__init__("generate_router", GenerateRouterConfig, **node_arguments)
+        self._servers: dict[str, _Server] = {}
+        self._passages: dict[bytes, _Passage] = {}
+        self._watched_at = time.monotonic()
+        self.passed = 0
+        self.failed = 0
+
+    # Lifecycle.
+
+    def configure(self) -> None:
+        self._servers = {
+            protocol: _Server(
+                protocol,
+                ActionClient(
+                    self,
+                    Generate,
+                    f"{protocol}/generate",
+                    goal_service_qos_profile=REQUESTS,
+                    result_service_qos_profile=REQUESTS,
+                    cancel_service_qos_profile=REQUESTS,
+                    feedback_sub_qos_profile=RESULT,
+                ),
+            )
+            for protocol in self.config.protocols
+        }
+        self._watching = self.create_timer(_WATCH_S, self._watch, clock=STEADY)
+        self._action = ActionServer(
+            self,
+            Generate,
+            "generate",
+            self._execute,
+            cancel_callback=self._on_cancel,
+            goal_service_qos_profile=REQUESTS,
+            result_service_qos_profile=REQUESTS,
+            cancel_service_qos_profile=REQUESTS,
+            feedback_pub_qos_profile=RESULT,
+            result_timeout=_RESULT_S,
+        )
+
+    def deactivate(self) -> None:
+        for passage in list(self._passages.values()):
+            if passage.sent is not None:
+                passage.sent.call_off()
+            passage.end(Inactive("generate_router was deactivated", remedy="activate it"))
+
+    def cleanup(self) -> None:
+        self.destroy_timer(self._watching)
+        # Callers still get their results: what answers them goes when they have them.
+        action, servers, due = self._action, list(self._servers.values()), time.monotonic() + 1.0
+        self._servers = {}
+
+        def retire() -> None:
+            if self._passages and time.monotonic() < due:
+                return
+            self.destroy_timer(timer)
+            action.destroy()
+            for server in servers:
+                server.client.destroy()
+
+        timer = self.create_timer(0.02, retire, clock=STEADY)
+
+    def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
+        level, message, _ = super().diagnose()
+        absent = [s.protocol for s in self._servers.values() if not s.client.server_is_ready()]
+        if self.active and absent:
+            level, message = Level.WARN, f"not there: {', '.join(f'{p}/generate' for p in absent)}"
+        values = {
+            "in_progress": len(self._passages),
+            "passed_on": self.passed,
+            "failed": self.failed,
+        }
+        return level, message, values
+
+    # Goals. All are accepted, because a refusal cannot say why.
+
+    async def _execute(self, goal: ServerGoalHandle) -> Generate.Result:
+        key = bytes(goal.goal_id.uuid)
+        passage: _Passage | None = None
+        try:
+            passage = self._passages[key] = self._admit(goal)
+            if goal.is_cancel_requested:  # it came before this coroutine began
+                passage.cancel(time.monotonic())
+            self._watching.reset()
+            self._send(passage)
+            outcome = await passage.over
+        except CollabError as error:
+            outcome = error
+        finally:
+            self._passages.pop(key, None)
+            if passage is not None and passage.sent is not None:
+                passage.sent.forget()
+        if isinstance(outcome, CollabError):
+            return self._fail(goal, passage, outcome)
+        assert passage is not None
+        assert passage.sent is not None
+        self.passed += 1
+        if passage.sent.status == GoalStatus.STATUS_SUCCEEDED:
+            goal.succeed()
+        elif passage.sent.status == GoalStatus.STATUS_CANCELED and goal.is_cancel_requested:
+            goal.canceled()
+        else:
+            goal.abort()
+        return outcome
+
+    def _fail(
+        self, goal: ServerGoalHandle, passage: _Passage | None, error: CollabError
+    ) -> Generate.Result:
+        """End ``goal`` by an error of the router's own, with the text so far."""
+        self.failed += 1
+        told = f"generate: {error.code}: {error}"
+        self.get_logger().warning(told, throttle_duration_sec=1.0)
+        result = Generate.Result(header=goal.request.header)
+        result.status = status_of(error)
+        if passage is not None and passage.last is not None:
+            last = passage.last
+            result.session_id, result.text, result.metrics = (
+                last.session_id,
+                last.text,
+                last.metrics,
+            )
+        if goal.is_cancel_requested:
+            goal.canceled()
+        else:
+            goal.abort()
+        return result
+
+    def _on_cancel(self, goal: ServerGoalHandle) -> CancelResponse:
+        passage = self._passages.get(bytes(goal.goal_id.uuid))
+        if passage is not None:
+            passage.cancel(time.monotonic() + self.config.grace_s)
+        return CancelResponse.ACCEPT
+
+    def _admit(self, goal: ServerGoalHandle) -> _Passage:
+        """Check what the router itself must know of a goal; raises CollabError."""
+        request, now = goal.request, time.monotonic()
+        if not self.active:
+            raise Inactive("generate_router is not active", remedy="activate it (lifecycle)")
+        if len(self._passages) >= self.config.max_goals:
+            raise Busy(
+                f"{len(self._passages)} goals are under way", remedy="retry, or raise max_goals"
+            )
+        request.protocol = request.protocol or self.config.protocols[0]
+        server = self._servers.get(request.protocol)
+        if server is None:
+            raise InvalidInput(
+                f"unknown protocol {request.protocol[:60]!r}",
+                field="protocol",
+                remedy=f"one of {', '.join(self._servers)}",
+            )
+        if not 0.0 <= request.deadline_s <= MAX_DEADLINE_S:
+            raise InvalidInput(
+                f"must be in 0..{MAX_DEADLINE_S:g} s",
+                field="deadline_s",
+                remedy="0 = the server's default",
+            )
+        allowed_s = request.deadline_s or self.config.longest_s
+        return _Passage(goal, server, now, now + allowed_s + self.config.grace_s)
+
+    def _send(self, passage: _Passage) -> None:
+        """Pass a goal on if its server is there, with the time that is left."""
+        if passage.over.done() or not passage.server.client.server_is_ready():
+            return
+        now, request = time.monotonic(), passage.goal.request
+        if request.deadline_s:
+            request.deadline_s = max(0.001, request.deadline_s - (now - passage.begun))
+        if not any(each.server is passage.server and each.sent for each in self._others(passage)):
+            passage.server.expect(now)
+        passage.asked_again = now
+        passage.sent = SentGoal(
+            self, passage.server.client, request, passage.on_end, passage.on_feedback
+        )
+
+    def _others(self, passage: _Passage) -> list[_Passage]:
+        return [each for each in self._passages.values() if each is not passage]
+
+    def _watch(self) -> None:
+        """Look after the goals under way. One timer for all: rclpy keeps something of each timer
+        that was ever made."""
+        if not self._passages:
+            self._watching.cancel()  # until the next one
+        now, config = time.monotonic(), self.config
+        stall_s, self._watched_at = max(0.0, now - self._watched_at - 2 * _WATCH_S), now
+        for server in self._servers.values():
+            server.forgive(now, stall_s)
+        for passage in list(self._passages.values()):
+            if passage.sent is None:
+                self._send(passage)
+            if passage.sent is None:
+                late = min(passage.due - config.grace_s, passage.begun + config.discovery_s)
+                if now >= late:
+                    passage.end(_lost(passage.server, "is not there"))
+                continue
+            lost = passage.server.look(now, config.silence_s)
+            if lost:
+                passage.sent.call_off()  # it may be only out of reach
+                passage.end(_lost(passage.server, lost))
+            elif now >= passage.due:
+                passage.sent.call_off()
+                passage.end(_late(passage))
+            elif now - passage.asked_again > config.silence_s:
+                passage.asked_again = now  # one that has started anew does not know the goal
+                passage.sent.ask_again()
+
+
+def _lost(server: _Server, why: str) -> Unavailable:
+    return Unavailable(
+        f"the server of {server.protocol} {why}",
+        field=f"{server.protocol}/generate",
+        remedy="start it, or see its log",
+    )
+
+
+def _late(passage: _Passage) -> CollabError:
+    if passage.cancelled:
+        return Cancelled("the caller gave the goal up; its server did not answer in time")
+    return DeadlineExceeded(
+        f"the server of {passage.server.protocol} gave no result in time",
+        field="deadline_s",
+        remedy="raise it, or see the server's log",
+    )
+
+
+def main() -> int:
+    """Run the node."""
+    return run(GenerateRouter)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

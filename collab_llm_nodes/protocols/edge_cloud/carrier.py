@@ -1,0 +1,64 @@
+"""How the edge's messages reach the verifier: injected into the protocol.
+
+Over gRPC in the same process (:class:`VerifierCarrier`), or over ROS topics through the nodes
+``cloud_verifier_bridge`` and ``predraft_cache`` (``nodes/draft_vlm.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from collab_llm_nodes.protocols.base import Request
+from collab_llm_nodes.protocols.edge_cloud.loop import Event
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import VerifierClient
+
+
+class Session(Protocol):
+    """The verifier's side of one answer."""
+
+    bytes_up: int
+    bytes_down: int
+
+    def send(self, draft: Draft) -> None:
+        """Have ``draft`` verified; does not block."""
+
+    def close(self) -> None:
+        """End the session, complete or not; nothing is received any more."""
+
+
+class Carrier(Protocol):
+    """Opens sessions at the verifier."""
+
+    @property
+    def queues_exits(self) -> bool:
+        """Early exits are ranked elsewhere, which asks for pre-drafts (``PreDraftRequest``)."""
+
+    def open(
+        self, request: Request, opened: Open, receive: Callable[[Event], None], due: float
+    ) -> Session:
+        """Open the session of ``request``.
+
+        Args:
+            receive: takes everything that comes for it, from any thread; must not block.
+            due: ``time.monotonic()`` by which the answer must be complete.
+
+        Raises:
+            CollabError: why there is no session.
+        """
+
+
+class VerifierCarrier:
+    """Over gRPC from this process; ``client`` stays the caller's to close."""
+
+    queues_exits = False
+
+    def __init__(self, client: VerifierClient) -> None:
+        self._client = client
+
+    def open(
+        self, request: Request, opened: Open, receive: Callable[[Event], None], due: float
+    ) -> Session:
+        """Open a session; does not wait for the verifier."""
+        return self._client.open(opened, receive)

@@ -1,0 +1,310 @@
+"""Edge-cloud speculation as a protocol: the edge client of paper 003 (Algorithm 1).
+
+Each answer is an ``EdgeLoop`` in the thread that calls :meth:`EdgeCloud.run`; what the carrier
+receives is only posted to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from collab_llm_nodes.config import check_ranges
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import (
+    CollabError,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidInput,
+    Unavailable,
+)
+from collab_llm_nodes.models.detokenising import Detokeniser
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt, PromptLimits, check_prompt, encode
+from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
+from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
+from collab_llm_nodes.protocols.edge_cloud.carrier import Carrier, Session
+from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient
+from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter, DrafterConfig
+from collab_llm_nodes.protocols.edge_cloud.link_loss import LinkLossConfig, Patience, finish_alone
+from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, Event
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Failure, open_message
+from collab_llm_nodes.protocols.edge_cloud.planner import Mode, Planner, PlannerConfig, settings_of
+from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
+
+_WATCH_S = 0.05
+"""Period at which the silence of the verifier is looked at."""
+
+
+@dataclass(frozen=True)
+class EdgeCloudConfig:
+    """The edge's side."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    prompt: PromptLimits = field(default_factory=PromptLimits)
+    client: ClientConfig = field(default_factory=ClientConfig)
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    predraft: PreDraftConfig = field(default_factory=PreDraftConfig)
+    ahead: AheadConfig = field(default_factory=AheadConfig)
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
+    link_loss: LinkLossConfig = field(default_factory=LinkLossConfig)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+def check(request: Request) -> None:
+    """Refuse what can be refused without the model.
+
+    Raises:
+        InvalidInput, ConfigError: ``field`` names the request's.
+    """
+    config: EdgeCloudConfig = request.config
+    check_prompt(_prompt(request), config.prompt, field="prompt")
+    _client_config(request, config.client.gamma)
+
+
+def start(config: EdgeCloudConfig, resources: Resources) -> EdgeCloud:
+    """Load the draft model.
+
+    Raises:
+        ConfigError: the host gives no carrier.
+        ModelError: the model cannot be loaded.
+    """
+    if resources.carrier is None:
+        raise ConfigError(
+            "edge_cloud needs a way to its verifier",
+            field="carrier",
+            remedy="give a VerifierCarrier, or run the node draft_vlm",
+        )
+    return EdgeCloud(Engine(load(config.model)), config, resources)
+
+
+class EdgeCloud:
+    """Edge-cloud speculation with its draft model loaded."""
+
+    parallel = 1  # one draft model, which does not batch answers
+
+    def __init__(self, engine: Engine, config: EdgeCloudConfig, resources: Resources) -> None:
+        self._engine = engine
+        self._config = config
+        self._carrier: Carrier = resources.carrier
+        self._log = resources.log
+        self.planner = Planner(config.planner, config.client.gamma, config.ahead.push_depth)
+        self._mode: Mode | None = None  # of the last answer
+        model = engine.loaded.model
+        parts = (*model.parameters(), *model.buffers())
+        self._weights = sum(part.numel() * part.element_size() for part in parts)
+
+    def run(self, request: Request, emit: Callable[[Progress], None], control: Control) -> Answer:
+        """Decode one answer; its law is the target's alone, whatever the draft and the link."""
+        config: EdgeCloudConfig = request.config
+        prompt = _prompt(request)
+        try:
+            encoded = encode(prompt, self._engine.loaded, config.prompt)
+        except InvalidInput as error:
+            if error.field == "text":
+                error.field = "prompt"  # as requests call it
+            raise
+        chosen = config.client.gamma
+        own = chosen != self._config.client.gamma  # this request's, which no planner overrules
+        self._mode = mode = Mode(chosen, ahead=True) if own else self.planner.choose()
+        drafter = Drafter(self._engine, encoded, request.sampling, config.drafter)
+        generation = _Generation(self, request, mode, drafter, emit)
+        error = None
+        try:
+            generation.decode(control)
+        except CollabError as caught:
+            error = caught
+        finally:
+            drafter.close()
+        return generation.answer(error)
+
+    def health(self) -> Mapping[str, object]:
+        """Return mode of decoding, memory and device."""
+        device = self._engine.loaded.device
+        values: dict[str, object] = {
+            "model": self._config.model.path,
+            "mode": self._mode.name if self._mode else "",
+            "weights_mib": f"{self._weights / 2**20:.1f}",
+            "device": str(device),
+        }
+        if device.type == "cuda":
+            values["allocated_mib"] = f"{torch.cuda.memory_allocated(device) / 2**20:.1f}"
+        return values
+
+    def close(self) -> None:
+        """Free the model."""
+        del self._engine
+
+
+class _Generation:
+    """One answer under way."""
+
+    def __init__(
+        self,
+        owner: EdgeCloud,
+        request: Request,
+        mode: Mode,
+        drafter: Drafter,
+        emit: Callable[[Progress], None],
+    ) -> None:
+        config: EdgeCloudConfig = request.config
+        self._owner, self._request, self._mode, self._emit = owner, request, mode, emit
+        self._link_loss = config.link_loss
+        self._drafter = drafter
+        self._text = Detokeniser(owner._engine.decode)
+        self._told = 0  # tokens that were emitted
+        self._patience = Patience(config.link_loss.after_s)
+        self._session: Session | None = None
+        self._client = EdgeClient(_client_config(request, mode.gamma))
+        predraft, ahead = settings_of(mode, config.predraft, config.ahead)
+        self._loop = EdgeLoop(
+            self._client,
+            drafter,
+            send=self._send,
+            predraft=predraft,
+            ahead=ahead,
+            profile=owner.planner.profile,
+            exits=not owner._carrier.queues_exits,
+            on_tokens=self._on_tokens,
+            # The verifier works now: telling wakes other processes, and no draft waits for that.
+            on_under_way=self._tell,
+        )
+
+    def decode(self, control: Control) -> None:
+        """Decode until the answer is complete, by the draft model alone if the policy says so.
+
+        Raises:
+            CollabError: why it is not.
+        """
+        forget = control.on_cancel(lambda: self._loop.post(Cancel()))
+        try:
+            self._verified(control)
+        except CollabError as error:
+            if not self._link_loss.finishes_alone(error):
+                raise
+            self._alone(control, error)
+        finally:
+            forget()
+
+    def answer(self, error: CollabError | None) -> Answer:
+        """Return the end of the answer."""
+        self._text.update(self._client.generated, final=True)
+        verified = error is None and self._client.verified
+        return Answer(**{**vars(self._progress()), "verified": verified}, error=error)
+
+    def _verified(self, control: Control) -> None:
+        """Run Algorithm 1."""
+        request, owner = self._request, self._owner
+        opened = open_message(
+            _prompt(request),
+            request.sampling,
+            _client_config(request, self._mode.gamma).max_tokens,
+            owner._engine.vocabulary,
+        )
+        with self._noticing_silence():
+            try:
+                self._session = owner._carrier.open(request, opened, self._receive, control.due)
+                control.check()
+                left_s = control.due - time.monotonic()
+                self._loop.run(left_s, asked_at=request.asked_at or None)
+                owner.planner.on_answer(self._mode, self._client.metrics)
+            finally:
+                self._tell()
+                if self._session is not None:
+                    self._session.close()
+
+    def _alone(self, control: Control, error: CollabError) -> None:
+        """The verifier is out of reach: the draft model goes on, in what time is left."""
+
+        def check_() -> None:
+            try:
+                control.check()
+            except DeadlineExceeded:
+                raise error from None
+
+        check_()
+        self._owner._log.warning(f"the draft model finishes the answer alone: {error}")
+        finish_alone(
+            self._client,
+            self._drafter.alone,
+            self._owner._engine.eos,
+            self._link_loss.max_unverified,
+            check=check_,
+            on_tokens=lambda tokens: self._tell(),
+        )
+
+    def _receive(self, event: Event) -> None:
+        now = time.monotonic()
+        if isinstance(event, EarlyExit):
+            self._patience.on_heard(now, waiting=True)
+        self._loop.post(event)
+
+    def _send(self, draft: Draft) -> None:
+        assert self._session is not None
+        self._patience.on_sent(time.monotonic())
+        self._session.send(draft)
+
+    def _on_tokens(self, tokens: tuple[int, ...]) -> None:
+        awaited = self._client.in_flight is not None
+        self._patience.on_heard(time.monotonic(), waiting=awaited)
+
+    def _tell(self) -> None:
+        if len(self._client.generated) > self._told:
+            self._told = len(self._client.generated)
+            self._text.update(self._client.generated)
+            self._emit(self._progress())
+
+    def _progress(self) -> Progress:
+        client, session = self._client, self._session
+        metrics = replace(client.metrics)
+        if session is not None:
+            metrics.bytes_up, metrics.bytes_down = session.bytes_up, session.bytes_down
+        return Progress(
+            self._text.text,
+            tuple(client.generated),
+            tuple(int(source) for source in client.sources),
+            self._text.ends,
+            client.verified,
+            metrics=metrics,
+        )
+
+    @contextlib.contextmanager
+    def _noticing_silence(self) -> Iterator[None]:
+        """End the loop when the verifier is silent for too long, if the draft model may go on: no
+        need to wait for the link's own deadline."""
+        if self._link_loss.policy != "draft_only":
+            yield
+            return
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(_WATCH_S):
+                if self._patience.over(time.monotonic()):
+                    limit = self._link_loss.after_s
+                    silent = Failure(Unavailable.code, f"no verdict within {limit:g} s")
+                    self._loop.post(silent)
+                    return
+
+        watching = threading.Thread(target=watch, name="verifier-silence")
+        watching.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watching.join()
+
+
+def _client_config(request: Request, gamma: int) -> ClientConfig:
+    config: EdgeCloudConfig = request.config
+    return ClientConfig(gamma, request.max_tokens or config.client.max_tokens)
+
+
+def _prompt(request: Request) -> Prompt:
+    return Prompt(request.prompt, request.images, turns=request.turns[:-1], raw=request.raw)

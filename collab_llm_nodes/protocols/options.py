@@ -1,0 +1,82 @@
+"""Options of one request: fields of a protocol's configuration, set for this answer only."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from collab_llm_nodes.errors import ConfigError, InvalidInput
+
+C = TypeVar("C")
+
+
+def names(config: Any, prefix: str = "") -> list[str]:
+    """Return the dotted names of all fields marked ``per_request``, nested ones included."""
+    found = []
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), prefix + field.name
+        if dataclasses.is_dataclass(value):
+            found += names(value, f"{name}.")
+        elif field.metadata.get("per_request"):
+            found.append(name)
+    return found
+
+
+def with_options(config: C, keys: Sequence[str], values: Sequence[str]) -> C:
+    """Return ``config`` with ``values`` in place of its own in the fields ``keys``.
+
+    Args:
+        config: a frozen dataclass; nested ones are reached by dotted keys ("client.gamma").
+
+    Raises:
+        InvalidInput: a key that is unknown, given twice or not for requests (the remedy names the
+            nearest), a value of the wrong type or out of its range, or lists of unequal length.
+    """
+    if len(keys) != len(values):
+        raise InvalidInput(
+            f"{len(keys)} names and {len(values)} values",
+            field="option_values",
+            remedy="give one value for each name",
+        )
+    known = names(config)
+    for i, (key, value) in enumerate(zip(keys, values, strict=True)):
+        if key not in known:
+            close = difflib.get_close_matches(key, known, 1)
+            may_be = f"one of {', '.join(known)}" if known else "this protocol has no options"
+            raise InvalidInput(
+                "is no option of this protocol",
+                field=key[:64],
+                remedy=f"did you mean {close[0]}?" if close else may_be,
+            )
+        if key in keys[:i]:
+            raise InvalidInput("is given twice", field=key, remedy="give it once")
+        try:
+            config = _replaced(config, key.split("."), value)
+        except ConfigError as error:
+            raise InvalidInput(str(error.args[0]), field=key, remedy=error.remedy) from error
+    return config
+
+
+def _replaced(config: Any, path: list[str], value: str) -> Any:
+    name, *rest = path
+    old = getattr(config, name)
+    new = _replaced(old, rest, value) if rest else _converted(value, old)
+    return dataclasses.replace(config, **{name: new})
+
+
+def _converted(value: str, like: Any) -> Any:
+    """Return ``value`` as the type of ``like``: bool, int, float or str.
+
+    Raises:
+        ConfigError: it is none of that type.
+    """
+    kind = type(like)
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[value.strip().lower()]
+        return kind(value)
+    except (KeyError, ValueError):
+        remedy = "true or false" if kind is bool else f"give a value such as {like!r}"
+        raise ConfigError(f"{value[:64]!r} is no {kind.__name__}", remedy=remedy) from None

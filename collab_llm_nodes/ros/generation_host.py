@@ -1,0 +1,459 @@
+"""Everything that a server of a protocol needs besides the protocol, once for all of them.
+
+A :class:`GenerationHost` offers the action ``<protocol>/generate`` and, if wished, a service twin.
+It queues, refuses, watches deadlines, cancels, tells the answer so far (feedback and the topic
+``generated_text``) and reports health. The protocol runs in threads of the host's; ROS callbacks
+only start and end answers, so they answer at once in any state of the node.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from threading import Lock
+from typing import Any
+
+from rclpy.action import ActionServer, CancelResponse, GoalResponse
+from rclpy.action.server import ServerGoalHandle
+from rclpy.callback_groups import ReentrantCallbackGroup
+from rclpy.task import Future
+from std_msgs.msg import Header
+
+from collab_llm.action import Generate
+from collab_llm.msg import GeneratedText
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import (
+    Busy,
+    Cancelled,
+    CollabError,
+    DeadlineExceeded,
+    Inactive,
+    InvalidInput,
+)
+from collab_llm_nodes.models.detokenising import REPLACEMENT
+from collab_llm_nodes.models.turns import ROLES, Turn
+from collab_llm_nodes.protocols import registry
+from collab_llm_nodes.protocols.base import (
+    Answer,
+    Control,
+    Document,
+    Entry,
+    Progress,
+    Request,
+    Running,
+)
+from collab_llm_nodes.protocols.options import with_options
+from collab_llm_nodes.ros.clock import STEADY
+from collab_llm_nodes.ros.convert import (
+    images_from,
+    metrics_to_msg,
+    of_a_request,
+    sampling_from,
+    status_of,
+)
+from collab_llm_nodes.ros.health import AnswerLimits, Answers, Level, Status
+from collab_llm_nodes.ros.managed_node import ManagedNode
+from collab_llm_nodes.ros.qos import REQUESTS, RESULT
+
+MAX_DEADLINE_S = 86400.0
+_RESULT_S = 15
+"""How long a result waits for its caller, who should ask for it when the goal is accepted [s].
+rclpy's default of 15 minutes would keep the pictures of all goals of that time; and announcing a
+goal leaks memory in proportion to the goals that are kept."""
+_WATCH_S = 0.05
+"""Period at which the deadlines of waiting requests are looked at."""
+_FAREWELL_S = 1.0
+"""Grace period in which callers still get their results when the node is cleaned up."""
+
+
+@dataclass(frozen=True)
+class HostConfig:
+    """Parameters of every server of a protocol, beside the protocol's own."""
+
+    health: AnswerLimits = field(default_factory=AnswerLimits)
+    deadline_s: float = setting(
+        10.0, "One answer, when the request names no deadline [s].", low=0.05, high=3600.0
+    )
+    max_waiting: int = setting(
+        4, "Answers in progress or waiting; more are refused as BUSY.", low=1, high=256
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+class _Job:
+    """One answer, from the request to its end."""
+
+    def __init__(self, request: Request, header: Header, for_motion: bool, due: float) -> None:
+        self.request = request
+        self.header = header
+        self.for_motion = for_motion
+        self.control = Control(due)
+        self.begun = False  # its turn has come, or it was given up before
+        self.told: Progress = Progress()  # what was published last
+        self.answer: Answer | None = None
+        self.feedback: Callable[[GeneratedText, int, Progress], None] = lambda *told: None
+        self.over = Future()
+        self._lock = Lock()
+
+    def claim(self) -> bool:
+        """True for the first who asks: a thread of the host, or who gives up before its turn."""
+        with self._lock:
+            first, self.begun = not self.begun, True
+            return first
+
+    def ended(self, error: CollabError) -> Answer:
+        """Return the answer that ends with ``error``: it is what was told last."""
+        return Answer(**{**vars(self.told), "verified": False}, error=error)
+
+
+class GenerationHost:
+    """Serves a running protocol in ``node``.
+
+    Args:
+        node: its configuration is both ``HostConfig`` and the protocol's; read for every request.
+        entry, running: the protocol; ``running`` is the host's to close.
+        service: type and name of a blocking twin of the action, whose fields are named as in
+            ``Generate``; it may lack those it has no use for.
+    """
+
+    def __init__(
+        self,
+        node: ManagedNode[Any],
+        entry: Entry,
+        running: Running,
+        service: tuple[type, str] | None = None,
+    ) -> None:
+        self._node = node
+        self._entry = entry
+        self.running = running
+        self._jobs: list[_Job] = []  # in progress or waiting
+        self._goals: dict[bytes, _Job] = {}
+        self._health = Answers()
+        self.answered = self.failed = 0
+        self._workers = ThreadPoolExecutor(running.parallel, thread_name_prefix=entry.name)
+        self._texts = node.create_publisher(GeneratedText, "generated_text", RESULT)
+        self._watching = node.create_timer(_WATCH_S, self._watch, clock=STEADY)
+        self.action = f"{entry.name}/generate"
+        self._action = ActionServer(
+            node,
+            Generate,
+            self.action,
+            self._execute,
+            goal_callback=self._on_goal,
+            cancel_callback=self._on_cancel,
+            goal_service_qos_profile=REQUESTS,
+            result_service_qos_profile=REQUESTS,
+            cancel_service_qos_profile=REQUESTS,
+            result_timeout=_RESULT_S,
+        )
+        # An awaiting service callback occupies its callback group: in the node's own, exclusive
+        # one it would block the very responses that its answer may wait for.
+        self.group = ReentrantCallbackGroup()
+        self._service = service and node.create_service(
+            *service, self._serve, qos_profile=REQUESTS, callback_group=self.group
+        )
+
+    def cancel_all(self) -> None:
+        """End all answers, in progress or waiting."""
+        for job in list(self._jobs):
+            self._give_up(job)
+
+    def close(self, on_quiet: Callable[[], None] = lambda: None) -> None:
+        """End all answers and free the protocol.
+
+        ``on_quiet`` is called when every caller has its result, or after a second: then is the time
+        to destroy what the answers went through.
+        """
+        self.cancel_all()
+        self._workers.shutdown(wait=True)  # at most one pass: cancelled above
+        self.running.close()
+        node = self._node
+        node.destroy_publisher(self._texts)
+        node.destroy_timer(self._watching)
+        due = time.monotonic() + _FAREWELL_S
+
+        def retire() -> None:
+            if self._jobs and time.monotonic() < due:
+                return
+            node.destroy_timer(timer)
+            self._action.destroy()
+            if self._service:
+                node.destroy_service(self._service)
+            on_quiet()
+
+        timer = node.create_timer(0.02, retire, clock=STEADY)
+
+    def diagnose(self) -> dict[str, Any]:
+        """Return counters for the node's own diagnostics."""
+        return {
+            "protocol": self._entry.name,
+            "in_progress": len(self._jobs),
+            "answered": self.answered,
+            "failed": self.failed,
+        }
+
+    def details(self, now: float) -> list[Status]:
+        """Return how the last answers were, and what the protocol tells of itself."""
+        recent = self._node.common.diagnostics.recent
+        decoding = self._health.status("decoding", self._node.config.health, now, recent)
+        return [decoding, Status("model", Level.OK, "loaded", dict(self.running.health()))]
+
+    # Callbacks of actions and services, which must answer in any state of the node.
+
+    def _on_goal(self, goal: Generate.Goal) -> GoalResponse:
+        """Refuse what cannot be answered, as far as that is known without reading the picture."""
+        try:
+            self._read(goal)
+        except CollabError as error:
+            return self._node.refuse_goal(self.action, error)
+        return GoalResponse.ACCEPT
+
+    async def _execute(self, goal: ServerGoalHandle) -> Generate.Result:
+        result = Generate.Result(header=goal.request.header)
+        goal_id = bytes(goal.goal_id.uuid)
+
+        def feedback(msg: GeneratedText, new: int, progress: Progress) -> None:
+            update = Generate.Feedback(header=msg.header, session_id=msg.session_id)
+            update.text, update.delta, update.metrics = msg.text, msg.delta, msg.metrics
+            begin = len(msg.tokens) - new
+            update.tokens, update.sources = msg.tokens[begin:], msg.sources[begin:]
+            update.stage, update.share_done = progress.stage, float(progress.share_done)
+            goal.publish_feedback(update)
+
+        try:
+            job = self._read(goal.request)  # again: the node may be busy or inactive by now
+            job.feedback = feedback
+            self._goals[goal_id] = job
+            if goal.is_cancel_requested:  # it came before this coroutine began
+                self._give_up(job)
+            try:
+                await self._answer(job, result)
+            finally:
+                del self._goals[goal_id]
+        except CollabError as error:
+            result.status = status_of(error)
+        if result.status.code == result.status.OK:
+            goal.succeed()
+        elif goal.is_cancel_requested:
+            goal.canceled()
+        else:
+            goal.abort()
+        return result
+
+    def _on_cancel(self, goal: ServerGoalHandle) -> CancelResponse:
+        job = self._goals.get(bytes(goal.goal_id.uuid))
+        if job is not None:
+            self._give_up(job)
+        return CancelResponse.ACCEPT
+
+    async def _serve(self, request: Any, response: Any) -> Any:
+        response.header = request.header
+        try:
+            await self._answer(self._read(request), response)
+        except CollabError as error:
+            response.status = status_of(error)
+        return response
+
+    def _read(self, msg: Any) -> _Job:
+        """Check a goal, or a service's request, which may lack fields. Raises CollabError."""
+        node, config = self._node, self._node.config
+        if not node.active:
+            raise Inactive(f"{node.get_name()} is not active", remedy="activate it (lifecycle)")
+        if len(self._jobs) >= config.max_waiting:
+            raise Busy(
+                f"{len(self._jobs)} answers are in progress", remedy="retry, or raise max_waiting"
+            )
+        if not 0.0 <= msg.deadline_s <= MAX_DEADLINE_S:
+            raise InvalidInput(
+                f"must be in 0..{MAX_DEADLINE_S:g} s",
+                field="deadline_s",
+                remedy="0 = the node's default",
+            )
+        protocol = getattr(msg, "protocol", "")
+        if protocol not in ("", self._entry.name):
+            raise registry.unknown(protocol, [self._entry.name])
+        names, values = getattr(msg, "option_names", ()), getattr(msg, "option_values", ())
+        stamp, now = msg.header.stamp, time.monotonic()
+        request = Request(
+            id=uuid.uuid4().hex,
+            config=with_options(config, names, values),
+            turns=self._turns(msg),
+            raw=getattr(msg, "raw", False),
+            images=images_from(msg) if self._takes("images", msg.images) else (),
+            documents=self._documents(msg),
+            sampling=sampling_from(msg),
+            max_tokens=msg.max_tokens,
+            stamp_ns=stamp.sec * 10**9 + stamp.nanosec,
+            frame_id=msg.header.frame_id,
+            asked_at=now,
+        )
+        with of_a_request():
+            self._entry.check(request)
+        due = now + (msg.deadline_s or config.deadline_s)
+        return _Job(request, msg.header, getattr(msg, "for_motion", False), due)
+
+    def _turns(self, msg: Any) -> tuple[Turn, ...]:
+        roles, contents = getattr(msg, "turn_roles", ()), getattr(msg, "turn_contents", ())
+        pairs = _pairs(roles, contents, "turn_contents")
+        if not pairs:
+            return (Turn("user", msg.prompt),)
+        if msg.prompt:
+            raise InvalidInput(
+                "given beside chat turns", field="prompt", remedy="make it the last turn"
+            )
+        for i, role in enumerate(roles):
+            if role not in ROLES or (i == len(roles) - 1 and role != "user"):
+                raise InvalidInput(
+                    f"{role[:64]!r}",
+                    field=f"turn_roles[{i}]",
+                    remedy=f"one of {', '.join(ROLES)}; the last is user",
+                )
+        self._takes("chat", pairs[1:], "turn_roles")
+        return tuple(Turn(*pair) for pair in pairs)
+
+    def _documents(self, msg: Any) -> tuple[Document, ...]:
+        names, contents = getattr(msg, "document_names", ()), getattr(msg, "document_contents", ())
+        pairs = _pairs(names, contents, "document_contents")
+        self._takes("documents", pairs, "document_names")
+        return tuple(Document(*pair) for pair in pairs)
+
+    def _takes(self, kind: str, given: Sequence[Any], name: str = "") -> bool:
+        """Return whether anything of this kind is given; raises InvalidInput if it must not be."""
+        if given and kind not in self._entry.takes:
+            raise InvalidInput(
+                f"{self._entry.name} takes no {kind}",
+                field=name or kind,
+                remedy="leave it out, or ask another protocol",
+            )
+        return bool(given)
+
+    # Answers.
+
+    async def _answer(self, job: _Job, result: Any) -> None:
+        """Have ``job`` answered; returns when it is over, however it ends, with ``result`` set."""
+        self._node.get_logger().debug(f"answer {job.request.id[:8]}: asked for")
+        self._jobs.append(job)
+        self._watching.reset()
+        self._workers.submit(self._run, job)
+        try:
+            await job.over
+        finally:
+            self._jobs.remove(job)
+        self._fill(result, job)
+
+    def _give_up(self, job: _Job) -> None:
+        """Cancel: at once before its turn, else between two passes."""
+        job.control.cancel()
+        self._abandon(job, Cancelled("the caller gave the answer up"))
+
+    def _abandon(self, job: _Job, error: CollabError) -> None:
+        """End ``job`` with ``error`` if its turn has not come."""
+        if job.claim():
+            job.answer = job.ended(error)
+            self._node.post(job.over.set_result, None)
+
+    def _watch(self) -> None:
+        """End waiting requests whose deadline has passed; those whose turn has come see to that
+        themselves. One timer for all: rclpy keeps something of each timer that was ever made."""
+        if not self._jobs:
+            self._watching.cancel()  # until the next one
+        now = time.monotonic()
+        for job in list(self._jobs):
+            if now >= job.control.due:
+                late = DeadlineExceeded(
+                    "other answers were in progress", field="deadline_s", remedy="raise it"
+                )
+                self._abandon(job, late)
+
+    def _fill(self, result: Any, job: _Job) -> None:
+        """Set what the action's result and the service's response have in common."""
+        answer, log = job.answer, self._node.get_logger()
+        assert answer is not None
+        name = f"answer {job.request.id[:8]}"
+        if answer.error is not None:
+            self.failed += 1
+            result.status = status_of(answer.error)
+            if answer.error.code != Cancelled.code:  # which is the caller's wish
+                self._health.faults.add(answer.error.code, str(answer.error), time.monotonic())
+        else:
+            self.answered += 1
+            self._health.on_answer(answer.metrics)
+        metrics = answer.metrics
+        log.debug(
+            f"{name}: {answer.error or 'complete'}; {len(answer.tokens)} tokens,"
+            f" {metrics.rounds} rounds, {metrics.total_s:.2f} s, {dict(metrics.figures())}"
+        )
+        result.session_id, result.text = job.request.id, answer.text
+        result.tokens, result.sources = list(answer.tokens), list(answer.sources)
+        result.verified = answer.verified
+        result.metrics = metrics_to_msg(metrics)
+
+    # In a thread of the host's.
+
+    def _run(self, job: _Job) -> None:
+        """Answer ``job``; every way out publishes a final text and ends the wait for it."""
+        if not job.claim():
+            return  # given up while it waited for its turn
+        log = self._node.get_logger()
+        try:
+            job.control.check()
+            answer = self.running.run(job.request, partial(self._tell, job), job.control)
+        except CollabError as error:
+            answer = job.ended(error)
+        except Exception as error:  # noqa: BLE001 - whatever a model raises must reach the caller
+            answer = job.ended(CollabError(f"{type(error).__name__}: {error}"))
+            log.error(str(answer.error), throttle_duration_sec=1.0)
+        try:
+            job.answer = replace(answer, text=_sendable(answer.text))
+            self._tell(job, answer, answer)
+        except Exception as error:  # noqa: BLE001 - the caller waits for ``over`` in any case
+            log.error(f"{type(error).__name__}: {error}", throttle_duration_sec=1.0)
+        finally:
+            self._node.post(job.over.set_result, None)
+
+    def _tell(self, job: _Job, progress: Progress, final: Answer | None = None) -> None:
+        """Publish the answer so far, or its end; feedback of what is new."""
+        before, text = job.told, _sendable(progress.text)
+        job.told = replace(progress, text=text)
+        msg = GeneratedText(
+            header=job.header,
+            session_id=job.request.id,
+            prompt=job.request.prompt,
+            text=text,
+            delta=text[len(before.text) :],
+            tokens=array("i", progress.tokens),
+            sources=array("B", progress.sources),
+            ends=array("I", progress.ends),
+            stage=progress.stage,
+            final=final is not None,
+            for_motion=job.for_motion,
+            verified=progress.verified,
+            metrics=metrics_to_msg(progress.metrics),
+        )
+        if final is not None and final.error is not None:
+            msg.status = status_of(final.error)
+        self._texts.publish(msg)
+        new = len(progress.tokens) - len(before.tokens)
+        if final is None or msg.delta or new:
+            job.feedback(msg, new, progress)
+
+
+def _sendable(text: str) -> str:
+    """Return ``text`` as ROS can carry it: a ROS string ends at its first NUL, which a byte-level
+    vocabulary can produce."""
+    return text.replace("\0", REPLACEMENT)
+
+
+def _pairs(first: Sequence[str], second: Sequence[str], field_name: str) -> list[tuple[str, str]]:
+    if len(first) != len(second):
+        raise InvalidInput(
+            f"{len(second)}, expected {len(first)}", field=field_name, remedy="give one for each"
+        )
+    return list(zip(first, second, strict=True))

@@ -1,0 +1,118 @@
+"""Turns and raw text between robot and verifier, of this version and of the one before."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_models import scene, tiny_folder, tiny_model
+
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.models.turns import MAX_TURNS, Turn
+from collab_llm_nodes.protocols.edge_cloud import codec
+from collab_llm_nodes.protocols.edge_cloud import verifier_pb2 as pb
+from collab_llm_nodes.protocols.edge_cloud.info import Limits
+from collab_llm_nodes.protocols.edge_cloud.messages import Open, open_message
+from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
+from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
+from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
+
+TURNS = (Turn("system", "be brief"), Turn("user", "where is it"), Turn("assistant", "far left"))
+CHAT = Prompt("go to it", turns=TURNS)
+RAW = Prompt("the red ball is", raw=True)
+
+
+def sent(prompt: Prompt) -> bytes:
+    return codec.encode(open_message(prompt, SamplingConfig(), 8, "v"))
+
+
+@pytest.mark.parametrize("prompt", [CHAT, RAW, Prompt("go", (b"jpeg",)), Prompt("", turns=TURNS)])
+def test_a_prompt_crosses_the_wire(prompt: Prompt) -> None:
+    opened = codec.decode_client(sent(prompt))
+    assert isinstance(opened, Open)
+    assert Prompt(opened.text, opened.images, (), opened.turns, opened.raw) == prompt
+
+
+def test_a_client_of_the_version_before_is_understood() -> None:
+    law = pb.Sampling(top_p=1.0, law="rejection")
+    before = pb.Open(text="go", images=[b"jpeg"], sampling=law, max_tokens=8, vocabulary="v")
+    opened = codec.decode_client(pb.ClientMessage(open=before).SerializeToString())
+    assert opened == Open("go", (b"jpeg",), SamplingConfig(), 8, "v")
+
+
+@pytest.mark.parametrize("prompt", [CHAT, RAW])
+def test_a_verifier_of_the_version_before_sees_no_prompt(prompt: Prompt) -> None:
+    """It knows ``text`` only, and must refuse rather than answer without the rest."""
+    assert pb.ClientMessage.FromString(sent(prompt)).open.text == ""
+
+
+def test_a_verifier_of_the_version_before_allows_no_turns() -> None:
+    info = pb.ServerInfo()
+    for field in pb.Limits.DESCRIPTOR.fields:
+        if field.name != "max_turns":
+            setattr(info.limits, field.name, getattr(Limits(), field.name))
+    assert codec.decode_info(info.SerializeToString()).limits.max_turns == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"text": "go", "raw": "go"}, "text"),
+        ({"raw": "go", "turns": [pb.Turn(role="user", content="go")]}, "text"),
+        ({"turns": [pb.Turn(role="assistant", content="go")]}, "turns[0].role"),
+        ({"turns": [pb.Turn(role="user", content="go")] * (MAX_TURNS + 2)}, "turns"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(fields: dict[str, object], field: str) -> None:
+    opened = pb.Open(sampling=pb.Sampling(top_p=1.0, law="rejection"), **fields)
+    with pytest.raises(InvalidInput) as caught:
+        codec.decode_client(pb.ClientMessage(open=opened).SerializeToString())
+    assert caught.value.field == field
+
+
+def base_model(folder: Path, seed: int) -> Engine:
+    shutil.copytree(tiny_folder("opt", seed), folder)
+    (folder / "chat_template.jinja").unlink()
+    return Engine(load(ModelConfig(str(folder))))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "prompt"),
+    [
+        ("opt", CHAT),
+        ("llama", RAW),
+        ("qwen2_vl", RAW),
+        ("qwen2_vl", Prompt("go to it", (scene(0),), turns=TURNS)),
+    ],
+)
+def test_the_verifier_reads_what_the_robot_reads(architecture: str, prompt: Prompt) -> None:
+    draft, target = (Engine(tiny_model(architecture, seed)) for seed in (0, 1))
+    check_answer(draft, target, prompt)
+
+
+def test_base_models_answer_raw_text(tmp_path: Path) -> None:
+    check_answer(base_model(tmp_path / "draft", 0), base_model(tmp_path / "target", 1), RAW)
+
+
+def check_answer(draft: Engine, target: Engine, prompt: Prompt) -> None:
+    expected = InProcessRunner(draft, target).generate(prompt, max_tokens=12)
+    without = InProcessRunner(draft, target).generate(Prompt("something else", raw=True))
+    assert expected.tokens != without.tokens, (
+        "the prompt must matter for this test to mean anything"
+    )
+    with start_server(VerifierConfig(address="127.0.0.1:0"), target) as server:
+        link = ClientLinkConfig(address=f"127.0.0.1:{server.port}")
+        with VerifierClient(link) as client:
+            runner = RemoteRunner(draft, client)
+            assert runner.generate(prompt, max_tokens=12).tokens == expected.tokens
+            turns = (*TURNS, *TURNS[1:] * 40)
+            with pytest.raises(InvalidInput, match="83 turns"):
+                RemoteRunner(draft, client, encode=lambda _: runner._encode(prompt)).generate(
+                    Prompt("go", turns=turns)
+                )

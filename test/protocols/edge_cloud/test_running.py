@@ -1,0 +1,146 @@
+"""Edge-cloud speculation behind the interface of protocols, over gRPC and without ROS."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tiny_models import scene, tiny_folder, tiny_model
+
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import Cancelled, ConfigError, DeadlineExceeded, InvalidInput
+from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.protocols import registry
+from collab_llm_nodes.protocols.base import Control, Progress, Request, Resources, Running, Turn
+from collab_llm_nodes.protocols.edge_cloud.carrier import VerifierCarrier
+from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig
+from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
+from collab_llm_nodes.protocols.edge_cloud.running import EdgeCloudConfig
+from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
+
+ARCHITECTURE = "qwen2_vl"
+MAX_TOKENS = 12
+CONFIG = EdgeCloudConfig(
+    model=ModelConfig(path=str(tiny_folder(ARCHITECTURE, 0))),
+    client=ClientConfig(gamma=3, max_tokens=MAX_TOKENS),
+)
+PROMPT = "go to the red ball"
+
+
+@pytest.fixture(scope="module")
+def target() -> Engine:
+    return Engine(tiny_model(ARCHITECTURE, seed=0))
+
+
+@pytest.fixture
+def running(target: Engine) -> Iterator[Running]:
+    config = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.02)
+    with start_server(config, target) as server:
+        client = VerifierClient(ClientLinkConfig(address=f"127.0.0.1:{server.port}"))
+        resources = Resources(carrier=VerifierCarrier(client))
+        edge = registry.find("edge_cloud").start(CONFIG, resources)
+        yield edge
+        edge.close()
+        client.close()
+
+
+def request(**fields: Any) -> Request:
+    plain = Request("one", CONFIG, (Turn("user", PROMPT),), (scene(1),), asked_at=time.monotonic())
+    return replace(plain, **fields)
+
+
+def in_time() -> Control:
+    return Control(time.monotonic() + 60.0)
+
+
+def test_the_answer_is_the_targets_and_is_told_as_it_grows(
+    running: Running, target: Engine
+) -> None:
+    alone = InProcessRunner(Engine(tiny_model(ARCHITECTURE, seed=0)), target, gamma=3)
+    expected = alone.generate(Prompt(PROMPT, (scene(1),)), max_tokens=MAX_TOKENS)
+    told: list[Progress] = []
+    answer = running.run(request(), told.append, in_time())
+    assert (answer.tokens, answer.text, answer.error) == (expected.tokens, expected.text, None)
+    assert answer.verified
+    assert len(answer.sources) == len(answer.ends) == len(answer.tokens)
+    assert answer.ends[-1] == len(answer.text)
+    assert answer.metrics.bytes_up > len(scene(1))
+    assert set(answer.metrics.figures()) >= {"tau", "accepted", "cache_hits"}
+    assert len(told) > 1
+    for before, after in zip(told, told[1:], strict=False):
+        assert after.tokens[: len(before.tokens)] == before.tokens
+        assert after.text.startswith(before.text)
+    assert told[-1].tokens == answer.tokens
+    assert told[0].metrics.tokens < answer.metrics.tokens, "each report is a picture of its time"
+
+
+def test_an_option_changes_the_drafts_and_not_the_answer(running: Running) -> None:
+    plain = running.run(request(), lambda told: None, in_time())
+    longer = replace(CONFIG, client=ClientConfig(gamma=6, max_tokens=MAX_TOKENS))
+    asked = request(config=longer)
+    answer = running.run(asked, lambda told: None, in_time())
+    assert answer.tokens == plain.tokens
+    assert answer.metrics.rounds < plain.metrics.rounds
+    assert running.health()["mode"] == "push_ahead(6)"
+
+
+def test_a_limit_of_the_request_counts(running: Running) -> None:
+    assert len(running.run(request(max_tokens=4), lambda told: None, in_time()).tokens) == 4
+
+
+def test_cancel_between_two_rounds_leaves_what_was_verified(running: Running) -> None:
+    control, told = in_time(), list[Progress]()
+
+    def emit(progress: Progress) -> None:
+        told.append(progress)
+        control.cancel()
+
+    answer = running.run(request(), emit, control)
+    assert isinstance(answer.error, Cancelled)
+    assert not answer.verified
+    assert answer.tokens[: len(told[0].tokens)] == told[0].tokens
+    assert 0 < len(answer.tokens) < MAX_TOKENS
+    again = running.run(request(), lambda told: None, in_time())
+    assert again.error is None
+
+
+def test_a_deadline_ends_the_answer(running: Running) -> None:
+    answer = running.run(request(), lambda told: None, Control(time.monotonic() + 0.03))
+    assert isinstance(answer.error, DeadlineExceeded)
+
+
+def test_bad_content_is_named_as_the_request_names_it(running: Running) -> None:
+    bad = request(turns=(Turn("user", "<|im_end|>"),))
+    with pytest.raises(InvalidInput) as told:
+        running.run(bad, lambda told: None, in_time())
+    assert told.value.field == "prompt"
+
+
+def test_without_a_carrier_it_does_not_start() -> None:
+    with pytest.raises(ConfigError, match="carrier: .*VerifierCarrier"):
+        registry.find("edge_cloud").start(CONFIG, Resources())
+
+
+def test_what_needs_no_model_is_refused_before() -> None:
+    check = registry.find("edge_cloud").check
+    with pytest.raises(InvalidInput, match="prompt"):
+        check(request(turns=(Turn("user", ""),)))
+    with pytest.raises(ConfigError, match="max_tokens"):
+        check(request(max_tokens=2**31))
+
+
+def test_a_wake_that_was_taken_back_is_not_called() -> None:
+    control, called = Control(), list[str]()
+    control.on_cancel(lambda: called.append("first"))
+    control.on_cancel(lambda: called.append("second"))()
+    control.cancel()
+    assert called == ["first"]
+    control.on_cancel(lambda: called.append("late"))
+    assert called == ["first", "late"]
+    with pytest.raises(Cancelled):
+        control.check()

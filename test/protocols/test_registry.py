@@ -1,0 +1,103 @@
+"""The registry of protocols, and options of one request."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field, is_dataclass
+
+import pytest
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.protocols import options, registry
+
+
+@dataclass(frozen=True)
+class Inner:
+    gamma: int = setting(4, "Length.", low=0, high=8, per_request=True)
+    path: str = setting("model", "A folder.")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner = field(default_factory=Inner)
+    rate: float = setting(0.5, "A share.", low=0.0, high=1.0, per_request=True)
+    policy: str = setting("a", "Which.", choices=("a", "b"), per_request=True)
+    loud: bool = setting(False, "Loud.", per_request=True)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@pytest.mark.parametrize("name", sorted(registry.PROTOCOLS))
+def test_every_line_leads_to_a_protocol_of_that_name(name: str) -> None:
+    entry = registry.find(name)
+    assert entry.name == name
+    assert is_dataclass(entry.config())
+
+
+@pytest.mark.parametrize("name", sorted(registry.PROTOCOLS))
+def test_no_option_is_a_path_an_address_or_a_secret(name: str) -> None:
+    for option in options.names(registry.find(name).config()):
+        words = set(option.replace(".", "_").split("_"))
+        assert not words & {"path", "folder", "file", "address", "token", "model", "url"}, option
+
+
+def test_the_registry_imports_no_protocol() -> None:
+    """Who only lists protocols need not wait for torch."""
+    code = (
+        "import sys, collab_llm_nodes.protocols.registry;"
+        "print({'torch', 'grpc', 'rclpy'} & set(sys.modules))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ran.stdout.strip() == "set()"
+
+
+def test_an_unknown_protocol_is_named_with_the_nearest() -> None:
+    with pytest.raises(InvalidInput, match="'edgecloud' .did you mean edge_cloud. one of") as told:
+        registry.find("edgecloud")
+    assert told.value.field == "protocol"
+
+
+def test_options_change_a_copy() -> None:
+    before = Outer()
+    names, values = zip(
+        ("inner.gamma", "7"), ("rate", "1"), ("policy", "b"), ("loud", "True"), strict=True
+    )
+    after = options.with_options(before, names, values)
+    assert after == Outer(Inner(7), 1.0, "b", True)
+    assert before == Outer()
+    assert options.with_options(before, (), ()) is before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("inner.gama", "7", "inner.gama: .*did you mean inner.gamma"),
+        ("gamma", "7", "gamma: is no option"),
+        ("inner.path", "/etc", "inner.path: is no option"),
+        ("inner", "7", "inner: is no option"),
+        ("__class__", "x", "__class__: is no option"),
+        ("inner.gamma", "9", "inner.gamma: 9 is out of range .0 to 8"),
+        ("inner.gamma", "4.5", "inner.gamma: '4.5' is no int"),
+        ("rate", "nan", "rate: nan is not finite"),
+        ("policy", "c", "policy: 'c' is unknown .one of 'a', 'b'"),
+        ("loud", "yes", "loud: 'yes' is no bool .true or false"),
+    ],
+)
+def test_an_option_that_cannot_be_set_is_named(name: str, value: str, told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        options.with_options(Outer(), [name], [value])
+
+
+def test_an_option_is_given_once_with_one_value() -> None:
+    with pytest.raises(InvalidInput, match="rate: is given twice"):
+        options.with_options(Outer(), ["rate", "rate"], ["0.1", "0.2"])
+    with pytest.raises(InvalidInput, match="2 names and 1 values"):
+        options.with_options(Outer(), ["rate", "loud"], ["0.1"])

@@ -1,0 +1,193 @@
+"""A toy protocol, a folder and a line, is served by the generation host with all guarantees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
+
+from action_msgs.msg import GoalStatus
+from rclpy.action import ActionClient
+from rclpy.parameter import Parameter
+from sensor_msgs.msg import CompressedImage
+
+from collab_llm.action import Generate
+from collab_llm.msg import GeneratedText, Status
+from collab_llm_nodes.protocols import registry
+from collab_llm_nodes.protocols.base import Answer
+from collab_llm_nodes.ros.protocol_server import ProtocolServer
+from collab_llm_nodes.ros.qos import RESULT
+
+pytestmark = pytest.mark.ros
+SLOW = {"option_names": ["pause_s"], "option_values": ["30"]}
+
+
+class Served:
+    """The server and a client of it."""
+
+    def __init__(self, graph: Any, **parameters: Any) -> None:
+        self.graph = graph
+        overrides = [Parameter(name, value=value) for name, value in parameters.items()]
+        self.server: ProtocolServer[Any] = ProtocolServer(
+            "echo", context=graph.context, parameter_overrides=overrides
+        )
+        graph.add(self.server)
+        self.server.start()
+        self.user = graph.node("user")
+        self.texts = graph.collect(self.user, GeneratedText, "generated_text", RESULT)
+        self.action = ActionClient(self.user, Generate, "echo/generate")
+        graph.wait_for(self.action.server_is_ready)
+        graph.wait_for(lambda: self.user.count_publishers("generated_text"))
+        self.told: list[Generate.Feedback] = []
+
+    def send(self, prompt: str = "", **fields: Any) -> Any:
+        goal = Generate.Goal(prompt=prompt, deadline_s=20.0)
+        for name, value in fields.items():
+            setattr(goal, name, value)
+        send = self.action.send_goal_async
+        return self.graph.ask(send, goal, lambda message: self.told.append(message.feedback))
+
+    def ask(self, prompt: str = "", **fields: Any) -> Generate.Result:
+        handle = self.send(prompt, **fields)
+        assert handle.accepted
+        return self.graph.ask(handle.get_result_async).result
+
+    def cancel(self, handle: Any) -> Any:
+        self.graph.ask(handle.cancel_goal_async)
+        return self.graph.ask(handle.get_result_async)
+
+
+@pytest.fixture
+def served(ros_graph: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setitem(registry.PROTOCOLS, "echo", "echo_protocol")
+    server = Served(ros_graph)
+    yield server
+    ros_graph.do(server.server.stop)
+
+
+def test_an_answer_with_feedback_and_text(served: Served) -> None:
+    result = served.ask("to be or not")
+    assert (result.status.code, result.text, result.verified) == (Status.OK, "to be or not", True)
+    assert result.metrics.rounds == 4
+    served.graph.wait_for(lambda: served.texts and served.texts[-1].final)
+    assert "".join(text.delta for text in served.texts) == result.text
+    assert {text.session_id for text in served.texts} == {result.session_id}
+    served.graph.wait_for(lambda: len(served.told) == 4)
+    assert [told.delta for told in served.told] == ["to", " be", " or", " not"]
+    assert [told.share_done for told in served.told] == [0.25, 0.5, 0.75, 1.0]
+    assert {told.stage for told in served.told} == {"echo"}
+
+
+def test_chat_turns_and_documents_reach_the_protocol(served: Served) -> None:
+    result = served.ask(
+        turn_roles=["user", "assistant", "user"],
+        turn_contents=["hello", "hello", "and now"],
+        document_names=["a"],
+        document_contents=["text of a"],
+    )
+    assert result.text == "and now [a: text of a]"
+
+
+def test_options_are_for_one_answer_only(served: Served) -> None:
+    options = {"option_names": ["shout"], "option_values": ["true"]}
+    assert served.ask("hey", **options).text == "HEY"
+    assert served.ask("hey").text == "hey"
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"prompt": ""}, "prompt: is empty"),
+        ({"protocol": "ekho"}, "protocol: unknown protocol 'ekho' (did you mean echo?"),
+        ({"option_names": ["pause"], "option_values": ["1"]}, "pause: is no option of this"),
+        ({"option_names": ["voices"], "option_values": ["2"]}, "voices: is no option of this"),
+        ({"option_names": ["pause_s"], "option_values": ["1000"]}, "pause_s: 1000.0 is out of"),
+        ({"option_names": ["pause_s"], "option_values": []}, "option_values: 1 names and 0"),
+        ({"images": [CompressedImage(format="jpeg", data=b"x")]}, "images: echo takes no images"),
+        ({"turn_roles": ["user"], "turn_contents": ["a"]}, "prompt: given beside chat turns"),
+        ({"document_names": ["a"]}, "document_contents: 0, expected 1"),
+        ({"deadline_s": -1.0}, "deadline_s: must be in"),
+    ],
+)
+def test_bad_input_is_refused_by_name(
+    served: Served, fields: dict[str, Any], told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert not served.send(**{"prompt": "hey", **fields}).accepted
+    logged: list[str] = []
+
+    def said() -> bool:
+        logged.append(capfd.readouterr().err)
+        return f"echo/generate: goal refused: INVALID_INPUT: {told}" in "".join(logged)
+
+    served.graph.wait_for(said)
+    assert served.ask("hey").text == "hey"
+
+
+def test_roles_must_end_with_the_user(served: Served) -> None:
+    turns = {"turn_roles": ["user", "assistant"], "turn_contents": ["a", "b"]}
+    assert not served.send(**turns).accepted
+
+
+def test_cancel_ends_an_answer_between_two_words(served: Served) -> None:
+    handle = served.send("one two", **SLOW)
+    served.graph.wait_for(lambda: served.server.host._jobs[0].begun)
+    ended = served.cancel(handle)
+    assert (ended.status, ended.result.status.code) == (
+        GoalStatus.STATUS_CANCELED,
+        Status.CANCELLED,
+    )
+    assert not ended.result.verified
+
+
+def test_a_deadline_ends_an_answer(served: Served) -> None:
+    result = served.ask("one two", deadline_s=0.2, **SLOW)
+    assert result.status.code == Status.DEADLINE_EXCEEDED
+    assert result.status.message.startswith("deadline_s: ")
+    served.graph.wait_for(lambda: served.texts and served.texts[-1].final)
+    assert served.texts[-1].status.code == Status.DEADLINE_EXCEEDED
+
+
+def test_what_waits_has_its_own_deadline_and_more_is_refused(served: Served) -> None:
+    first = served.send("one two", **SLOW)
+    hasty = served.send("three", deadline_s=0.2)
+    others = [served.send("four") for _ in range(2)]
+    assert not served.send("too many").accepted
+    late = served.graph.ask(hasty.get_result_async).result
+    assert late.status.code == Status.DEADLINE_EXCEEDED
+    assert "in progress" in late.status.message
+    assert served.cancel(others[0]).result.status.code == Status.CANCELLED
+    assert served.cancel(first).result.status.code == Status.CANCELLED
+    assert served.graph.ask(others[1].get_result_async).result.text == "four"
+
+
+def test_an_unforeseen_error_reaches_the_caller_beside_what_was_said(served: Served) -> None:
+    result = served.ask("a crash")
+    assert result.status.code == Status.INTERNAL
+    assert result.status.message == "RuntimeError: as asked"
+    assert (result.text, result.verified) == ("a crash", False)
+    assert served.ask("again").status.code == Status.OK
+
+
+def test_a_nul_does_not_end_the_text(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Answer("a\0b")
+    monkeypatch.setattr(served.server.host.running, "run", lambda *_: answer)
+    assert served.ask("x").text == "a\N{REPLACEMENT CHARACTER}b"
+
+
+def test_several_answers_at_a_time(ros_graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.PROTOCOLS, "echo", "echo_protocol")
+    served = Served(ros_graph, voices=2)
+    slow = served.send("one", **SLOW)
+    assert served.ask("two").text == "two"  # does not wait for the first
+    assert served.cancel(slow).result.status.code == Status.CANCELLED
+    ros_graph.do(served.server.stop)
+
+
+def test_a_second_life(served: Served) -> None:
+    served.graph.do(served.server.stop)
+    served.graph.do(served.server.start)
+    served.graph.wait_for(served.action.server_is_ready)
+    assert served.ask("hey").text == "hey"
