@@ -14,6 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from certificates import Certificates
 from hypothesis import settings
+from time_limits import (  # noqa: F401  hooks
+    pytest_configure,
+    pytest_runtest_teardown,
+    pytest_timeout_cancel_timer,
+    pytest_timeout_set_timer,
+)
 
 from collab_llm_nodes.ros.domain import own_domain, stay_on_this_machine
 

@@ -8,12 +8,11 @@ embedded pair with nothing emulated, beside ``transformers`` generate in one pro
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from rich.table import Table
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.bench.cost import PROVIDERS, api_cost
 from collab_llm_nodes.bench.emulation import PacedEngine, blur
+from collab_llm_nodes.bench.harness import save_plot, stolen_s, subplots
 from collab_llm_nodes.bench.link import LinkProfile, LinkProxy
 from collab_llm_nodes.bench.lossless.check import transformers_generate
 from collab_llm_nodes.bench.scenes import scene_prompts
@@ -275,10 +275,10 @@ class _Row:
 
     def measure(self, prompt: Prompt, right: tuple[int, ...]) -> None:
         """An answer that counts; ``right`` is what it should be."""
-        begun, stolen = time.monotonic(), _stolen_s()
+        begun, stolen = time.monotonic(), stolen_s()
         answer, first = _generate(self._runner, prompt)
         self._seconds += time.monotonic() - begun
-        self._stolen += _stolen_s() - stolen
+        self._stolen += stolen_s() - stolen
         metrics = answer.metrics
         self._mismatches += answer.tokens != right
         assert answer.mode is not None
@@ -349,14 +349,6 @@ def _profile(profile: Profile) -> dict[str, float]:
     """What the planner had measured by the run's end [s, shares]; see :func:`_predicted`."""
     means = {f.name: getattr(profile, f.name) for f in fields(profile)}
     return {name: mean.value for name, mean in means.items() if isinstance(mean, Mean)}
-
-
-def _stolen_s() -> float:
-    """Processor time that other virtual machines took while this one had work for it [s]."""
-    with suppress(OSError, IndexError):
-        total = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
-        return int(total[8]) / os.sysconf("SC_CLK_TCK")
-    return 0.0
 
 
 def _alone(target: Engine, prompt: Prompt) -> tuple[int, ...]:
@@ -463,12 +455,7 @@ def _print(results: Mapping[str, Any], console: Console) -> None:
 
 
 def _plot(results: Mapping[str, Any], file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, grid = plt.subplots(len(PAIRS), len(POINTS), figsize=(13, 6))
+    figure, grid = subplots(len(PAIRS), len(POINTS), figsize=(13, 6))
     titles = {"points": "tau about 2.9", "embedded_pair": "embedded pair"}
     for axes, pair in zip(grid, PAIRS, strict=True):
         for axis, (point, modes) in zip(axes, results[pair].items(), strict=True):
@@ -483,6 +470,4 @@ def _plot(results: Mapping[str, Any], file: Path) -> None:
             axis.set_title(f"{point}, {titles[pair]}", fontsize=9)
         axes[0].set_ylabel("ms per token (emulated)")
     grid[0][0].legend()
-    figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    save_plot(figure, file)

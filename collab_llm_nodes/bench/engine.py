@@ -32,6 +32,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from collab_llm_nodes.bench.harness import medians, save_plot, subplots
 from collab_llm_nodes.bench.scenes import scene_prompts
 from collab_llm_nodes.decoding.sampling import SamplingConfig, to_wire
 from collab_llm_nodes.engine.engine import Engine, Feed, OnExit, Session
@@ -526,18 +527,6 @@ def _any_prompt(loaded: LoadedModel) -> EncodedPrompt:
 # ---------------------------------------------------------------- timing and output
 
 
-def medians(timed: Timed, repeats: int) -> dict[str, float]:
-    """Median seconds of each; they take turns."""
-    times: dict[str, list[float]] = {name: [] for name in timed}
-    for turn in range(repeats + 2):
-        for name, call in timed.items():
-            started = time.perf_counter()
-            call()
-            if turn >= 2:  # the first ones warm up
-                times[name].append(time.perf_counter() - started)
-    return {name: statistics.median(found) for name, found in times.items()}
-
-
 def _print(results: Mapping[str, Any], console: Console) -> None:
     table = Table(title="the engine against transformers, float32, medians")
     for name in ("threads", "what", "engine", "base", "ratio"):
@@ -578,12 +567,7 @@ def _rows(row: Mapping[str, Any]) -> Iterator[tuple[str, str, str, float]]:
 
 
 def _plot(results: Mapping[str, Any], file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 4, figsize=(15, 3.6))
+    figure, axes = subplots(1, 4, figsize=(15, 3.6))
     for number, (threads, row) in enumerate(results["threads"].items()):
         compared = {**row["autoregressive"], "speculation": row["speculation"]}
         places = [i + 0.4 * number for i in range(len(compared))]
@@ -609,6 +593,4 @@ def _plot(results: Mapping[str, Any], file: Path) -> None:
         axis.set_xlabel(x, fontsize=8)
         axis.set_ylim(bottom=0)
         axis.legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(file, dpi=110)
-    pyplot.close(figure)
+    save_plot(figure, file)

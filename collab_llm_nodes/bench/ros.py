@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from collab_llm_nodes.assets import config_file
+from collab_llm_nodes.bench.harness import save_plot, subplots
 from collab_llm_nodes.bench.scenes import scene_prompts
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
@@ -478,12 +479,7 @@ def _print(results: Mapping[str, Any], console: Console) -> None:
 
 
 def _plot(results: Mapping[str, Any], file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    figure, (left, right) = subplots(1, 2, figsize=(11, 4))
     labels = [(p, m) for p, modes in results["points"].items() for m in modes]
     rows = [results["points"][p][m]["added_ms_per_round"] for p, m in labels]
     places = range(len(rows))
@@ -503,6 +499,4 @@ def _plot(results: Mapping[str, Any], file: Path) -> None:
     right.set_ylim(bottom=0)
     if results["growth"]:
         right.legend(fontsize=7)
-    figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    save_plot(figure, file)

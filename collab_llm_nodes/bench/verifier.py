@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
+from collab_llm_nodes.bench.harness import save_plot, subplots
 from collab_llm_nodes.bench.scenes import scene_prompts
 from collab_llm_nodes.bench.wire import Call, Connection, connect
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -421,12 +422,7 @@ def _print(results: dict[str, Any], console: Console) -> None:
 
 
 def _plot(results: dict[str, Any], file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5))
+    figure, (left, right) = subplots(1, 2, figsize=(9, 3.5))
     for name, label in (
         ("clients", "verification"),
         ("saturated", "no think time"),
@@ -446,6 +442,4 @@ def _plot(results: dict[str, Any], file: Path) -> None:
         axis.set_xlabel("robots")
         axis.set_ylabel(what, fontsize=8)
     left.legend(fontsize=7)  # of both
-    figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    save_plot(figure, file)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from collab_llm_nodes.bench.harness import on_this_machine
 from collab_llm_nodes.cli.options import JsonOption, PlotOption, SeedOption
 from collab_llm_nodes.cli.output import console, write_json
 
@@ -26,7 +27,9 @@ def bench_link(
     """
     from collab_llm_nodes.bench.link.report import run_link
 
-    results = run_link(answers=answers, cuts=cuts, seed=seed, plot=plot, console=console)
+    results = on_this_machine(
+        run_link, answers=answers, cuts=cuts, seed=seed, plot=plot, console=console
+    )
     write_json(json_file, results)
     faults = ("wrong_tokens", "failed", "hangs")
     bad = sum(run[key] for run in results["runs"].values() for key in faults)
@@ -53,7 +56,8 @@ def bench_engine(
     """
     from collab_llm_nodes.bench.engine import run_engine
 
-    results = run_engine(
+    results = on_this_machine(
+        run_engine,
         answers=answers,
         repeats=repeats,
         threads=threads or (1, 2),
@@ -98,7 +102,8 @@ def bench_verifier(
             raise typer.BadParameter(
                 f"{', '.join(unknown)}; known: {', '.join(ATTACKS)}", param_hint="--attack"
             )
-        results = run_hostile(
+        results = on_this_machine(
+            run_hostile,
             attacks=attack or list(ATTACKS),
             seconds=seconds,
             seed=seed,
@@ -115,7 +120,9 @@ def bench_verifier(
         counts = []
     if not counts or min(counts) < 1:
         raise typer.BadParameter("numbers >= 1, such as 1,4,16,64", param_hint="--clients")
-    results = run_verifier(clients=counts, seconds=seconds, seed=seed, plot=plot, console=console)
+    results = on_this_machine(
+        run_verifier, clients=counts, seconds=seconds, seed=seed, plot=plot, console=console
+    )
     write_json(json_file, results)
     raise typer.Exit(0 if results["output_mismatches"] == 0 else 1)
 
@@ -133,8 +140,8 @@ def bench_edge_cloud(
     """Every way of decoding at four operating points, emulated; predicted beside measured."""
     from collab_llm_nodes.bench.edge_cloud import run_edge_cloud
 
-    results = run_edge_cloud(
-        answers=answers, seed=seed, ablations=ablations, plot=plot, console=console
+    results = on_this_machine(
+        run_edge_cloud, answers=answers, seed=seed, ablations=ablations, plot=plot, console=console
     )
     write_json(json_file, results)
     raise typer.Exit(0 if results["output_mismatches"] == 0 else 1)
@@ -156,7 +163,9 @@ def bench_ros(
     """
     from collab_llm_nodes.bench.ros import run_ros
 
-    results = run_ros(answers=answers, rounds=rounds, seed=seed, plot=plot, console=console)
+    results = on_this_machine(
+        run_ros, answers=answers, rounds=rounds, seed=seed, plot=plot, console=console
+    )
     write_json(json_file, results)
     raise typer.Exit(0 if not rounds or results["growth"]["bounded"] else 1)
 
@@ -180,6 +189,8 @@ def bench_safety(
         raise typer.BadParameter("0 without --soak measures nothing", param_hint="--trials")
     from collab_llm_nodes.bench.safety.report import run_safety
 
-    results = run_safety(trials=trials, soak_minutes=soak, seed=seed, plot=plot, console=console)
+    results = on_this_machine(
+        run_safety, trials=trials, soak_minutes=soak, seed=seed, plot=plot, console=console
+    )
     write_json(json_file, results)
     raise typer.Exit(0 if results["ok"] else 1)

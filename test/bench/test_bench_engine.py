@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from collab_llm_nodes.bench import engine
-from collab_llm_nodes.bench.engine import BRANCHES, SESSIONS, medians, run_engine
+from collab_llm_nodes.bench.engine import BRANCHES, SESSIONS, run_engine
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.protocols.edge_cloud.messages import EarlyExit
 from collab_llm_nodes.protocols.edge_cloud.server import VerifierSession
@@ -43,7 +43,6 @@ def test_the_benchmark_measures_what_it_names(
     assert set(row["autoregressive"]) == {"nav_target", "llama_12x384"}
     for found in (*row["autoregressive"].values(), row["speculation"]):
         assert found["tokens"] > 0
-        assert found["ours_tokens_per_s"] > 0
     assert 1 <= row["speculation"]["tau"] <= 5
     assert set(row["exits"]["nav_target"]) == {"0", "2", "4"}
     assert set(row["exits"]["llama_12x384"]) == {"0", "2", "4", "11"}
@@ -63,10 +62,3 @@ def test_answers_that_differ_are_an_error_status(
 ) -> None:
     monkeypatch.setattr(engine, "run_engine", lambda **_: {"mismatches": mismatches})
     assert CliRunner().invoke(app, ["bench", "engine"]).exit_code == status
-
-
-def test_compared_variants_take_turns() -> None:
-    calls: list[str] = []
-    found = medians({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=3)
-    assert calls == ["a", "b"] * 5  # two turns warm up
-    assert set(found) == {"a", "b"}

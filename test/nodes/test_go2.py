@@ -21,10 +21,10 @@ pytest.importorskip(
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from fake_sport_server import BALANCE, DAMPING, LOCKED, FakeGo2
 from geometry_msgs.msg import Twist, TwistStamped
+from motion_graph import Robot, graph, start
 from nav_msgs.msg import Odometry
 from sensor_msgs.msg import Imu, Joy
 from std_srvs.srv import Trigger
-from test_motion_nodes import Robot, graph, start
 
 from collab_llm.msg import MotionState, Status
 from collab_llm_nodes.errors import ConfigError

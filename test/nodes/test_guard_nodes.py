@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
 from geometry_msgs.msg import Twist, TwistStamped
+from motion_graph import graph
 from nav_msgs.msg import Odometry
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
@@ -25,7 +26,6 @@ from rclpy.time import Time
 from sensor_msgs.msg import Joy, LaserScan, Range
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
-from test_motion_nodes import graph
 
 from collab_llm.msg import LinkState, MotionState, Observation
 from collab_llm_nodes.errors import ConfigError

@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
+from edge_cloud_graph import Edge, expected, target
+from motion_graph import Robot, graph, start
 from rclpy.parameter import Parameter
-from test_edge_cloud_nodes import Edge, expected, target
-from test_motion_nodes import Robot, graph, start
 
 from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText, NavigationAction, Status, Verdict

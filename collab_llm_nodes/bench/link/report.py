@@ -30,6 +30,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from collab_llm_nodes.bench.harness import save_plot, subplots
 from collab_llm_nodes.bench.link.lane import LinkProfile
 from collab_llm_nodes.bench.link.packets import PacketLink, why_not
 from collab_llm_nodes.bench.link.proxy import LinkProxy
@@ -423,13 +424,8 @@ def _print(results: dict[str, Any], console: Console) -> None:
 
 def _plot(results: Mapping[str, Any], file: Path) -> None:
     """Each recovery against its bound, by the outage before it."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     runs = {name: row for name, row in results["runs"].items() if "recovery_ms" in row}
-    figure, axes = plt.subplots(1, max(1, len(runs)), figsize=(9, 3.5), squeeze=False)
+    figure, axes = subplots(1, max(1, len(runs)), figsize=(9, 3.5), squeeze=False)
     for axis, (name, row) in zip(axes[0], runs.items(), strict=False):
         each = row["recovery_ms"]["each"]
         outages = sorted({r["outage"] for r in each})
@@ -444,7 +440,4 @@ def _plot(results: Mapping[str, Any], file: Path) -> None:
         axis.set_title(f"{name}: {row['wrong_tokens']} wrong tokens, {row['hangs']} hangs")
         axis.legend()
     figure.suptitle(f"Recovery after cuts, {results['rtt_ms']:.0f} ms round trip (emulated)")
-    figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
-    plt.close(figure)
+    save_plot(figure, file)

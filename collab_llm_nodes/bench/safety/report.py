@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from collab_llm_nodes.bench.harness import save_plot, subplots
 from collab_llm_nodes.bench.safety.soak import drive_undisturbed, run_soak
 from collab_llm_nodes.bench.safety.trials import run_trials
 from collab_llm_nodes.ros.domain import isolate_ros
@@ -84,12 +85,7 @@ def _print_soak(soak: Mapping[str, Any], console: Console) -> None:
 
 
 def _plot(results: Mapping[str, Any], file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4))
+    figure, axes = subplots(figsize=(8, 4))
     names = list(results["faults"])
     axes.boxplot(
         [[1e3 * s for s in results["faults"][n]["latencies_s"]] for n in names],
@@ -100,6 +96,4 @@ def _plot(results: Mapping[str, Any], file: Path) -> None:
     axes.axvline(1e3 * results["limit_s"], linestyle="--", color="grey")
     axes.set_xlim(left=0)
     axes.set_xlabel("from the fault to zero velocity [ms]; whiskers: all trials; dashed: the limit")
-    figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    save_plot(figure, file)

@@ -32,7 +32,8 @@ from fake_models import (
     encode,
 )
 from folders import ROOT, environment
-from hypothesis import given, settings
+from google.protobuf.message import DecodeError
+from hypothesis import find, given, settings
 from hypothesis import strategies as st
 from raw_client import RawClient
 from waiting import wait_for
@@ -284,12 +285,39 @@ def test_what_is_sampled_from_is_what_arrives_bit_for_bit() -> None:
     assert len(codec.encode(sent)) < 6 * 64  # about 4 bytes an entry
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=60))
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """Draw a valid message in which a few bytes are changed, lost or added."""
+    data = bytearray(codec.encode(draw(OPENS | DRAFTS | EXITS | VERDICTS)))
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(data)))
+        data[at : at + draw(st.integers(0, 2))] = draw(st.binary(max_size=2))
+    return bytes(data)
+
+
+@settings(max_examples=600, deadline=None)
+@given(damaged() | st.binary(max_size=60))
 def test_no_bytes_cause_anything_but_a_typed_error(data: bytes) -> None:
     for decode in (codec.decode_client, codec.decode_server, codec.decode_info):
         with contextlib.suppress(CollabError):
             decode(data)
+
+
+def test_damaged_messages_reach_the_checks_behind_the_parser() -> None:
+    """Random bytes alone hardly ever do."""
+
+    def refused_behind_the_parser(data: bytes) -> bool:
+        try:
+            pb.ClientMessage.FromString(data)
+        except DecodeError:
+            return False
+        try:
+            codec.decode_client(data)
+        except CollabError:
+            return True
+        return False
+
+    assert find(damaged(), refused_behind_the_parser)
 
 
 def half(*values: float) -> bytes:

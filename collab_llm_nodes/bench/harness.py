@@ -1,0 +1,95 @@
+"""What the benchmarks have in common: variants in turn, stolen time, machine facts, plots."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+WARM_UP = 2
+"""Turns that are not measured: caches fill, kernels are chosen."""
+
+_LIBRARIES = ("torch", "transformers", "numpy", "grpcio")
+
+
+def in_turn(
+    variants: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = WARM_UP
+) -> dict[str, list[float]]:
+    """Return the seconds of each call of each variant.
+
+    The variants take turns, so that whatever else the machine does meets all of them alike.
+    """
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in range(repeats + warm_up):
+        for name, call in variants.items():
+            started = time.perf_counter()
+            call()
+            if turn >= warm_up:
+                times[name].append(time.perf_counter() - started)
+    return times
+
+
+def medians(variants: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Return the median seconds of each variant; see :func:`in_turn`."""
+    return {name: statistics.median(t) for name, t in in_turn(variants, repeats).items()}
+
+
+def stolen_s(stat: Path = Path("/proc/stat")) -> float:
+    """Return the processor time that other virtual machines took while this one had work [s].
+
+    0.0 where Linux does not tell it.
+    """
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        total = stat.read_text(encoding="ascii").split("\n", 1)[0].split()
+        return int(total[8]) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def on_this_machine(run: Callable[..., dict[str, Any]], **options: Any) -> dict[str, Any]:
+    """Return the results of ``run(**options)`` with ``machine``: facts that its figures depend on.
+
+    ``machine`` holds ``cores``, ``architecture``, ``versions`` of Python and libraries, the
+    ``seconds`` that the run took, and ``stolen``, the processors that other virtual machines took
+    on average meanwhile.
+    """
+    begun, stolen = time.monotonic(), stolen_s()
+    results = run(**options)
+    seconds = time.monotonic() - begun
+    versions = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    machine = {
+        "cores": os.cpu_count(),
+        "architecture": platform.machine(),
+        "versions": versions,
+        "seconds": seconds,
+        "stolen": (stolen_s() - stolen) / max(seconds, 1e-9),
+    }
+    return {**results, "machine": machine}
+
+
+def subplots(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:
+    """Return a figure and its axes, as ``matplotlib.pyplot.subplots``, which needs no display."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot.subplots(rows, columns, **options)  # type: ignore[no-any-return, unused-ignore]
+
+
+def save_plot(figure: Any, file: Path) -> None:
+    """Write ``figure`` to ``file`` and close it."""
+    from matplotlib import pyplot
+
+    figure.tight_layout()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)

@@ -1,0 +1,149 @@
+"""The node ``sim_go2``, and the navigator in its room."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from PIL import Image as Pil
+
+pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
+
+from geometry_msgs.msg import PoseStamped, Twist
+from motion_graph import graph, start
+from nav_msgs.msg import Odometry
+from rclpy.action import ActionClient, ActionServer
+from rclpy.parameter import Parameter
+from sensor_msgs.msg import CompressedImage
+from std_srvs.srv import Trigger
+
+from collab_llm.action import Generate, Navigate
+from collab_llm.msg import GeneratedText, Status
+from collab_llm.msg import Room as RoomMsg
+from collab_llm_nodes.nodes.camera_ingest import CameraIngest
+from collab_llm_nodes.nodes.motion_guard import MotionGuard
+from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
+from collab_llm_nodes.nodes.navigator import Navigator
+from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
+
+pytestmark = pytest.mark.ros
+__all__ = ["graph"]  # fixture
+
+
+class Room:
+    """The simulator with listeners."""
+
+    def __init__(self, graph: Any, **parameters: Any) -> None:
+        from collab_llm_nodes.errors import CollabError
+        from collab_llm_nodes.sim.renderer import Renderer  # needs EGL
+
+        try:
+            Renderer().close()
+        except CollabError as error:
+            pytest.skip(f"no rendering here: {error}")
+        from collab_llm_nodes.nodes.sim_go2 import SimGo2
+
+        self.graph = graph
+        self.user = graph.node("user")
+        self.odometry: list[Odometry] = graph.collect(self.user, Odometry, "odom", COMMAND)
+        self.truth = graph.collect(self.user, PoseStamped, "ground_truth/pose", COMMAND)
+        self.frames = graph.collect(self.user, CompressedImage, "image/compressed", COMMAND)
+        self.info = graph.collect(self.user, RoomMsg, "ground_truth/room", STATE)
+        self.commands = self.user.create_publisher(Twist, "cmd_vel", COMMAND)
+        self.reset = self.user.create_client(Trigger, "reset")
+        self.node = start(graph, SimGo2, **parameters)
+        graph.wait_for(self.reset.service_is_ready)
+        graph.wait_for(lambda: self.user.count_subscribers("cmd_vel"))
+
+
+def test_simulator_moves_obeys_its_watchdog_and_resets(graph: Any) -> None:
+    room = Room(graph, seed=3, real_time_factor=5.0)
+    graph.wait_for(lambda: room.odometry and room.frames and room.info)
+    assert room.info[-1].seed == 3
+    with Pil.open(io.BytesIO(bytes(room.frames[0].data))) as picture:
+        assert picture.size == (168, 84)
+    start_yaw = room.truth[0].pose.orientation.z
+    twist = Twist()
+    twist.angular.z = 0.5
+    room.commands.publish(twist)
+    graph.wait_for(lambda: room.odometry[-1].twist.twist.angular.z > 0.3)
+    graph.wait_for(lambda: room.odometry[-1].twist.twist.angular.z == 0.0)  # the watchdog
+    assert room.truth[-1].pose.orientation.z != start_yaw
+    stamps = [o.header.stamp.sec + o.header.stamp.nanosec * 1e-9 for o in room.odometry]
+    assert stamps == sorted(stamps)
+    assert graph.ask(room.reset.call_async, Trigger.Request()).success
+    graph.wait_for(lambda: room.truth[-1].pose.orientation.z == start_yaw)
+    room.node.post(room.node.set_parameters, [Parameter("seed", value=4)])
+    graph.wait_for(lambda: room.info[-1].seed == 4)
+
+
+def test_a_room_chosen_while_the_simulator_is_inactive_is_entered(graph: Any) -> None:
+    room = Room(graph, seed=3)
+    room.node.post(room.node.trigger_deactivate)
+    graph.wait_for(lambda: not room.node.active)
+    room.node.post(room.node.set_parameters, [Parameter("seed", value=4)])
+    room.node.post(room.node.set_parameters, [Parameter("real_time_factor", value=5.0)])
+    graph.wait_for(lambda: room.node.config.real_time_factor == 5.0)
+    assert room.info[-1].seed == 3
+    room.node.post(room.node.trigger_activate)
+    graph.wait_for(lambda: room.info[-1].seed == 4)
+    assert room.node._pacer.timer_period_ns == 10_000_000
+
+
+def test_simulator_in_lockstep_advances_with_the_commands(graph: Any) -> None:
+    room = Room(graph, seed=3, lockstep=True, lockstep_timeout=5.0)
+    graph.wait_for(lambda: room.odometry)
+    twist = Twist()
+    twist.angular.z = 0.5
+    room.commands.publish(twist)
+    graph.wait_for(lambda: room.node._base.turn)  # from now on it moves
+    for _ in range(3):  # each command is one step of 0.05 s
+        count = len(room.odometry)
+        before = room.node.time
+        room.commands.publish(twist)
+        graph.wait_for(lambda: len(room.odometry) > count)  # noqa: B023
+        assert room.node.time - before == pytest.approx(0.05)
+    assert room.node._base.turn > 0.0
+
+
+def test_the_navigator_reaches_the_target_in_the_simulated_room(graph: Any) -> None:
+    """The whole robot side in simulated time, with the geometric expert in place of the model."""
+    from collab_llm_nodes.sim.expert import decide, look, reached
+
+    room = Room(graph, seed=4, lockstep=True, real_time_factor=5.0, camera_rate=4.0)
+    start(graph, CameraIngest, source="compressed", use_sim_time=True)
+    start(graph, NavigationActionParser, use_sim_time=True)
+    start(graph, Navigator, use_sim_time=True)
+    start(
+        graph,
+        MotionGuard,
+        use_sim_time=True,
+        link_policy="ignore",
+        freshness__max_age=0.0,
+        **{f"freshness__{what}": 0.5 for what in ("command", "odometry", "camera")},
+    )
+    texts = room.user.create_publisher(GeneratedText, "generated_text", RESULT)
+    graph.wait_for(lambda: room.user.count_subscribers("generated_text"))
+
+    def answer(goal: Any) -> Generate.Result:
+        told = goal.request.prompt.split("history: ")[1].rstrip(".")
+        history = [] if told == "none" else told.split(", ")
+        base, world = room.node._base, room.node._room
+        action = decide(look(world, base.pose)[world.target], history)
+        text = f"i see a wall. the next action is {action}."
+        session = str(goal.request.header.stamp.nanosec)
+        message = GeneratedText(header=goal.request.header, session_id=session, text=text)
+        message.final = message.verified = message.for_motion = True
+        texts.publish(message)
+        goal.succeed()
+        return Generate.Result(header=goal.request.header, text=text, session_id=session)
+
+    generate = ActionServer(room.user, Generate, "edge_cloud/generate", answer)  # noqa: F841 kept
+    client = ActionClient(room.user, Navigate, "navigate")
+    graph.wait_for(client.server_is_ready)
+    goal = Navigate.Goal(instruction=f"find the {room.node._room.goal.name}")
+    handle = graph.ask(client.send_goal_async, goal)
+    result = graph.ask(handle.get_result_async, timeout=60.0).result
+    assert (result.status.code, result.status.message) == (Status.OK, "")
+    assert reached(room.node._room, room.node._base.pose)

@@ -1,0 +1,98 @@
+"""A mission driven without ROS, with a robot that obeys."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from collab_llm_nodes.robot.executor import ZERO, Pose2D
+from collab_llm_nodes.robot.grammar import parse
+from collab_llm_nodes.robot.mission import (
+    Mission,
+    MissionConfig,
+    Permission,
+)
+
+DT = 0.05
+CONFIG = MissionConfig(
+    max_steps=5,
+    deadline=60.0,
+    observation_timeout=2.0,
+    answer_timeout=3.0,
+    parser_timeout=1.0,
+    retries=2,
+    retry_pause=0.5,
+    max_blocked=2,
+)
+
+
+class Drive:
+    """A mission with a clock and an obedient base around it."""
+
+    def __init__(self, config: MissionConfig = CONFIG, *, guarded: bool = False) -> None:
+        self.now = 100.0
+        self.mission = Mission(config, self.now, self.now, guarded=guarded)
+        self.pose = Pose2D()
+        self.odometry = True
+        self.obeys = True
+
+    def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / DT)):
+            self.now += DT
+            v = self.mission.velocity
+            if self.obeys:
+                yaw = self.pose.yaw + v.angular * DT
+                x = self.pose.x + v.linear * math.cos(yaw) * DT
+                self.pose = Pose2D(x, self.pose.y + v.linear * math.sin(yaw) * DT, yaw)
+            if self.odometry:
+                self.mission.on_odometry(self.pose, self.now, self.now)
+            self.mission.tick(self.now, self.now)
+
+    def observe(self) -> bool:
+        return self.mission.on_observation(self.now, self.now)
+
+    def answer(self, text: str, verified: bool = True) -> bool:
+        """A whole answer, as parser and generation deliver it."""
+        begins = self.mission.on_action(parse(text), self.now, self.now, verified=verified)
+        self.mission.on_answer_ended(self.now)
+        return begins
+
+    def step(self, text: str, verified: bool = True) -> bool:
+        self.run(0.2)
+        assert self.observe()
+        return self.answer(text, verified)
+
+    def fastest(self, seconds: float) -> float:
+        """Run; the greatest speed commanded meanwhile, linear or angular."""
+        top = 0.0
+        for _ in range(round(seconds / DT)):
+            self.run(DT)
+            v = self.mission.velocity
+            top = max(top, abs(v.linear), abs(v.angular))
+        return top
+
+    def permit(self, **fields: Any) -> None:
+        """What motion_guard says."""
+        self.mission.on_motion_state(Permission(**fields), self.now, self.now)
+
+    def refuse(self, *reasons: str) -> None:
+        self.permit(allowed=False, reasons=reasons, text="because", speed_limit=0.0)
+
+    def code(self) -> str:
+        """Of the ending; "" while there is none."""
+        return self.mission.ending.code if self.mission.ending else ""
+
+    def message(self) -> str:
+        return self.mission.ending.message if self.mission.ending else ""
+
+
+# Motion refused by others.
+
+
+def moving(config: MissionConfig = CONFIG) -> Drive:
+    drive = Drive(config, guarded=True)
+    drive.permit()
+    assert drive.step("move forward 75 cm")
+    drive.run(0.5)
+    assert drive.mission.velocity != ZERO
+    return drive
