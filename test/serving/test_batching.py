@@ -44,6 +44,7 @@ from collab_llm_nodes.errors import (
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud import conversation as conversation_module
+from collab_llm_nodes.protocols.edge_cloud import target as target_module
 from collab_llm_nodes.protocols.edge_cloud.conversation import MAX_UNANSWERED, Verifier
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.messages import (
@@ -60,7 +61,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig, VerifierSession
 from collab_llm_nodes.protocols.edge_cloud.service import ServerHandle, VerifierConfig, start_server
-from collab_llm_nodes.protocols.edge_cloud.target import TargetSession
+from collab_llm_nodes.protocols.edge_cloud.target import TargetJudge, TargetSession
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.serving import compute as compute_module
 from collab_llm_nodes.serving.compute import Compute, _Inbox
@@ -95,7 +96,7 @@ def test_passes_are_first_come_first_served_and_nobody_starves(data: st.DataObje
         for _ in range(data.draw(st.integers(0, 3))):
             key = 1000 * now + len(drafts) + len(prompts)
             if data.draw(st.booleans()):
-                line.add_draft(key, now)
+                line.add_turn(key, now)
                 drafts.append(key)
             else:
                 unread = data.draw(st.integers(1, 20))
@@ -108,8 +109,8 @@ def test_passes_are_first_come_first_served_and_nobody_starves(data: st.DataObje
         assert len(line) == len(drafts) + len(prompts)
         assert (line.starts_at(coming=0) is None) == (not drafts and not prompts)
         batch = line.take()
-        assert [key for key, _ in batch.drafts] == list(drafts)[: config.max_batch]
-        for _ in batch.drafts:
+        assert [key for key, _ in batch.turns] == list(drafts)[: config.max_batch]
+        for _ in batch.turns:
             drafts.popleft()
         read = dict(batch.prompts)
         assert sum(read.values()) == min(config.prefill_tokens, sum(n for _, n in prompts))
@@ -123,16 +124,16 @@ def test_passes_are_first_come_first_served_and_nobody_starves(data: st.DataObje
 def test_a_pass_waits_for_others_only_while_there_are_any_and_room_for_them() -> None:
     line: ReadyQueue[str] = ReadyQueue(BatchConfig(max_batch=2, max_wait_s=0.5))
     assert line.starts_at(coming=3) is None
-    line.add_draft("a", 10.0)
+    line.add_turn("a", 10.0)
     assert line.starts_at(coming=0) == 10.0
     assert line.starts_at(coming=3) == 10.5
-    line.add_draft("a", 11.0)  # it has its place already
+    line.add_turn("a", 11.0)  # it has its place already
     assert line.starts_at(coming=3) == 10.5
-    line.add_draft("b", 10.2)
+    line.add_turn("b", 10.2)
     assert line.starts_at(coming=3) == 10.0
     line.discard("a")
     assert line.starts_at(coming=3) == 10.7
-    assert line.take().drafts == (("b", 10.2),)
+    assert line.take().turns == (("b", 10.2),)
 
 
 def test_prompts_of_one_owner_do_not_hold_up_anothers() -> None:
@@ -863,8 +864,8 @@ def test_a_session_whose_end_fails_is_told_and_so_is_who_comes_behind_it() -> No
     first, behind = Posted(), Posted()
     compute.open(first, target_of(FakeEngine(1)))
     assert isinstance(first.next(), Opened)
-    compute._sessions[first].target._kv.close = StuckCaches(1)._fail  # type: ignore[method-assign]
-    compute.draft(first, Draft(5, 0, ()))  # of a round that is not due: the session ends
+    compute._sessions[first].job._kv.close = StuckCaches(1)._fail  # type: ignore[method-assign]
+    compute.submit(first, Draft(5, 0, ()))  # of a round that is not due: the session ends
     assert isinstance(first.next(), ProtocolError)
     assert failed.wait(WAIT_S)
     compute.open(behind, target_of(FakeEngine(1)))
@@ -931,7 +932,8 @@ class Posted:
 
 
 def compute_of(engine: FakeEngine, **options: Any) -> Compute:
-    options = {"max_sessions": 1, "batch": BatchConfig(), "exits": TAKE_ALL_EXITS, **options}
+    judge = TargetJudge(TAKE_ALL_EXITS)
+    options = {"max_sessions": 1, "batch": BatchConfig(), "judge": judge, **options}
     return Compute(as_engine(engine), **options)
 
 
@@ -963,15 +965,15 @@ def test_in_a_shared_pass_each_hears_what_it_would_alone(
     drafts = {"go": Draft(0, 0, (5, 6)), "turn": Draft(0, 0, (7,)), "stop": Draft(0, 0, (8, 9, 3))}
     alone = {}
     for text, draft in drafts.items():
-        compute.draft(robot := opened(text), draft)
+        compute.submit(robot := opened(text), draft)
         alone[text] = heard(robot)
     assert all(len(each) == 4 for each in alone.values()), "three exits and a verdict"
     robots = {text: opened(text) for text in drafts}
     if not all_at_once:
-        monkeypatch.setattr(compute_module, "tops_of", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(target_module, "argmax_rows", lambda *_, **__: 1 / 0)
     with engine.held(lambda: compute.open(Posted(), target_of(engine))):
         for text, robot in robots.items():
-            compute.draft(robot, drafts[text])
+            compute.submit(robot, drafts[text])
     assert {text: heard(robot) for text, robot in robots.items()} == alone
     assert engine.sizes[-1] == (3, 2, 4)
     assert compute.stop(WAIT_S)
@@ -992,7 +994,7 @@ def test_a_pass_takes_the_emulated_time_however_many_share_it(still: StillClock)
     with engine.held(lambda: compute.open(Posted(), target_of(engine))):
         started = still.monotonic() + 0.2
         for robot in robots:
-            compute.draft(robot, Draft(0, 0, (5, 6)))
+            compute.submit(robot, Draft(0, 0, (5, 6)))
     for robot in robots:
         while isinstance((heard := robot.next())[1], EarlyExit):
             at, early = heard
@@ -1015,7 +1017,7 @@ def test_exits_that_precede_the_verdict_by_too_little_are_not_taken(
     robot, start = Posted(), 0
     compute.open(robot, target_of(engine))
     for round_ in range(3):  # the first pass tells how long passes take
-        compute.draft(robot, Draft(round_, start, ()))
+        compute.submit(robot, Draft(round_, start, ()))
         layers = []
         while not isinstance(message := robot.next(), Verdict):
             layers += [message.layer] if isinstance(message, EarlyExit) else []

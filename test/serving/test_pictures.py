@@ -43,15 +43,14 @@ from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.messages import Failure, Open, Opened
 from collab_llm_nodes.protocols.edge_cloud.service import ServerHandle, VerifierConfig, start_server
-from collab_llm_nodes.protocols.edge_cloud.settings import PictureConfig
-from collab_llm_nodes.serving.pictures import PictureReader
+from collab_llm_nodes.serving.pictures import PictureConfig, PictureLimits, PictureReader
 from collab_llm_nodes.serving.turns import FairLine, Turns
 from collab_llm_nodes.transport.admission import Peer
 from collab_llm_nodes.transport.background import within
 
 T = TypeVar("T")
 FULL_HD = 1920 * 1080
-LIMITS = Limits(max_image_pixels=FULL_HD)
+LIMITS = PictureLimits(message_bytes=9 << 20, image_bytes=2 << 20, pixels=FULL_HD, scans=20)
 NO_LIMIT = 1 << 40
 PATIENT = PictureConfig(cpu_s=60.0, deadline_s=600.0)  # where a busy machine must not matter
 
@@ -199,7 +198,7 @@ def workers() -> set[int]:
 def with_reader(
     use: Callable[[PictureReader], Awaitable[T]],
     config: PictureConfig = PATIENT,
-    limits: Limits = LIMITS,
+    limits: PictureLimits = LIMITS,
 ) -> T:
     """What ``use`` returns; then no process is left."""
 
@@ -277,7 +276,7 @@ def test_a_worker_that_dies_fails_its_picture_only(caplog: pytest.LogCaptureFixt
     "config", [PictureConfig(1, cpu_s=0.01), PictureConfig(1, cpu_s=60.0, deadline_s=0.01)]
 )
 def test_a_picture_that_takes_too_long_is_given_up(config: PictureConfig) -> None:
-    limits = replace(LIMITS, max_image_pixels=1 << 26, max_image_scans=1000)
+    limits = replace(LIMITS, pixels=1 << 26, scans=1000)
 
     async def use(reader: PictureReader) -> None:
         started = time.monotonic()
@@ -297,7 +296,7 @@ def test_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
             await read(reader, png(side=4000))
         assert (await read(reader, scene(0))).rgb
 
-    limits = Limits(max_image_pixels=1 << 26, max_image_bytes=4 << 20)
+    limits = replace(LIMITS, pixels=1 << 26, image_bytes=4 << 20)
     with_reader(use, PATIENT, limits)
 
 
@@ -318,7 +317,7 @@ def test_a_picture_whose_client_has_gone_is_given_up() -> None:
 
 
 def test_bytes_that_wait_are_limited_and_others_have_room() -> None:
-    limits = replace(LIMITS, max_message_bytes=4096)  # eight of these, four of an address
+    limits = replace(LIMITS, message_bytes=4096)  # eight of these, four of an address
     data = png((b"tEXt", bytes(1900)))
     rival, robot = Peer("b:1", "b"), Peer("c:1", "c")
 

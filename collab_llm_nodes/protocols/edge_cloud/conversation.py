@@ -42,17 +42,18 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     EarlyExit,
     Failure,
     Open,
+    Opened,
     ServerMessage,
     Verdict,
     failure_of,
 )
 from collab_llm_nodes.protocols.edge_cloud.server import EarlyExitQueue
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
-from collab_llm_nodes.protocols.edge_cloud.target import TargetSession
+from collab_llm_nodes.protocols.edge_cloud.target import TargetJudge, TargetSession
 from collab_llm_nodes.protocols.edge_cloud.telemetry import Telemetry
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import read_token
-from collab_llm_nodes.serving.compute import Compute, Outgoing
-from collab_llm_nodes.serving.pictures import PictureReader
+from collab_llm_nodes.serving.compute import Compute
+from collab_llm_nodes.serving.pictures import PictureLimits, PictureReader
 from collab_llm_nodes.serving.turns import Turns
 from collab_llm_nodes.transport.admission import MOST_WAIT_S, Admission, Allowance, Peer, Place
 from collab_llm_nodes.transport.background import within
@@ -69,6 +70,7 @@ MAX_UNANSWERED = 128
 MAX_UNANSWERED_BYTES = 4 << 20
 
 Encode = Callable[[Prompt], EncodedPrompt]
+Outgoing = Opened | EarlyExit | Verdict | CollabError
 
 
 class Stream(Protocol):
@@ -107,7 +109,17 @@ class Verifier:
             max_image_pixels=pixel_limit(config.limits.max_image_pixels, engine.loaded),
         )
         self._pictures = (
-            PictureReader(config.pictures, self._limits, engine.loaded)
+            PictureReader(
+                config.pictures,
+                PictureLimits(
+                    self._limits.max_message_bytes,
+                    self._limits.max_image_bytes,
+                    self._limits.max_image_pixels,
+                    self._limits.max_image_scans,
+                ),
+                engine.loaded,
+                "verifier",
+            )
             if engine.loaded.image_processor is not None
             else None
         )
@@ -140,10 +152,11 @@ class Verifier:
         self._compute = Compute(
             self._engine,
             batch=c.batch,
-            exits=c.exits,
             max_sessions=c.limits.max_sessions,
             emulated_compute_s=c.emulated_compute_s,
-            telemetry=self.telemetry,
+            judge=TargetJudge(c.exits, self.telemetry.count_verdicts),
+            name="verifier",
+            figures=self.telemetry.compute,
             on_failure=fail,
         )
         if c.emulated_compute_s:
@@ -400,7 +413,7 @@ class Verifier:
             )
         target = TargetSession(self._engine, prompt, opened, self.config.exits)
         if not seat.gone.is_set():
-            target.look()
+            target.encode_images()
         return target
 
     async def _take_drafts(self, seat: _Seat, stream: Stream) -> None:
@@ -409,7 +422,7 @@ class Verifier:
                 raise ProtocolError(
                     "the session is open already", field="message", remedy="use a new stream"
                 )
-            self._compute.draft(seat, message)
+            self._compute.submit(seat, message)
 
     async def _read(self, seat: _Seat, stream: Stream) -> Open | Draft | Close | None:
         data = await self._receive(seat, stream)

@@ -11,33 +11,9 @@ from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig
+from collab_llm_nodes.serving.pictures import PictureConfig
 from collab_llm_nodes.serving.scheduler import BatchConfig
 from collab_llm_nodes.transport.admission import Shares
-
-
-@dataclass(frozen=True)
-class PictureConfig:
-    """How the verifier decodes pictures."""
-
-    workers: int = setting(
-        3,
-        "Processes that decode pictures, about 10 MB each. One address gets all but one of them at"
-        " a time, one connection all but two.",
-        low=1,
-        high=64,
-    )
-    cpu_s: float = setting(
-        2.0, "One picture may take this much CPU time to decode [s].", low=0.01, high=60.0
-    )
-    deadline_s: float = setting(
-        10.0,
-        "One picture may take this long to decode, once it has begun [s].",
-        low=0.01,
-        high=600.0,
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 @dataclass(frozen=True)
