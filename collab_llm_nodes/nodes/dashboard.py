@@ -53,7 +53,6 @@ from collab_llm_nodes.dashboard.view import (
     View,
 )
 from collab_llm_nodes.errors import CollabError, ConfigError
-from collab_llm_nodes.protocols.edge_cloud.verifier_client import read_token
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.ros.convert import code_of
 from collab_llm_nodes.ros.goals import SentGoal
@@ -69,6 +68,7 @@ from collab_llm_nodes.ros.node import (
     run,
     wall,
 )
+from collab_llm_nodes.transport.credentials import read_token
 
 if TYPE_CHECKING:
     from collab_llm_nodes.dashboard.site import Site

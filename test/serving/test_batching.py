@@ -43,9 +43,8 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.protocols.edge_cloud import codec
-from collab_llm_nodes.protocols.edge_cloud import conversation as conversation_module
 from collab_llm_nodes.protocols.edge_cloud import target as target_module
-from collab_llm_nodes.protocols.edge_cloud.conversation import MAX_UNANSWERED, Verifier
+from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     ClientMessage,
@@ -60,7 +59,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
 )
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig, VerifierSession
-from collab_llm_nodes.protocols.edge_cloud.service import ServerHandle, VerifierConfig, start_server
+from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.protocols.edge_cloud.target import TargetJudge, TargetSession
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.serving import compute as compute_module
@@ -73,7 +72,10 @@ from collab_llm_nodes.serving.scheduler import (
     Refused,
     Slots,
 )
+from collab_llm_nodes.transport import streams
 from collab_llm_nodes.transport.logs import set_up_logging
+from collab_llm_nodes.transport.server import ServerHandle
+from collab_llm_nodes.transport.streams import MAX_UNANSWERED
 
 WAIT_S = 30.0
 GREEDY = SamplingConfig()
@@ -353,7 +355,7 @@ def share_a_pass(
     with engine.held(lambda: first.send(Draft(0, 0, (5,)))):
         for robot, draft in others:
             robot.send(draft)
-        inbox = server._server.verifier._compute._inbox
+        inbox = server._server.service._compute._inbox
         deadline = time.monotonic() + WAIT_S
         while len(inbox) < len(others):  # all are at the compute thread's door
             assert time.monotonic() < deadline
@@ -435,7 +437,7 @@ def test_a_long_prompt_is_read_in_parts_and_verdicts_go_on(serve: Serve, join: J
         engine.sizes.clear()
         replay = engine.answer(encode(Prompt(OPEN.text)), GREEDY, 24)[:5]
         slow.send(replace(OPEN, replay=replay, round=3))
-        inbox = server._server.verifier._compute._inbox
+        inbox = server._server.service._compute._inbox
         deadline = time.monotonic() + WAIT_S
         while not inbox:
             assert time.monotonic() < deadline
@@ -648,7 +650,7 @@ def test_another_front_end_can_carry_the_conversation() -> None:
 def test_nobody_waits_for_who_is_refused_and_stays(
     why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversation_module, "_PARTING_S", 10 * WAIT_S)
+    monkeypatch.setattr(streams, "_PARTING_S", 10 * WAIT_S)
 
     async def run() -> None:
         config = VerifierConfig(limits=Limits(max_streams=1 if why == "full" else 9))
@@ -891,7 +893,8 @@ def test_a_verifier_that_failed_ends_with_an_error_status() -> None:
 FAILING = """
 import asyncio, threading
 from test_batching import *
-from collab_llm_nodes.protocols.edge_cloud.service import VerifierServer, run_until_signal
+from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
+from collab_llm_nodes.transport.server import Server, run_until_signal
 
 def robots(port):
     server = type("Server", (), {"port": port})
@@ -907,7 +910,7 @@ def listening(port):
     threading.Thread(target=robots, args=(port,)).start()
 
 config = VerifierConfig(address="127.0.0.1:0")
-server = VerifierServer(config, as_engine(StuckCaches(1)), encode)
+server = Server(Verifier(config, as_engine(StuckCaches(1)), encode))
 asyncio.run(run_until_signal(server, 20.0, listening))
 """
 
@@ -1013,7 +1016,7 @@ def test_exits_that_precede_the_verdict_by_too_little_are_not_taken(
     still: StillClock, min_lead_s: float, taken: list[int]
 ) -> None:
     engine, exits = FakeEngine(1), ExitConfig(min_lead_s=min_lead_s)
-    compute = compute_of(engine, exits=exits, emulated_compute_s=0.08)
+    compute = compute_of(engine, judge=TargetJudge(exits), emulated_compute_s=0.08)
     robot, start = Posted(), 0
     compute.open(robot, target_of(engine))
     for round_ in range(3):  # the first pass tells how long passes take
@@ -1036,7 +1039,7 @@ def test_who_waits_for_the_verifier_is_not_silent(serve: Serve, join: Join) -> N
     robot.send(OPEN)
     robot.skip_to(Opened)
     with engine.held(lambda: robot.send(Draft(0, 0, ()))):
-        inbox = server._server.verifier._compute._inbox
+        inbox = server._server.service._compute._inbox
         deadline = time.monotonic() + WAIT_S
         while len(inbox) < 2 and robot.replies.is_active():  # asked twice whether it is silent
             assert time.monotonic() < deadline

@@ -42,11 +42,12 @@ from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.messages import Failure, Open, Opened
-from collab_llm_nodes.protocols.edge_cloud.service import ServerHandle, VerifierConfig, start_server
+from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.serving.pictures import PictureConfig, PictureLimits, PictureReader
 from collab_llm_nodes.serving.turns import FairLine, Turns
 from collab_llm_nodes.transport.admission import Peer
 from collab_llm_nodes.transport.background import within
+from collab_llm_nodes.transport.server import ServerHandle
 
 T = TypeVar("T")
 FULL_HD = 1920 * 1080
@@ -335,7 +336,7 @@ def test_bytes_that_wait_are_limited_and_others_have_room() -> None:
             assert caught.value.field == "images"
             assert caught.value.remedy
 
-        half = 4 * limits.max_message_bytes // len(data)
+        half = 4 * limits.message_bytes // len(data)
         tasks = hold(half, FLOOD)
         await asyncio.sleep(0)
         await refuses(FLOOD)
@@ -702,8 +703,10 @@ from fake_models import VOCABULARY, FakeEngine, as_engine, encode
 from raw_client import RawClient
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open
-from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, VerifierServer
-from collab_llm_nodes.protocols.edge_cloud.service import run_until_signal
+from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
+from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig
+from collab_llm_nodes.transport.server import Server
+from collab_llm_nodes.transport.server import run_until_signal
 
 def hang(*_):
     print("busy", flush=True)
@@ -718,6 +721,6 @@ def ask(port):
     client.send(Open("go", (), SamplingConfig(), 4, VOCABULARY), Draft(0, 0, (1,)))
 
 config = VerifierConfig(address="127.0.0.1:0", drain_s=0.5)
-server = VerifierServer(config, as_engine(FakeEngine(before_layer=hang)), read)
+server = Server(Verifier(config, as_engine(FakeEngine(before_layer=hang)), read))
 asyncio.run(run_until_signal(server, 0.5, ask))
 """

@@ -266,12 +266,10 @@ class Replica:
     def __init__(self, config: VerifierConfig) -> None:
         from ray import serve as ray_serve
 
-        from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
-        from collab_llm_nodes.protocols.edge_cloud.service import load_engine, prompt_encoder
+        from collab_llm_nodes.protocols.edge_cloud.service import make_verifier
 
         set_up_logging(config.log_format)
-        engine = load_engine(config)
-        verifier = Verifier(config, engine, prompt_encoder(engine, config.limits))
+        verifier = make_verifier(config)
         if config.metrics_address:
             host, _, port = config.metrics_address.rpartition(":")
             rank = ray_serve.get_replica_context().rank.rank
@@ -319,7 +317,7 @@ class Replica:
     async def Describe(self, request: bytes, grpc_context: RayServegRPCContext) -> _Encoded:
         """What this replica is; all are alike but for their number of sessions."""
         self._authenticate(grpc_context)
-        return _Encoded(self._verifier.describe())
+        return _Encoded(await self._verifier.unary()["Describe"](request))
 
     async def Check(
         self, request: bytes, grpc_context: RayServegRPCContext

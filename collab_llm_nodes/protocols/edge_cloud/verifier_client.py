@@ -13,15 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
-import ssl
-import stat
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -67,6 +63,7 @@ from collab_llm_nodes.transport.background import (
     in_background_thread,
     within,
 )
+from collab_llm_nodes.transport.credentials import channel_credentials, is_local, read_token
 from collab_llm_nodes.transport.heartbeat import CHECK, Heartbeat, HeartbeatConfig
 
 log = logging.getLogger(__name__)
@@ -609,84 +606,11 @@ def _to_nobody(message: ServerMessage) -> None:
 def _credentials(config: ClientLinkConfig) -> grpc.ChannelCredentials | None:
     if not config.tls:
         return None
-    ca, key, cert = (
-        read_file(getattr(config, name), name) if getattr(config, name) else None
-        for name in ("tls_ca", "tls_key", "tls_cert")
-    )
-    check_certificates(config.tls_cert, config.tls_key, "tls_ca", config.tls_ca)
-    return grpc.ssl_channel_credentials(ca, key, cert)
+    return channel_credentials(config.tls_ca, config.tls_cert, config.tls_key)
 
 
 def _metadata(config: ClientLinkConfig) -> tuple[tuple[str, str], ...]:
     token = read_token(config.token, config.token_file)
-    if token and not config.tls and not _is_local(config.address):
+    if token and not config.tls and not is_local(config.address):
         log.warning("the token goes to %s unencrypted: set tls, or tunnel the link", config.address)
     return (("authorization", f"Bearer {token}"),) if token else ()
-
-
-def _is_local(address: str) -> bool:
-    """Whether ``address`` (host:port, or unix:path) leads no further than this machine."""
-    host = address.rpartition(":")[0].strip("[]")
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost" or address.startswith("unix:")
-
-
-def read_token(token: str, token_file: str) -> str:
-    """The token given, or the content of the file that holds it; empty without both.
-
-    Raises:
-        ConfigError: the file cannot be read, or the token is not printable ASCII.
-    """
-    if token_file:
-        _check_private(token_file)
-        token = read_file(token_file, "token_file").decode("utf-8", "replace").strip()
-        if not token:
-            raise ConfigError("holds no token", field="token_file")
-    if not (token.isascii() and (token.isprintable() or not token)):
-        raise ConfigError("a token is printable ASCII", field="token")
-    return token
-
-
-def _check_private(token_file: str) -> None:
-    with contextlib.suppress(OSError):  # reading it tells more
-        if Path(token_file).expanduser().stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-            log.warning("others can read the token in %s: chmod 600 it", token_file)
-
-
-def check_certificates(cert: str, key: str, authority_field: str, authority: str) -> None:
-    """Refuse PEM files that TLS cannot use; gRPC would say only that it cannot listen or connect.
-
-    Raises:
-        ConfigError: ``tls_cert`` is no certificate, or not that of ``tls_key``; ``authority`` holds
-            no certificate.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        if cert:
-            own, its_key = Path(cert).expanduser(), Path(key).expanduser()
-            context.load_cert_chain(own, its_key, password=lambda: "")
-    except (ssl.SSLError, ValueError) as error:
-        remedy = "PEM files, the key not encrypted"
-        message = f"{cert} is no certificate with the key {key}: {error}"
-        raise ConfigError(message, field="tls_cert", remedy=remedy) from error
-    try:
-        if authority:
-            context.load_verify_locations(Path(authority).expanduser())
-    except ssl.SSLError as error:
-        message = f"{authority} holds no certificate: {error}"
-        raise ConfigError(message, field=authority_field, remedy="a PEM file") from error
-
-
-def read_file(name: str, field_name: str) -> bytes:
-    """Content of ``name``.
-
-    Raises:
-        ConfigError: it cannot be read; ``field`` is ``field_name``.
-    """
-    try:
-        return Path(name).expanduser().read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {name}: {error.strerror}", field=field_name, remedy="check the file name"
-        ) from error

@@ -52,7 +52,7 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.processes import free_port
-from collab_llm_nodes.protocols.edge_cloud import codec, conversation
+from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud import verifier_pb2 as pb
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.link import LinkConfig
@@ -69,12 +69,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
 )
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig
-from collab_llm_nodes.protocols.edge_cloud.service import (
-    ServerHandle,
-    VerifierConfig,
-    load_config,
-    start_server,
-)
+from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, load_config, start_server
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import (
     ClientLinkConfig,
     LinkStatus,
@@ -82,7 +77,9 @@ from collab_llm_nodes.protocols.edge_cloud.verifier_client import (
     VerifierClient,
 )
 from collab_llm_nodes.serving.scheduler import BatchConfig
+from collab_llm_nodes.transport import streams
 from collab_llm_nodes.transport.background import background_loop, within
+from collab_llm_nodes.transport.server import ServerHandle
 
 WAIT_S = 30.0  # upper bound of waits for what takes milliseconds on an idle machine
 PROMPT = Prompt("go to the red box")
@@ -591,7 +588,7 @@ def test_the_last_word_reaches_a_client_that_writes(
     serve: Serve, draft: Draft, kind: type[ServerMessage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write that finds the stream ended by the other side has gRPC drop what is unread."""
-    monkeypatch.setattr(conversation, "_PARTING_S", WAIT_S)
+    monkeypatch.setattr(streams, "_PARTING_S", WAIT_S)
     server = serve(FakeEngine(1))
 
     async def talk() -> tuple[list[ServerMessage], grpc.StatusCode]:
@@ -621,22 +618,22 @@ def test_the_last_word_reaches_a_client_that_writes(
 def test_a_client_that_is_told_to_try_again_ends_its_stream_before(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversation, "_PARTING_S", 10 * WAIT_S)
+    monkeypatch.setattr(streams, "_PARTING_S", 10 * WAIT_S)
     none_left = BatchConfig(evict_idle_s=60.0, slot_wait_s=0.0)
     server = serve(FakeEngine(1), limits=Limits(max_sessions=1), batch=none_left)
     opened_session(connect(server.port))
     once = LinkConfig(600.0, backoff_initial_s=60.0, backoff_max_s=60.0)
     connect(server.port, link=once).open(OPEN, Inbox().put)
-    verifier = server._server.verifier
+    verifier = server._server.service
     failures, code = "collab_llm_verifier_failures_total", {"code": Unavailable.code}
     wait_for(lambda: verifier.telemetry.registry.get_sample_value(failures, code) == 1)
-    wait_for(lambda: len(verifier._seats) == 1)
+    wait_for(lambda: len(verifier._clients) == 1)
 
 
 def test_who_does_not_end_a_stream_has_it_ended(
     serve: Serve, raw: Callable[[int], RawClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversation, "_PARTING_S", 0.1)
+    monkeypatch.setattr(streams, "_PARTING_S", 0.1)
     stream = raw(serve(FakeEngine(1)).port)
     stream.send(OPEN, Draft(0, 0, (), solo=23))
     last = [codec.decode_server(reply) for reply in stream.replies][-1]
@@ -693,7 +690,7 @@ def test_a_client_that_vanishes_in_mid_verification_stops_it(
     stream = raw(server.port)
     stream.send(OPEN, Draft(0, 0, (5, 6)))
     assert gate.reached.wait(WAIT_S)
-    (seat,) = server._server.verifier._seats
+    (seat,) = server._server.service._clients
     stream.replies.cancel()
     assert seat.gone.wait(WAIT_S)
     gate.go.set()
@@ -1129,7 +1126,7 @@ def test_signals_while_it_drains_are_ignored() -> None:
 
 SIGNALLED_TWICE = """
 import asyncio, os, signal
-from collab_llm_nodes.protocols.edge_cloud.service import run_until_signal
+from collab_llm_nodes.transport.server import run_until_signal
 
 class Server:
     port, sessions, failed = 1, 1, asyncio.Event()
