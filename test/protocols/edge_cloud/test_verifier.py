@@ -622,7 +622,7 @@ def test_a_client_that_is_told_to_try_again_ends_its_stream_before(
     none_left = BatchConfig(evict_idle_s=60.0, slot_wait_s=0.0)
     server = serve(FakeEngine(1), limits=Limits(max_sessions=1), batch=none_left)
     opened_session(connect(server.port))
-    once = LinkConfig(600.0, backoff_initial_s=60.0, backoff_max_s=60.0)
+    once = LinkConfig(verdict_deadline_s=600.0, backoff_initial_s=60.0, backoff_max_s=60.0)
     connect(server.port, link=once).open(OPEN, Inbox().put)
     verifier = server._server.service
     failures, code = "collab_llm_verifier_failures_total", {"code": Unavailable.code}
