@@ -6,31 +6,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.config import check_ranges, from_yaml, setting
+from collab_llm_nodes.config import from_yaml, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig
 from collab_llm_nodes.serving.pictures import PictureConfig
 from collab_llm_nodes.serving.scheduler import BatchConfig
+from collab_llm_nodes.transport.ray_serve import RayConfig
 from collab_llm_nodes.transport.settings import ServerConfig
-
-
-@dataclass(frozen=True)
-class RayConfig:
-    """What only ``collab-llm verifier --ray`` reads."""
-
-    replicas: int = setting(2, "Copies of the target.", low=1, high=1024)
-    cpus_per_replica: float = setting(
-        1.0, "CPU cores that Ray sets aside for each.", low=0.0, high=1024.0
-    )
-    gpus_per_replica: float = setting(
-        0.0, "GPUs that Ray sets aside for each, or a part of one.", low=0.0, high=64.0
-    )
-    http_port: int = setting(8000, "Ray Serve's own HTTP port: GET /-/healthz.", low=1, high=65535)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 @dataclass(frozen=True)
