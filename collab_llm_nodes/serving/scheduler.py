@@ -1,4 +1,4 @@
-"""Who computes next, and who holds a KV cache: two state machines without I/O or clock.
+"""The order of passes and the loan of KV caches: two state machines without I/O or clock.
 
 :class:`ReadyQueue` makes the passes of continuous batching. Everybody whose turn is due waits in
 one line; a pass takes the first ``max_batch`` of it. Prompts are read in the same passes, at most

@@ -103,7 +103,7 @@ class StreamService(abc.ABC, Generic[M]):
         self.figures = figures or ServerFigures(self.name)
         self.failed = asyncio.Event()
         self._token = read_token(config.token, config.token_file).encode()
-        self._admission = Admission(config.limits.max_streams, config.shares)
+        self._admission = Admission(config.limits.max_streams, config.shares, self.name)
         self._begun = Allowance(config.shares.sessions_per_s)
         self._received = Allowance(config.shares.bytes_per_s)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -310,9 +310,9 @@ class StreamService(abc.ABC, Generic[M]):
             if other.place is lost:
                 other.deliver(
                     Unavailable(
-                        "streams are scarce and no Open came in time",
+                        "streams are scarce and the first message did not come in time",
                         field="session",
-                        remedy="send Open at once, on a new stream",
+                        remedy="send it at once, on a new stream",
                     )
                 )
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import grpc
+import passes_bed
 import pytest
 from fake_models import PROMPT_IDS, FakeEngine, as_engine, encode
 from passes_bed import (
@@ -48,6 +49,8 @@ from collab_llm_nodes.serving.scheduler import (
 )
 from collab_llm_nodes.transport.server import ServerHandle
 from collab_llm_nodes.transport.streams import MAX_UNANSWERED
+
+serve, join, still = passes_bed.serve, passes_bed.join, passes_bed.still  # fixtures
 
 
 def test_drafts_that_come_during_a_pass_share_the_next(serve: Serve, join: Join) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import passes_bed
 import pytest
 import torch
 from fake_models import PROMPT_IDS, FakeEngine, FakeSession, as_engine, encode
@@ -65,6 +66,9 @@ from collab_llm_nodes.serving.scheduler import (
 )
 from collab_llm_nodes.transport import streams
 from collab_llm_nodes.transport.logs import set_up_logging
+
+serve, join = passes_bed.serve, passes_bed.join  # fixtures
+
 
 # --- Without gRPC -------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
+import pytest
 from fake_models import VOCABULARY, FakeEngine, as_engine, encode
 from raw_client import RawClient
 from torch import Tensor
@@ -26,7 +27,9 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     ServerMessage,
 )
 from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig
+from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.protocols.edge_cloud.target import TargetJudge, TargetSession
+from collab_llm_nodes.serving import compute as compute_module
 from collab_llm_nodes.serving.compute import Compute
 from collab_llm_nodes.serving.scheduler import (
     BatchConfig,
@@ -150,3 +153,37 @@ def share_a_pass(
         deadline = time.monotonic() + WAIT_S
         while len(inbox) < len(others):  # all are at the compute thread's door
             assert time.monotonic() < deadline
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    running: list[ServerHandle] = []
+
+    def start(engine: FakeEngine, **options: Any) -> ServerHandle:
+        options = {"address": "127.0.0.1:0", "exits": TAKE_ALL_EXITS, **options}
+        running.append(start_server(VerifierConfig(**options), as_engine(engine), encode))
+        return running[-1]
+
+    yield start
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture
+def join() -> Iterator[Join]:
+    robots: list[RawClient] = []
+
+    def make(server: ServerHandle) -> RawClient:
+        robots.append(client_of(server))
+        return robots[-1]
+
+    yield make
+    for robot in robots:
+        robot.close()
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> StillClock:
+    clock = StillClock()
+    monkeypatch.setattr(compute_module, "time", clock)
+    return clock

@@ -12,6 +12,7 @@ from typing import Any, cast
 import grpc
 import numpy as np
 import pytest
+import verifier_bed
 from fake_models import (
     VOCAB,
     VOCABULARY,
@@ -55,6 +56,9 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
 from collab_llm_nodes.serving.scheduler import BatchConfig
 from collab_llm_nodes.transport import streams
 from collab_llm_nodes.transport.background import background_loop, within
+
+serve, connect, raw = verifier_bed.serve, verifier_bed.connect, verifier_bed.raw  # fixtures
+
 
 # --- Answers ------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import verifier_bed
 from fake_models import (
     VOCABULARY,
     FakeEngine,
@@ -44,6 +45,9 @@ from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import (
     LinkStatus,
 )
+
+serve, connect = verifier_bed.serve, verifier_bed.connect  # fixtures
+
 
 # --- Losses -------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import verifier_bed
 from certificates import Certificates
 from fake_models import (
     FakeEngine,
@@ -40,6 +41,9 @@ from collab_llm_nodes.protocols.edge_cloud.verifier_client import (
     LinkStatus,
     VerifierClient,
 )
+
+serve, connect = verifier_bed.serve, verifier_bed.connect  # fixtures
+
 
 # --- Token and TLS ------------------------------------------------------------------------------
 
