@@ -376,7 +376,10 @@ class Replica:
     ) -> health_pb2.HealthCheckResponse:
         """Health of one replica, asked without a token; HAProxy asks those that serve if it can."""
         states = health_pb2.HealthCheckResponse
-        if health_pb2.HealthCheckRequest.FromString(request).service in ("", self._service.service):
+        if health_pb2.HealthCheckRequest.FromString(request).service in (
+            "",
+            self._service.full_name,
+        ):
             serving = self._service.serving
             return states(status=states.SERVING if serving else states.NOT_SERVING)
         grpc_context.set_code(grpc.StatusCode.NOT_FOUND)

@@ -24,6 +24,7 @@ from grpc_health.v1 import health, health_pb2
 
 from collab_llm_nodes.ending import EndRequest, end_now, end_within
 from collab_llm_nodes.errors import (
+    Busy,
     CollabError,
     ConfigError,
     DeadlineExceeded,
@@ -53,6 +54,7 @@ _STATUS = {
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
+    Busy: grpc.StatusCode.UNAVAILABLE,
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
@@ -119,13 +121,10 @@ class Server(Generic[S]):
             request_deserializer=health_pb2.HealthCheckRequest.FromString,
             response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
         )
-        self._server.add_registered_method_handlers(self.service.service, handlers)
+        self._server.add_registered_method_handlers(self.service.full_name, handlers)
         self._server.add_registered_method_handlers(health.SERVICE_NAME, {"Check": check})
-        c = self._config
-        address, credentials = (
-            c.address,
-            server_credentials(c.tls_cert, c.tls_key, c.tls_client_ca),
-        )
+        c, address = self._config, self._config.address
+        credentials = server_credentials(c.tls_cert, c.tls_key, c.tls_client_ca)
         try:
             if credentials is None:
                 self.port = self._server.add_insecure_port(address)
@@ -173,7 +172,7 @@ class Server(Generic[S]):
     async def _check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
-        if request.service not in ("", self.service.service):
+        if request.service not in ("", self.service.full_name):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
         states = health_pb2.HealthCheckResponse
         return states(status=states.SERVING if self.service.serving else states.NOT_SERVING)
@@ -242,7 +241,7 @@ _LOST = (grpc.aio.BaseError, asyncio.InvalidStateError)  # raised on a stream wh
 
 
 class _GrpcStream:
-    """One call, as ``streams.Stream``."""
+    """One call, as a ``streams.Stream``."""
 
     def __init__(self, context: grpc.aio.ServicerContext) -> None:
         self._context = context

@@ -87,14 +87,14 @@ class StreamService(abc.ABC, Generic[M]):
 
     Attributes:
         name: for messages, logs, threads and metrics, such as "verifier".
-        service: gRPC's full name, such as "collab_llm.v1.Verifier".
+        full_name: gRPC's, such as "collab_llm.v1.Verifier".
         stream: name of the method with a bidirectional stream; empty: there is none.
         title: for the log, once it listens.
         failed: set when nothing can be computed any more: only another process can.
     """
 
     name: str
-    service: str
+    full_name: str
     stream = "Session"
 
     def __init__(self, config: ServerConfig, figures: ServerFigures | None = None) -> None:

@@ -44,7 +44,7 @@ TALK, SHOUT = f"/{SERVICE}/Talk", f"/{SERVICE}/Shout"
 class Echo(StreamService[bytes]):
     """Says what it hears, from a thread of its own; "bye" is the last word."""
 
-    name, service, stream = "echo", SERVICE, "Talk"
+    name, full_name, stream = "echo", SERVICE, "Talk"
 
     async def hold(self, client: ClientSession[bytes]) -> None:
         async with self.turn(client):

@@ -58,7 +58,7 @@ class Verifier(StreamService[Reply]):
     """
 
     name = "verifier"
-    service = codec.SERVICE
+    full_name = codec.SERVICE
 
     def __init__(self, config: VerifierConfig, engine: Engine, encode: Encode) -> None:
         self.telemetry = Telemetry(self.name)
