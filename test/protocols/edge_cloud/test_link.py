@@ -114,7 +114,7 @@ class Stream:
 
 @dataclass
 class Simulation:
-    """Edge client, pre-draft cache, link and verifier; every delay and loss is the weather's."""
+    """Edge client, ready drafts, link and verifier; every delay and loss is the weather's."""
 
     sampling: SamplingConfig
     weather: Weather
