@@ -67,7 +67,7 @@ class RayConfig:
 
 @dataclass(frozen=True)
 class Application:
-    """What Ray Serve is to run.
+    """The application that Ray Serve is to run.
 
     Attributes:
         name: of the service, such as "verifier".
@@ -427,7 +427,7 @@ class Encoded:
 
 
 class _Stream:
-    """As ``streams.Stream``; what is written to it comes out of ``written``."""
+    """A ``streams.Stream``; whatever is written to it comes out of ``written``."""
 
     def __init__(self, requests: AsyncIterator[bytes]) -> None:
         self._requests = requests
