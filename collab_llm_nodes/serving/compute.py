@@ -39,11 +39,11 @@ from collab_llm_nodes.serving.scheduler import (
 log = logging.getLogger(__name__)
 
 Work = Any
-"""What a client submits for its job, such as a draft; only the job reads it."""
+"""Something a client submits for its job, such as a draft; only the job reads it."""
 Message = Any
-"""What a client is told; an error is a :class:`CollabError`."""
+"""Something a client is told; an error is a :class:`CollabError`."""
 Finding = Any
-"""What a judge has found in the logits of one job, for ``Job.conclude``."""
+"""The result of a judge for the logits of one job, for ``Job.conclude``."""
 
 
 class Client(Protocol):
@@ -142,7 +142,7 @@ class Judge:
 
 @dataclass(eq=False)
 class _Session:
-    """What the compute thread keeps for one client."""
+    """One client's job, and how far it is."""
 
     job: Job
     ready: bool = False  # the prompt is read

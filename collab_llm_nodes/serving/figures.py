@@ -9,7 +9,7 @@ _SESSIONS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class ComputeFigures:
-    """What ``Compute`` counts; the counters are safe in all threads.
+    """Metrics of ``Compute``; the counters are safe in all threads.
 
     Args:
         name: of the service; the metrics are called ``collab_llm_NAME_...``.

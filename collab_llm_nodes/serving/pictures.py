@@ -44,7 +44,7 @@ _BYTES_PER_PIXEL = 32  # coefficients of four channels, the image, and its copy 
 
 @dataclass(frozen=True)
 class PictureConfig:
-    """How many processes decode pictures, and what one picture may cost."""
+    """Number of processes that decode pictures, and limits on each picture."""
 
     workers: int = setting(
         3,
@@ -252,7 +252,7 @@ class _Worker:
         return process
 
     async def _greet(self, process: asyncio.subprocess.Process) -> bool:
-        """Return whether ``process`` has begun; the log tells if it has not."""
+        """Return True once ``process`` has begun; the log tells if it has not."""
         starting = self._starting
         assert process.stdout is not None
         if await process.stdout.read(len(READY)) == READY:

@@ -28,7 +28,7 @@ K = TypeVar("K")  # hashable
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """How sessions share the model."""
+    """Rules by which sessions share the model."""
 
     max_batch: int = setting(32, "Drafts verified in one forward pass at most.", low=1, high=4096)
     max_wait_s: float = setting(

@@ -1,1 +1,1 @@
-"""What every gRPC server and client here needs: admission, heartbeat, metrics, logs."""
+"""Skeletons of gRPC servers and clients: streams, TLS, admission, heartbeat, metrics, logs."""

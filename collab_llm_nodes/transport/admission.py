@@ -30,7 +30,7 @@ _SWEEP = 1024  # addresses, before those that owe nothing are forgotten
 
 @dataclass(frozen=True)
 class Shares:
-    """What one client may take; of ``limits.max_streams`` always one stream at least."""
+    """The share of one client; of ``limits.max_streams`` always one stream at least."""
 
     connection: float = setting(0.25, "Share of one connection.", low=0.001, high=1.0)
     address: float = setting(
@@ -87,7 +87,7 @@ class Peer:
 
 @dataclass(eq=False)
 class Place:
-    """What a stream holds from ``Admission.enter`` to ``Admission.leave``.
+    """The right to a stream, held from ``Admission.enter`` to ``Admission.leave``.
 
     Attributes:
         since: when it was taken [s].
@@ -174,7 +174,7 @@ class Admission:
 
 
 class Allowance:
-    """What each address may use up in a second, with ``_BURST_S`` of it at once after a silence.
+    """The amount that each address may use up in a second, with ``_BURST_S`` of it at once after a silence.
 
     Times are seconds of one monotonic clock.
     """

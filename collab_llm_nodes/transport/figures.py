@@ -9,7 +9,7 @@ from collab_llm_nodes.transport.exposition import Exposition
 
 
 class ServerFigures:
-    """What every server counts; the counters are safe in all threads.
+    """Metrics of every server; the counters are safe in all threads.
 
     Args:
         name: of the service; the metrics are called ``collab_llm_NAME_...``.

@@ -19,7 +19,7 @@ CHECK = "/grpc.health.v1.Health/Check"
 
 @dataclass(frozen=True)
 class HeartbeatConfig:
-    """How soon a link that fell silent is known to be lost."""
+    """Times after which a silent link is asked, and known to be lost."""
 
     interval_s: float = setting(
         0.1,

@@ -67,7 +67,7 @@ class RayConfig:
 
 @dataclass(frozen=True)
 class Application:
-    """What Ray Serve is to run.
+    """The application that Ray Serve is to run.
 
     Attributes:
         name: of the service, such as "verifier".
@@ -374,12 +374,10 @@ class Replica:
     async def Check(
         self, request: bytes, grpc_context: RayServegRPCContext
     ) -> health_pb2.HealthCheckResponse:
-        """Health of one replica, asked without a token; HAProxy asks those that serve if it can."""
+        """Return the health of one replica; HAProxy asks those that serve, and gives no token."""
         states = health_pb2.HealthCheckResponse
-        if health_pb2.HealthCheckRequest.FromString(request).service in (
-            "",
-            self._service.full_name,
-        ):
+        asked = health_pb2.HealthCheckRequest.FromString(request).service
+        if asked in ("", self._service.full_name):
             serving = self._service.serving
             return states(status=states.SERVING if serving else states.NOT_SERVING)
         grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
@@ -429,7 +427,7 @@ class Encoded:
 
 
 class _Stream:
-    """As ``streams.Stream``; what is written to it comes out of ``written``."""
+    """A ``streams.Stream``; whatever is written to it comes out of ``written``."""
 
     def __init__(self, requests: AsyncIterator[bytes]) -> None:
         self._requests = requests

@@ -75,7 +75,7 @@ class Server(Generic[S]):
 
     @property
     def failed(self) -> asyncio.Event:
-        """As ``StreamService.failed``."""
+        """The event ``StreamService.failed``."""
         return self.service.failed
 
     async def start(self) -> None:
@@ -207,7 +207,7 @@ class Server(Generic[S]):
 
 
 class _Server(grpc_server.Server):
-    """As ``grpc.aio.server``, around :class:`_Calls`."""
+    """The server that ``grpc.aio.server`` makes, around :class:`_Calls`."""
 
     def __init__(self, options: tuple[tuple[str, int], ...], most_calls: int) -> None:
         self._loop = cygrpc.get_working_loop()
@@ -269,7 +269,7 @@ class ServerHandle(Generic[S]):
 
     @property
     def service(self) -> S:
-        """What is served."""
+        """The service that is served."""
         return self._server.service
 
     @property

@@ -29,7 +29,7 @@ class StreamLimits:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What every server can be told. File names are PEM files. A protocol's own extends it."""
+    """Settings of every server. File names are PEM files. A protocol's own extends it."""
 
     address: str = setting("127.0.0.1:50551", "Listen here, host:port; port 0 takes a free one.")
     client_header: str = setting(
@@ -68,7 +68,7 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class RetryConfig:
-    """How a client connects, and how it backs off from what fails."""
+    """Deadlines and pauses of a client's attempts to connect."""
 
     connect_deadline_s: float = setting(
         2.0, "One attempt to connect [s].", low=0.01, high=60.0, read_only=True
@@ -92,7 +92,7 @@ class RetryConfig:
 
 @dataclass(frozen=True)
 class ClientConfig:
-    """Where a server is and how to speak to it. File names are PEM files.
+    """Address of a server, and the way to speak to it. File names are PEM files.
 
     Read when the connection is made, hence read-only as parameters: a new value needs a new node.
     """

@@ -64,7 +64,7 @@ class Stream(Protocol):
 
 
 class Outbox(Generic[M]):
-    """What waits to be sent to one client, the oldest first. A protocol may rank or drop some."""
+    """Messages that wait for one client, the oldest first. A protocol may rank or drop some."""
 
     def __init__(self) -> None:
         self._messages: deque[M | CollabError] = deque()

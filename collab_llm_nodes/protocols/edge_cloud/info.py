@@ -1,4 +1,4 @@
-"""What a verifier says about itself before any session, and the limits it enforces."""
+"""A verifier's account of itself before any session, and the limits it enforces."""
 
 from __future__ import annotations
 

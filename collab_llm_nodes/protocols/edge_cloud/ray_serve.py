@@ -39,7 +39,7 @@ def add_services(servicer: object, server: grpc.Server) -> None:
 
 
 def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda port: None) -> None:
-    """As ``transport.ray_serve.serve``, of verifiers.
+    """Serve replicas of the verifier; see ``transport.ray_serve.serve``.
 
     Raises:
         ConfigError: as there, or the model is for GPUs and no replica reserves one.

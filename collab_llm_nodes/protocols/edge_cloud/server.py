@@ -123,7 +123,7 @@ class EarlyExitQueue:
 
 
 class VerifierSession:
-    """What the verifier knows of one session: confirmed tokens, round, drafts now and to come."""
+    """State of one session at the verifier: confirmed tokens, round, drafts now and to come."""
 
     def __init__(
         self, opened: Open, *, eos: frozenset[int], vocab_size: int, exits: ExitConfig | None = None

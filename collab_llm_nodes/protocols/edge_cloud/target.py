@@ -83,7 +83,7 @@ class TargetSession:
         return Feed(self._kv, ids, last=0)
 
     def offer(self, draft: Draft) -> bool:
-        """As ``VerifierSession.offer``."""
+        """Take ``draft`` in; see ``VerifierSession.offer``."""
         return self._state.offer(draft)
 
     def opened(self, session_id: str) -> Opened:
@@ -105,8 +105,11 @@ class TargetSession:
     def preview(
         self, layer: int, logits: Tensor, rows: ArgmaxRows | None = None
     ) -> EarlyExit | None:
-        """As ``VerifierSession.preview``; None if the exit cannot be read, such as an adapter's
-        beyond fp16. The log tells once for a session: the verdict may be sound all the same."""
+        """Return the outcome as an exit sees it; None if that cannot be read.
+
+        An adapter's logits may be beyond fp16. The log tells once for a session: the verdict may
+        be sound all the same.
+        """
         try:
             return self._state.preview(layer, logits, rows)
         except Exception as error:  # whatever it is, only the verdict matters
@@ -118,7 +121,7 @@ class TargetSession:
 
     @property
     def greedy(self) -> bool:
-        """As ``VerifierSession.greedy``."""
+        """Judges by the most likely tokens alone."""
         return self._state.greedy
 
     def conclude(
@@ -206,7 +209,7 @@ class TargetJudge(Judge):
 def _rows_of(
     parts: Sequence[Tensor], *, probabilities: bool = False
 ) -> Sequence[ArgmaxRows | None]:
-    """As ``argmax_rows``; None for each session if that fails, such as for want of memory.
+    """Return ``argmax_rows``, or None for each session if that fails, as for want of memory.
 
     Each session has to find its own then, and what fails is its own error.
     """

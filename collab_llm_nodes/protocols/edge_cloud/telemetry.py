@@ -12,7 +12,7 @@ from collab_llm_nodes.transport.figures import ServerFigures
 
 
 class Telemetry(ServerFigures):
-    """What a verifier counts. Each has its own; the counters are safe in all threads."""
+    """Metrics of a verifier. Each has its own; the counters are safe in all threads."""
 
     def __init__(self, name: str = "verifier") -> None:
         super().__init__(name)

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClientLinkConfig(ClientConfig):
-    """Where the verifier is and how to speak to it. File names are PEM files.
+    """Address of the verifier, and the way to speak to it. File names are PEM files.
 
     Read when the connection is made, hence read-only as parameters: a new value needs a new node.
     """

@@ -344,9 +344,9 @@ def test_a_client_that_vanishes_in_mid_verification_stops_it(
     stream = raw(server.port)
     stream.send(OPEN, Draft(0, 0, (5, 6)))
     assert gate.reached.wait(WAIT_S)
-    (seat,) = server._server.service._clients
+    (session,) = server._server.service._clients
     stream.replies.cancel()
-    assert seat.gone.wait(WAIT_S)
+    assert session.gone.wait(WAIT_S)
     gate.go.set()
     engine.freed.get(timeout=WAIT_S)
     assert engine.alive == 0
