@@ -130,6 +130,8 @@ def test_messages_carry_the_protocols_fields(name: str) -> None:
     want = {f.name for f in fields(getattr(messages, name))}
     if "probs" in want:  # a tuple of sparse distributions travels as three flat arrays
         want = want - {"probs"} | {"support_sizes", "support_ids", "support_probs"}
+    if "autoregressive_rounds" in want:  # older than its name in Python
+        want = want - {"autoregressive_rounds"} | {"solo"}
     assert want | {"header", "session_id"} <= have
 
 

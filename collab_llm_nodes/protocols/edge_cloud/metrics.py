@@ -50,7 +50,7 @@ class EdgeCloudMetrics(GenerationMetrics):
 
     @property
     def hit_rate(self) -> float:
-        """Share of verdicts found in the pre-draft cache; 1 - r in the paper's notation."""
+        """Return the share of verdicts for which a draft was ready; 1 - r in the paper's notation."""
         return self.cache_hits / self.cache_lookups if self.cache_lookups else 0.0
 
     @property
