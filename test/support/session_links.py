@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.models.prompt import Prompt
-from collab_llm_nodes.protocols.edge_cloud.link import (
-    LinkConfig,
-)
-from collab_llm_nodes.protocols.edge_cloud.messages import (
-    Draft,
-    Open,
-    Verdict,
-)
+from collab_llm_nodes.protocols.edge_cloud.link import LinkConfig
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open, Verdict
 
 GREEDY = SamplingConfig()
 PROMPT = Prompt("go to the red box")

@@ -40,10 +40,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Verdict,
 )
 from collab_llm_nodes.protocols.edge_cloud.planner import Profile
-from collab_llm_nodes.protocols.edge_cloud.predraft import (
-    PreDraftConfig,
-    ReadyDrafts,
-)
+from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig, ReadyDrafts
 from collab_llm_nodes.protocols.edge_cloud.target import TargetSession
 
 LAWS = [GREEDY, SamplingConfig(1.0, seed=5), SamplingConfig(1.0, law="coupled", seed=5)]

@@ -17,19 +17,9 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ProtocolError
 from collab_llm_nodes.protocols.edge_cloud.ahead import MAX_AHEAD
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient, Source
-from collab_llm_nodes.protocols.edge_cloud.link import (
-    LinkConfig,
-)
-from collab_llm_nodes.protocols.edge_cloud.messages import (
-    Draft,
-    EarlyExit,
-    Verdict,
-)
-from collab_llm_nodes.protocols.edge_cloud.predraft import (
-    OutcomeQueue,
-    PreDraftConfig,
-    ReadyDrafts,
-)
+from collab_llm_nodes.protocols.edge_cloud.link import LinkConfig
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Verdict
+from collab_llm_nodes.protocols.edge_cloud.predraft import OutcomeQueue, PreDraftConfig, ReadyDrafts
 from collab_llm_nodes.protocols.edge_cloud.server import (
     EarlyExitQueue,
     ExitConfig,
