@@ -24,7 +24,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import wait_for
 
-from collab_llm_nodes.dashboard.access import Access, Refusal, Tries, authority, is_loopback
+from collab_llm_nodes.dashboard.access import (
+    Access,
+    Refusal,
+    Tries,
+    authority,
+    is_loopback,
+)
 from collab_llm_nodes.network import network_of
 
 FILES = 256

@@ -25,7 +25,13 @@ from collab_llm.msg import Status
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.replay import bag as bag_module
-from collab_llm_nodes.replay.bag import BagWriter, definition, open_bag, storage_files, type_hash
+from collab_llm_nodes.replay.bag import (
+    BagWriter,
+    definition,
+    open_bag,
+    storage_files,
+    type_hash,
+)
 from collab_llm_nodes.replay.compare import Reply, compare
 from collab_llm_nodes.replay.mend import mend
 from collab_llm_nodes.replay.recording import Action, Step, read_recording

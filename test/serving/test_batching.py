@@ -34,7 +34,13 @@ from torch import Tensor
 from collab_llm_nodes.bench.verifier import LOADS, Recording, Tally, drive_robots
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Feed
-from collab_llm_nodes.errors import CollabError, ConfigError, ModelError, ProtocolError, Unavailable
+from collab_llm_nodes.errors import (
+    CollabError,
+    ConfigError,
+    ModelError,
+    ProtocolError,
+    Unavailable,
+)
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud import conversation as conversation_module

@@ -34,7 +34,13 @@ from collab_llm_nodes.training import data, evaluate, trainer
 from collab_llm_nodes.training.adapters import AdapterConfig, train_adapters
 from collab_llm_nodes.training.answering import answers, patches
 from collab_llm_nodes.training.architecture import MICRO, build, prefix_ids
-from collab_llm_nodes.training.batches import ANSWER_LENGTH, TEXT_LENGTH, Batches, ask, mirrored
+from collab_llm_nodes.training.batches import (
+    ANSWER_LENGTH,
+    TEXT_LENGTH,
+    Batches,
+    ask,
+    mirrored,
+)
 from collab_llm_nodes.training.evaluate import (
     EvalConfig,
     advance,

@@ -42,7 +42,10 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     ServerMessage,
     Verdict,
 )
-from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig, VerifierSession
+from collab_llm_nodes.protocols.edge_cloud.server import (
+    ExitConfig,
+    VerifierSession,
+)
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.serving.scheduler import BatchConfig
 
