@@ -38,7 +38,7 @@ assert run(lambda: Node("node", ParserConfig)) == 0
 """
 VERIFIER = """
 import asyncio
-from collab_llm_nodes.protocols.edge_cloud.service import run_until_signal
+from collab_llm_nodes.transport.server import run_until_signal
 
 class Server:
     port, sessions, failed = 1, 0, asyncio.Event()

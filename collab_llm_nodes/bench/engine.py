@@ -46,7 +46,7 @@ from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter, DrafterConfig
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
-from collab_llm_nodes.protocols.edge_cloud.server import VerifierSession, tops_of
+from collab_llm_nodes.protocols.edge_cloud.server import VerifierSession, argmax_rows
 from collab_llm_nodes.protocols.edge_cloud.settings import load_config
 
 GAMMA = 4
@@ -344,7 +344,7 @@ def _sessions(models: _Models, repeats: int, prompts: Sequence[Prompt]) -> dict[
 
         def judge(layer: int, took_s: float) -> None:
             for state, logits, tops in zip(
-                states, shown, tops_of(shown, probabilities=True), strict=False
+                states, shown, argmax_rows(shown, probabilities=True), strict=False
             ):
                 state.preview(layer, logits, tops)
             shown.clear()

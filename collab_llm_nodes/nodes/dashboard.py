@@ -54,7 +54,6 @@ from collab_llm_nodes.dashboard.view import (
     View,
 )
 from collab_llm_nodes.errors import CollabError, ConfigError
-from collab_llm_nodes.protocols.edge_cloud.verifier_client import read_token
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.convert import code_of, figures_from
@@ -62,6 +61,7 @@ from collab_llm_nodes.ros.goals import SentGoal
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import CAMERA, COMMAND, REQUESTS, RESULT, STATE
+from collab_llm_nodes.transport.credentials import read_token
 
 if TYPE_CHECKING:
     from collab_llm_nodes.dashboard.site import Site

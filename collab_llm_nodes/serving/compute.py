@@ -1,8 +1,11 @@
-"""The compute thread: it owns the model and all sessions, and serves them in batched passes.
+"""The compute thread: it owns the model and all jobs, and serves them in batched passes.
 
-Others hand it events (open, draft, leave) from any thread and never wait for it; what comes of them
-goes out through each session's ``post``. So nothing of a session is touched by two threads, drafts
-are taken in while a pass runs, and whatever becomes of a client, its KV cache is freed here.
+A :class:`Job` is what one client has computed, turn by turn; a :class:`Judge` handles what a pass
+yields for all jobs together. Both belong to a protocol, as do messages, which only pass through.
+
+Other threads hand in events (open, submit, leave) and never wait; results go out through each
+client's ``post``. So no job is touched by two threads, work is taken in while a pass runs, and
+whatever becomes of a client, its KV cache is freed here.
 """
 
 from __future__ import annotations
@@ -17,16 +20,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from collab_llm_nodes.engine.engine import Engine, Feed, OnExit, wait_for
 from collab_llm_nodes.errors import Cancelled, CollabError, Replay, Unavailable
-from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Opened, Verdict
-from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig, Tops, tops_of
-from collab_llm_nodes.protocols.edge_cloud.target import TargetSession
-from collab_llm_nodes.protocols.edge_cloud.telemetry import Telemetry
+from collab_llm_nodes.serving.figures import ComputeFigures
 from collab_llm_nodes.serving.scheduler import (
     BatchConfig,
     Evicted,
@@ -38,29 +38,113 @@ from collab_llm_nodes.serving.scheduler import (
 
 log = logging.getLogger(__name__)
 
-Outgoing = Opened | EarlyExit | Verdict | CollabError
+Work = Any
+"""What a client submits for its job, such as a draft; only the job reads it."""
+Message = Any
+"""What a client is told; an error is a :class:`CollabError`."""
+Finding = Any
+"""What a judge has found in the logits of one job, for ``Job.conclude``."""
 
 
 class Client(Protocol):
-    """Who a session is for. An error posted to it is the last that it hears."""
+    """The receiver of one job's messages. An error posted to it is the last that it hears."""
 
     id: str
     owner: str  # shares KV caches with others of the same; empty: with nobody
     gone: threading.Event  # it left: stop computing for it
 
-    def post(self, message: Outgoing, more: bool = False) -> None:
+    def post(self, message: Message, more: bool = False) -> None:
         """Take ``message``, from the compute thread; must not block.
 
         Args:
-            more: others are posted at once, to whomever; they may go out together.
+            more: others are posted at once, to any client; they may go out together.
         """
+
+
+class Job(Protocol):
+    """One client's session of the model. Used by the compute thread only, once it is opened.
+
+    First the prompt is read: ``read_on`` until nothing is ``unread``. Then come turns: one is
+    ``due``, ``begin`` says what to feed, and ``conclude`` takes the logits.
+    """
+
+    @property
+    def unread(self) -> int:
+        """Prompt tokens that have not been fed."""
+
+    @property
+    def due(self) -> bool:
+        """A turn waits for :meth:`begin`."""
+
+    @property
+    def finished(self) -> bool:
+        """Nothing is left to do: the message of the last turn is the last of all."""
+
+    def read_on(self, count: int) -> Feed:
+        """Return the feed of the next ``count`` unread tokens."""
+
+    def opened(self, client_id: str) -> Message:
+        """Return what the client is told once the prompt is read."""
+
+    def offer(self, work: Work) -> bool:
+        """Take ``work`` in, for this turn or a later one; False if it is of no use any more.
+
+        Raises:
+            CollabError: it cannot be taken; this ends the job.
+        """
+
+    def begin(self, on_exit: OnExit) -> Feed | None:
+        """Start the turn that is due.
+
+        Args:
+            on_exit: for ``Feed``, if early exits are wanted: the judge previews them.
+        """
+
+    def conclude(
+        self, logits: Tensor, compute_s: float, queue_s: float, finding: Finding
+    ) -> Message:
+        """Return what the client is told of the turn that was begun.
+
+        Args:
+            logits: of the last layer, [tokens fed, vocabulary].
+            compute_s: duration of the pass [s].
+            queue_s: time that the turn was due before it [s].
+            finding: of the judge; None where it has none.
+        """
+
+    def close(self) -> None:
+        """Free the KV cache."""
+
+
+class Judge:
+    """Handles what a pass yields for all jobs together, where that is cheaper than one by one.
+
+    This one leaves everything to the jobs and forwards no early exits.
+
+    Attributes:
+        min_lead_s: early exits are not computed where they would precede the end of the pass by
+            less than this [s].
+    """
+
+    min_lead_s = math.inf
+
+    def find(self, results: Sequence[tuple[Any, Tensor]]) -> Sequence[Finding]:
+        """Return the finding for each job, given the logits of its turn."""
+        return [None] * len(results)
+
+    def preview(self, layer: int, exits: Sequence[tuple[Any, Tensor]]) -> Sequence[Message | None]:
+        """Return what the client of each job is told about the logits of an early exit."""
+        return [None] * len(exits)
+
+    def count(self, concluded: Sequence[Message]) -> None:
+        """Take note of the messages that concluded the turns of one pass."""
 
 
 @dataclass(eq=False)
 class _Session:
     """What the compute thread keeps for one client."""
 
-    target: TargetSession
+    job: Job
     ready: bool = False  # the prompt is read
     evicted: bool = False
 
@@ -70,6 +154,8 @@ class Compute:
 
     Args:
         max_sessions: KV caches at a time.
+        judge: of all jobs.
+        name: of the service, for messages.
         emulated_compute_s: EMULATION: a pass takes at least this long.
         on_failure: called, from the compute thread, when it can serve nobody any more.
     """
@@ -79,38 +165,40 @@ class Compute:
         engine: Engine,
         *,
         batch: BatchConfig,
-        exits: ExitConfig,
         max_sessions: int,
+        judge: Judge | None = None,
+        name: str = "server",
         emulated_compute_s: float = 0.0,
-        telemetry: Telemetry | None = None,
+        figures: ComputeFigures | None = None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
-        self._exits = exits
+        self._judge = judge or Judge()
+        self._name = name
         self._emulated_s = emulated_compute_s
-        self._telemetry = telemetry or Telemetry()
+        self._figures = figures or ComputeFigures(name)
         self._inbox = _Inbox()
         self._sessions: dict[Client, _Session] = {}
         self._ready: ReadyQueue[Client] = ReadyQueue(batch)
         self._slots: Slots[Client] = Slots(max_sessions, batch)
-        self._telemetry.caches.set_function(lambda: len(self._slots))
-        self._telemetry.waiting.set_function(lambda: self._slots.waiting)
+        self._figures.caches.set_function(lambda: len(self._slots))
+        self._figures.waiting.set_function(lambda: self._slots.waiting)
         self._expected_s = math.inf  # of a pass without its exits, smoothed; unknown: inf
-        self._verdicts: list[tuple[Client, Verdict]] = []  # of the present pass
-        self._told: set[Client] = set()  # a verdict of the last drafts, or Opened, and not back
+        self._concluded: list[tuple[Client, Message]] = []  # of the present pass
+        self._told: set[Client] = set()  # of the last turn, or opened, and not back
         self._stopping = False
         self._failed = False
         self._on_failure = on_failure
-        self._thread = threading.Thread(target=self._run, name="verifier-compute", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{name}-compute", daemon=True)
         self._thread.start()
 
-    def open(self, client: Client, target: TargetSession) -> None:
-        """Start a session; ``Opened`` is posted when its prompt is read."""
-        self._inbox.put(partial(self._guarded, client, partial(self._open, client, target)))
+    def open(self, client: Client, job: Job) -> None:
+        """Start ``job`` for ``client``, which is told when its prompt is read."""
+        self._inbox.put(partial(self._guarded, client, partial(self._open, client, job)))
 
-    def draft(self, client: Client, draft: Draft) -> None:
-        """Have ``draft`` verified when its round comes; after ``open`` only."""
-        self._inbox.put(partial(self._guarded, client, partial(self._draft, client, draft)))
+    def submit(self, client: Client, work: Work) -> None:
+        """Offer ``work`` to the job of ``client``; after ``open`` only."""
+        self._inbox.put(partial(self._guarded, client, partial(self._submit, client, work)))
 
     def leave(self, client: Client) -> None:
         """Forget ``client``; nothing more is posted to it once this is seen."""
@@ -118,7 +206,7 @@ class Compute:
         self._inbox.put(partial(self._end, client))
 
     def end_if_idle(self, client: Client, error: CollabError) -> None:
-        """End the session of ``client`` with ``error`` unless the verifier owes it an answer."""
+        """End the session of ``client`` with ``error`` unless it is owed an answer."""
         self._inbox.put(partial(self._guarded, client, partial(self._end_if_idle, client, error)))
 
     def stop(self, timeout_s: float) -> bool:
@@ -142,7 +230,7 @@ class Compute:
             self._failed = True
             self._on_failure()
             for client in self._sessions:
-                client.post(_no_longer())
+                client.post(self._no_longer())
             self._sessions.clear()  # not closed one by one: that may be what fails
             while not self._stopping:  # who comes now is told by _open
                 self._inbox.wait(1, None)
@@ -164,14 +252,14 @@ class Compute:
         next_at = min((t for t in times if t is not None), default=None)
         wait_s = None if next_at is None else next_at - time.monotonic()
         if wait_s is None or wait_s > 0:
-            # Who waits for several drafts need not be woken, and contend with the loop, by each.
+            # Once per expected batch, not once per draft: each waking contends with the loop.
             self._inbox.wait(max(1, len(self._told)) if self._ready else 1, wait_s)
         while self._inbox:
             self._inbox.pop()()
         self._advance_slots()
 
     def _guarded(self, client: Client, event: Callable[[], None]) -> None:
-        """An error ends the client's session, and no other."""
+        """Handle ``event``; an error ends the session of ``client`` and no other."""
         if client.gone.is_set():
             return
         try:
@@ -179,125 +267,121 @@ class Compute:
         except Exception as error:  # noqa: BLE001  whatever it is: the thread serves others too
             self._fail(client, error)
 
-    def _open(self, client: Client, target: TargetSession) -> None:
+    def _open(self, client: Client, job: Job) -> None:
         if self._failed:
-            raise _no_longer()
-        self._sessions[client] = _Session(target)
+            raise self._no_longer()
+        self._sessions[client] = _Session(job)
         self._slots.request(client, time.monotonic(), client.owner)
         self._advance_slots()
 
-    def _draft(self, client: Client, draft: Draft) -> None:
+    def _submit(self, client: Client, work: Work) -> None:
         session = self._sessions.get(client)
         if session is None:
             return  # it failed meanwhile; the client is being told
         if session.evicted:
             raise Replay("the KV cache went to another session", remedy="open a new stream")
-        taken = session.target.offer(draft)
-        (self._telemetry.taken if taken else self._telemetry.dropped).inc()
+        taken = session.job.offer(work)
+        (self._figures.taken if taken else self._figures.dropped).inc()
         if session.ready:
             self._queue_up(client, session)
 
     def _end_if_idle(self, client: Client, error: CollabError) -> None:
         session = self._sessions.get(client)  # None: its prompt is still to come
-        if session is not None and session.ready and not session.target.due:
+        if session is not None and session.ready and not session.job.due:
             raise error
 
     def _queue_up(self, client: Client, session: _Session) -> None:
-        """Get in line if a draft is due."""
-        if session.target.due:
+        """Get in line if a turn is due."""
+        if session.job.due:
             self._told.discard(client)
             self._slots.work(client)
-            self._ready.add_draft(client, time.monotonic())
+            self._ready.add_turn(client, time.monotonic())
 
     def _advance_slots(self) -> None:
         for change in self._slots.advance(time.monotonic()):
             session = self._sessions[change.key]
             if isinstance(change, Granted):
-                if session.target.unread:
-                    unread, owner = session.target.unread, change.key.owner
+                if session.job.unread:
+                    unread, owner = session.job.unread, change.key.owner
                     self._ready.add_prompt(change.key, unread, time.monotonic(), owner)
                 else:
                     self._opened(change.key, session)
             elif isinstance(change, Evicted):
                 session.evicted = True
-                session.target.close()
-                self._telemetry.evictions.inc()
+                session.job.close()
+                self._figures.evictions.inc()
             elif isinstance(change, Refused):
                 taken = f"all {len(self._slots)} sessions are taken"
-                remedy = "try again later, or raise max_sessions on the verifier"
+                remedy = f"try again later, or raise max_sessions on the {self._name}"
                 self._fail(change.key, Unavailable(taken, field="session", remedy=remedy))
 
     def _opened(self, client: Client, session: _Session) -> None:
         session.ready = True
         self._told.add(client)
-        client.post(Opened(client.id, session.target.prompt_tokens))
+        client.post(session.job.opened(client.id))
         self._slots.rest(client, time.monotonic())
         self._queue_up(client, session)
 
     def _pass(self) -> None:
         """One forward pass over everybody whose turn it is."""
         batch = self._ready.take()
-        if batch.drafts:
+        if batch.turns:
             self._told.clear()
-        run = _Pass(self._engine, self._emulated_s)
-        spare = 1.0 - self._exits.min_lead_s / max(self._expected_s, 1e-6)
-        for client, due_since in batch.drafts:
-            target = self._sessions[client].target
-            feed = target.begin(run.watch(client, target))
-            assert feed is not None, "in line without a draft"
+        run = _Pass(self._engine, self._judge, self._emulated_s)
+        spare = 1.0 - self._judge.min_lead_s / max(self._expected_s, 1e-6)
+        for client, due_since in batch.turns:
+            job = self._sessions[client].job
+            feed = job.begin(run.watch(client, job))
+            assert feed is not None, "in line without a turn"
             run.add(client, feed, run.started - due_since)
         for client, count in batch.prompts:
-            run.add(client, self._sessions[client].target.read_on(count))
+            run.add(client, self._sessions[client].job.read_on(count))
         results = run.through(exits_until=spare * self._engine.num_layers)
-        tops = self._tops(run.parts, results)
+        findings = self._find(run.parts[: len(batch.turns)], results)
         wait_for(self._engine.device)
         compute_s = time.monotonic() - run.started
-        if batch.drafts:
+        if batch.turns:
             # Without what exits took: they must not seem worth sending because they are sent.
             alone_s, old = max(compute_s - run.exits_s, self._emulated_s), self._expected_s
             self._expected_s = alone_s if math.isinf(old) else 0.75 * old + 0.25 * alone_s
         for part, result in zip(run.parts, results, strict=True):
-            own = tops.get(part.client)
-            self._guarded(part.client, partial(self._after, part, result, compute_s, own))
-        self._telemetry.count_pass(len(batch.drafts), sum(n for _, n in batch.prompts), compute_s)
-        self._telemetry.count_verdicts([verdict for _, verdict in self._verdicts])
+            finding = findings.get(part.client)
+            self._guarded(part.client, partial(self._after, part, result, compute_s, finding))
+        self._figures.count_pass(len(batch.turns), sum(n for _, n in batch.prompts), compute_s)
+        self._judge.count([message for _, message in self._concluded])
         # All at once, or whoever sends the first would contend for the interpreter with the rest.
-        for number, (client, verdict) in enumerate(self._verdicts, start=1):
-            client.post(verdict, more=number < len(self._verdicts))
-        self._verdicts.clear()
+        for number, (client, message) in enumerate(self._concluded, start=1):
+            client.post(message, more=number < len(self._concluded))
+        self._concluded.clear()
 
-    def _tops(
-        self, parts: Sequence[_Part], results: Sequence[Tensor | Exception]
-    ) -> dict[Client, Tops | None]:
-        """Of the logits of greedy sessions; others need whole distributions."""
+    def _find(
+        self, turns: Sequence[_Part], results: Sequence[Tensor | Exception]
+    ) -> dict[Client, Finding]:
+        """Return what the judge finds for each of ``turns`` that has a result."""
         judged = {
             part.client: result
-            for part, result in zip(parts, results, strict=True)
+            for part, result in zip(turns, results, strict=False)  # those of prompts come after
             if isinstance(result, Tensor)
-            and len(result)
-            and self._sessions[part.client].target.greedy
         }
-        return dict(zip(judged, _tops_of(list(judged.values())), strict=True))
+        jobs = [(self._sessions[client].job, result) for client, result in judged.items()]
+        return dict(zip(judged, self._judge.find(jobs), strict=True))
 
     def _after(
-        self,
-        part: _Part,
-        result: Tensor | Exception,
-        compute_s: float,
-        tops: Tops | None,
+        self, part: _Part, result: Tensor | Exception, compute_s: float, finding: Finding
     ) -> None:
-        """What a pass means to one of its sessions."""
+        """Handle what a pass means to one of its sessions."""
         if isinstance(result, Exception):
             raise result
         client = part.client
         session = self._sessions[client]
         if not session.ready:
-            if not session.target.unread:
+            if not session.job.unread:
                 self._opened(client, session)
             return
-        verdict = session.target.conclude(result, compute_s, part.queue_s, tops)
-        self._verdicts.append((client, verdict))
-        if verdict.finished:
+        message = session.job.conclude(result, compute_s, part.queue_s, finding)
+        self._figures.queued.observe(part.queue_s)
+        self._concluded.append((client, message))
+        if session.job.finished:
             self._end(client)
         else:
             self._told.add(client)
@@ -308,7 +392,7 @@ class Compute:
         if not isinstance(error, CollabError):
             log.error("session %s failed", client.id[:8], exc_info=error)
             remedy = f"see its log: session {client.id[:8]}"
-            error = CollabError("the verifier failed", remedy=remedy)
+            error = CollabError(f"the {self._name} failed", remedy=remedy)
         try:
             self._end(client)
         finally:
@@ -321,21 +405,12 @@ class Compute:
         self._ready.discard(client)
         self._told.discard(client)
         self._slots.leave(client)
-        session.target.close()
+        session.job.close()
 
-
-def _no_longer() -> Unavailable:
-    return Unavailable("the verifier has failed", field="session", remedy="try again, or another")
-
-
-def _tops_of(parts: Sequence[Tensor], *, probabilities: bool = False) -> Sequence[Tops | None]:
-    """As ``tops_of``; if that fails, such as for want of memory, each session has to find its own,
-    and what fails then is its own error."""
-    try:
-        return tops_of(parts, probabilities=probabilities)
-    except Exception as error:  # noqa: BLE001  whatever it is
-        log.warning("sessions are judged one by one: %s", error)
-        return [None] * len(parts)
+    def _no_longer(self) -> Unavailable:
+        return Unavailable(
+            f"the {self._name} has failed", field="session", remedy="try again, or another"
+        )
 
 
 class _Inbox:
@@ -365,12 +440,12 @@ class _Inbox:
             self._bell.get()
 
     def pop(self) -> Callable[[], None]:
-        """The oldest event."""
+        """Return the oldest event."""
         return self._events.popleft()
 
 
 class _Part(NamedTuple):
-    """What one client has in a pass; ``queue_s`` is how long its draft waited for it."""
+    """One client's share of a pass; ``queue_s`` is how long its turn was due before it [s]."""
 
     client: Client
     feed: Feed
@@ -388,25 +463,26 @@ class _Pass:
         exits_s: what early exits have taken, from the adapter to the message.
     """
 
-    def __init__(self, engine: Engine, at_least_s: float) -> None:
+    def __init__(self, engine: Engine, judge: Judge, at_least_s: float) -> None:
         self.parts: list[_Part] = []
         self.started = time.monotonic()
         self.exits_s = 0.0
         self._engine = engine
+        self._judge = judge
         self._at_least_s = at_least_s
-        self._exits: list[tuple[Client, TargetSession, Tensor]] = []  # of one layer
+        self._exits: list[tuple[Client, Job, Tensor]] = []  # of one layer
 
     def add(self, client: Client, feed: Feed, queue_s: float = 0.0) -> None:
-        """``client`` takes part with ``feed``."""
+        """Add ``feed`` of ``client``."""
         self.parts.append(_Part(client, feed, queue_s))
 
-    def watch(self, client: Client, target: TargetSession) -> OnExit:
-        """What takes the early exits of ``target`` while the pass goes on."""
+    def watch(self, client: Client, job: Job) -> OnExit:
+        """Return what takes the early exits of ``job`` while the pass goes on."""
 
         def on_exit(layer: int, logits: Tensor) -> None:
             if client.gone.is_set():
                 raise Cancelled("the client is gone")
-            self._exits.append((client, target, logits))
+            self._exits.append((client, job, logits))
 
         return on_exit
 
@@ -427,11 +503,11 @@ class _Pass:
         if not exits:
             return
         begun = time.monotonic()
-        all_tops = _tops_of([logits for _, _, logits in exits], probabilities=True)
+        shown = self._judge.preview(layer, [(job, logits) for _, job, logits in exits])
         previews = [
             (client, preview)
-            for (client, target, logits), tops in zip(exits, all_tops, strict=True)
-            if (preview := target.preview(layer, logits, tops)) is not None
+            for (client, _, _), preview in zip(exits, shown, strict=True)
+            if preview is not None
         ]
         judged = time.monotonic()
         self._sleep_until(layer)

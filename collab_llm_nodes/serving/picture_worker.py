@@ -1,4 +1,4 @@
-"""The process that decodes strangers' pictures for the verifier (``pictures.py`` starts it).
+"""The process that decodes strangers' pictures for a server (``pictures.py`` starts it).
 
 It writes one byte to stdout when it is ready. Then it reads requests from stdin and writes answers
 to stdout, one after the other, until stdin ends.

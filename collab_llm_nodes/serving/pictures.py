@@ -1,6 +1,6 @@
 """Strangers' pictures become pixels in processes of their own, which can be ended.
 
-A decoder in C cannot be interrupted within the verifier, and what it allocates may never come back.
+A decoder in C cannot be interrupted within the server, and what it allocates may never come back.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import CollabError, InvalidInput, Unavailable
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.pictures import Picture, measure
 from collab_llm_nodes.models.prompt import scaled_size
-from collab_llm_nodes.protocols.edge_cloud.info import Limits
-from collab_llm_nodes.protocols.edge_cloud.settings import PictureConfig
 from collab_llm_nodes.serving import picture_worker
 from collab_llm_nodes.serving.picture_worker import ANSWER, DECODED, READY, REQUEST
 from collab_llm_nodes.serving.turns import Turns
@@ -42,14 +42,65 @@ _OVERHEAD_BYTES = 64 << 20
 _BYTES_PER_PIXEL = 32  # coefficients of four channels, the image, and its copy in RGB
 
 
-class PictureReader:
-    """The pictures of a verifier's prompts. Belongs to one asyncio loop.
+@dataclass(frozen=True)
+class PictureConfig:
+    """How many processes decode pictures, and what one picture may cost."""
 
-    Args:
-        limits: ``max_image_pixels`` must not be 0.
+    workers: int = setting(
+        3,
+        "Processes that decode pictures, about 10 MB each. One address gets all but one of them at"
+        " a time, one connection all but two.",
+        low=1,
+        high=64,
+    )
+    cpu_s: float = setting(
+        2.0, "One picture may take this much CPU time to decode [s].", low=0.01, high=60.0
+    )
+    deadline_s: float = setting(
+        10.0,
+        "One picture may take this long to decode, once it has begun [s].",
+        low=0.01,
+        high=600.0,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class PictureLimits:
+    """Bounds on what a message may hold.
+
+    Attributes:
+        message_bytes: one message, pictures included. What waits to be decoded is eight times as
+            much at most, half of it for one address.
+        image_bytes: one encoded picture.
+        pixels: one picture, width times height.
+        scans: of a progressive JPEG.
     """
 
-    def __init__(self, config: PictureConfig, limits: Limits, loaded: LoadedModel) -> None:
+    message_bytes: int
+    image_bytes: int
+    pixels: int
+    scans: int
+
+
+class PictureReader:
+    """Decodes the pictures of prompts. Belongs to one asyncio loop.
+
+    Args:
+        loaded: the model that they are scaled for.
+        name: of the service, for messages.
+    """
+
+    def __init__(
+        self,
+        config: PictureConfig,
+        limits: PictureLimits,
+        loaded: LoadedModel,
+        name: str = "server",
+    ) -> None:
+        self._name = name
         self._limits = limits
         self._loaded = loaded
         self._turns = Turns(config.workers)
@@ -85,14 +136,14 @@ class PictureReader:
     @contextlib.contextmanager
     def _holding(self, size: int, address: str) -> Iterator[None]:
         """Count ``size`` bytes as held; the message is here already and can only be dropped."""
-        room = _MESSAGES * self._limits.max_message_bytes
+        room = _MESSAGES * self._limits.message_bytes
         of_address = self._held[address] + size if address else 0
         if sum(self._held.values()) + size > room or of_address > room // 2:
             raise Unavailable(
                 "too many bytes of pictures wait to be decoded",
                 field="images",
                 remedy="send smaller ones or try again; or raise limits.max_message_bytes on the"
-                " verifier",
+                f" {self._name}",
             )
         self._held[address] += size
         try:
@@ -116,7 +167,7 @@ class PictureReader:
             InvalidInput: unreadable, beyond the limits, or it takes too long.
             Unavailable: the process that decoded it has died.
         """
-        width, height = measure(data, self._limits.max_image_pixels, field)
+        width, height = measure(data, self._limits.pixels, field)
         size = scaled_size(width, height, self._loaded, field)
 
         async def decode() -> Picture:
@@ -162,13 +213,13 @@ class _Deaths:
 class _Worker:
     """A process that decodes one picture at a time; replaced when it dies or has to be killed."""
 
-    def __init__(self, config: PictureConfig, limits: Limits, deaths: _Deaths) -> None:
-        memory = _BYTES_PER_PIXEL * limits.max_image_pixels + 4 * limits.max_image_bytes
+    def __init__(self, config: PictureConfig, limits: PictureLimits, deaths: _Deaths) -> None:
+        memory = _BYTES_PER_PIXEL * limits.pixels + 4 * limits.image_bytes
         self._deadline_s = config.deadline_s
         self._command = [
             *(sys.executable, "-m", picture_worker.__name__),
-            *("--max-pixels", str(limits.max_image_pixels)),
-            *("--max-scans", str(limits.max_image_scans)),
+            *("--max-pixels", str(limits.pixels)),
+            *("--max-scans", str(limits.scans)),
             *("--memory", str(_OVERHEAD_BYTES + memory)),
             *("--cpu-s", str(config.cpu_s)),
         ]

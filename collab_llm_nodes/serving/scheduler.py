@@ -1,11 +1,11 @@
-"""Who computes next, and who holds a KV cache: two state machines without I/O or clock.
+"""The order of passes and the loan of KV caches: two state machines without I/O or clock.
 
-:class:`ReadyQueue` makes the passes of continuous batching. Everybody whose draft is due waits in
+:class:`ReadyQueue` makes the passes of continuous batching. Everybody whose turn is due waits in
 one line; a pass takes the first ``max_batch`` of it. Prompts are read in the same passes, at most
 ``prefill_tokens`` of them at a time: a long prompt lengthens the passes it takes part in by a
-bounded time instead of holding up all verdicts until it is read (the chunked prefill of
+bounded time instead of holding up all turns until it is read (the chunked prefill of
 Sarathi-Serve, Agrawal et al., OSDI 2024), and every pass reads on in the oldest prompt, so neither
-drafts nor prompts can starve. The first prompts of all owners come before the second of any.
+turns nor prompts can starve. The first prompts of all owners come before the second of any.
 
 :class:`Slots` lends the KV caches. A newcomer gets a free one, or that of the session that has been
 idle longest, which its client rebuilds by replaying its tokens. Owners share them fairly: of those
@@ -60,11 +60,11 @@ class Batch(Generic[K]):
     """One pass.
 
     Attributes:
-        drafts: whose drafts are verified, and since when they were due.
+        turns: whose turn it is (in the verifier: to have a draft verified), and since when.
         prompts: whose prompts are read on, and by how many tokens.
     """
 
-    drafts: tuple[tuple[K, float], ...]
+    turns: tuple[tuple[K, float], ...]
     prompts: tuple[tuple[K, int], ...]
 
 
@@ -73,18 +73,18 @@ class ReadyQueue(Generic[K]):
 
     def __init__(self, config: BatchConfig) -> None:
         self._config = config
-        self._drafts: dict[K, float] = {}  # due since; dictionaries keep the order of arrival
+        self._turns: dict[K, float] = {}  # due since; dictionaries keep the order of arrival
         self._prompts: dict[K, float] = {}
         self._unread: dict[K, int] = {}  # prompt tokens
         self._owners: dict[K, str] = {}  # of prompts
         self._had: dict[str, int] = {}  # tokens that were read for each owner of one
 
     def __len__(self) -> int:
-        return len(self._drafts) + len(self._prompts)
+        return len(self._turns) + len(self._prompts)
 
-    def add_draft(self, key: K, now: float) -> None:
-        """A draft of ``key`` is due; it joins the end of the line."""
-        self._drafts.setdefault(key, now)
+    def add_turn(self, key: K, now: float) -> None:
+        """Add ``key``, whose turn is due, to the end of the line."""
+        self._turns.setdefault(key, now)
 
     def add_prompt(self, key: K, tokens: int, now: float, owner: str = "") -> None:
         """Enter a prompt of which ``tokens`` >= 1 tokens are to be read.
@@ -98,29 +98,29 @@ class ReadyQueue(Generic[K]):
         self._had.setdefault(owner, min(self._had.values(), default=0))
 
     def discard(self, key: K) -> None:
-        """``key`` is gone, whatever it waited for."""
-        self._drafts.pop(key, None)
+        """Forget ``key``, whatever it waited for."""
+        self._turns.pop(key, None)
         self._prompts.pop(key, None)
         self._unread.pop(key, None)
         self._owners.pop(key, None)
 
     def starts_at(self, coming: int) -> float | None:
-        """When the next pass starts if nobody else comes; None: not before somebody does.
+        """Return the time of the next pass if nobody else comes; None: not before somebody does.
 
         Args:
             coming: sessions that are not in the line but may well be soon.
         """
-        heads = [next(iter(line.values())) for line in (self._drafts, self._prompts) if line]
+        heads = [next(iter(line.values())) for line in (self._turns, self._prompts) if line]
         if not heads:
             return None
-        full = not coming or len(self._drafts) >= self._config.max_batch
+        full = not coming or len(self._turns) >= self._config.max_batch
         return min(heads) + (0.0 if full else self._config.max_wait_s)
 
     def take(self) -> Batch[K]:
-        """The next pass. A prompt that is not read to its end by it keeps its place."""
-        drafts = tuple(self._drafts.items())[: self._config.max_batch]
-        for key, _ in drafts:
-            del self._drafts[key]
+        """Return the next pass. A prompt that it does not read to the end keeps its place."""
+        turns = tuple(self._turns.items())[: self._config.max_batch]
+        for key, _ in turns:
+            del self._turns[key]
         prompts, budget = [], self._config.prefill_tokens
         for key in self._prompts_in_turn():
             if not budget:
@@ -132,7 +132,7 @@ class ReadyQueue(Generic[K]):
             self._unread[key] -= count
             if not self._unread[key]:
                 self.discard(key)
-        return Batch(drafts, tuple(prompts))
+        return Batch(turns, tuple(prompts))
 
     def _prompts_in_turn(self) -> list[K]:
         """Return the first prompt of every owner, then the second; who has had the least first."""
@@ -237,7 +237,7 @@ class Slots(Generic[K]):
 
     @property
     def due(self) -> float | None:
-        """When :meth:`advance` has something to say if nothing else happens."""
+        """Time at which :meth:`advance` has something to say if nothing else happens."""
         if not self._line:
             return None
         refused = next(iter(self._line.values())) + self._config.slot_wait_s

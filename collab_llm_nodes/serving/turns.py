@@ -20,7 +20,7 @@ class _Request:
 
 
 class FairLine(Generic[K]):
-    """Who is next: a state machine without I/O or clock. Keys are whatever stands in the line.
+    """A fair queue: a state machine without I/O or clock. Keys are whatever stands in the line.
 
     The next turn goes to the address that has had the least, and among its connections to the one
     that has had the least; the cost of the turn that each asks for counts as well. So neither many

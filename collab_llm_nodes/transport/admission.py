@@ -1,4 +1,4 @@
-"""Streams, sessions and bytes of a verifier's clients, shared out fairly: no I/O, no clock.
+"""Streams, sessions and bytes of a server's clients, shared out fairly: no I/O, no clock.
 
 All clients together have ``limits.max_streams`` places. One connection gets a share of them at
 most, and so does one address, so that nobody can take the last place from the others. A stream
@@ -21,7 +21,7 @@ from collab_llm_nodes.errors import Unavailable
 from collab_llm_nodes.network import network_of
 
 PATIENCE_S = 1.0
-"""Time for a stream to send Open while places are scarce [s]."""
+"""Time for a stream to send its first message while places are scarce [s]."""
 MOST_WAIT_S = 2.0
 """Longest wait of a session whose address has begun too many; a longer one is a refusal [s]."""
 _BURST_S = 2.0  # what may be used up at once, after a silence
@@ -102,7 +102,8 @@ class Place:
 class Admission:
     """See the module docstring. Times are seconds of one monotonic clock."""
 
-    def __init__(self, max_streams: int, shares: Shares) -> None:
+    def __init__(self, max_streams: int, shares: Shares, name: str = "server") -> None:
+        self._name = name  # for messages
         self._most = {
             "connection": part(max_streams, shares.connection),
             "address": part(max_streams, shares.address),
@@ -161,9 +162,12 @@ class Admission:
     def _refusal(self, full: tuple[str, str]) -> Unavailable:
         kind = full[0]
         if kind == "all":
-            what, remedy = "", "try again later, or raise limits.max_streams on the verifier"
+            what, remedy = "", f"try again later, or raise limits.max_streams on the {self._name}"
         else:
-            what, remedy = f" of one {kind}", f"use fewer, or raise shares.{kind} on the verifier"
+            what, remedy = (
+                f" of one {kind}",
+                f"use fewer, or raise shares.{kind} on the {self._name}",
+            )
         return Unavailable(
             f"all {self._most[kind]} streams{what} are taken", field="session", remedy=remedy
         )

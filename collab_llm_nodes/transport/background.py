@@ -23,7 +23,7 @@ _thread: threading.Thread | None = None
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """The running loop; hand it work by ``asyncio.run_coroutine_threadsafe``."""
+    """Return the running loop; hand it work by ``asyncio.run_coroutine_threadsafe``."""
     global _loop, _thread
     with _lock:
         if _loop is None:
@@ -35,12 +35,12 @@ def background_loop() -> asyncio.AbstractEventLoop:
 
 
 def in_background_thread() -> bool:
-    """Whether the caller runs in the loop's thread, where waiting for the loop would never end."""
+    """Return True in the loop's thread, where waiting for the loop would never end."""
     return threading.current_thread() is _thread
 
 
 async def within(job: Awaitable[T], seconds: float | None) -> T:
-    """``job``'s result, or ``asyncio.TimeoutError``; None waits as long as it takes.
+    """Return the result of ``job``, or raise ``asyncio.TimeoutError`` after ``seconds``, if any.
 
     Not ``asyncio.wait_for``: before Python 3.12 that loses a cancellation which arrives as the job
     ends, and a client that left at that moment would keep its session.

@@ -1,4 +1,4 @@
-"""The port at which Prometheus asks for a verifier's metrics: small and hard to hold up.
+"""The port at which Prometheus asks for a server's metrics: small and hard to hold up.
 
 One thread serves all who ask. prometheus_client's own server gives each connection a thread, for as
 long as its request takes to arrive.

@@ -1,7 +1,7 @@
-"""Whether the verifier is there now, known within a bound: no I/O, no clock.
+"""Signs of life: a silent server is known to be lost within a bound. No I/O, no clock.
 
 A cut link sends nothing, not even an error, and gRPC's keepalive is too patient for a robot that
-moves: it may not close a connection at the first hiccup. So a silent verifier is asked for a sign
+moves: it may not close a connection at the first hiccup. So a silent server is asked for a sign
 of life (the health service's ``Check``) again and again, without waiting for the last answer:
 signs keep coming however long a round trip takes. Whatever it says else counts as well.
 """
@@ -23,7 +23,7 @@ class HeartbeatConfig:
 
     interval_s: float = setting(
         0.1,
-        "A silent verifier is asked for a sign of life this often [s].",
+        "A silent server is asked for a sign of life this often [s].",
         low=0.02,
         high=0.2,
         read_only=True,
@@ -57,24 +57,24 @@ class Heartbeat:
         self._heard_at = self._asked_at = -math.inf
 
     def on_heard(self, now: float) -> bool:
-        """The verifier said something; True: ``lost`` changed."""
+        """Note that the server said something; True: ``lost`` changed."""
         self._heard_at = max(self._heard_at, now)
         return self._judge(now)
 
     def on_time(self, now: float) -> tuple[bool, bool]:
-        """To be called at ``next_time``: whether to ask now, and whether ``lost`` changed."""
+        """Return, at ``next_time``, if the server is to be asked now, and if ``lost`` changed."""
         ask = now >= self._next_question()
         if ask:
             self._asked_at = now
         return ask, self._judge(now)
 
     def silent(self, now: float) -> bool:
-        """Whether the link counts as lost ``now``, even if nobody has called ``on_time``."""
+        """Return True if the link counts as lost ``now``, even if nobody has called ``on_time``."""
         return now >= self._heard_at + self.config.timeout_s
 
     @property
     def next_time(self) -> float:
-        """When ``on_time`` has something to do."""
+        """Time at which ``on_time`` has something to do."""
         question = self._next_question()
         return question if self.lost else min(question, self._heard_at + self.config.timeout_s)
 

@@ -1,4 +1,4 @@
-"""The verifier's log lines: text for people, or one JSON object each for collectors."""
+"""A server's log lines: text for people, or one JSON object each for collectors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 QUIET = "NONE"
-"""GRPC_VERBOSITY for a verifier. gRPC's core writes to standard error by itself, past any format,
+"""GRPC_VERBOSITY for a server. gRPC's core writes to standard error by itself, past any format,
 and quotes what clients say, line breaks and all, before they have shown a token."""
 _CONTROL = {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160))}
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -28,7 +28,7 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 
 def _facts(record: logging.LogRecord) -> dict[str, Any]:
-    """What the line was given in ``extra``; Ray adds marks of its own, with underscores."""
+    """Return what the line was given in ``extra``; Ray adds marks of its own, with underscores."""
     return {k: v for k, v in vars(record).items() if k not in _KNOWN and k[0] != "_"}
 
 

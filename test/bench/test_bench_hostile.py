@@ -33,8 +33,9 @@ from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open, Verdict
-from collab_llm_nodes.protocols.edge_cloud.service import ServerHandle, VerifierConfig, start_server
+from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.transport.background import within
+from collab_llm_nodes.transport.server import ServerHandle
 
 WAIT_S = 60.0
 TOKEN = "only-robots-with-this"

@@ -21,7 +21,8 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Opened,
     Verdict,
 )
-from collab_llm_nodes.protocols.edge_cloud.service import ServerHandle, VerifierConfig, start_server
+from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
+from collab_llm_nodes.transport.server import ServerHandle
 
 WAIT_S = 30.0
 OPEN = Open("go to the red box", (), SamplingConfig(), 24, VOCABULARY)

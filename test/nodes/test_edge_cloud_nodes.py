@@ -26,10 +26,11 @@ from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
 from collab_llm_nodes.protocols.edge_cloud import running
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
-from collab_llm_nodes.protocols.edge_cloud.service import ServerHandle, VerifierConfig, start_server
+from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.ros import generation_host
 from collab_llm_nodes.ros.convert import figures_from
 from collab_llm_nodes.ros.qos import REQUESTS
+from collab_llm_nodes.transport.server import ServerHandle
 
 __all__ = ["edge", "expected", "target", "verifier"]  # fixtures
 

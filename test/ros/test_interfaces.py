@@ -128,6 +128,8 @@ def test_messages_carry_the_protocols_fields(name: str) -> None:
     (part,) = declarations(ROOT / "msg" / f"{name}.msg")
     have = {d["name"] for d in part}
     want = {f.name for f in fields(getattr(messages, name))}
+    if "autoregressive_rounds" in want:  # the wire's name is shorter, and older
+        want = want - {"autoregressive_rounds"} | {"solo"}
     if "probs" in want:  # a tuple of sparse distributions travels as three flat arrays
         want = want - {"probs"} | {"support_sizes", "support_ids", "support_probs"}
     if "autoregressive_rounds" in want:  # older than its name in Python

@@ -276,7 +276,7 @@ def test_help_does_not_wait_for_torch(program: str) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "the edge client of paper 003" in done.stdout
+    assert "edge-cloud speculation (paper 003)" in done.stdout
 
 
 def test_what_is_process_wide_is_set_before_any_node_starts(ros_context: Any) -> None:

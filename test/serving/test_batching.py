@@ -1,361 +1,56 @@
-"""Many sessions on one model: the scheduler's laws, batched passes, KV caches lent in turn."""
+"""Many sessions on one model: batched passes, KV caches lent in turn."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-import logging
-import math
-import queue
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import grpc
+import passes_bed
 import pytest
-import torch
-from fake_models import PROMPT_IDS, VOCABULARY, FakeEngine, FakeSession, as_engine, encode
-from folders import environment
-from grpc_health.v1 import health_pb2
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from raw_client import RawClient
-from torch import Tensor
-
-from collab_llm_nodes.bench.verifier import LOADS, Recording, Tally, drive_robots
-from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.engine.engine import Feed
-from collab_llm_nodes.errors import (
-    CollabError,
-    ConfigError,
-    ModelError,
-    ProtocolError,
-    Unavailable,
+from fake_models import PROMPT_IDS, FakeEngine, as_engine, encode
+from passes_bed import (
+    GREEDY,
+    OPEN,
+    TAKE_ALL_EXITS,
+    WAIT_S,
+    Join,
+    Passes,
+    Posted,
+    Serve,
+    StillClock,
+    compute_of,
+    share_a_pass,
+    target_of,
 )
-from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
+
+from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.protocols.edge_cloud import codec
-from collab_llm_nodes.protocols.edge_cloud import conversation as conversation_module
-from collab_llm_nodes.protocols.edge_cloud.conversation import MAX_UNANSWERED, Verifier
+from collab_llm_nodes.protocols.edge_cloud import target as target_module
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.messages import (
-    ClientMessage,
     Close,
     Draft,
     EarlyExit,
     Failure,
-    Open,
     Opened,
-    ServerMessage,
     Verdict,
 )
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig, VerifierSession
-from collab_llm_nodes.protocols.edge_cloud.service import ServerHandle, VerifierConfig, start_server
-from collab_llm_nodes.protocols.edge_cloud.target import TargetSession
+from collab_llm_nodes.protocols.edge_cloud.target import TargetJudge, TargetSession
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
-from collab_llm_nodes.serving import compute as compute_module
-from collab_llm_nodes.serving.compute import Compute, _Inbox
+from collab_llm_nodes.serving.compute import _Inbox
 from collab_llm_nodes.serving.scheduler import (
     BatchConfig,
-    Evicted,
-    Granted,
-    ReadyQueue,
-    Refused,
-    Slots,
 )
-from collab_llm_nodes.transport.logs import set_up_logging
+from collab_llm_nodes.transport.server import ServerHandle
+from collab_llm_nodes.transport.streams import MAX_UNANSWERED
 
-WAIT_S = 30.0
-GREEDY = SamplingConfig()
-OPEN = Open("go to the red box", (), GREEDY, 24, VOCABULARY)
-TAKE_ALL_EXITS = ExitConfig(min_lead_s=0.0)
-
-# --- The line before the model ------------------------------------------------------------------
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.data())
-def test_passes_are_first_come_first_served_and_nobody_starves(data: st.DataObject) -> None:
-    config = BatchConfig(
-        max_batch=data.draw(st.integers(1, 4)), prefill_tokens=data.draw(st.integers(1, 8))
-    )
-    line: ReadyQueue[int] = ReadyQueue(config)
-    drafts: deque[int] = deque()
-    prompts: deque[list[int]] = deque()  # [key, unread]
-    for now in range(data.draw(st.integers(1, 30))):
-        for _ in range(data.draw(st.integers(0, 3))):
-            key = 1000 * now + len(drafts) + len(prompts)
-            if data.draw(st.booleans()):
-                line.add_draft(key, now)
-                drafts.append(key)
-            else:
-                unread = data.draw(st.integers(1, 20))
-                line.add_prompt(key, unread, now)
-                prompts.append([key, unread])
-        if drafts and data.draw(st.integers(0, 9)) == 0:
-            gone = data.draw(st.sampled_from(sorted(drafts)))
-            line.discard(gone)
-            drafts.remove(gone)
-        assert len(line) == len(drafts) + len(prompts)
-        assert (line.starts_at(coming=0) is None) == (not drafts and not prompts)
-        batch = line.take()
-        assert [key for key, _ in batch.drafts] == list(drafts)[: config.max_batch]
-        for _ in batch.drafts:
-            drafts.popleft()
-        read = dict(batch.prompts)
-        assert sum(read.values()) == min(config.prefill_tokens, sum(n for _, n in prompts))
-        for key, count in batch.prompts:  # the oldest first, each to its end before the next
-            assert prompts[0][0] == key
-            prompts[0][1] -= count
-            if not prompts[0][1]:
-                prompts.popleft()
-
-
-def test_a_pass_waits_for_others_only_while_there_are_any_and_room_for_them() -> None:
-    line: ReadyQueue[str] = ReadyQueue(BatchConfig(max_batch=2, max_wait_s=0.5))
-    assert line.starts_at(coming=3) is None
-    line.add_draft("a", 10.0)
-    assert line.starts_at(coming=0) == 10.0
-    assert line.starts_at(coming=3) == 10.5
-    line.add_draft("a", 11.0)  # it has its place already
-    assert line.starts_at(coming=3) == 10.5
-    line.add_draft("b", 10.2)
-    assert line.starts_at(coming=3) == 10.0
-    line.discard("a")
-    assert line.starts_at(coming=3) == 10.7
-    assert line.take().drafts == (("b", 10.2),)
-
-
-def test_prompts_of_one_owner_do_not_hold_up_anothers() -> None:
-    line: ReadyQueue[str] = ReadyQueue(BatchConfig(prefill_tokens=10))
-    for number in range(5):
-        line.add_prompt(f"a{number}", 8, 0.0, "a")
-    line.add_prompt("b0", 8, 1.0, "b")
-    line.add_prompt("b1", 8, 1.0, "b")
-    line.add_prompt("nobody's", 4, 2.0)
-    assert line.take().prompts == (("a0", 8), ("b0", 2))
-    assert line.take().prompts == (("nobody's", 4), ("b0", 6))
-    assert line.take().prompts == (("a1", 8), ("b1", 2))
-    assert line.take().prompts == (("b1", 6), ("a2", 4))
-    assert line.take().prompts == (("a2", 4), ("a3", 6))
-    assert line.take().prompts == (("a3", 2), ("a4", 8))
-    assert not line
-
-
-# --- KV caches ----------------------------------------------------------------------------------
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_caches_are_lent_in_order_and_never_taken_from_who_works(data: st.DataObject) -> None:
-    config = BatchConfig(evict_idle_s=3.0, slot_wait_s=5.0)
-    count = data.draw(st.integers(1, 3))
-    slots: Slots[int] = Slots(count, config)
-    line: dict[int, float] = {}
-    busy: set[int] = set()
-    idle: dict[int, float] = {}
-    now, fresh = 0.0, 0
-    for _ in range(data.draw(st.integers(1, 40))):
-        action = data.draw(st.sampled_from(["request", "work", "rest", "leave", "wait"]))
-        if action == "request":
-            fresh += 1
-            slots.request(fresh, now)
-            line[fresh] = now
-        elif action == "work" and idle:
-            key = data.draw(st.sampled_from(sorted(idle)))
-            slots.work(key)
-            del idle[key]
-            busy.add(key)
-        elif action == "rest" and busy:
-            key = data.draw(st.sampled_from(sorted(busy)))
-            slots.rest(key, now)
-            busy.remove(key)
-            idle[key] = now
-        elif action == "leave" and (everybody := sorted({*line, *busy, *idle})):
-            key = data.draw(st.sampled_from(everybody))
-            slots.leave(key)
-            line.pop(key, None)
-            busy.discard(key)
-            idle.pop(key, None)
-        elif action == "wait":
-            now += data.draw(st.floats(0.1, 4.0))
-        due = slots.due
-        changes = slots.advance(now)
-        if due is None:
-            assert not line
-        for change in changes:
-            if isinstance(change, Evicted):
-                assert change.key == next(iter(idle)), "not the longest idle"
-                assert now - idle.pop(change.key) >= config.evict_idle_s - 1e-9  # sums of seconds
-            elif isinstance(change, Granted):
-                assert change.key == next(iter(line)), "not the first in line"
-                del line[change.key]
-                busy.add(change.key)
-            else:
-                assert isinstance(change, Refused)
-                assert now - line.pop(change.key) >= config.slot_wait_s
-        assert len(slots) == len(busy) + len(idle) <= count
-        assert slots.waiting == len(line)
-        if line:  # whoever waits, waits for a reason
-            assert len(slots) == count
-            assert all(now - since < config.evict_idle_s + 1e-9 for since in idle.values())
-            assert slots.due is not None
-            assert slots.due > now
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_owners_share_the_caches_fairly(data: st.DataObject) -> None:
-    """Nobody without one waits while an owner has two idle, and those who work keep theirs."""
-    slots: Slots[tuple[str, int]] = Slots(4, BatchConfig(evict_idle_s=60.0, slot_wait_s=60.0))
-    line: set[tuple[str, int]] = set()
-    busy: set[tuple[str, int]] = set()
-    idle: set[tuple[str, int]] = set()
-    for number in range(data.draw(st.integers(1, 40))):
-        action = data.draw(st.sampled_from(["request", "request", "rest", "work", "leave"]))
-        if action == "request":
-            key = (data.draw(st.sampled_from("abc")), number)
-            slots.request(key, 0.0, key[0])
-            line.add(key)
-        elif action == "rest" and busy:
-            key = data.draw(st.sampled_from(sorted(busy)))
-            slots.rest(key, 0.0)
-            busy.remove(key)
-            idle.add(key)
-        elif action == "work" and idle:
-            key = data.draw(st.sampled_from(sorted(idle)))
-            slots.work(key)
-            idle.remove(key)
-            busy.add(key)
-        elif action == "leave" and (everybody := sorted(line | busy | idle)):
-            key = data.draw(st.sampled_from(everybody))
-            slots.leave(key)
-            for held in (line, busy, idle):
-                held.discard(key)
-        for change in slots.advance(0.0):
-            if isinstance(change, Evicted):
-                idle.remove(change.key)
-            else:
-                assert isinstance(change, Granted)
-                line.remove(change.key)
-                busy.add(change.key)
-        held_by = Counter(owner for owner, _ in busy | idle)
-        assert held_by.total() <= 4
-        for newcomer, _ in line:
-            assert held_by.total() == 4
-            assert all(held_by[owner] <= held_by[newcomer] + 1 for owner, _ in idle)
-
-
-# --- The verifier -------------------------------------------------------------------------------
-
-
-class Passes(FakeEngine):
-    """Writes down who took part in each pass; can be held up at the start of one."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(1, **options)
-        self.sizes: list[tuple[int, ...]] = []  # tokens of each feed
-        self.entered = threading.Semaphore(0)
-        self.hold = threading.Event()
-        self.hold.set()
-
-    @contextlib.contextmanager
-    def held(self, start: Callable[[], object]) -> Iterator[None]:
-        """The pass that ``start`` causes ends with the context."""
-        self.hold.clear()
-        while self.entered.acquire(blocking=False):
-            pass
-        start()
-        assert self.entered.acquire(timeout=WAIT_S)
-        yield
-        self.hold.set()
-
-    def run(self, feeds: Sequence[Feed], **exits: Any) -> list[Tensor | Exception]:
-        self.sizes.append(tuple(len(feed.ids) for feed in feeds))
-        self.entered.release()
-        assert self.hold.wait(WAIT_S)
-        return super().run(feeds, **exits)
-
-
-Serve = Callable[..., ServerHandle]
-Join = Callable[[ServerHandle], RawClient]
-
-
-def client_of(server: ServerHandle) -> RawClient:
-    """On a connection of its own."""
-    return RawClient(grpc.insecure_channel(f"127.0.0.1:{server.port}"))
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    running: list[ServerHandle] = []
-
-    def start(engine: FakeEngine, **options: Any) -> ServerHandle:
-        options = {"address": "127.0.0.1:0", "exits": TAKE_ALL_EXITS, **options}
-        running.append(start_server(VerifierConfig(**options), as_engine(engine), encode))
-        return running[-1]
-
-    yield start
-    for server in running:
-        server.stop()
-
-
-@pytest.fixture
-def join() -> Iterator[Join]:
-    robots: list[RawClient] = []
-
-    def make(server: ServerHandle) -> RawClient:
-        robots.append(client_of(server))
-        return robots[-1]
-
-    yield make
-    for robot in robots:
-        robot.close()
-
-
-class StillClock:
-    """The compute thread's ``time``: it goes on only while that thread sleeps."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-
-    def monotonic(self) -> float:
-        return self._now
-
-    def sleep(self, seconds: float) -> None:
-        self._now += seconds
-
-
-@pytest.fixture
-def still(monkeypatch: pytest.MonkeyPatch) -> StillClock:
-    clock = StillClock()
-    monkeypatch.setattr(compute_module, "time", clock)
-    return clock
-
-
-def share_a_pass(
-    engine: Passes,
-    server: ServerHandle,
-    first: RawClient,
-    others: Sequence[tuple[RawClient, Draft]],
-) -> None:
-    """Have ``others`` send while a pass for ``first`` is held up."""
-    with engine.held(lambda: first.send(Draft(0, 0, (5,)))):
-        for robot, draft in others:
-            robot.send(draft)
-        inbox = server._server.verifier._compute._inbox
-        deadline = time.monotonic() + WAIT_S
-        while len(inbox) < len(others):  # all are at the compute thread's door
-            assert time.monotonic() < deadline
+serve, join, still = passes_bed.serve, passes_bed.join, passes_bed.still  # fixtures
 
 
 def test_drafts_that_come_during_a_pass_share_the_next(serve: Serve, join: Join) -> None:
@@ -434,7 +129,7 @@ def test_a_long_prompt_is_read_in_parts_and_verdicts_go_on(serve: Serve, join: J
         engine.sizes.clear()
         replay = engine.answer(encode(Prompt(OPEN.text)), GREEDY, 24)[:5]
         slow.send(replace(OPEN, replay=replay, round=3))
-        inbox = server._server.verifier._compute._inbox
+        inbox = server._server.service._compute._inbox
         deadline = time.monotonic() + WAIT_S
         while not inbox:
             assert time.monotonic() < deadline
@@ -597,346 +292,7 @@ def test_an_exit_that_cannot_be_judged_disturbs_nobody(
     assert "early exits are dropped: layer 1: out of its mind" in caplog.text
 
 
-# --- Without gRPC -------------------------------------------------------------------------------
-
-
-class Wire:
-    """A stream made of two queues."""
-
-    def __init__(self, *messages: ClientMessage) -> None:
-        self._incoming: asyncio.Queue[bytes | None] = asyncio.Queue()
-        for message in messages:
-            self._incoming.put_nowait(codec.encode(message))
-        self._sent: asyncio.Queue[ServerMessage] = asyncio.Queue()
-        self.next = self._sent.get
-
-    def end(self) -> None:
-        """The client has no more to say."""
-        self._incoming.put_nowait(None)
-
-    async def read(self) -> bytes | None:
-        return await self._incoming.get()
-
-    async def write(self, data: bytes) -> None:
-        self._sent.put_nowait(codec.decode_server(data))
-
-
-def test_another_front_end_can_carry_the_conversation() -> None:
-    engine = FakeEngine(1)
-
-    async def talk() -> tuple[int, ...]:
-        verifier = Verifier(VerifierConfig(), as_engine(engine), encode)
-        verifier.start()
-        wire = Wire(OPEN, Draft(0, 0, (), autoregressive_rounds=23))
-        conversation = asyncio.ensure_future(verifier.converse(wire))
-        assert isinstance(await wire.next(), Opened)
-        tokens: tuple[int, ...] = ()
-        while not isinstance(said := await wire.next(), Verdict) or not said.finished:
-            tokens += said.tokens if isinstance(said, Verdict) else ()
-        wire.end()
-        await conversation
-        await verifier.stop()
-        return tokens + said.tokens
-
-    tokens = asyncio.run(asyncio.wait_for(talk(), WAIT_S))
-    assert tokens == engine.answer(encode(Prompt(OPEN.text)), GREEDY, 24)
-    assert engine.alive == 0
-
-
-@pytest.mark.parametrize("why", ["draining", "full"])
-def test_nobody_waits_for_who_is_refused_and_stays(
-    why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conversation_module, "_PARTING_S", 10 * WAIT_S)
-
-    async def run() -> None:
-        config = VerifierConfig(limits=Limits(max_streams=1 if why == "full" else 9))
-        verifier = Verifier(config, as_engine(FakeEngine(1)), encode)
-        verifier.start()
-        welcome, refused = Wire(OPEN), Wire(OPEN)
-        conversation = asyncio.ensure_future(verifier.converse(welcome))
-        assert isinstance(await welcome.next(), Opened)
-        other = verifier.drain(10 * WAIT_S) if why == "draining" else asyncio.sleep(0)
-        meanwhile = asyncio.ensure_future(other)
-        await asyncio.sleep(0)  # it has begun
-        await verifier.converse(refused)
-        assert isinstance(await refused.next(), Failure)
-        welcome.end()
-        await conversation
-        await meanwhile
-        await verifier.stop()
-
-    asyncio.run(asyncio.wait_for(run(), WAIT_S))
-
-
-# --- What operators see -------------------------------------------------------------------------
-
-
-def health(port: int, service: str = "") -> int:
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        check = channel.unary_unary(
-            "/grpc.health.v1.Health/Check",
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )
-        answer = check(health_pb2.HealthCheckRequest(service=service), timeout=WAIT_S)
-        return int(answer.status)
-
-
-def test_health_needs_no_token_and_knows_the_service(serve: Serve) -> None:
-    server = serve(FakeEngine(1), token="s3cret")
-    assert health(server.port) == health_pb2.HealthCheckResponse.SERVING
-    assert health(server.port, codec.SERVICE) == health_pb2.HealthCheckResponse.SERVING
-    with pytest.raises(grpc.RpcError) as caught:
-        health(server.port, "another")
-    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-def test_a_verifier_that_drains_says_so_and_lets_answers_finish(serve: Serve, join: Join) -> None:
-    server = serve(FakeEngine(1))
-    robot = join(server)
-    robot.send(OPEN)
-    robot.skip_to(Opened)
-    stopping = threading.Thread(target=server.stop, args=(WAIT_S,))
-    stopping.start()
-    deadline = time.monotonic() + WAIT_S
-    while health(server.port) != health_pb2.HealthCheckResponse.NOT_SERVING:
-        assert time.monotonic() < deadline
-    late = join(server)
-    assert late.skip_to(Failure).code == "UNAVAILABLE"
-    robot.send(Draft(0, 0, (), autoregressive_rounds=23))
-    while not robot.skip_to(Verdict).finished:
-        pass
-    stopping.join(WAIT_S)
-    assert not stopping.is_alive()
-
-
-def test_metrics_tell_what_was_done(serve: Serve, join: Join) -> None:
-    server = serve(FakeEngine(1), metrics_address="127.0.0.1:0")
-    robot = join(server)
-    robot.send(OPEN, Draft(0, 0, ()), Draft(0, 0, ()))
-    robot.skip_to(Verdict)
-    robot.send(Draft(1, 1, (99,)))
-    robot.skip_to(Failure)
-    with pytest.raises(StopIteration):
-        robot.next()
-    url = f"http://127.0.0.1:{server.metrics_port}/metrics"
-    text = urllib.request.urlopen(url, timeout=WAIT_S).read().decode()
-    figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
-    name = "collab_llm_verifier"
-    assert float(figures[f"{name}_tokens_total"]) == 1
-    assert float(figures[f'{name}_failures_total{{code="INVALID_INPUT"}}']) == 1
-    assert float(figures[f"{name}_batch_count"]) == 1
-    assert float(figures[f"{name}_queue_seconds_count"]) == 1
-    assert float(figures[f"{name}_prompt_tokens_total"]) == len(PROMPT_IDS) + 4 - 1
-    with pytest.raises(ConfigError, match="metrics_address"):
-        serve(FakeEngine(1), metrics_address=f"127.0.0.1:{server.metrics_port}")
-
-
-@pytest.fixture
-def root_logger() -> Iterator[logging.Logger]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield root
-    root.handlers[:], root.level = handlers, level
-
-
-@pytest.mark.parametrize("log_format", ["json", "text"])
-def test_a_log_line_for_each_session_without_its_whole_name(
-    serve: Serve,
-    join: Join,
-    root_logger: logging.Logger,
-    capsys: pytest.CaptureFixture[str],
-    log_format: str,
-) -> None:
-    set_up_logging(log_format)
-    server = serve(FakeEngine(1), token="s3cret")
-    robot = client_of(server)
-    robot.send(OPEN)
-    with pytest.raises(grpc.RpcError):
-        robot.next()
-    robot.close()
-    server = serve(FakeEngine(1))
-    robot = join(server)
-    robot.send(OPEN, Draft(0, 0, (), autoregressive_rounds=23))
-    name = robot.skip_to(Opened).session_id
-    while not robot.skip_to(Verdict).finished:
-        pass
-    with pytest.raises(StopIteration):
-        robot.next()
-    server.stop()
-    lines = capsys.readouterr().err.splitlines()
-    (ended,) = (line for line in lines if "session ended" in line)
-    assert name[:8] in ended
-    assert not any(name in line or "s3cret" in line for line in lines)
-    if log_format == "json":
-        for line in lines:
-            json.loads(line)
-        assert json.loads(ended)["failures"] == 0
-    else:
-        assert f"session={name[:8]}" in ended
-
-
-def test_session_names_are_the_servers_own_and_128_bits(serve: Serve, join: Join) -> None:
-    server = serve(FakeEngine(1))
-    names = set()
-    for _ in range(5):
-        robot = join(server)
-        robot.send(OPEN)
-        names.add(robot.skip_to(Opened).session_id)
-    assert len(names) == 5
-    assert all(len(bytes.fromhex(name)) == 16 for name in names)
-
-
-def test_a_failing_pass_fails_its_sessions_and_no_more(serve: Serve, join: Join) -> None:
-    class NoMemory(FakeEngine):
-        broken = False
-
-        def run(self, feeds: Sequence[Feed], **exits: Any) -> list[Tensor | Exception]:
-            if self.broken:
-                self.broken = False
-                raise MemoryError
-            return super().run(feeds, **exits)
-
-    engine = NoMemory(1)
-    server = serve(engine)
-    unlucky, other = join(server), join(server)
-    for robot in (unlucky, other):
-        robot.send(OPEN)
-        robot.skip_to(Opened)
-    engine.broken = True
-    unlucky.send(Draft(0, 0, ()))
-    assert unlucky.skip_to(Failure).code == CollabError.code
-    other.send(Draft(0, 0, ()))
-    assert other.skip_to(Verdict).round == 0
-
-
-def test_logits_that_are_not_finite_fail_their_session_only(serve: Serve, join: Join) -> None:
-    class Sick(Passes):
-        def run(self, feeds: Sequence[Feed], **exits: Any) -> list[Tensor | Exception]:
-            results = super().run(feeds, **exits)
-            for i, feed in enumerate(feeds):
-                if tuple(feed.ids[1:]) == (6,):
-                    results[i] = torch.full((2, self.vocab_size), math.nan)
-            return results
-
-    engine = Sick()
-    server = serve(engine)
-    robots = other, sick, healthy = [join(server) for _ in range(3)]
-    for robot in robots:
-        robot.send(OPEN)
-        robot.skip_to(Opened)
-    share_a_pass(engine, server, other, [(sick, Draft(0, 0, (6,))), (healthy, Draft(0, 0, (5,)))])
-    assert sick.skip_to(Failure).code == ModelError.code
-    assert healthy.skip_to(Verdict).round == 0
-    assert engine.sizes[-1] == (2, 2)
-
-
-class StuckCaches(FakeEngine):
-    """To free a cache fails, as after a CUDA error."""
-
-    def open(self, prompt: EncodedPrompt) -> FakeSession:
-        session = super().open(prompt)
-        session.close = self._fail  # type: ignore[method-assign]
-        return session
-
-    def _fail(self) -> None:
-        raise RuntimeError("CUDA error")
-
-
-def test_when_nothing_can_be_computed_any_more_everybody_is_told(serve: Serve, join: Join) -> None:
-    server = serve(StuckCaches(1))
-    leaving, waiting = join(server), join(server)
-    for robot in (leaving, waiting):
-        robot.send(OPEN)
-        robot.skip_to(Opened)
-    leaving.close()
-    assert waiting.skip_to(Failure).code == "UNAVAILABLE"
-    assert health(server.port) == health_pb2.HealthCheckResponse.NOT_SERVING
-    late = join(server)
-    assert late.skip_to(Failure).code == "UNAVAILABLE"
-
-
-def test_a_session_whose_end_fails_is_told_and_so_is_who_comes_behind_it() -> None:
-    failed = threading.Event()
-    compute = compute_of(StuckCaches(1), on_failure=failed.set)
-    first, behind = Posted(), Posted()
-    compute.open(first, target_of(FakeEngine(1)))
-    assert isinstance(first.next(), Opened)
-    compute._sessions[first].target._kv.close = StuckCaches(1)._fail  # type: ignore[method-assign]
-    compute.draft(first, Draft(5, 0, ()))  # of a round that is not due: the session ends
-    assert isinstance(first.next(), ProtocolError)
-    assert failed.wait(WAIT_S)
-    compute.open(behind, target_of(FakeEngine(1)))
-    assert isinstance(behind.next(), Unavailable)
-    compute.leave(behind)
-    assert compute.stop(WAIT_S)
-
-
-def test_a_verifier_that_failed_ends_with_an_error_status() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FAILING],
-        env=environment(Path(__file__).parent),
-        capture_output=True,
-        text=True,
-        timeout=2 * WAIT_S,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stdout == "UNAVAILABLE\n"
-    assert "CollabError: the verifier failed" in done.stderr
-
-
-FAILING = """
-import asyncio, threading
-from test_batching import *
-from collab_llm_nodes.protocols.edge_cloud.service import VerifierServer, run_until_signal
-
-def robots(port):
-    server = type("Server", (), {"port": port})
-    waiting, leaving = client_of(server), client_of(server)
-    for robot in (waiting, leaving):
-        robot.send(OPEN)
-        robot.skip_to(Opened)
-    leaving.close()
-    print(waiting.skip_to(Failure).code)
-    waiting.close()
-
-def listening(port):
-    threading.Thread(target=robots, args=(port,)).start()
-
-config = VerifierConfig(address="127.0.0.1:0")
-server = VerifierServer(config, as_engine(StuckCaches(1)), encode)
-asyncio.run(run_until_signal(server, 20.0, listening))
-"""
-
-
 # --- The compute thread alone -------------------------------------------------------------------
-
-
-class Posted:
-    """One of its clients."""
-
-    def __init__(self) -> None:
-        self.id = "0" * 32
-        self.owner = ""
-        self.gone = threading.Event()
-        self._posted: queue.SimpleQueue[object] = queue.SimpleQueue()
-
-    def post(self, message: object, more: bool = False) -> None:
-        self._posted.put(message)
-
-    def next(self) -> Any:
-        return self._posted.get(timeout=WAIT_S)
-
-
-def compute_of(engine: FakeEngine, **options: Any) -> Compute:
-    options = {"max_sessions": 1, "batch": BatchConfig(), "exits": TAKE_ALL_EXITS, **options}
-    return Compute(as_engine(engine), **options)
-
-
-def target_of(engine: FakeEngine, text: str = OPEN.text) -> TargetSession:
-    return TargetSession(as_engine(engine), encode(Prompt(text)), OPEN)
 
 
 @pytest.mark.parametrize("all_at_once", [True, False])
@@ -963,15 +319,15 @@ def test_in_a_shared_pass_each_hears_what_it_would_alone(
     drafts = {"go": Draft(0, 0, (5, 6)), "turn": Draft(0, 0, (7,)), "stop": Draft(0, 0, (8, 9, 3))}
     alone = {}
     for text, draft in drafts.items():
-        compute.draft(robot := opened(text), draft)
+        compute.submit(robot := opened(text), draft)
         alone[text] = heard(robot)
     assert all(len(each) == 4 for each in alone.values()), "three exits and a verdict"
     robots = {text: opened(text) for text in drafts}
     if not all_at_once:
-        monkeypatch.setattr(compute_module, "tops_of", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(target_module, "argmax_rows", lambda *_, **__: 1 / 0)
     with engine.held(lambda: compute.open(Posted(), target_of(engine))):
         for text, robot in robots.items():
-            compute.draft(robot, drafts[text])
+            compute.submit(robot, drafts[text])
     assert {text: heard(robot) for text, robot in robots.items()} == alone
     assert engine.sizes[-1] == (3, 2, 4)
     assert compute.stop(WAIT_S)
@@ -992,7 +348,7 @@ def test_a_pass_takes_the_emulated_time_however_many_share_it(still: StillClock)
     with engine.held(lambda: compute.open(Posted(), target_of(engine))):
         started = still.monotonic() + 0.2
         for robot in robots:
-            compute.draft(robot, Draft(0, 0, (5, 6)))
+            compute.submit(robot, Draft(0, 0, (5, 6)))
     for robot in robots:
         while isinstance((heard := robot.next())[1], EarlyExit):
             at, early = heard
@@ -1011,110 +367,14 @@ def test_exits_that_precede_the_verdict_by_too_little_are_not_taken(
     still: StillClock, min_lead_s: float, taken: list[int]
 ) -> None:
     engine, exits = FakeEngine(1), ExitConfig(min_lead_s=min_lead_s)
-    compute = compute_of(engine, exits=exits, emulated_compute_s=0.08)
+    compute = compute_of(engine, judge=TargetJudge(exits), emulated_compute_s=0.08)
     robot, start = Posted(), 0
     compute.open(robot, target_of(engine))
     for round_ in range(3):  # the first pass tells how long passes take
-        compute.draft(robot, Draft(round_, start, ()))
+        compute.submit(robot, Draft(round_, start, ()))
         layers = []
         while not isinstance(message := robot.next(), Verdict):
             layers += [message.layer] if isinstance(message, EarlyExit) else []
         start += len(message.tokens)
         assert layers == (taken if round_ else [1, 2, 3])
     assert compute.stop(WAIT_S)
-
-
-# --- Silence ------------------------------------------------------------------------------------
-
-
-def test_who_waits_for_the_verifier_is_not_silent(serve: Serve, join: Join) -> None:
-    engine = Passes()
-    server = serve(engine, limits=Limits(idle_s=0.2))
-    robot = join(server)
-    robot.send(OPEN)
-    robot.skip_to(Opened)
-    with engine.held(lambda: robot.send(Draft(0, 0, ()))):
-        inbox = server._server.verifier._compute._inbox
-        deadline = time.monotonic() + WAIT_S
-        while len(inbox) < 2 and robot.replies.is_active():  # asked twice whether it is silent
-            assert time.monotonic() < deadline
-    assert isinstance(robot.next_but(EarlyExit), Verdict)
-
-
-def test_who_waits_for_a_cache_is_not_silent() -> None:
-    compute = compute_of(FakeEngine(1), batch=BatchConfig(slot_wait_s=3600, evict_idle_s=3600))
-    holder, newcomer, silent = Posted(), Posted(), Unavailable("silent")
-    compute.open(holder, target_of(FakeEngine(1)))
-    assert isinstance(holder.next(), Opened)
-    compute.open(newcomer, target_of(FakeEngine(1)))
-    compute.end_if_idle(newcomer, silent)
-    compute.end_if_idle(holder, silent)
-    assert holder.next() is silent
-    assert isinstance(newcomer.next(), Opened)
-    assert compute.stop(WAIT_S)
-
-
-def test_a_client_that_does_not_even_take_its_farewell_is_let_go() -> None:
-    class Deaf(Wire):
-        async def write(self, data: bytes) -> None:
-            await super().write(data)
-            if isinstance(codec.decode_server(data), Failure):
-                await asyncio.get_running_loop().create_future()  # its window is full
-
-    async def talk() -> list[ServerMessage]:
-        config = VerifierConfig(limits=Limits(idle_s=0.1))
-        verifier = Verifier(config, as_engine(FakeEngine(1)), encode)
-        verifier.start()
-        wire = Deaf(OPEN)
-        conversation = asyncio.ensure_future(verifier.converse(wire))
-        done, _ = await asyncio.wait([conversation], timeout=WAIT_S)
-        assert done, "the stream is held"
-        await verifier.stop()
-        return [await wire.next(), await wire.next()]
-
-    sent = asyncio.run(asyncio.wait_for(talk(), 2 * WAIT_S))
-    assert [type(message) for message in sent] == [Opened, Failure]
-
-
-# --- The benchmark ------------------------------------------------------------------------------
-
-
-def recording(engine: FakeEngine, text: str) -> Recording:
-    """One token per round, no drafts."""
-    opened = replace(OPEN, text=text, max_tokens=6)
-    tokens = engine.answer(encode(Prompt(text)), GREEDY, opened.max_tokens)
-    drafts = tuple((codec.encode(Draft(i, i, ())), 0) for i in range(len(tokens)))
-    pauses = (0.001,) * len(drafts)
-    return Recording(codec.encode(opened), drafts, pauses, tuple((t,) for t in tokens))
-
-
-@pytest.mark.parametrize("load", LOADS)
-def test_the_benchmark_counts_tokens_and_notices_a_wrong_one(serve: Serve, load: str) -> None:
-    engine = FakeEngine(1)
-    server = serve(engine, limits=Limits(max_sessions=16))
-    right = [recording(engine, f"room {i}") for i in range(4)]
-
-    def drive(recordings: Sequence[Recording]) -> Tally:
-        job = drive_robots(
-            f"127.0.0.1:{server.port}", recordings, 3, 0.05, LOADS[load], warm_up_s=0.0
-        )
-        return asyncio.run(asyncio.wait_for(job, WAIT_S))
-
-    tally = drive(right)
-    timed = tally.rounds_s if LOADS[load].waves else tally.rounds_s + tally.first_s
-    assert tally.tokens == len(timed) > 0
-    assert (tally.mismatches, tally.seconds >= 0.05) == (0, True)
-    first = right[0]
-    wrong = replace(first, verdicts=((first.verdicts[0][0] + 1,), *first.verdicts[1:]))
-    assert drive([wrong]).mismatches > 0
-
-
-def test_the_robots_of_the_benchmark_take_their_time(serve: Serve) -> None:
-    """As long as the recorded drafts took, in front of every round."""
-    engine, pause_s = FakeEngine(1), 0.02
-    server = serve(engine, limits=Limits(max_sessions=16))
-    own = recording(engine, "room")
-    slow = replace(own, drafting_s=(pause_s,) * len(own.drafts))
-    job = drive_robots(f"127.0.0.1:{server.port}", [slow], 2, 0.1, LOADS["clients"], warm_up_s=0.0)
-    tally = asyncio.run(asyncio.wait_for(job, WAIT_S))
-    assert tally.seconds >= pause_s * len(tally.rounds_s) / 2

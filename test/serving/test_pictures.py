@@ -1,11 +1,10 @@
-"""Pictures from strangers: what is refused, what it costs, and who has to wait for it."""
+"""Pictures decoded in processes of their own, and a verifier that receives hostile ones."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
-import io
 import logging
 import os
 import select
@@ -14,21 +13,16 @@ import subprocess
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
-import numpy as np
 import pytest
 import torch
 from folders import environment
-from hostile_pictures import claiming_jpeg, png, png_header, progressive_jpeg
-from hypothesis import given
-from hypothesis import strategies as st
-from PIL import Image
+from hostile_pictures import claiming_jpeg, png, progressive_jpeg
 from raw_client import WAIT_S, RawClient
 from tiny_models import scene, tiny_model
 from waiting import gone, wait_for
@@ -36,151 +30,23 @@ from waiting import gone, wait_for
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import InvalidInput, Unavailable
-from collab_llm_nodes.models.pictures import MAX_SCANS, Picture, decode, measure
-from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode, pixel_limit
+from collab_llm_nodes.models.pictures import Picture
+from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.messages import Failure, Open, Opened
-from collab_llm_nodes.protocols.edge_cloud.service import ServerHandle, VerifierConfig, start_server
-from collab_llm_nodes.protocols.edge_cloud.settings import PictureConfig
-from collab_llm_nodes.serving.pictures import PictureReader
-from collab_llm_nodes.serving.turns import FairLine, Turns
+from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
+from collab_llm_nodes.serving.pictures import PictureConfig, PictureLimits, PictureReader
 from collab_llm_nodes.transport.admission import Peer
 from collab_llm_nodes.transport.background import within
+from collab_llm_nodes.transport.server import ServerHandle
 
 T = TypeVar("T")
 FULL_HD = 1920 * 1080
-LIMITS = Limits(max_image_pixels=FULL_HD)
-NO_LIMIT = 1 << 40
+LIMITS = PictureLimits(message_bytes=9 << 20, image_bytes=2 << 20, pixels=FULL_HD, scans=20)
 PATIENT = PictureConfig(cpu_s=60.0, deadline_s=600.0)  # where a busy machine must not matter
-
-
-# --- What is refused ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("data", [claiming_jpeg(5000), progressive_jpeg(4992, 500)])
-def test_pixels_are_counted_in_the_header(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "open", None)  # nothing is decoded
-    with pytest.raises(InvalidInput, match="pixels") as caught:
-        encode(Prompt("go", (data,)), tiny_model("qwen2_vl"))
-    assert caught.value.field == "images[0]"
-    assert caught.value.remedy == f"send at most {FULL_HD} pixels"
-
-
-def test_scans_are_counted_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert decode(progressive_jpeg(64, MAX_SCANS), NO_LIMIT).size == (64, 64)
-    monkeypatch.setattr(Image, "open", None)
-    with pytest.raises(InvalidInput, match=f"{MAX_SCANS + 1} scans"):
-        decode(progressive_jpeg(64, MAX_SCANS + 1), NO_LIMIT)
-    with pytest.raises(InvalidInput, match="500 scans"):
-        decode(progressive_jpeg(1440, 500), FULL_HD)
-
-
-def test_a_full_hd_frame_and_what_the_model_can_use_are_allowed() -> None:
-    loaded = tiny_model("qwen2_vl")
-    assert loaded.image_processor is not None
-    size = loaded.image_processor.size
-    assert pixel_limit(0, loaded) == FULL_HD > size["longest_edge"]
-    assert pixel_limit(100, loaded) == 100
-    assert pixel_limit(0, tiny_model("llama")) == 0
-    assert PromptLimits().max_scans == Limits().max_image_scans
-    assert encode(Prompt("go", (scene(0, 1920, 1080),)), loaded).ids
-
-
-def test_what_does_not_change_a_pngs_pixels_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    bomb = b"a\0\0" + zlib.compress(bytes(100 << 20), 9)
-    data = png(
-        (b"zTXt", bomb),
-        (b"iCCP", bomb),
-        (b"IHDR", png_header(5000)),  # Pillow would believe the second
-        (b"acTL", bytes(8)),
-    )
-    inflate: Callable[..., Any] = zlib.decompressobj
-    monkeypatch.setattr(zlib, "decompressobj", None)
-    image = decode(data, 64)
-    monkeypatch.setattr(zlib, "decompressobj", inflate)
-    assert np.array_equal(np.asarray(image), np.full((8, 8, 3), 255))
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\xff\xd8\xff" + b"\xff" * 1_000_000,
-        b"\xff\xd8" + b"\xff\xe0\0\2" * 1_000_000,
-        b"\xff\xd8" + b"\xff\xd0" * 1_000_000,
-        progressive_jpeg(64, 4)[:-2] + b"\xff\xe0\0\2" * 1_000_000,
-        png(*[(b"tEXt", b"")] * 300_000),
-        png(*[(b"IDAT", b"")] * 5000),
-        claiming_jpeg(0),
-        png(side=0),
-        b"\xff\xd8\xff\xf0\0\4" + claiming_jpeg(100)[2:],  # Pillow looks into FFF0, libjpeg not
-    ],
-)
-def test_a_file_of_nothing_but_segments_is_refused(data: bytes) -> None:
-    with pytest.raises(InvalidInput, match="not a readable"):
-        decode(data, NO_LIMIT)
-
-
-@given(st.data())
-def test_no_bytes_cause_anything_but_a_typed_error(choice: st.DataObject) -> None:
-    valid = choice.draw(
-        st.sampled_from([scene(0), claiming_jpeg(16), progressive_jpeg(64, 4), png()])
-    )
-    data = bytearray(valid)
-    for _ in range(choice.draw(st.integers(1, 8))):
-        data[choice.draw(st.integers(0, len(data) - 1))] = choice.draw(st.integers(0, 255))
-    with contextlib.suppress(InvalidInput):
-        assert decode(bytes(data), 1 << 16).mode == "RGB"
-
-
-def saved(*modes: str, **options: Any) -> bytes:
-    """A noisy picture, converted to each of ``modes``."""
-    rgb = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    image = Image.fromarray(rgb)
-    for mode in modes:
-        image = image.convert(mode)
-    image.save(file, **options)
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        saved("RGB", format="JPEG"),
-        saved("RGB", format="JPEG", progressive=True),
-        saved("RGB", format="JPEG", restart_marker_blocks=1, comment=b"\xff\xda" * 50),
-        saved("L", format="JPEG", progressive=True),
-        saved("CMYK", format="JPEG", progressive=True),
-        saved("RGB", format="PNG", icc_profile=b"profile"),
-        saved("RGBA", format="PNG"),
-        saved("LA", format="PNG"),
-        saved("L", format="PNG", transparency=7),
-        saved("P", format="PNG", transparency=bytes(range(256))),
-        saved("RGB", format="PNG", transparency=(1, 2, 3)),
-        saved("1", format="PNG"),
-        saved("L", "I;16", format="PNG"),
-    ],
-)
-def test_pixels_are_those_of_pillow(data: bytes) -> None:
-    plain = Image.open(io.BytesIO(data))
-    assert measure(data, NO_LIMIT) == plain.size
-    assert np.array_equal(np.asarray(decode(data, NO_LIMIT)), np.asarray(plain.convert("RGB")))
-
-
-def test_scaling_is_the_image_processors() -> None:
-    loaded = tiny_model("qwen2_vl")
-    shown = (scene(0), scene(1, 300, 40), scene(2, 20, 20), scene(3, 56, 84), scene(4, 1280, 720))
-    processor = loaded.image_processor
-    assert processor is not None
-    images: list[Image.Image] = [Image.open(io.BytesIO(data)) for data in shown]
-    plain = processor(images=images, return_tensors="pt")
-    encoded = encode(Prompt("go", shown), loaded)
-    assert encoded.pixel_values is not None
-    assert encoded.image_grid_thw is not None
-    assert torch.equal(encoded.pixel_values, plain["pixel_values"])
-    assert torch.equal(encoded.image_grid_thw, plain["image_grid_thw"])
+ROBOT, FLOOD = Peer("robot:1", "robot"), Peer("flood:1", "flood")
 
 
 # --- Processes that decode -----------------------------------------------------------------------
@@ -199,7 +65,7 @@ def workers() -> set[int]:
 def with_reader(
     use: Callable[[PictureReader], Awaitable[T]],
     config: PictureConfig = PATIENT,
-    limits: Limits = LIMITS,
+    limits: PictureLimits = LIMITS,
 ) -> T:
     """What ``use`` returns; then no process is left."""
 
@@ -277,7 +143,7 @@ def test_a_worker_that_dies_fails_its_picture_only(caplog: pytest.LogCaptureFixt
     "config", [PictureConfig(1, cpu_s=0.01), PictureConfig(1, cpu_s=60.0, deadline_s=0.01)]
 )
 def test_a_picture_that_takes_too_long_is_given_up(config: PictureConfig) -> None:
-    limits = replace(LIMITS, max_image_pixels=1 << 26, max_image_scans=1000)
+    limits = replace(LIMITS, pixels=1 << 26, scans=1000)
 
     async def use(reader: PictureReader) -> None:
         started = time.monotonic()
@@ -297,7 +163,7 @@ def test_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
             await read(reader, png(side=4000))
         assert (await read(reader, scene(0))).rgb
 
-    limits = Limits(max_image_pixels=1 << 26, max_image_bytes=4 << 20)
+    limits = replace(LIMITS, pixels=1 << 26, image_bytes=4 << 20)
     with_reader(use, PATIENT, limits)
 
 
@@ -318,7 +184,7 @@ def test_a_picture_whose_client_has_gone_is_given_up() -> None:
 
 
 def test_bytes_that_wait_are_limited_and_others_have_room() -> None:
-    limits = replace(LIMITS, max_message_bytes=4096)  # eight of these, four of an address
+    limits = replace(LIMITS, message_bytes=4096)  # eight of these, four of an address
     data = png((b"tEXt", bytes(1900)))
     rival, robot = Peer("b:1", "b"), Peer("c:1", "c")
 
@@ -336,7 +202,7 @@ def test_bytes_that_wait_are_limited_and_others_have_room() -> None:
             assert caught.value.field == "images"
             assert caught.value.remedy
 
-        half = 4 * limits.max_message_bytes // len(data)
+        half = 4 * limits.message_bytes // len(data)
         tasks = hold(half, FLOOD)
         await asyncio.sleep(0)
         await refuses(FLOOD)
@@ -428,145 +294,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-# --- Turns --------------------------------------------------------------------------------------
-
-ROBOT, FLOOD = Peer("robot:1", "robot"), Peer("flood:1", "flood")
-
-
-def order(line: FairLine[Any], count: int) -> list[Any]:
-    """Whose turns they are, one after the other."""
-    out = []
-    for _ in range(count):
-        key = line.next()
-        assert key is not None
-        line.leave(key)
-        out.append(key)
-    return out
-
-
-def test_a_flood_waits_for_the_robot() -> None:
-    line: FairLine[str] = FairLine(1)
-    for number in range(60):
-        line.join(f"flood {number}", FLOOD, 2e6)
-    line.join("robot", ROBOT, 1e4)
-    line.join("robot again", ROBOT, 1e4)
-    assert order(line, 2) == ["robot", "robot again"]
-
-
-def test_many_connections_are_one_address() -> None:
-    line: FairLine[str] = FairLine(1)
-    for number in range(60):
-        line.join(f"flood {number}", Peer(f"flood:{number}", "flood"), 1.0)
-    for number in range(3):
-        line.join(f"robot {number}", ROBOT, 1.0)
-    turns = order(line, 6)
-    assert [key.split()[0] for key in turns].count("robot") == 3
-
-
-def test_robots_behind_one_address_share_it() -> None:
-    line: FairLine[str] = FairLine(1)
-    for number in range(60):
-        line.join(f"flood {number}", Peer("nat:1", "nat"), 1.0)
-    for number in range(3):
-        line.join(f"robot {number}", Peer("nat:2", "nat"), 1.0)
-    assert [key.split()[0] for key in order(line, 6)].count("robot") == 3
-
-
-def test_a_place_is_left_for_others() -> None:
-    line: FairLine[str] = FairLine(3)
-    for number in range(3):
-        line.join(f"a{number}", Peer("a:1", "a"), 1.0)
-        line.join(f"b{number}", Peer("a:2", "a"), 1.0)
-    assert {line.next(), line.next()} == {"a0", "b0"}
-    assert line.next() is None
-    line.join("robot", ROBOT, 1.0)
-    assert line.next() == "robot"
-    line.leave("a0")
-    assert line.next() == "a1"
-    line.leave("robot")
-    line.leave("b2")  # gone while it waited
-    assert line.next() is None
-
-
-def test_those_who_are_not_known_are_not_one_client() -> None:
-    line: FairLine[int] = FairLine(3)
-    for key in range(4):
-        line.join(key, Peer(), 1.0)
-    assert [line.next() for _ in range(4)] == [0, 1, 2, None]
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(1, 9)), max_size=40),
-    st.integers(1, 4),
-)
-def test_everybody_has_a_turn_and_nothing_is_kept(
-    clients: list[tuple[int, int, int]], places: int
-) -> None:
-    line: FairLine[int] = FairLine(places)
-    for key, (address, connection, cost) in enumerate(clients):
-        line.join(key, Peer(f"{address}:{connection}", str(address)), cost)
-    had, running = set[int](), list[int]()
-    while len(had) < len(clients):
-        while (begun := line.next()) is not None:
-            running.append(begun)
-        assert 0 < len(running) <= places
-        had.add(running[0])
-        line.leave(running.pop(0))
-    assert not any(vars(line)[name] for name in ("_waiting", "_running", "_addresses"))
-    assert not line._connections
-
-
-def test_turns_of_those_who_have_gone() -> None:
-    async def run() -> None:
-        turns, release, ran = Turns(1), asyncio.Event(), []
-
-        async def job(name: str) -> None:
-            ran.append(name)
-            await release.wait()
-
-        def ask(name: str) -> asyncio.Task[None]:
-            return asyncio.ensure_future(turns.run(ROBOT, 1.0, lambda: job(name)))
-
-        tasks = [ask(name) for name in "abc"]
-        await asyncio.sleep(0)
-        tasks[0].cancel()  # it has begun: it keeps its turn
-        tasks[1].cancel()
-        await asyncio.gather(*tasks[:2], return_exceptions=True)
-        assert ran == ["a"]
-        assert not await turns.idle(0.0)
-        release.set()
-        await tasks[2]
-        assert ran == ["a", "c"]
-        assert await turns.idle(0.0)
-
-    asyncio.run(run())
-
-
-def test_nobody_hears_of_an_error_whose_caller_has_gone() -> None:
-    unheard: list[dict[str, Any]] = []
-
-    async def run() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, told: unheard.append(told))
-        turns, release = Turns(1), asyncio.Event()
-
-        async def fail() -> None:
-            await release.wait()
-            raise OSError
-
-        task = asyncio.ensure_future(turns.run(ROBOT, 1.0, fail))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        release.set()
-        assert await turns.idle(WAIT_S)
-        await asyncio.sleep(0)
-        gc.collect()
-
-    asyncio.run(run())
-    assert not unheard
 
 
 # --- The whole verifier -------------------------------------------------------------------------
@@ -703,8 +430,10 @@ from fake_models import VOCABULARY, FakeEngine, as_engine, encode
 from raw_client import RawClient
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open
-from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, VerifierServer
-from collab_llm_nodes.protocols.edge_cloud.service import run_until_signal
+from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
+from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig
+from collab_llm_nodes.transport.server import Server
+from collab_llm_nodes.transport.server import run_until_signal
 
 def hang(*_):
     print("busy", flush=True)
@@ -719,6 +448,6 @@ def ask(port):
     client.send(Open("go", (), SamplingConfig(), 4, VOCABULARY), Draft(0, 0, (1,)))
 
 config = VerifierConfig(address="127.0.0.1:0", drain_s=0.5)
-server = VerifierServer(config, as_engine(FakeEngine(before_layer=hang)), read)
+server = Server(Verifier(config, as_engine(FakeEngine(before_layer=hang)), read))
 asyncio.run(run_until_signal(server, 0.5, ask))
 """

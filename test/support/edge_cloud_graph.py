@@ -22,8 +22,9 @@ from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
 from collab_llm_nodes.nodes.draft_vlm import DraftVlm
 from collab_llm_nodes.nodes.predraft_cache import PreDraftCacheNode
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
-from collab_llm_nodes.protocols.edge_cloud.service import ServerHandle, VerifierConfig, start_server
+from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.ros.qos import RESULT, STATE
+from collab_llm_nodes.transport.server import ServerHandle
 
 ARCHITECTURE = "qwen2_vl"
 EXITS = (1, 2, 3)

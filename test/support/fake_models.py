@@ -20,11 +20,9 @@ from collab_llm_nodes.decoding.rejection import own_token
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
 from collab_llm_nodes.engine.engine import AfterExit, Engine, Feed, OnExit, Session
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
-from collab_llm_nodes.protocols.edge_cloud.service import (
-    VerifierConfig,
-    VerifierServer,
-    run_until_signal,
-)
+from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
+from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig
+from collab_llm_nodes.transport.server import Server, run_until_signal
 
 VOCAB = 24
 EOS = 0
@@ -271,7 +269,7 @@ class VerifierProcess:
 
 def _serve(address: str, connection: Connection) -> None:
     connection.recv()
-    server = VerifierServer(VerifierConfig(address=address), as_engine(FakeEngine(1)), encode)
+    server = Server(Verifier(VerifierConfig(address=address), as_engine(FakeEngine(1)), encode))
     asyncio.run(run_until_signal(server, 20.0, connection.send))
 
 

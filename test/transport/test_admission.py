@@ -31,12 +31,14 @@ from collab_llm_nodes.cli import app
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import ConfigError, Unavailable
 from collab_llm_nodes.processes import free_port
-from collab_llm_nodes.protocols.edge_cloud import codec, service
+from collab_llm_nodes.protocols.edge_cloud import codec
+from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.messages import Failure, Open, Opened
-from collab_llm_nodes.protocols.edge_cloud.service import ServerHandle, VerifierServer, start_server
+from collab_llm_nodes.protocols.edge_cloud.service import start_server
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.transport import server as server_module
 from collab_llm_nodes.transport.admission import (
     PATIENCE_S,
     Admission,
@@ -45,6 +47,7 @@ from collab_llm_nodes.transport.admission import (
     Place,
     Shares,
 )
+from collab_llm_nodes.transport.server import Server, ServerHandle
 
 OPEN = Open("go to the red box", (), SamplingConfig(), 24, VOCABULARY)
 SESSION = codec.SESSION.encode()
@@ -298,7 +301,7 @@ def test_who_asks_too_much_at_once_is_told_so_and_others_are_not(
 def test_a_connection_that_says_nothing_is_closed(
     tls: bool, certificates: tuple[Certificates, Certificates], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "_HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(server_module, "_HANDSHAKE_S", 0.5)
     cert, key = certificates[0].issue("verifier") if tls else ("", "")
     config = VerifierConfig(address="127.0.0.1:0", tls_cert=cert, tls_key=key)
     with (
@@ -325,7 +328,7 @@ def test_the_end_of_grpc_itself_is_a_failure_of_the_verifier() -> None:
 
     async def run() -> None:
         config = VerifierConfig(address="127.0.0.1:0")
-        server = VerifierServer(config, as_engine(FakeEngine()), encode)
+        server = Server(Verifier(config, as_engine(FakeEngine()), encode))
         await server.start()
         await server._server.stop(0.0)  # as its own loop does when it cannot go on
         await asyncio.wait_for(server.failed.wait(), WAIT_S)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import metadata
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import setting
 from collab_llm_nodes.models.turns import MAX_TURNS
+from collab_llm_nodes.transport.settings import StreamLimits
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(StreamLimits):
     """Bounds on what one client can ask of the verifier."""
 
     max_sessions: int = setting(8, "Sessions that hold a KV cache at a time.", low=1, high=65536)
@@ -19,9 +20,6 @@ class Limits:
         "Sessions open at a time; those beyond max_sessions wait for a KV cache.",
         low=1,
         high=65536,
-    )
-    max_connections: int = setting(
-        256, "Connections at a time; one carries any number of sessions.", low=1, high=65536
     )
     max_message_bytes: int = setting(
         9 << 20,
@@ -46,12 +44,6 @@ class Limits:
         20, "Scans of a progressive JPEG; each decodes all pixels again.", low=1, high=1000
     )
     max_tokens: int = setting(1024, "Generated tokens of one answer.", low=1, high=1 << 16)
-    idle_s: float = setting(
-        60.0, "Longest silence of a client within a session [s].", low=0.01, high=86400.0
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 @dataclass(frozen=True)

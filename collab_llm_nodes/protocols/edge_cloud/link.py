@@ -16,9 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import setting
 from collab_llm_nodes.errors import (
-    ConfigError,
     DeadlineExceeded,
     Replay,
     Unavailable,
@@ -35,10 +34,11 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     ServerMessage,
     Verdict,
 )
+from collab_llm_nodes.transport.settings import RetryConfig
 
 
 @dataclass(frozen=True)
-class LinkConfig:
+class LinkConfig(RetryConfig):
     """Deadlines and back-off of one session's link."""
 
     verdict_deadline_s: float = setting(
@@ -49,24 +49,6 @@ class LinkConfig:
         high=600.0,
         read_only=True,
     )
-    connect_deadline_s: float = setting(
-        2.0, "One attempt to connect [s].", low=0.01, high=60.0, read_only=True
-    )
-    backoff_initial_s: float = setting(
-        0.05,
-        "Pause after a lost connection; doubles with each attempt [s].",
-        low=0.001,
-        high=60.0,
-        read_only=True,
-    )
-    backoff_max_s: float = setting(
-        1.0, "Longest such pause [s].", low=0.001, high=60.0, read_only=True
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if self.backoff_max_s < self.backoff_initial_s:
-            raise ConfigError("must be >= backoff_initial_s", field="backoff_max_s")
 
 
 @dataclass(frozen=True)

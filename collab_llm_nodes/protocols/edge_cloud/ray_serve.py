@@ -1,110 +1,49 @@
 """The verifier as a Ray Serve application: replicas of the target behind one address.
 
-Ray starts the replicas, restarts those that die and spreads sessions over them; HAProxy, which
-Serve brings along, is the one address that clients know. All this takes the place of
-``service.py``: what is said on a stream stays ``conversation.py``'s business. A session is one
-stream, hence stays on one replica. When that dies the stream breaks, and the client's replay opens
-the session on another.
-
-Ray is an optional dependency. Serve's own processes import this module as well: nothing here may
-import torch before a replica is made.
+Ray's own processes import this module: nothing here may import torch before a replica is made.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
-import os
-import signal
-import threading
-import time
-from collections.abc import AsyncIterator, Callable
-from types import ModuleType
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import grpc
-from grpc_health.v1 import health, health_pb2
 
-from collab_llm_nodes.collector import freeze_startup_objects
-from collab_llm_nodes.errors import ConfigError, Unauthenticated, Unavailable
+from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.protocols.edge_cloud import codec
-from collab_llm_nodes.transport.admission import Peer
-from collab_llm_nodes.transport.logs import QUIET, set_up_logging
+from collab_llm_nodes.transport import ray_serve
 
 if TYPE_CHECKING:
-    from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
+    from ray.serve.grpc_util import RayServegRPCContext
 
     from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
 
-log = logging.getLogger(__name__)
 
-_APPLICATION = "collab_llm_verifier"
-_OBJECT_STORE_BYTES = 80 << 20  # about the least that Ray takes; nothing here is put into it
-_NOTICE_S = 2.0  # for HAProxy to see that a replica ends, before the replica refuses connections
-_REACHABLE_S = 60.0  # from replicas that are ready to an address that answers
-_END_S = 20.0  # for Ray's processes to end, beyond the time that sessions are given
+class Replica(ray_serve.Replica):
+    """One copy of the target in a process of its own."""
+
+    factory = "collab_llm_nodes.protocols.edge_cloud.service:make_verifier"
+    Session = ray_serve.Replica.converse
+
+    async def Describe(
+        self, request: bytes, grpc_context: RayServegRPCContext
+    ) -> ray_serve.Encoded:
+        """Say what this replica is; all are alike but for their number of sessions."""
+        return await self.answer("Describe", request, grpc_context)
+
+
+def add_services(servicer: object, server: grpc.Server) -> None:
+    """Name the verifier's methods to Serve, which looks this function up by its path."""
+    ray_serve.add_methods(server, codec.SERVICE, "Session", ["Describe"])
 
 
 def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda port: None) -> None:
-    """Start the replicas and serve until SIGTERM or SIGINT; then drain. Call it in the main thread.
-
-    On a machine of its own unless ``RAY_ADDRESS`` names a Ray cluster, which must have no other
-    Serve application. As with ``service.serve`` the process is to end when this returns.
-
-    Args:
-        on_listening: told the port once clients can connect.
+    """As ``transport.ray_serve.serve``, of verifiers.
 
     Raises:
-        ConfigError: Ray is not installed, or cannot do what ``config`` asks for.
-        Unavailable: the replicas do not start; the message says why.
+        ConfigError: as there, or the model is for GPUs and no replica reserves one.
     """
-    port = _check(config)
-    ray, ray_serve = _import_ray(config)
-    _start_ray(ray, config)
-    try:
-        _check_cluster(ray, config)
-    except ConfigError:
-        ray.shutdown()
-        raise
-    try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _interrupt)
-        _deploy(ray_serve, config, port)
-        on_listening(port)
-        while True:
-            time.sleep(1.0)  # no longer wait: a signal that another thread got is handled after it
-    except KeyboardInterrupt:
-        log.info("draining for at most %g s", config.drain_s)
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)  # a second one has nothing to add
-        _end(ray, ray_serve, config.drain_s)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def _check(config: VerifierConfig) -> int:
-    """Refuse what Serve's ingress cannot honour; returns the port to listen on."""
-    if config.tls_cert:
-        raise ConfigError(
-            "Ray Serve's ingress does not encrypt",
-            field="tls_cert",
-            remedy="have a proxy end TLS before it (docs/cloud.md), or leave out --ray",
-        )
-    host, _, port = config.address.rpartition(":")
-    if host != "0.0.0.0":
-        raise ConfigError(
-            f"Ray Serve listens on all interfaces, not on {host} alone",
-            field="address",
-            remedy="give 0.0.0.0:PORT, in a network that only the TLS proxy reaches",
-        )
-    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(
-            f"Ray Serve needs a port, not {port!r}", field="address", remedy="give 0.0.0.0:PORT"
-        )
     if config.model.device.startswith("cuda") and not config.ray.gpus_per_replica:
         raise ConfigError(
             f"Ray hides GPUs that a replica has not reserved, and the model is for"
@@ -112,291 +51,6 @@ def _check(config: VerifierConfig) -> int:
             field="ray.gpus_per_replica",
             remedy="give 1, or a part of 1 where replicas share a GPU",
         )
-    return int(port)
-
-
-def _import_ray(config: VerifierConfig) -> tuple[ModuleType, ModuleType]:
-    # Ray reads these at import, in this process and in those that it starts. What a person has set
-    # stays as it is.
-    for name, value in _environment(config).items():
-        os.environ.setdefault(name, value)
-    try:
-        import ray
-        from ray import serve as ray_serve
-    except ImportError as error:
-        raise ConfigError(
-            f"Ray Serve is not installed: {error}",
-            field="ray",
-            remedy="pip install 'collab_llm_nodes[ray]'",
-        ) from error
-    return ray, ray_serve
-
-
-def _environment(config: VerifierConfig) -> dict[str, str]:
-    return {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "GRPC_VERBOSITY": QUIET,
-        # Without it each message passes through two more Python processes, 3 ms a round, and
-        # clients that probe their connection are cut off for too many pings.
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_HAPROXY_MAXCONN": str(config.limits.max_connections),
-        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(config.limits.max_message_bytes),
-        # One loop for gRPC and conversations, as in service.py. Between two, Serve has a queue
-        # without bounds.
-        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_NOTICE_S),
-        # The replicas' log lines as they are, all of them.
-        "RAY_DEDUP_LOGS": "0",
-        "RAY_COLOR_PREFIX": "0",
-    }
-
-
-def _start_ray(ray: ModuleType, config: VerifierConfig) -> None:
-    address = os.environ.get("RAY_ADDRESS", "local")
-    if address == "local":
-        ray.init(
-            "local",
-            object_store_memory=_OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            logging_level=logging.WARNING,
-        )
-    else:
-        environment = {name: os.environ[name] for name in _environment(config)}
-        ray.init(address, runtime_env={"env_vars": environment})
-
-
-def _check_cluster(ray: ModuleType, config: VerifierConfig) -> None:
-    """Refuse before anything of the cluster's is touched."""
-    try:
-        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-    except ValueError:
-        pass  # there is none
-    else:
-        raise ConfigError(
-            "Ray Serve already runs on this cluster, with an ingress of its own",
-            field="ray",
-            remedy="use a cluster of its own, or `serve shutdown` the other",
-        )
-    wanted, there = config.ray, ray.cluster_resources()
-    for what, each in (("CPU", wanted.cpus_per_replica), ("GPU", wanted.gpus_per_replica)):
-        if each * wanted.replicas > there.get(what, 0.0):
-            raise ConfigError(
-                f"{wanted.replicas} replicas need {each * wanted.replicas:g} {what}s,"
-                f" there are {there.get(what, 0.0):g}",
-                field=f"ray.{what.lower()}s_per_replica",
-                remedy="use fewer replicas, or give each less",
-            )
-
-
-def _deploy(ray_serve: ModuleType, config: VerifierConfig, port: int) -> None:
-    wanted = config.ray
-    quiet = {"enable_access_log": False, "log_level": "WARNING"}
-    deployment = ray_serve.deployment(Replica).options(
-        name="target",
-        num_replicas=wanted.replicas,
-        ray_actor_options={
-            "num_cpus": wanted.cpus_per_replica,
-            "num_gpus": wanted.gpus_per_replica,
-        },
-        # As in service.py: streams above max_streams are told so by a typed failure.
-        max_ongoing_requests=config.limits.max_streams + 64,
-        max_queued_requests=64,
-        max_constructor_retry_count=1,
-        graceful_shutdown_timeout_s=config.drain_s,
-        graceful_shutdown_wait_loop_s=0.1,
-        health_check_period_s=1.0,
-        logging_config=quiet,
-    )
-    try:
-        ray_serve.start(
-            proxy_location="HeadOnly",
-            http_options={"port": wanted.http_port},
-            grpc_options={
-                "port": port,
-                "grpc_servicer_functions": [f"{__name__}.{add_services.__name__}"],
-                "enable_reflection": False,
-            },
-            logging_config=quiet,
-        )
-        ray_serve.run(deployment.bind(config), name=_APPLICATION)
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            check = channel.unary_unary(f"/{health.SERVICE_NAME}/Check")
-            check(b"", timeout=_REACHABLE_S, wait_for_ready=True)
-    except (RuntimeError, grpc.RpcError) as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise Unavailable(
-            f"Ray Serve does not start: {reason}",
-            field="ray",
-            remedy="see Ray's messages above, for ports that are taken docs/cloud.md",
-        ) from error
-    if not (config.token or config.token_file):
-        log.warning("listening on port %d without a token: anyone may connect", port)
-    log.info("%d replicas of the verifier listen on port %d", wanted.replicas, port)
-
-
-def _end(ray: ModuleType, ray_serve: ModuleType, drain_s: float) -> None:
-    """Let sessions finish, then end all of Ray's processes."""
-
-    def end() -> None:
-        if not ray.is_initialized():
-            return
-        deadline = time.monotonic() + drain_s + _NOTICE_S
-        if ray_serve.status().applications:
-            while time.monotonic() < deadline:
-                with contextlib.suppress(TimeoutError):  # Serve's own patience is a minute
-                    ray_serve.delete(_APPLICATION)
-                    break
-        ray_serve.shutdown()
-        ray.shutdown()
-
-    ending = threading.Thread(target=end, name="ray-end", daemon=True)
-    ending.start()
-    ending.join(drain_s + _END_S)
-    if ending.is_alive():
-        # Ray's own processes were told to stop, too, and the one that would answer is gone. The
-        # others follow this one; the interpreter's exit would only wait for the same again.
-        log.error("Ray does not answer: some sessions may have been cut off")
-        logging.shutdown()
-        os._exit(1)
-
-
-class Replica:
-    """One copy of the target in a process of its own. Serve calls its methods by gRPC's names."""
-
-    def __init__(self, config: VerifierConfig) -> None:
-        from ray import serve as ray_serve
-
-        from collab_llm_nodes.models.threads import set_threads
-        from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
-        from collab_llm_nodes.protocols.edge_cloud.service import load_engine, prompt_encoder
-
-        set_up_logging(config.log_format)
-        set_threads(config.model)
-        engine = load_engine(config)
-        verifier = Verifier(config, engine, prompt_encoder(engine, config.limits))
-        if config.metrics_address:
-            host, _, port = config.metrics_address.rpartition(":")
-            rank = ray_serve.get_replica_context().rank.rank
-            verifier.telemetry.serve(f"{host}:{int(port) + rank}")
-        freeze_startup_objects()
-        verifier.start()
-        self._verifier = verifier
-
-    def check_health(self) -> None:
-        """Asked by Serve, which replaces a replica that raises.
-
-        Raises:
-            Unavailable: nothing can be computed any more.
-        """
-        if self._verifier.failed.is_set():
-            raise Unavailable("the verifier has failed", remedy="see the replica's log")
-
-    async def __del__(self) -> None:
-        """Called by Serve at a replica's end, after it has drained the replica's sessions itself.
-
-        Serve tells a replica of nothing before, and nothing may refuse sessions earlier: HAProxy
-        goes on sending them until it has seen that this replica is to end (``_NOTICE_S``).
-        """
-        if not hasattr(self, "_verifier"):
-            return  # it did not even start
-        await self._verifier.drain(0.0)
-        await self._verifier.stop()
-
-    async def Session(
-        self, requests: gRPCInputStream[bytes], grpc_context: RayServegRPCContext
-    ) -> AsyncIterator[_Encoded]:
-        """One client's stream."""
-        metadata = self._authenticate(grpc_context)
-        stream = _Stream(requests)
-        # The connection is HAProxy's, which puts many clients on one: it stands for nobody.
-        peer = Peer.behind("", metadata, self._verifier.config.client_header)
-        talk = asyncio.ensure_future(self._verifier.converse(stream, peer))
-        talk.add_done_callback(lambda _: stream.end())
-        try:
-            async for data in stream.written():
-                yield _Encoded(data)
-        finally:
-            talk.cancel()
-
-    async def Describe(self, request: bytes, grpc_context: RayServegRPCContext) -> _Encoded:
-        """What this replica is; all are alike but for their number of sessions."""
-        self._authenticate(grpc_context)
-        return _Encoded(self._verifier.describe())
-
-    async def Check(
-        self, request: bytes, grpc_context: RayServegRPCContext
-    ) -> health_pb2.HealthCheckResponse:
-        """Health of one replica, asked without a token; HAProxy asks those that serve if it can."""
-        states = health_pb2.HealthCheckResponse
-        if health_pb2.HealthCheckRequest.FromString(request).service in ("", codec.SERVICE):
-            serving = self._verifier.serving
-            return states(status=states.SERVING if serving else states.NOT_SERVING)
-        grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
-        grpc_context.set_details("no such service")
-        raise LookupError
-
-    def _authenticate(self, context: RayServegRPCContext) -> dict[str, str]:
-        """Return the call's metadata if its token is right."""
-        metadata = {name: str(value) for name, value in context.invocation_metadata()}
-        try:
-            self._verifier.check_token(metadata.get("authorization", ""))
-        except Unauthenticated as error:
-            context.set_code(grpc.StatusCode.UNAUTHENTICATED)
-            context.set_details(str(error.args[0]))
-            raise
-        return metadata
-
-
-def add_services(servicer: object, server: grpc.Server) -> None:
-    """Name the services to Serve's ingress, which puts its own handlers in the place of these.
-
-    Without serialisers replicas get bytes, as in service.py.
-    """
-
-    def replaced(request: object, context: object) -> None:
-        raise NotImplementedError
-
-    session = grpc.stream_stream_rpc_method_handler(replaced)
-    unary = grpc.unary_unary_rpc_method_handler(replaced)
-    services = {
-        codec.SERVICE: {"Session": session, "Describe": unary},
-        health.SERVICE_NAME: {"Check": unary},
-    }
-    for name, methods in services.items():
-        handler = grpc.method_handlers_generic_handler(name, methods)
-        server.add_generic_rpc_handlers((handler,))
-
-
-class _Encoded:
-    """A message in bytes, in the place of the protobuf object that Serve expects."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def SerializeToString(self) -> bytes:
-        return self._data
-
-
-class _Stream:
-    """As ``conversation.Stream``; what is written to it comes out of ``written``."""
-
-    def __init__(self, requests: AsyncIterator[bytes]) -> None:
-        self._requests = requests
-        self._replies: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    async def read(self) -> bytes | None:
-        return await anext(self._requests, None)
-
-    async def write(self, data: bytes) -> None:
-        self._replies.put_nowait(data)
-        await self._replies.join()
-
-    async def written(self) -> AsyncIterator[bytes]:
-        """Each message; the next is asked for when one has been sent."""
-        while (data := await self._replies.get()) is not None:
-            yield data
-            self._replies.task_done()
-
-    def end(self) -> None:
-        """Nothing more is written."""
-        self._replies.put_nowait(None)
+    methods = f"{__name__}.{add_services.__name__}"
+    application = ray_serve.Application("verifier", Replica, methods)
+    ray_serve.serve(application, config, config.ray, on_listening)

@@ -59,7 +59,7 @@ class ExitConfig:
         check_ranges(self)
 
 
-class Tops(NamedTuple):
+class ArgmaxRows(NamedTuple):
     """The most likely token of each row of logits (the first in a tie).
 
     Attributes:
@@ -72,8 +72,8 @@ class Tops(NamedTuple):
     probabilities: list[float]
 
 
-def tops_of(parts: Sequence[Tensor], *, probabilities: bool = False) -> list[Tops]:
-    """Of several logits [rows, vocabulary], fetched from the device at once.
+def argmax_rows(parts: Sequence[Tensor], *, probabilities: bool = False) -> list[ArgmaxRows]:
+    """Return those of several logits [rows, vocabulary], fetched from the device at once.
 
     Args:
         probabilities: find them, too; that takes several times as long.
@@ -89,8 +89,8 @@ def tops_of(parts: Sequence[Tensor], *, probabilities: bool = False) -> list[Top
     finite, ids = torch.cat([b.values for b in best]).isfinite().tolist(), tokens.tolist()
     found, row = [], 0
     for part in parts:
-        rows = slice(row, row := row + len(part))
-        found.append(Tops(ids[rows], all(finite[rows]), shares[rows]))
+        own = slice(row, row := row + len(part))
+        found.append(ArgmaxRows(ids[own], all(finite[own]), shares[own]))
     return found
 
 
@@ -190,20 +190,20 @@ class VerifierSession:
         self._draft, self._next = self._next, None
         return self._draft.tokens
 
-    def preview(self, layer: int, logits: Tensor, tops: Tops | None = None) -> EarlyExit:
+    def preview(self, layer: int, logits: Tensor, rows: ArgmaxRows | None = None) -> EarlyExit:
         """The outcome as this exit sees it; same uniforms as the final one (common random numbers).
 
         Args:
             layer: index of the exit.
             logits: [gamma + 1, vocabulary].
-            tops: of ``logits``, with probabilities, if the caller has them.
+            rows: of ``logits``, with probabilities, if the caller has them.
 
         Raises:
             ModelError: the logits say nothing.
         """
-        tops = tops or tops_of([logits], probabilities=True)[0]
-        draft, tokens, accepted, finished = self._judge(logits, tops)
-        sure = tops.probabilities[: len(tokens)]
+        rows = rows or argmax_rows([logits], probabilities=True)[0]
+        draft, tokens, accepted, finished = self._judge(logits, rows)
+        sure = rows.probabilities[: len(tokens)]
         confidence = math.prod(sure) if self._exits.confidence == "joint" else max(sure)
         return EarlyExit(draft.round, layer, tokens, accepted, finished, confidence)
 
@@ -217,17 +217,17 @@ class VerifierSession:
         logits: Tensor,
         compute_s: float,
         queue_s: float = 0.0,
-        tops: Tops | None = None,
+        rows: ArgmaxRows | None = None,
     ) -> Verdict:
         """The final verdict from the last layer's logits [gamma + 1, vocabulary].
 
         Args:
-            tops: of ``logits``, if the caller has them; they matter to greedy sampling only.
+            rows: of ``logits``, if the caller has them; they matter to greedy sampling only.
 
         Raises:
             ModelError: the logits say nothing.
         """
-        draft, tokens, accepted, self.finished = self._judge(logits, tops)
+        draft, tokens, accepted, self.finished = self._judge(logits, rows)
         self._draft = None
         self.generated += tokens
         self.round += 1
@@ -235,15 +235,17 @@ class VerifierSession:
             self._next = self._ahead.next(draft, self.round, self.generated)
         return Verdict(draft.round, tokens, accepted, self.finished, compute_s, queue_s)
 
-    def _judge(self, logits: Tensor, tops: Tops | None) -> tuple[Draft, tuple[int, ...], int, bool]:
+    def _judge(
+        self, logits: Tensor, rows: ArgmaxRows | None
+    ) -> tuple[Draft, tuple[int, ...], int, bool]:
         """The draft, the tokens it yields, how many of them are its own, and whether they end."""
         draft, sampling = self._draft, self._open.sampling
         if draft is None:
             raise ProtocolError("no draft is under verification", field="round")
         if sampling.greedy:
-            tops = tops or tops_of([logits])[0]
-            check_finite(tops.sound)
-            outcome = verify_own(tops.tokens, draft.tokens, self._eos)
+            rows = rows or argmax_rows([logits])[0]
+            check_finite(rows.sound)
+            outcome = verify_own(rows.tokens, draft.tokens, self._eos)
         else:
             outcome = verify_chain(
                 distribution(logits, sampling),

@@ -6,76 +6,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.config import check_address, check_ranges, from_yaml, setting
+from collab_llm_nodes.config import from_yaml, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig
+from collab_llm_nodes.serving.pictures import PictureConfig
 from collab_llm_nodes.serving.scheduler import BatchConfig
-from collab_llm_nodes.transport.admission import Shares
+from collab_llm_nodes.transport.ray_serve import RayConfig
+from collab_llm_nodes.transport.settings import ServerConfig
 
 
 @dataclass(frozen=True)
-class PictureConfig:
-    """How the verifier decodes pictures."""
-
-    workers: int = setting(
-        3,
-        "Processes that decode pictures, about 10 MB each. One address gets all but one of them at"
-        " a time, one connection all but two.",
-        low=1,
-        high=64,
-    )
-    cpu_s: float = setting(
-        2.0, "One picture may take this much CPU time to decode [s].", low=0.01, high=60.0
-    )
-    deadline_s: float = setting(
-        10.0,
-        "One picture may take this long to decode, once it has begun [s].",
-        low=0.01,
-        high=600.0,
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
-
-@dataclass(frozen=True)
-class RayConfig:
-    """What only ``collab-llm verifier --ray`` reads."""
-
-    replicas: int = setting(2, "Copies of the target.", low=1, high=1024)
-    cpus_per_replica: float = setting(
-        1.0, "CPU cores that Ray sets aside for each.", low=0.0, high=1024.0
-    )
-    gpus_per_replica: float = setting(
-        0.0, "GPUs that Ray sets aside for each, or a part of one.", low=0.0, high=64.0
-    )
-    http_port: int = setting(8000, "Ray Serve's own HTTP port: GET /-/healthz.", low=1, high=65535)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
-
-@dataclass(frozen=True)
-class VerifierConfig:
+class VerifierConfig(ServerConfig):
     """Everything ``collab-llm verifier`` needs. File names are PEM files."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
-    address: str = setting("127.0.0.1:50551", "Listen here, host:port; port 0 takes a free one.")
-    client_header: str = setting(
-        "",
-        "Header in which a proxy names the client it speaks for, host:port. Only where nobody but"
-        " the proxy can reach the address: others could name anyone. Empty: there is no proxy.",
-    )
-    tls_cert: str = setting("", "Own certificate; empty: no encryption.")
-    tls_key: str = setting("", "Key of tls_cert.")
-    tls_client_ca: str = setting("", "Authority of the clients' certificates, to ask for them.")
-    token: str = field(default="", repr=False, metadata={"secret": True})
-    token_file: str = setting("", "File that holds the token every client must give.")
     limits: Limits = field(default_factory=Limits)
+    model: ModelConfig = field(default_factory=ModelConfig)
     pictures: PictureConfig = field(default_factory=PictureConfig)
-    shares: Shares = field(default_factory=Shares)
     batch: BatchConfig = field(default_factory=BatchConfig)
     exits: ExitConfig = field(default_factory=ExitConfig)
     exit_candidates: int = setting(
@@ -86,9 +34,6 @@ class VerifierConfig:
         low=0,
         high=4096,
     )
-    drain_s: float = setting(
-        10.0, "When told to stop, wait this long for open sessions [s].", low=0.0, high=3600.0
-    )
     emulated_compute_s: float = setting(
         0.0,
         "EMULATION: a forward pass, over however many sessions, takes at least this time, spread"
@@ -96,27 +41,7 @@ class VerifierConfig:
         low=0.0,
         high=60.0,
     )
-    metrics_address: str = setting(
-        "",
-        "Serve Prometheus metrics here, host:port, to whoever asks; empty: do not. With Ray,"
-        " replica n at port + n, from 0.",
-    )
-    log_format: str = setting(
-        "text", "text, or json: one object per line.", choices=("text", "json")
-    )
     ray: RayConfig = field(default_factory=RayConfig)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        check_address("address", self.address)
-        if self.metrics_address:
-            check_address("metrics_address", self.metrics_address)
-        if bool(self.tls_cert) != bool(self.tls_key):
-            raise ConfigError("tls_cert and tls_key go together", field="tls_cert")
-        if self.tls_client_ca and not self.tls_cert:
-            raise ConfigError("needs tls_cert and tls_key", field="tls_client_ca")
-        if self.token and self.token_file:
-            raise ConfigError("give token or token_file, not both", field="token")
 
 
 def load_config(

@@ -2,14 +2,14 @@
 
 A session says what is to be fed next and takes the logits; whoever owns the engine runs one pass
 for one session (the in-process runner: :meth:`TargetSession.verify`) or for many at once (the
-verifier: ``serving/compute.py``).
+verifier: a :class:`TargetSession` is a job of ``serving/compute.py``, with a :class:`TargetJudge`).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -17,8 +17,14 @@ from torch import Tensor
 from collab_llm_nodes.engine.engine import Engine, Feed, OnExit
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.prompt import EncodedPrompt
-from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
-from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig, Tops, VerifierSession
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Open, Opened, Verdict
+from collab_llm_nodes.protocols.edge_cloud.server import (
+    ArgmaxRows,
+    ExitConfig,
+    VerifierSession,
+    argmax_rows,
+)
+from collab_llm_nodes.serving.compute import Judge
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +77,7 @@ class TargetSession:
             self._kv.feed(self.read_on(self.unread).ids, last=0)
 
     def read_on(self, count: int) -> Feed:
-        """The next ``count`` unread tokens, to be fed."""
+        """Return the feed of the next ``count`` unread tokens."""
         start = self._kv.length
         ids = (*self._prompt_ids, *self._state.generated)[start : start + count]
         return Feed(self._kv, ids, last=0)
@@ -80,7 +86,11 @@ class TargetSession:
         """As ``VerifierSession.offer``."""
         return self._state.offer(draft)
 
-    def look(self) -> None:
+    def opened(self, session_id: str) -> Opened:
+        """Return the answer to Open, once the prompt is read."""
+        return Opened(session_id, self.prompt_tokens)
+
+    def encode_images(self) -> None:
         """Read the prompt's images, if :meth:`read_on` is not to; in any thread, before it."""
         self._kv.look()
 
@@ -92,11 +102,13 @@ class TargetSession:
         pending = self._state.generated[-1] if self._state.generated else self._prompt_ids[-1]
         return Feed(self._kv, (pending, *tokens), on_exit)
 
-    def preview(self, layer: int, logits: Tensor, tops: Tops | None = None) -> EarlyExit | None:
+    def preview(
+        self, layer: int, logits: Tensor, rows: ArgmaxRows | None = None
+    ) -> EarlyExit | None:
         """As ``VerifierSession.preview``; None if the exit cannot be read, such as an adapter's
         beyond fp16. The log tells once for a session: the verdict may be sound all the same."""
         try:
-            return self._state.preview(layer, logits, tops)
+            return self._state.preview(layer, logits, rows)
         except Exception as error:  # whatever it is, only the verdict matters
             if not self._dropped:
                 fault = None if isinstance(error, ModelError) else error
@@ -114,14 +126,14 @@ class TargetSession:
         logits: Tensor,
         compute_s: float,
         queue_s: float = 0.0,
-        tops: Tops | None = None,
+        rows: ArgmaxRows | None = None,
     ) -> Verdict:
         """The verdict, from what the pass returned for :meth:`begin`.
 
         Args:
-            tops: as for ``VerifierSession.conclude``.
+            rows: as for ``VerifierSession.conclude``.
         """
-        verdict = self._state.conclude(logits, compute_s, queue_s, tops)
+        verdict = self._state.conclude(logits, compute_s, queue_s, rows)
         # Keep all confirmed tokens but the newest, which the next pass feeds.
         self._kv.length = len(self._prompt_ids) + len(self._state.generated) - 1
         return verdict
@@ -152,3 +164,54 @@ class TargetSession:
     def close(self) -> None:
         """Free the KV cache."""
         self._kv.close()
+
+
+class TargetJudge(Judge):
+    """Judges the sessions of a pass together: one argmax for all, fetched from the device once.
+
+    Args:
+        on_verdicts: called with the verdicts of each pass.
+    """
+
+    def __init__(
+        self,
+        exits: ExitConfig,
+        on_verdicts: Callable[[Sequence[Verdict]], None] = lambda verdicts: None,
+    ) -> None:
+        self.min_lead_s = exits.min_lead_s
+        self._on_verdicts = on_verdicts
+
+    def find(self, results: Sequence[tuple[TargetSession, Tensor]]) -> list[ArgmaxRows | None]:
+        """Return the rows of greedy sessions; the others need whole distributions."""
+        greedy = [session.greedy for session, _ in results]
+        logits = [logits for (_, logits), wanted in zip(results, greedy, strict=True) if wanted]
+        rows = iter(_rows_of(logits))
+        return [next(rows) if wanted else None for wanted in greedy]
+
+    def preview(
+        self, layer: int, exits: Sequence[tuple[TargetSession, Tensor]]
+    ) -> list[EarlyExit | None]:
+        """Return the outcome of each session as an early exit sees it."""
+        every = _rows_of([logits for _, logits in exits], probabilities=True)
+        return [
+            session.preview(layer, logits, rows)
+            for (session, logits), rows in zip(exits, every, strict=True)
+        ]
+
+    def count(self, concluded: Sequence[Verdict]) -> None:
+        """Pass the verdicts of one pass on."""
+        self._on_verdicts(concluded)
+
+
+def _rows_of(
+    parts: Sequence[Tensor], *, probabilities: bool = False
+) -> Sequence[ArgmaxRows | None]:
+    """As ``argmax_rows``; None for each session if that fails, such as for want of memory.
+
+    Each session has to find its own then, and what fails is its own error.
+    """
+    try:
+        return argmax_rows(parts, probabilities=probabilities)
+    except Exception as error:  # noqa: BLE001  whatever it is
+        log.warning("sessions are judged one by one: %s", error)
+        return [None] * len(parts)

@@ -1,7 +1,7 @@
 """The robot's end of the link: one connection, one session per answer, usable from any thread.
 
-The background loop (``background.py``) owns everything here. Each session is a ``SessionLink``
-(deadlines, back-off, replay); this module performs its actions on gRPC streams.
+``transport/client.py`` keeps the connection. Each session is a ``SessionLink`` (deadlines,
+back-off, replay); this module performs its actions on gRPC streams.
 
     with VerifierClient(ClientLinkConfig(address="cloud:50551")) as client:
         session = client.open(opened, on_message)   # on_message runs in the background thread
@@ -13,35 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
-import ssl
-import stat
-import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
 
-from collab_llm_nodes.config import check_address, check_ranges, setting
-from collab_llm_nodes.errors import (
-    Cancelled,
-    CollabError,
-    ConfigError,
-    DeadlineExceeded,
-    InvalidInput,
-    Unavailable,
-)
+from collab_llm_nodes.config import setting
+from collab_llm_nodes.errors import Cancelled, CollabError, InvalidInput
 from collab_llm_nodes.protocols.edge_cloud import codec
-from collab_llm_nodes.protocols.edge_cloud.connection import (
-    Connector,
-    failure_of_status,
-    no_connection,
-)
 from collab_llm_nodes.protocols.edge_cloud.info import ServerInfo
 from collab_llm_nodes.protocols.edge_cloud.link import (
     Action,
@@ -59,74 +40,25 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Opened,
     ServerMessage,
     Verdict,
-    error_of,
     failure_of,
 )
-from collab_llm_nodes.transport.background import (
-    background_loop,
-    in_background_thread,
-    within,
-)
-from collab_llm_nodes.transport.heartbeat import CHECK, Heartbeat, HeartbeatConfig
+from collab_llm_nodes.transport.background import within
+from collab_llm_nodes.transport.client import CLOSE_GRACE_S, Client
+from collab_llm_nodes.transport.heartbeat import HeartbeatConfig
+from collab_llm_nodes.transport.settings import ClientConfig
 
 log = logging.getLogger(__name__)
 
-_START_S = 10.0  # for the background loop to do what it does at once
-_CLOSE_GRACE_S = 1.0  # for a stream to end by itself after Close
-_LEFTOVERS_S = 30.0  # for calls to end on a connection that takes no new ones
-_SIGN_S = 2.0  # an answer that comes later is none: the connection will be given up
-_PROBE_S = 2.0  # deadline of, and pause between, looks at a verifier that does not answer well
-
-_NO_ANSWER = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-)
-
 
 @dataclass(frozen=True)
-class ClientLinkConfig:
+class ClientLinkConfig(ClientConfig):
     """Where the verifier is and how to speak to it. File names are PEM files.
 
     Read when the connection is made, hence read-only as parameters: a new value needs a new node.
     """
 
     address: str = setting("127.0.0.1:50551", "Verifier, host:port.", read_only=True)
-    tls: bool = setting(False, "Encrypt, and check the verifier's certificate.", read_only=True)
-    tls_ca: str = setting(
-        "", "Certificate authority of the verifier; empty: the system's.", read_only=True
-    )
-    tls_cert: str = setting(
-        "", "Own certificate, for a verifier that asks for one.", read_only=True
-    )
-    tls_key: str = setting("", "Key of tls_cert.", read_only=True)
-    tls_server_name: str = setting(
-        "", "Name in the verifier's certificate if not the host's.", read_only=True
-    )
-    token: str = field(default="", repr=False, metadata={"secret": True})
-    token_file: str = setting("", "File that holds the bearer token.", read_only=True)
-    max_message_bytes: int = setting(
-        16 << 20, "One message at most [byte].", low=4096, read_only=True
-    )
-    keepalive_s: float = setting(
-        2.0,
-        "A silent connection is probed after this time [s].",
-        low=0.1,
-        high=3600.0,
-        read_only=True,
-    )
     link: LinkConfig = field(default_factory=LinkConfig)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if not self.address.startswith("unix:"):
-            check_address("address", self.address)
-        if bool(self.tls_cert) != bool(self.tls_key):
-            raise ConfigError("tls_cert and tls_key go together", field="tls_cert")
-        if (self.tls_ca or self.tls_cert) and not self.tls:
-            raise ConfigError("certificates need tls: true", field="tls")
-        if self.token and self.token_file:
-            raise ConfigError("give token or token_file, not both", field="token")
 
 
 @dataclass(frozen=True)
@@ -181,16 +113,16 @@ class SessionHandle:
 
     def send(self, draft: Draft) -> None:
         """Have ``draft`` verified; does not block."""
-        self._client._post(self._draft, draft)
+        self._client.post(self._draft, draft)
 
     def close(self) -> None:
         """End the session; no message is delivered once the background thread has seen it."""
-        self._client._post(self._close)
+        self._client.post(self._close)
 
     # Everything below runs in the background thread.
 
     def _start(self) -> None:
-        if self._client._closed:
+        if self._client.closed:
             self._give_up()
             return
         self._client._sessions.add(self)
@@ -239,7 +171,7 @@ class SessionHandle:
             self._client.reconnects += 1
         self._outbox = asyncio.Queue()
         self._opened = False
-        self._task = self._client._spawn(self._run_stream(self._outbox, deadline_s))
+        self._task = self._client.spawn(self._run_stream(self._outbox, deadline_s))
 
     def _send(self, action: Send) -> None:
         try:
@@ -258,7 +190,7 @@ class SessionHandle:
         self._outbox.put_nowait(None)
         if self._task is not None:
             # It may be this very task that has just received the last verdict.
-            asyncio.get_running_loop().call_later(_CLOSE_GRACE_S, self._task.cancel)
+            asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._task.cancel)
 
     def _deliver(self, message: ServerMessage) -> None:
         try:
@@ -269,7 +201,7 @@ class SessionHandle:
     async def _run_stream(self, outbox: asyncio.Queue[bytes | None], deadline_s: float) -> None:
         """One stream, from connecting to its end. Cancelled when the next one replaces it."""
         try:
-            channel = await within(self._client._connected(), deadline_s)
+            channel = await within(self._client.connected(), deadline_s)
             call = self._client._session_call(channel)
             try:
                 await within(call.wait_for_connection(), deadline_s)
@@ -278,9 +210,9 @@ class SessionHandle:
                 call.cancel()
             self._lost("the verifier ended the stream")
         except asyncio.TimeoutError:
-            self._failed(failure_of(no_connection(self._client.config.address, deadline_s)))
+            self._failed(failure_of(self._client.connector.no_connection(deadline_s)))
         except grpc.aio.AioRpcError as error:
-            self._failed(failure_of_status(error))
+            self._failed(failure_of(self._client.connector.error_of(error)))
         except CollabError as error:  # no connection, or the verifier speaks nonsense
             self._failed(failure_of(error))
         except asyncio.CancelledError:
@@ -311,7 +243,7 @@ class SessionHandle:
             await call.done_writing()
 
     def _receive(self, data: bytes) -> None:
-        self._client._heard()
+        self._client.heard()
         self._client.bytes_down += len(data)
         self.bytes_down += len(data)
         message = codec.decode_server(data)
@@ -323,7 +255,7 @@ class SessionHandle:
             round_, sent_at = self._timed
             if message.round == round_:
                 there_s = message.queue_s + message.compute_s
-                self._client._measure(self._now() - sent_at - there_s)
+                self._client.measure(self._now() - sent_at - there_s)
                 self._timed = None
         self._perform(self._link.on_message(message, self._now()))
 
@@ -334,7 +266,7 @@ class SessionHandle:
         self._perform(self._link.on_message(failure, self._now()))
 
 
-class VerifierClient:
+class VerifierClient(Client):
     """See the module docstring.
 
     Args:
@@ -347,6 +279,8 @@ class VerifierClient:
         ConfigError: a certificate, key or token file cannot be read.
     """
 
+    name = "verifier"
+
     def __init__(
         self,
         config: ClientLinkConfig,
@@ -354,45 +288,29 @@ class VerifierClient:
         heartbeat: HeartbeatConfig | None = None,
     ) -> None:
         self.config = config
-        self._heartbeat = Heartbeat(heartbeat) if heartbeat is not None else None
         self.bytes_up = 0
         self.bytes_down = 0
         self.reconnects = 0
-        self._connector = Connector(config, _credentials(config))
-        self._metadata = _metadata(config)
+        self._model = self._vocabulary = ""
         self._on_state = on_state
-        self._status = LinkStatus("CONNECTING")
         self._sessions: set[SessionHandle] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
-        self._loop = background_loop()
-        # grpc.aio binds a channel to the loop it is made in.
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(_START_S)
-
-    def __enter__(self) -> VerifierClient:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+        super().__init__(config, heartbeat)
 
     @property
     def status(self) -> LinkStatus:
         """A snapshot."""
-        status, beat = self._status, self._heartbeat
-        # By the clock: a background thread that is stuck could not tell that nothing is heard.
-        if status.state == "UP" and beat is not None and beat.silent(self._loop.time()):
-            silent = DeadlineExceeded(
-                f"nothing heard for {beat.config.timeout_s:g} s", field="verifier"
-            )
-            status = replace(
-                status, state="CONNECTING", error_code=silent.code, error_msg=str(silent)
-            )
-        return replace(
-            status,
+        state, error = self.standing
+        return LinkStatus(
+            state=state,
+            rtt_s=self.rtt_s,
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
             reconnects=self.reconnects,
             sessions=len(self._sessions),
+            model=self._model,
+            vocabulary=self._vocabulary,
+            error_code=error.code if error is not None else "",
+            error_msg=str(error) if error is not None else "",
         )
 
     def open(self, opened: Open, on_message: Callable[[ServerMessage], None]) -> SessionHandle:
@@ -406,10 +324,9 @@ class VerifierClient:
         Raises:
             Unavailable: this client is closed.
         """
-        if self._closed:
-            raise Unavailable("this client is closed", remedy="make a new VerifierClient")
+        self.check_open()
         session = SessionHandle(self, opened, on_message)
-        self._post(session._start)
+        self.post(session._start)
         return session
 
     def describe(self, deadline_s: float) -> ServerInfo:
@@ -420,273 +337,27 @@ class VerifierClient:
             Unauthenticated: the credentials were refused.
             DeadlineExceeded: reached, but it did not answer in time.
         """
-        if self._closed:
-            raise Unavailable("this client is closed", remedy="make a new VerifierClient")
-        question = self._describe_until(time.monotonic() + deadline_s)
-        answer = asyncio.run_coroutine_threadsafe(question, self._loop)
-        try:
-            return answer.result(deadline_s + 1.0)
-        except FutureTimeout:  # this machine is too busy to run the background thread
-            answer.cancel()
-            raise DeadlineExceeded(
-                f"no answer within {deadline_s:g} s", field="verifier", remedy="try again"
-            ) from None
+        return codec.decode_info(self.ask(codec.DESCRIBE, b"", deadline_s))
 
-    def close(self) -> None:
-        """End all sessions (each gets a ``Failure`` CANCELLED) and the connection."""
-        self._closed = True
-        ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
-        if not in_background_thread():
-            ended.result(_CLOSE_GRACE_S + _START_S)
+    # Everything below runs in the background thread.
 
-    # Everything below runs in the background thread, but for _post.
+    async def look(self, channel: grpc.aio.Channel, deadline_s: float) -> None:
+        info = codec.decode_info(await self.call(channel, codec.DESCRIBE, b"", deadline_s))
+        self._model, self._vocabulary = info.model, info.vocabulary
 
-    def _post(self, call: Callable[..., None], *args: Any) -> None:
-        self._loop.call_soon_threadsafe(call, *args)
-
-    async def _start(self) -> None:
-        self._connection: asyncio.Future[grpc.aio.Channel] = self._loop.create_future()
-        self._keeper = asyncio.ensure_future(self._keep_connected())
-
-    async def _end(self) -> None:
-        for session in list(self._sessions):
-            session._give_up()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_CLOSE_GRACE_S)
-        self._keeper.cancel()
-        await asyncio.wait({self._keeper})  # it closes what it opened
-
-    async def _connected(self) -> grpc.aio.Channel:
-        """The connection, when it stands; raises CollabError if the next attempt fails."""
-        return await asyncio.shield(self._connection)
-
-    def _session_call(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall:
-        return channel.stream_stream(codec.SESSION)(metadata=self._metadata)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def _measure(self, rtt_s: float) -> None:
-        """Smooth as TCP does (RFC 6298: gain 1/8)."""
-        sample, old = max(0.0, rtt_s), self._status.rtt_s
-        new = sample if old == 0 else 0.875 * old + 0.125 * sample
-        self._status = replace(self._status, rtt_s=new)
-
-    async def _keep_connected(self) -> None:
-        """Connect, and again when the connection is lost; back off from what fails."""
-        link = self.config.link
-        pause = link.backoff_initial_s
-        while True:
-            try:
-                channel = await self._connector.connect(link.connect_deadline_s, self._status.rtt_s)
-            except CollabError as error:
-                self._attempt_failed(error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, link.backoff_max_s)
-                continue
-            pause = link.backoff_initial_s
-            self._connection.set_result(channel)
-            try:
-                await self._look_after(channel)
-            except asyncio.CancelledError:
-                await channel.close()
-                raise
-            self._connection = self._loop.create_future()
-            self._change(state="CONNECTING")
-            self._spawn(channel.close(_LEFTOVERS_S))
-
-    def _attempt_failed(self, error: CollabError) -> None:
-        """Tell those who wait why; their next wait is for the next attempt."""
-        attempt, self._connection = self._connection, self._loop.create_future()
-        attempt.set_exception(error)
-        attempt.exception()  # perhaps nobody waits: that is no error
-        self._change(state="DOWN", error_code=error.code, error_msg=str(error))
-
-    async def _look_after(self, channel: grpc.aio.Channel) -> None:
-        """Until the connection is lost; asks what it leads to until that is answered well."""
-        ready = grpc.ChannelConnectivity.READY
-        beats = asyncio.ensure_future(self._feel_pulse(channel))
-        try:
-            while channel.get_state() is ready:
-                if self._status.state != "UP":
-                    await self._probe(channel)
-                pause = None if self._status.state == "UP" else _PROBE_S
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await within(channel.wait_for_state_change(ready), pause)
-        finally:
-            beats.cancel()
-
-    async def _feel_pulse(self, channel: grpc.aio.Channel) -> None:
-        """Ask a silent verifier for signs of life, until cancelled."""
-        beat, now = self._heartbeat, self._loop.time
-        if beat is None:
-            return
-        self._heard()  # it has just accepted a connection
-        questions: set[asyncio.Task[None]] = set()
-        try:
-            while True:
-                ask, changed = beat.on_time(now())
-                if ask:
-                    question = asyncio.ensure_future(self._ask_for_a_sign(channel))
-                    questions.add(question)
-                    question.add_done_callback(questions.discard)
-                if changed:
-                    self._tell()
-                await asyncio.sleep(max(0.0, beat.next_time - now()))
-        finally:
-            for question in list(questions):
-                question.cancel()
-
-    async def _ask_for_a_sign(self, channel: grpc.aio.Channel) -> None:
-        """Whoever answers is there, even if it knows no such service."""
-        try:
-            await channel.unary_unary(CHECK)(b"", timeout=_SIGN_S)
-        except grpc.aio.AioRpcError as error:
-            if error.code() in _NO_ANSWER:
-                return
-        self._heard()
-
-    def _heard(self) -> None:
-        if self._heartbeat is not None and self._heartbeat.on_heard(self._loop.time()):
-            self._tell()
-
-    async def _probe(self, channel: grpc.aio.Channel) -> None:
-        started = time.monotonic()
-        try:
-            info = await self._describe(channel, _PROBE_S)
-        except CollabError as error:
-            self._change(state="DOWN", error_code=error.code, error_msg=str(error))
-            return
-        if self._status.rtt_s == 0:
-            self._measure(time.monotonic() - started)
-        self._change(
-            state="UP", model=info.model, vocabulary=info.vocabulary, error_code="", error_msg=""
-        )
-
-    def _change(self, **fields: str) -> None:
-        changed = replace(self._status, **fields)  # type: ignore[arg-type]
-        if changed == self._status:
-            return
-        self._status = changed
-        self._tell()
-
-    def _tell(self) -> None:
+    def on_change(self) -> None:
         try:
             self._on_state(self.status)
-        except Exception:  # as above
+        except Exception:  # the caller's fault, whatever it is; the link goes on
             log.exception("a receiver of link states failed")
 
-    async def _describe_until(self, deadline: float) -> ServerInfo:
-        pause = self.config.link.backoff_initial_s
-        while True:
-            left = max(0.001, deadline - time.monotonic())
-            try:
-                channel = await within(self._connected(), left)
-                return await self._describe(channel, max(0.001, deadline - time.monotonic()))
-            except asyncio.TimeoutError:
-                raise no_connection(self.config.address, left) from None
-            except Unavailable:
-                if time.monotonic() + pause >= deadline:
-                    raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, self.config.link.backoff_max_s)
+    def end_sessions(self) -> None:
+        for session in list(self._sessions):
+            session._give_up()
 
-    async def _describe(self, channel: grpc.aio.Channel, deadline_s: float) -> ServerInfo:
-        ask = channel.unary_unary(codec.DESCRIBE)
-        try:
-            return codec.decode_info(await ask(b"", timeout=deadline_s, metadata=self._metadata))
-        except grpc.aio.AioRpcError as error:
-            raise error_of(failure_of_status(error)) from error
+    def _session_call(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall:
+        return channel.stream_stream(codec.SESSION)(metadata=self.metadata)
 
 
 def _to_nobody(message: ServerMessage) -> None:
     """The receiver of a session that has ended."""
-
-
-def _credentials(config: ClientLinkConfig) -> grpc.ChannelCredentials | None:
-    if not config.tls:
-        return None
-    ca, key, cert = (
-        read_file(getattr(config, name), name) if getattr(config, name) else None
-        for name in ("tls_ca", "tls_key", "tls_cert")
-    )
-    check_certificates(config.tls_cert, config.tls_key, "tls_ca", config.tls_ca)
-    return grpc.ssl_channel_credentials(ca, key, cert)
-
-
-def _metadata(config: ClientLinkConfig) -> tuple[tuple[str, str], ...]:
-    token = read_token(config.token, config.token_file)
-    if token and not config.tls and not _is_local(config.address):
-        log.warning("the token goes to %s unencrypted: set tls, or tunnel the link", config.address)
-    return (("authorization", f"Bearer {token}"),) if token else ()
-
-
-def _is_local(address: str) -> bool:
-    """Whether ``address`` (host:port, or unix:path) leads no further than this machine."""
-    host = address.rpartition(":")[0].strip("[]")
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost" or address.startswith("unix:")
-
-
-def read_token(token: str, token_file: str) -> str:
-    """The token given, or the content of the file that holds it; empty without both.
-
-    Raises:
-        ConfigError: the file cannot be read, or the token is not printable ASCII.
-    """
-    if token_file:
-        _check_private(token_file)
-        token = read_file(token_file, "token_file").decode("utf-8", "replace").strip()
-        if not token:
-            raise ConfigError("holds no token", field="token_file")
-    if not (token.isascii() and (token.isprintable() or not token)):
-        raise ConfigError("a token is printable ASCII", field="token")
-    return token
-
-
-def _check_private(token_file: str) -> None:
-    with contextlib.suppress(OSError):  # reading it tells more
-        if Path(token_file).expanduser().stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-            log.warning("others can read the token in %s: chmod 600 it", token_file)
-
-
-def check_certificates(cert: str, key: str, authority_field: str, authority: str) -> None:
-    """Refuse PEM files that TLS cannot use; gRPC would say only that it cannot listen or connect.
-
-    Raises:
-        ConfigError: ``tls_cert`` is no certificate, or not that of ``tls_key``; ``authority`` holds
-            no certificate.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        if cert:
-            own, its_key = Path(cert).expanduser(), Path(key).expanduser()
-            context.load_cert_chain(own, its_key, password=lambda: "")
-    except (ssl.SSLError, ValueError) as error:
-        remedy = "PEM files, the key not encrypted"
-        message = f"{cert} is no certificate with the key {key}: {error}"
-        raise ConfigError(message, field="tls_cert", remedy=remedy) from error
-    try:
-        if authority:
-            context.load_verify_locations(Path(authority).expanduser())
-    except ssl.SSLError as error:
-        message = f"{authority} holds no certificate: {error}"
-        raise ConfigError(message, field=authority_field, remedy="a PEM file") from error
-
-
-def read_file(name: str, field_name: str) -> bytes:
-    """Content of ``name``.
-
-    Raises:
-        ConfigError: it cannot be read; ``field`` is ``field_name``.
-    """
-    try:
-        return Path(name).expanduser().read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {name}: {error.strerror}", field=field_name, remedy="check the file name"
-        ) from error

@@ -27,7 +27,7 @@ from collab_llm_nodes.bench.hostile.attacks import mutated
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import BY_CODE, CollabError, ProtocolError, Replay
 from collab_llm_nodes.models.prompt import Prompt
-from collab_llm_nodes.protocols.edge_cloud import codec, conversation
+from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud import verifier_pb2 as pb
 from collab_llm_nodes.protocols.edge_cloud.ahead import MAX_AHEAD, MAX_AHEAD_ENTRIES
 from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
@@ -48,6 +48,7 @@ from collab_llm_nodes.protocols.edge_cloud.server import (
 )
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.serving.scheduler import BatchConfig
+from collab_llm_nodes.transport import streams
 
 BYTES, MACHINE, CONVERSATIONS, OVER_GRPC = 60_000, 30_000, 10_000, 3_000
 assert BYTES + MACHINE + CONVERSATIONS + OVER_GRPC >= 100_000
@@ -347,7 +348,7 @@ HARSH = VerifierConfig(
 def test_hostile_conversations_end_typed_and_an_honest_one_is_not_disturbed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(conversation, "_PARTING_S", 0.1)  # many of them would use it up
+    monkeypatch.setattr(streams, "_PARTING_S", 0.1)  # many of them would use it up
     engine = FakeEngine(1, exits=(2,))
     expected = engine.answer(encode(Prompt(HONEST.text)), GREEDY, HONEST.max_tokens)
     attacker, fates = Attacker(3), Counter[str]()

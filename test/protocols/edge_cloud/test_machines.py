@@ -24,7 +24,7 @@ from collab_llm_nodes.protocols.edge_cloud.server import (
     EarlyExitQueue,
     ExitConfig,
     VerifierSession,
-    tops_of,
+    argmax_rows,
 )
 
 
@@ -165,15 +165,15 @@ def test_tops_are_those_of_each_row_and_a_row_that_says_nothing_spoils_no_other(
     second = torch.tensor([[0.0, nan, 1.0], [0.0, inf, 1.0], [-inf, -inf, -inf]])
     third = torch.tensor([[-inf, 3.0, -inf]])
     parts = first, second, third
-    for part, tops in zip(parts, tops_of(parts, probabilities=True), strict=True):
+    for part, tops in zip(parts, argmax_rows(parts, probabilities=True), strict=True):
         assert tops.tokens == part.argmax(dim=-1).tolist()
         assert tops.sound == (part is not second)
         expected = part.softmax(dim=-1).amax(dim=-1)
         np.testing.assert_allclose(tops.probabilities, expected)
-        assert tops_of([part]) == [tops._replace(probabilities=[])]
+        assert argmax_rows([part]) == [tops._replace(probabilities=[])]
     for row in second:
-        assert not tops_of([row[None]])[0].sound
-    assert tops_of([]) == []
+        assert not argmax_rows([row[None]])[0].sound
+    assert argmax_rows([]) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 1)), max_size=20))

@@ -105,7 +105,7 @@ def test_a_replica_tells_of_its_state(failed: bool, draining: bool) -> None:
     async def ask() -> None:
         verifier = Verifier(VerifierConfig(), as_engine(FakeEngine(1)), encode)
         verifier.start()
-        replica: Any = SimpleNamespace(_verifier=verifier)
+        replica: Any = SimpleNamespace(_service=verifier)
         if failed:
             verifier.failed.set()
         if draining:

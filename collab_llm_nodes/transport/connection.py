@@ -1,4 +1,4 @@
-"""How a connection to the verifier is made, and what its errors mean.
+"""Connections to a server, and what their errors mean.
 
 Each attempt is a gRPC channel of its own, given up when it fails. A channel that connects again by
 itself does so after pauses of its own, 0.1 s or more, on top of those of whoever waits for it.
@@ -7,7 +7,6 @@ itself does so after pauses of its own, 0.1 s or more, on top of those of whoeve
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -20,27 +19,27 @@ from collab_llm_nodes.errors import (
     Unauthenticated,
     Unavailable,
 )
-from collab_llm_nodes.protocols.edge_cloud import codec
-from collab_llm_nodes.protocols.edge_cloud.messages import Failure, error_of
 from collab_llm_nodes.transport.background import within
-
-if TYPE_CHECKING:
-    from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig
+from collab_llm_nodes.transport.heartbeat import CHECK
+from collab_llm_nodes.transport.settings import ClientConfig
 
 _SECOND_S, _SECOND_RTTS = 0.25, 4.0  # RFC 8305 starts another attempt after 0.25 s
-_REMEDY = "check that the verifier runs, its address and TLS"
 
 
 class Connector:
-    """Makes connections; used in one event loop."""
+    """Makes connections; used in one event loop.
+
+    Args:
+        name: of the server, for messages.
+    """
 
     def __init__(
-        self, config: ClientLinkConfig, credentials: grpc.ChannelCredentials | None
+        self, config: ClientConfig, credentials: grpc.ChannelCredentials | None, name: str
     ) -> None:
-        self._config, self._credentials = config, credentials
+        self._config, self._credentials, self._name = config, credentials, name
 
     async def connect(self, deadline_s: float, rtt_s: float) -> grpc.aio.Channel:
-        """A connected channel, for the caller to close.
+        """Return a connected channel, for the caller to close.
 
         Where that takes long, one of TCP's first packets may be lost, which TCP itself repeats only
         after a second: a second attempt begins beside the first, and whichever stands first wins.
@@ -48,7 +47,7 @@ class Connector:
 
         Args:
             deadline_s: time allowed [s].
-            rtt_s: round trip to the verifier, 0 if unknown [s]; connecting takes two, TLS four.
+            rtt_s: round trip to the server, 0 if unknown [s]; connecting takes two, TLS four.
 
         Raises:
             CollabError: why there is no connection.
@@ -56,7 +55,7 @@ class Connector:
         try:
             return await within(self._race(max(_SECOND_S, _SECOND_RTTS * rtt_s)), deadline_s)
         except asyncio.TimeoutError:
-            raise no_connection(self._config.address, deadline_s) from None
+            raise self.no_connection(deadline_s) from None
 
     async def _race(self, patience_s: float) -> grpc.aio.Channel:
         attempts = {asyncio.ensure_future(self._attempt())}
@@ -95,11 +94,11 @@ class Connector:
     async def _why(self, channel: grpc.aio.Channel) -> CollabError:
         """Only calls are told: on a channel that has failed they fail at once."""
         try:
-            await channel.unary_unary(codec.DESCRIBE)(b"", timeout=_SECOND_S)
+            await channel.unary_unary(CHECK)(b"", timeout=_SECOND_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
-                return error_of(failure_of_status(error))
-        return Unavailable("connected too late", field="address", remedy=_REMEDY)
+                return self.error_of(error)
+        return Unavailable("connected too late", field="address", remedy=self._remedy)
 
     def _make_channel(self) -> grpc.aio.Channel:
         c = self._config
@@ -124,44 +123,49 @@ class Connector:
             return grpc.aio.insecure_channel(c.address, options)
         return grpc.aio.secure_channel(c.address, self._credentials, options)
 
+    @property
+    def _remedy(self) -> str:
+        return f"check that the {self._name} runs, its address and TLS"
+
+    def no_connection(self, deadline_s: float) -> Unavailable:
+        """Return the error for a server that neither answers nor refuses."""
+        return Unavailable(
+            f"no connection to {self._config.address} in {deadline_s:.3g} s",
+            field="address",
+            remedy=self._remedy,
+        )
+
+    def error_of(self, error: grpc.aio.AioRpcError) -> CollabError:
+        """Return what a gRPC status means; Unavailable is what another attempt may cure."""
+        code, status, details = grpc.StatusCode, error.code(), error.details() or ""
+        if status in (code.UNAUTHENTICATED, code.PERMISSION_DENIED):
+            remedy = f"give the token that the {self._name} expects"
+            return Unauthenticated(details, field="token", remedy=remedy)
+        if status is code.RESOURCE_EXHAUSTED and "larger than max" in details:
+            remedy = "send fewer or smaller images, or raise the limit"
+            return InvalidInput(details, field="images", remedy=remedy)
+        if status is code.INVALID_ARGUMENT:
+            return InvalidInput(details, field="message", remedy="mend what was sent")
+        if status is code.UNIMPLEMENTED:
+            remedy = f"no {self._name} of this version listens there"
+            return ProtocolError(details, field="address", remedy=remedy)
+        if status is code.DEADLINE_EXCEEDED:
+            remedy = "check the link and the load"
+            return DeadlineExceeded(details, field=self._name, remedy=remedy)
+        return Unavailable(
+            details + self._why_not_connected(details), field="address", remedy=self._remedy
+        )
+
+    def _why_not_connected(self, details: str) -> str:
+        """Return what gRPC's words hide: it does not say that the other side refused us."""
+        if details.startswith("failed to connect") and details.endswith("Socket closed"):
+            return (
+                f": the {self._name} closes connections at once; it may ask for TLS or for another"
+                " client certificate, or have too many connections"
+            )
+        if "handshake failed" in details.lower():
+            return f": check tls, tls_ca and tls_server_name, and that the {self._name} has TLS"
+        return ""
+
 
 _SETTLED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
-
-
-def no_connection(address: str, deadline_s: float) -> Unavailable:
-    """Nobody answers, and nobody refuses either."""
-    return Unavailable(
-        f"no connection to {address} in {deadline_s:.3g} s", field="address", remedy=_REMEDY
-    )
-
-
-def failure_of_status(error: grpc.aio.AioRpcError) -> Failure:
-    """What a gRPC status means to a session; UNAVAILABLE is what another attempt may cure."""
-    code, status, details = grpc.StatusCode, error.code(), error.details() or ""
-    if status in (code.UNAUTHENTICATED, code.PERMISSION_DENIED):
-        return Failure(
-            Unauthenticated.code, details, "token", "give the token that the verifier expects"
-        )
-    if status is code.RESOURCE_EXHAUSTED and "larger than max" in details:
-        return Failure(
-            InvalidInput.code, details, "images", "send fewer or smaller images, or raise the limit"
-        )
-    if status is code.UNIMPLEMENTED:
-        return Failure(
-            ProtocolError.code, details, "address", "no verifier of this version listens there"
-        )
-    if status is code.DEADLINE_EXCEEDED:
-        return Failure(DeadlineExceeded.code, details, "verifier", "check the link and the load")
-    return Failure(Unavailable.code, details + _why_not_connected(details), "address", _REMEDY)
-
-
-def _why_not_connected(details: str) -> str:
-    """What gRPC's words hide: it does not say that the other side refused the credentials."""
-    if details.startswith("failed to connect") and details.endswith("Socket closed"):
-        return (
-            ": the verifier closes connections at once; it may ask for TLS or for another client"
-            " certificate, or have too many connections"
-        )
-    if "handshake failed" in details.lower():
-        return ": check tls, tls_ca and tls_server_name, and that the verifier has TLS"
-    return ""

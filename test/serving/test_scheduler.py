@@ -1,0 +1,192 @@
+"""Who computes next and who holds a KV cache: the laws of the scheduler."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collab_llm_nodes.serving.scheduler import (
+    BatchConfig,
+    Evicted,
+    Granted,
+    ReadyQueue,
+    Refused,
+    Slots,
+)
+
+# --- The line before the model ------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_passes_are_first_come_first_served_and_nobody_starves(data: st.DataObject) -> None:
+    config = BatchConfig(
+        max_batch=data.draw(st.integers(1, 4)), prefill_tokens=data.draw(st.integers(1, 8))
+    )
+    line: ReadyQueue[int] = ReadyQueue(config)
+    drafts: deque[int] = deque()
+    prompts: deque[list[int]] = deque()  # [key, unread]
+    for now in range(data.draw(st.integers(1, 30))):
+        for _ in range(data.draw(st.integers(0, 3))):
+            key = 1000 * now + len(drafts) + len(prompts)
+            if data.draw(st.booleans()):
+                line.add_turn(key, now)
+                drafts.append(key)
+            else:
+                unread = data.draw(st.integers(1, 20))
+                line.add_prompt(key, unread, now)
+                prompts.append([key, unread])
+        if drafts and data.draw(st.integers(0, 9)) == 0:
+            gone = data.draw(st.sampled_from(sorted(drafts)))
+            line.discard(gone)
+            drafts.remove(gone)
+        assert len(line) == len(drafts) + len(prompts)
+        assert (line.starts_at(coming=0) is None) == (not drafts and not prompts)
+        batch = line.take()
+        assert [key for key, _ in batch.turns] == list(drafts)[: config.max_batch]
+        for _ in batch.turns:
+            drafts.popleft()
+        read = dict(batch.prompts)
+        assert sum(read.values()) == min(config.prefill_tokens, sum(n for _, n in prompts))
+        for key, count in batch.prompts:  # the oldest first, each to its end before the next
+            assert prompts[0][0] == key
+            prompts[0][1] -= count
+            if not prompts[0][1]:
+                prompts.popleft()
+
+
+def test_a_pass_waits_for_others_only_while_there_are_any_and_room_for_them() -> None:
+    line: ReadyQueue[str] = ReadyQueue(BatchConfig(max_batch=2, max_wait_s=0.5))
+    assert line.starts_at(coming=3) is None
+    line.add_turn("a", 10.0)
+    assert line.starts_at(coming=0) == 10.0
+    assert line.starts_at(coming=3) == 10.5
+    line.add_turn("a", 11.0)  # it has its place already
+    assert line.starts_at(coming=3) == 10.5
+    line.add_turn("b", 10.2)
+    assert line.starts_at(coming=3) == 10.0
+    line.discard("a")
+    assert line.starts_at(coming=3) == 10.7
+    assert line.take().turns == (("b", 10.2),)
+
+
+def test_prompts_of_one_owner_do_not_hold_up_anothers() -> None:
+    line: ReadyQueue[str] = ReadyQueue(BatchConfig(prefill_tokens=10))
+    for number in range(5):
+        line.add_prompt(f"a{number}", 8, 0.0, "a")
+    line.add_prompt("b0", 8, 1.0, "b")
+    line.add_prompt("b1", 8, 1.0, "b")
+    line.add_prompt("nobody's", 4, 2.0)
+    assert line.take().prompts == (("a0", 8), ("b0", 2))
+    assert line.take().prompts == (("nobody's", 4), ("b0", 6))
+    assert line.take().prompts == (("a1", 8), ("b1", 2))
+    assert line.take().prompts == (("b1", 6), ("a2", 4))
+    assert line.take().prompts == (("a2", 4), ("a3", 6))
+    assert line.take().prompts == (("a3", 2), ("a4", 8))
+    assert not line
+
+
+# --- KV caches ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_caches_are_lent_in_order_and_never_taken_from_who_works(data: st.DataObject) -> None:
+    config = BatchConfig(evict_idle_s=3.0, slot_wait_s=5.0)
+    count = data.draw(st.integers(1, 3))
+    slots: Slots[int] = Slots(count, config)
+    line: dict[int, float] = {}
+    busy: set[int] = set()
+    idle: dict[int, float] = {}
+    now, fresh = 0.0, 0
+    for _ in range(data.draw(st.integers(1, 40))):
+        action = data.draw(st.sampled_from(["request", "work", "rest", "leave", "wait"]))
+        if action == "request":
+            fresh += 1
+            slots.request(fresh, now)
+            line[fresh] = now
+        elif action == "work" and idle:
+            key = data.draw(st.sampled_from(sorted(idle)))
+            slots.work(key)
+            del idle[key]
+            busy.add(key)
+        elif action == "rest" and busy:
+            key = data.draw(st.sampled_from(sorted(busy)))
+            slots.rest(key, now)
+            busy.remove(key)
+            idle[key] = now
+        elif action == "leave" and (everybody := sorted({*line, *busy, *idle})):
+            key = data.draw(st.sampled_from(everybody))
+            slots.leave(key)
+            line.pop(key, None)
+            busy.discard(key)
+            idle.pop(key, None)
+        elif action == "wait":
+            now += data.draw(st.floats(0.1, 4.0))
+        due = slots.due
+        changes = slots.advance(now)
+        if due is None:
+            assert not line
+        for change in changes:
+            if isinstance(change, Evicted):
+                assert change.key == next(iter(idle)), "not the longest idle"
+                assert now - idle.pop(change.key) >= config.evict_idle_s - 1e-9  # sums of seconds
+            elif isinstance(change, Granted):
+                assert change.key == next(iter(line)), "not the first in line"
+                del line[change.key]
+                busy.add(change.key)
+            else:
+                assert isinstance(change, Refused)
+                assert now - line.pop(change.key) >= config.slot_wait_s
+        assert len(slots) == len(busy) + len(idle) <= count
+        assert slots.waiting == len(line)
+        if line:  # whoever waits, waits for a reason
+            assert len(slots) == count
+            assert all(now - since < config.evict_idle_s + 1e-9 for since in idle.values())
+            assert slots.due is not None
+            assert slots.due > now
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_owners_share_the_caches_fairly(data: st.DataObject) -> None:
+    """Nobody without one waits while an owner has two idle, and those who work keep theirs."""
+    slots: Slots[tuple[str, int]] = Slots(4, BatchConfig(evict_idle_s=60.0, slot_wait_s=60.0))
+    line: set[tuple[str, int]] = set()
+    busy: set[tuple[str, int]] = set()
+    idle: set[tuple[str, int]] = set()
+    for number in range(data.draw(st.integers(1, 40))):
+        action = data.draw(st.sampled_from(["request", "request", "rest", "work", "leave"]))
+        if action == "request":
+            key = (data.draw(st.sampled_from("abc")), number)
+            slots.request(key, 0.0, key[0])
+            line.add(key)
+        elif action == "rest" and busy:
+            key = data.draw(st.sampled_from(sorted(busy)))
+            slots.rest(key, 0.0)
+            busy.remove(key)
+            idle.add(key)
+        elif action == "work" and idle:
+            key = data.draw(st.sampled_from(sorted(idle)))
+            slots.work(key)
+            idle.remove(key)
+            busy.add(key)
+        elif action == "leave" and (everybody := sorted(line | busy | idle)):
+            key = data.draw(st.sampled_from(everybody))
+            slots.leave(key)
+            for held in (line, busy, idle):
+                held.discard(key)
+        for change in slots.advance(0.0):
+            if isinstance(change, Evicted):
+                idle.remove(change.key)
+            else:
+                assert isinstance(change, Granted)
+                line.remove(change.key)
+                busy.add(change.key)
+        held_by = Counter(owner for owner, _ in busy | idle)
+        assert held_by.total() <= 4
+        for newcomer, _ in line:
+            assert held_by.total() == 4
+            assert all(held_by[owner] <= held_by[newcomer] + 1 for owner, _ in idle)
