@@ -13,9 +13,7 @@ import pytest
 from dashboard_graph import A, B, graph, start
 from dashboard_server import TOKEN
 
-from collab_llm_nodes.dashboard.view import (
-    Level,
-)
+from collab_llm_nodes.dashboard.view import Level
 
 __all__ = ["graph"]  # fixture
 

@@ -13,13 +13,7 @@ from typing import Any
 import pytest
 from dashboard_server import TOKEN, Server
 
-from collab_llm_nodes.dashboard.view import (
-    Action,
-    Answer,
-    Figures,
-    Goal,
-    Link,
-)
+from collab_llm_nodes.dashboard.view import Action, Answer, Figures, Goal, Link
 from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
 
 # The words of the page.

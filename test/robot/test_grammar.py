@@ -13,12 +13,7 @@ from grammar_texts import OTHER_WORDS, WIDE
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.robot import grammar
-from collab_llm_nodes.robot.grammar import (
-    Code,
-    GrammarConfig,
-    Kind,
-    parse,
-)
+from collab_llm_nodes.robot.grammar import Code, GrammarConfig, Kind, parse
 
 
 @pytest.mark.parametrize(

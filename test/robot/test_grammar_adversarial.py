@@ -19,12 +19,7 @@ from hypothesis import strategies as st
 
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.robot import grammar, observations
-from collab_llm_nodes.robot.grammar import (
-    Code,
-    GrammarConfig,
-    Kind,
-    parse,
-)
+from collab_llm_nodes.robot.grammar import Code, GrammarConfig, Kind, parse
 
 
 @given(

@@ -9,12 +9,7 @@ from grammar_texts import ACTIONS, WIDE, mutated, sentence, stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collab_llm_nodes.robot.grammar import (
-    Code,
-    Kind,
-    StreamingParser,
-    parse,
-)
+from collab_llm_nodes.robot.grammar import Code, Kind, StreamingParser, parse
 from collab_llm_nodes.robot.prompt import user_text
 
 PROPERTY = settings(max_examples=300, deadline=None, derandomize=True)

@@ -10,12 +10,7 @@ import pytest
 from grammar_texts import OTHER_WORDS
 
 from collab_llm_nodes.robot import grammar
-from collab_llm_nodes.robot.grammar import (
-    Code,
-    GrammarConfig,
-    StreamingParser,
-    parse,
-)
+from collab_llm_nodes.robot.grammar import Code, GrammarConfig, StreamingParser, parse
 
 PIECES = (
     *(

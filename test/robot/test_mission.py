@@ -14,12 +14,7 @@ from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.robot.executor import ZERO, ExecutorConfig, Pose2D
 from collab_llm_nodes.robot.grammar import Code, Kind, ParsedAction, parse
-from collab_llm_nodes.robot.mission import (
-    MissionConfig,
-    Phase,
-    UnverifiedConfig,
-    check_instruction,
-)
+from collab_llm_nodes.robot.mission import MissionConfig, Phase, UnverifiedConfig, check_instruction
 
 
 def refusal(code: Code) -> ParsedAction:

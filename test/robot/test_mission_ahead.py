@@ -9,10 +9,7 @@ import pytest
 from driving import CONFIG, DT, Drive
 
 from collab_llm_nodes.robot.executor import ZERO
-from collab_llm_nodes.robot.mission import (
-    MissionConfig,
-    Phase,
-)
+from collab_llm_nodes.robot.mission import MissionConfig, Phase
 
 AHEAD = replace(CONFIG, overlap=0.6, max_steps=20)
 

@@ -8,9 +8,7 @@ import pytest
 from driving import CONFIG, Drive, moving
 
 from collab_llm_nodes.robot.executor import ZERO
-from collab_llm_nodes.robot.mission import (
-    Phase,
-)
+from collab_llm_nodes.robot.mission import Phase
 
 
 def test_the_emergency_stop_ends_the_mission_in_every_phase() -> None:

@@ -38,9 +38,7 @@ from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser, ParserConfig
 from collab_llm_nodes.nodes.navigator import Navigator
 from collab_llm_nodes.nodes.predraft_cache import PreDraftCacheNode
-from collab_llm_nodes.ros.health import (
-    Level,
-)
+from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.qos import CAMERA, COMMAND, RESULT
 

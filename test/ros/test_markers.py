@@ -26,13 +26,7 @@ from collab_llm_nodes.nodes.navigator import Navigator
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.grammar import Kind
-from collab_llm_nodes.ros.health import (
-    ActionLimits,
-    Actions,
-    AnswerLimits,
-    Answers,
-    TopicLimits,
-)
+from collab_llm_nodes.ros.health import ActionLimits, Actions, AnswerLimits, Answers, TopicLimits
 from collab_llm_nodes.ros.qos import CAMERA, RESULT, STATE
 
 pytestmark = pytest.mark.ros

@@ -7,11 +7,7 @@ from typing import Any
 
 from collab_llm_nodes.robot.executor import ZERO, Pose2D
 from collab_llm_nodes.robot.grammar import parse
-from collab_llm_nodes.robot.mission import (
-    Mission,
-    MissionConfig,
-    Permission,
-)
+from collab_llm_nodes.robot.mission import Mission, MissionConfig, Permission
 
 DT = 0.05
 CONFIG = MissionConfig(

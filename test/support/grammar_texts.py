@@ -6,10 +6,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from collab_llm_nodes.robot.grammar import (
-    GrammarConfig,
-    StreamingParser,
-)
+from collab_llm_nodes.robot.grammar import GrammarConfig, StreamingParser
 
 WIDE = GrammarConfig(max_distance=10.0, max_angle=180.0, reason="lenient")
 PLAIN = GrammarConfig(max_distance=10.0, max_angle=180.0, things=("blue unicorn", "path"))

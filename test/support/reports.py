@@ -10,10 +10,7 @@ from nav_msgs.msg import Odometry
 from rclpy.parameter import Parameter
 
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
-from collab_llm_nodes.ros.health import (
-    TopicLimits,
-    Traffic,
-)
+from collab_llm_nodes.ros.health import TopicLimits, Traffic
 
 
 def traffic(ages: float | None = None, period: float = 0.1, until: float = 6.0) -> Traffic:

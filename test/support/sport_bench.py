@@ -7,14 +7,7 @@ from typing import Any
 
 from fake_sport_server import SportServer
 
-from collab_llm_nodes.robot.go2.sport import (
-    Api,
-    Call,
-    Command,
-    Go2,
-    Go2Config,
-    SportState,
-)
+from collab_llm_nodes.robot.go2.sport import Api, Call, Command, Go2, Go2Config, SportState
 
 AHEAD = Command(0.4, 0.0, 0.0)
 

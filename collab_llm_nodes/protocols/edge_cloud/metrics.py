@@ -16,7 +16,7 @@ class EdgeCloudMetrics(GenerationMetrics):
 
     Attributes:
         drafted, accepted: draft tokens sent to, and accepted by, the target.
-        cache_lookups, cache_hits: verdicts looked up in, and found in, the pre-draft cache.
+        cache_lookups, cache_hits: verdicts that a draft follows, and those for which it was ready.
         pushed: drafts sent ahead of the verdicts they depended on.
         early_exits: early exits received.
         exit_agreements, exit_layer_sum: rounds in which some exit had the verdict's outcome, and
@@ -50,7 +50,7 @@ class EdgeCloudMetrics(GenerationMetrics):
 
     @property
     def hit_rate(self) -> float:
-        """Share of verdicts found in the pre-draft cache; 1 - r in the paper's notation."""
+        """Share of verdicts for which a draft was ready; 1 - r in the paper's notation."""
         return self.cache_hits / self.cache_lookups if self.cache_lookups else 0.0
 
     @property

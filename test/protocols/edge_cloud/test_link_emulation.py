@@ -18,10 +18,7 @@ from collab_llm_nodes.bench.link import LinkProfile, LinkProxy, PacketLink, pack
 from collab_llm_nodes.bench.link.lane import Lane
 from collab_llm_nodes.bench.link.packets import why_not
 from collab_llm_nodes.config import from_mapping
-from collab_llm_nodes.errors import (
-    ConfigError,
-    Unavailable,
-)
+from collab_llm_nodes.errors import ConfigError, Unavailable
 from collab_llm_nodes.processes import free_port
 
 

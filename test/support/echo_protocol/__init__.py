@@ -10,14 +10,7 @@ from dataclasses import dataclass
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.metrics import GenerationMetrics
-from collab_llm_nodes.protocols.base import (
-    Answer,
-    Control,
-    Entry,
-    Progress,
-    Request,
-    Resources,
-)
+from collab_llm_nodes.protocols.base import Answer, Control, Entry, Progress, Request, Resources
 
 
 @dataclass(frozen=True)
