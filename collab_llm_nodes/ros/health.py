@@ -240,7 +240,10 @@ class Answers:
         elif limits.max_total and mean_s > limits.max_total:
             level, message = Level.WARN, f"an answer takes {mean_s:.2f} s"
         values: dict[str, Any] = {
-            **{name: f"{value:.3f}" for name, value in figures.items()},
+            **{
+                name: f"{value / answers if name.endswith('_s') else value:.3f}"
+                for name, value in figures.items()
+            },
             "answer_s": f"{mean_s:.3f}",
             "first_token_s": f"{total.time_to_first_token_s / max(answers, 1):.3f}",
             "tokens_per_s": f"{total.tokens / max(total.total_s, 1e-9):.1f}",

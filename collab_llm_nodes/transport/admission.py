@@ -174,7 +174,7 @@ class Admission:
 
 
 class Allowance:
-    """The amount that each address may use up in a second, with ``_BURST_S`` of it at once after a silence.
+    """The amount that each address may use up in a second; at once, that of ``_BURST_S``.
 
     Times are seconds of one monotonic clock.
     """

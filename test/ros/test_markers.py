@@ -23,7 +23,6 @@ from visualization_msgs.msg import Marker, MarkerArray
 from collab_llm.msg import MotionState, NavigationAction
 from collab_llm_nodes.nodes.markers import Markers, MarkersConfig, Picture
 from collab_llm_nodes.nodes.navigator import Navigator
-from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.grammar import Kind
 from collab_llm_nodes.ros.health import ActionLimits, Actions, AnswerLimits, Answers, TopicLimits
@@ -163,18 +162,6 @@ def test_the_layout_names_topics_and_fields_that_exist() -> None:
             if "/" in nested:
                 package, kind = nested.split("/")
                 message = getattr(import_module(f"{package}.msg"), kind)
-
-
-def test_the_layout_numbers_the_figures_of_the_protocol() -> None:
-    names = list(EdgeCloudMetrics().figures())
-    plotted = [
-        (int(number), path["label"])
-        for panel in LAYOUT["configById"].values()
-        for path in panel.get("paths", [])
-        for number in re.findall(r"^/generated_text\.metrics\.values\[(\d+)\]$", path["value"])
-    ]
-    of_label = {"tau": "tau", "drafting": "draft_s", "verifying": "verify_s", "waiting": "wait_s"}
-    assert {label: names[number] for number, label in plotted} == of_label
 
 
 def test_the_layout_plots_values_that_the_nodes_report(ros_context: Any) -> None:
