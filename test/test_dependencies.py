@@ -26,8 +26,9 @@ DISTRIBUTION = {
     "qwen_vl_utils": "qwen-vl-utils",
     "yaml": "pyyaml",
 }
-# Parts of transformers' own dependencies that it hands to its users.
-THROUGH_TRANSFORMERS = {"huggingface_hub", "tokenizers"}
+# Parts of transformers' own dependencies that it hands to its users; jinja2, of the chat templates,
+# comes with torch.
+THROUGH_TRANSFORMERS = {"huggingface_hub", "jinja2", "tokenizers"}
 OPTIONAL = {
     "bitsandbytes",
     "fastapi",
