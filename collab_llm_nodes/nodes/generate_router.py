@@ -96,7 +96,7 @@ class GenerateRouterConfig:
                 )
 
 
-@dataclass
+@dataclass(eq=False)
 class _Server:
     """One protocol's server, as it shows itself from here."""
 
@@ -137,7 +137,7 @@ class _Server:
             self.heard_at = time.monotonic()
 
 
-@dataclass
+@dataclass(eq=False)
 class _Passage:
     """One goal on its way through.
 
@@ -383,15 +383,17 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
         for passage in list(self._passages.values()):
             if passage.sent is None:
                 self._send(passage)
+        busy = {passage.server for passage in self._passages.values() if passage.sent}
+        lost = {server: server.look(now, config.silence_s) for server in busy}
+        for passage in list(self._passages.values()):
             if passage.sent is None:
                 late = min(passage.due - config.grace_s, passage.begun + config.discovery_s)
                 if now >= late:
                     passage.end(_lost(passage.server, "is not there"))
                 continue
-            lost = passage.server.look(now, config.silence_s)
-            if lost:
+            if why := lost[passage.server]:
                 passage.sent.call_off()  # it may be only out of reach
-                passage.end(_lost(passage.server, lost))
+                passage.end(_lost(passage.server, why))
             elif now >= passage.due:
                 passage.sent.call_off()
                 passage.end(_late(passage))

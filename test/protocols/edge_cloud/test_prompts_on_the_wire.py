@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import scene, tiny_folder, tiny_model
@@ -69,7 +70,7 @@ def test_a_verifier_of_the_version_before_allows_no_turns() -> None:
         ({"turns": [pb.Turn(role="user", content="go")] * (MAX_TURNS + 2)}, "turns"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(fields: dict[str, object], field: str) -> None:
+def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], field: str) -> None:
     opened = pb.Open(sampling=pb.Sampling(top_p=1.0, law="rejection"), **fields)
     with pytest.raises(InvalidInput) as caught:
         codec.decode_client(pb.ClientMessage(open=opened).SerializeToString())
