@@ -174,9 +174,10 @@ class Admission:
 
 
 class Allowance:
-    """The amount that each address may use up in a second, with ``_BURST_S`` of it at once after a silence.
+    """The amount that each address may use up in a second.
 
-    Times are seconds of one monotonic clock.
+    After a silence ``_BURST_S`` of it may be used at once. Times are seconds of one monotonic
+    clock.
     """
 
     def __init__(self, per_s: float) -> None:
