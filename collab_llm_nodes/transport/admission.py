@@ -176,7 +176,8 @@ class Admission:
 class Allowance:
     """The amount that each address may use up in a second; at once, that of ``_BURST_S``.
 
-    Times are seconds of one monotonic clock.
+    After a silence ``_BURST_S`` of it may be used at once. Times are seconds of one monotonic
+    clock.
     """
 
     def __init__(self, per_s: float) -> None:
