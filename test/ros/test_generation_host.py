@@ -22,7 +22,7 @@ from collab_llm_nodes.ros.protocol_server import ProtocolServer
 from collab_llm_nodes.ros.qos import RESULT
 
 pytestmark = pytest.mark.ros
-SLOW = {"option_names": ["pause_s"], "option_values": ["30"]}
+SLOW: dict[str, Any] = {"option_names": ["pause_s"], "option_values": ["30"]}
 
 
 class Served:
@@ -92,7 +92,7 @@ def test_chat_turns_and_documents_reach_the_protocol(served: Served) -> None:
 
 
 def test_options_are_for_one_answer_only(served: Served) -> None:
-    options = {"option_names": ["shout"], "option_values": ["true"]}
+    options: dict[str, Any] = {"option_names": ["shout"], "option_values": ["true"]}
     assert served.ask("hey", **options).text == "HEY"
     assert served.ask("hey").text == "hey"
 
@@ -127,7 +127,7 @@ def test_bad_input_is_refused_by_name(
 
 
 def test_roles_must_end_with_the_user(served: Served) -> None:
-    turns = {"turn_roles": ["user", "assistant"], "turn_contents": ["a", "b"]}
+    turns: dict[str, Any] = {"turn_roles": ["user", "assistant"], "turn_contents": ["a", "b"]}
     assert not served.send(**turns).accepted
 
 

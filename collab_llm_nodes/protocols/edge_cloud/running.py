@@ -116,14 +116,14 @@ class EdgeCloud:
         self._mode = mode = Mode(chosen, ahead=True) if own else self.planner.choose()
         drafter = Drafter(self._engine, encoded, request.sampling, config.drafter)
         generation = _Generation(self, request, mode, drafter, emit)
-        error = None
+        failure: CollabError | None = None
         try:
             generation.decode(control)
         except CollabError as caught:
-            error = caught
+            failure = caught
         finally:
             drafter.close()
-        return generation.answer(error)
+        return generation.answer(failure)
 
     def health(self) -> Mapping[str, object]:
         """Return mode of decoding, memory and device."""
