@@ -47,6 +47,14 @@ class Backend(Protocol):
 
     batches: bool
 
+    def side_by_side(self, new: int, end: int) -> bool:
+        """Return True for chunks that gain by standing next to each other in a pass.
+
+        Args:
+            new: new tokens of the chunk.
+            end: first column behind them.
+        """
+
     def new_cache(self) -> Any:
         """An empty cache for one session."""
 

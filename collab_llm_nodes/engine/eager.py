@@ -33,6 +33,9 @@ class EagerBackend:
             layers[layer - 1].register_forward_hook(self._hook(layer)) for layer in exit_layers
         ]
 
+    def side_by_side(self, new: int, end: int) -> bool:
+        return False  # there is one chunk in a pass
+
     def new_cache(self) -> DynamicCache:
         # Without a config all layers keep all positions, also those with a sliding window (the
         # mask applies it), so every rollback is possible.
@@ -80,8 +83,9 @@ class EagerBackend:
             raise ModelError(
                 "token trees with sliding-window attention", remedy="draft one continuation only"
             )
-        mask = like.new_zeros(chunk.mask.shape)
-        return mask.masked_fill_(~chunk.mask, torch.finfo(like.dtype).min)[None, None]
+        hidden = ~chunk.mask.to(like.device)
+        mask = like.new_zeros(hidden.shape)
+        return mask.masked_fill_(hidden, torch.finfo(like.dtype).min)[None, None]
 
     def _hook(self, layer: int) -> Callable[[nn.Module, object, Tensor], None]:
         def fire(module: nn.Module, args: object, hidden: Tensor) -> None:

@@ -147,13 +147,17 @@ class Engine:
                 running[number] = feed
             else:
                 results[number] = torch.empty(0, self.vocab_size, device=self.device)
-        # Few new tokens side by side, so that the backend can batch their attention.
-        numbers = sorted(running, key=lambda number: len(running[number].ids))
+        numbers = sorted(running, key=lambda number: self._place(running[number]))
         for group in [numbers] if self._backend.batches else [[number] for number in numbers]:
             if group:
                 outcomes = self._pass([running[n] for n in group], exits_until, after_exit)
                 results.update(zip(group, outcomes, strict=True))
         return [results[number] for number in range(len(feeds))]
+
+    def _place(self, feed: Feed) -> tuple[bool, int]:
+        """Where a feed stands in a pass: those whose attention is batched side by side."""
+        new = len(feed.ids)
+        return not self._backend.side_by_side(new, feed.session.length + new), new
 
     @torch.inference_mode()
     def _pass(
@@ -281,6 +285,10 @@ class Session:
     def columns(self) -> int:
         """Trunk and nodes."""
         return self._tree.columns
+
+    def keys_values(self) -> list[Tensor]:
+        """Return views of the cached keys and values, the tensors in which they lie."""
+        return self._cache.parts(self.columns)
 
     def feed(
         self, ids: Sequence[int], on_exit: OnExit | None = None, last: int | None = None

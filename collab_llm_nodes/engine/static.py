@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from collab_llm_nodes.engine.attention import Gathered, Heads, InPlace, Masks, gathers, grouped
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk
+from collab_llm_nodes.engine.cache import StaticCache
 from collab_llm_nodes.engine.kernels import Head, fused, norm_of
 from collab_llm_nodes.models.architectures import (
     LayerParts,
@@ -31,186 +31,7 @@ from collab_llm_nodes.models.architectures import (
 )
 from collab_llm_nodes.models.loading import LoadedModel
 
-BLOCK = 128  # columns by which a cache grows
-SHORT = 16  # new tokens up to which sessions attend together, and masks are views of a table
 ROPE_TYPES = ("default", "linear", "llama3")  # angles that depend on the position alone
-
-
-class StaticCache:
-    """Keys and values of one session: [layers, capacity, 2 * kv_heads, head_dim].
-
-    Token by token, keys before values, so that a layer writes both with one copy.
-    """
-
-    def __init__(self, layers: int, heads: int, head_dim: int, like: Tensor) -> None:
-        self.data = like.new_empty(layers, 0, heads, head_dim)
-
-    def reserve(self, columns: int) -> None:
-        """Make room for ``columns`` columns."""
-        layers, capacity, heads, head_dim = self.data.shape
-        if columns > capacity:
-            size = -(-columns // BLOCK) * BLOCK
-            grown = self.data.new_empty(layers, size, heads, head_dim)
-            grown[:, :capacity] = self.data
-            self.data = grown
-
-
-@dataclass(frozen=True)
-class _Heads:
-    """How many heads there are, and how wide."""
-
-    query: int
-    key: int
-    dim: int
-
-    @property
-    def shared(self) -> int:
-        """Query heads per key-value head."""
-        return self.query // self.key
-
-
-class _Group:
-    """Chunks of up to ``SHORT`` new tokens that attend together, or a longer one alone.
-
-    One chunk works on its cache in place. Several are gathered, aligned at their ends, so that the
-    new columns are the last ones of each. (A loop over sessions needs twice the time at 16.) Where
-    they have different numbers of new tokens, each has as many slots for queries as the one with
-    the most, and uses its last ones.
-    """
-
-    def __init__(self, chunks: Sequence[Chunk], first_row: int, heads: _Heads, masks: _Masks):
-        self.count = count = len(chunks)
-        self.new = new = max(chunk.new for chunk in chunks)
-        rows = sum(chunk.new for chunk in chunks)
-        self.rows = slice(first_row, first_row + rows)
-        self._chunks = chunks
-        self._heads = heads
-        for chunk in chunks:
-            chunk.cache.reserve(chunk.end)
-        longest = max(chunk.end for chunk in chunks)
-        # A prompt from its start: causal without a mask, which would be large.
-        self._whole = new > SHORT and longest == new and chunks[0].mask is None
-        if count == 1:
-            self._gathered = chunks[0].cache.data[:, None, :longest]
-            self._mask = None if self._whole else masks.one(chunks[0])
-        else:
-            self._gathered = self._gather(longest)
-            self._mask = masks.several(chunks, new, longest)
-        by_head = self._gathered.transpose(2, 3)  # [layers, count, 2 * kv_heads, columns, head_dim]
-        self._keys = by_head[:, :, : heads.key].unbind(0)
-        self._values = by_head[:, :, heads.key :].unbind(0)
-        self._slots: Tensor | None = None  # of the rows, if some have none
-        if rows == count * new:
-            self._written = self._gathered[:, :, longest - new :].unbind(0)
-        else:
-            ends = range(new, count * new + 1, new)
-            slots = [
-                s for e, chunk in zip(ends, chunks, strict=True) for s in range(e)[-chunk.new :]
-            ]
-            self._slots = torch.tensor(slots, device=self._gathered.device)
-            self._columns = self._slots + (self._slots // new + 1) * (longest - new)
-            self._written = self._gathered.flatten(1, 2).unbind(0)
-
-    def attend(self, layer: int, qkv: Tensor) -> Tensor:
-        """[rows, heads, head_dim] of the group's rows -> [rows, query heads * head_dim].
-
-        Writes keys and values of ``layer`` (from 0). The query heads that share a key-value head
-        are rows of one matrix, so that nothing is repeated.
-        """
-        heads, count, new = self._heads, self.count, self.new
-        query, written = qkv[:, : heads.query], qkv[:, heads.query :]
-        if self._slots is None:
-            self._written[layer].copy_(written.view(count, new, -1, heads.dim))
-        else:
-            self._written[layer].index_copy_(0, self._columns, written)
-            padded = query.new_zeros(count * new, heads.query, heads.dim)
-            query = padded.index_copy_(0, self._slots, query)
-        if self._whole:
-            output = functional.scaled_dot_product_attention(
-                query.transpose(0, 1)[None],
-                self._keys[layer],
-                self._values[layer],
-                is_causal=True,
-                enable_gqa=heads.shared > 1,
-            )
-            return output[0].transpose(0, 1).reshape(new, -1)
-        if new > 1:
-            query = query.reshape(count, new, heads.key, -1, heads.dim).transpose(1, 2)
-        output = functional.scaled_dot_product_attention(
-            query.reshape(count, heads.key, -1, heads.dim),
-            self._keys[layer],
-            self._values[layer],
-            attn_mask=self._mask,
-        )
-        if new > 1:
-            output = output.view(count, heads.key, new, -1, heads.dim).transpose(1, 2)
-        output = output.reshape(count * new, -1)
-        return output if self._slots is None else output[self._slots]
-
-    def finish(self) -> None:
-        """Give every session what the pass has computed for it."""
-        if self.count > 1:
-            rows, longest = self._gathered.unbind(1), self._gathered.shape[2]
-            torch._foreach_copy_(
-                [c.cache.data.narrow(1, c.start, c.new) for c in self._chunks],
-                [
-                    row.narrow(1, longest - c.new, c.new)
-                    for row, c in zip(rows, self._chunks, strict=True)
-                ],
-            )
-
-    def _gather(self, longest: int) -> Tensor:
-        layers, _, heads, head_dim = self._chunks[0].cache.data.shape
-        gathered = self._chunks[0].cache.data.new_empty(
-            layers, self.count, longest, heads, head_dim
-        )
-        rows = gathered.unbind(1)
-        torch._foreach_copy_(
-            [
-                row.narrow(1, longest - c.end, c.start)
-                for row, c in zip(rows, self._chunks, strict=True)
-            ],
-            [c.cache.data.narrow(1, 0, c.start) for c in self._chunks],
-        )
-        # Masked columns are still multiplied (by 0, which NaN would survive).
-        torch._foreach_zero_(
-            [row.narrow(1, 0, longest - c.end) for row, c in zip(rows, self._chunks, strict=True)]
-        )
-        return gathered
-
-
-class _Masks:
-    """Additive attention masks; each row stands once per query head of a key-value head."""
-
-    def __init__(self, context: int, queries: int, like: Tensor) -> None:
-        self._queries = queries
-        self._context = context
-        # Row i of the causal mask of new tokens behind s columns is 0 up to column s + i. The
-        # table holds these rows for s = context; for any other s they are a part of it.
-        self._table = torch.full((SHORT, context + SHORT), -torch.inf).triu_(context + 1)
-        self._table = self._table.repeat_interleave(queries, dim=0).to(like)
-
-    def one(self, chunk: Chunk) -> Tensor | None:
-        """[new * queries, end], None where nothing is hidden."""
-        if chunk.mask is not None:
-            mask = self._table.new_zeros(chunk.mask.shape).masked_fill_(~chunk.mask, -torch.inf)
-            return mask.repeat_interleave(self._queries, dim=0)
-        new = chunk.new
-        return None if new == 1 else self._causal(new, chunk.start)
-
-    def several(self, chunks: Sequence[Chunk], new: int, longest: int) -> Tensor:
-        """[chunks, 1, new * queries, longest] of causal chunks aligned at their ends."""
-        padding = torch.tensor([longest - chunk.end for chunk in chunks])
-        hidden = torch.arange(longest) < padding[:, None]
-        causal = self._causal(new, longest - new)
-        return causal.masked_fill(hidden.to(causal.device)[:, None, None], -torch.inf)
-
-    def _causal(self, new: int, start: int) -> Tensor:
-        if new <= SHORT:
-            first = self._context - start
-            return self._table[: new * self._queries, first : self._context + new]
-        mask = self._table.new_full((new, start + new), -torch.inf).triu_(start + 1)
-        return mask.repeat_interleave(self._queries, dim=0)
 
 
 class _Layer:
@@ -253,6 +74,7 @@ class StaticBackend:
     """
 
     batches = True
+    side_by_side = staticmethod(gathers)
 
     def __init__(self, loaded: LoadedModel, head: Head, exit_layers: Sequence[int]) -> None:
         model = loaded.model
@@ -263,9 +85,9 @@ class StaticBackend:
         attention: Any = parts.layers[0].self_attn
         queries = config.num_attention_heads
         keys = getattr(config, "num_key_value_heads", None) or queries
-        self._heads = _Heads(queries, keys, attention.head_dim)
+        self._heads = Heads(queries, keys, attention.head_dim)
         self._like = model.get_input_embeddings().weight.detach()
-        self._masks = _Masks(config.max_position_embeddings, self._heads.shared, self._like[:0])
+        self._masks = Masks(config.max_position_embeddings, self._heads.shared, self._like[:0])
         self._rotary = getattr(decoder, "rotary_emb", None)
         self._rotations: tuple[Tensor, Tensor] | None = None
         self._growing = threading.Lock()
@@ -281,12 +103,13 @@ class StaticBackend:
         return not any(attention_windows(loaded.model)) and rope_type in ROPE_TYPES
 
     def new_cache(self) -> StaticCache:
-        return StaticCache(len(self._layers), 2 * self._heads.key, self._heads.dim, self._like)
+        heads = self._heads
+        return StaticCache.empty(len(self._layers), 2 * heads.key, heads.dim, self._like)
 
     def forward(
         self, chunks: Sequence[Chunk], embedded: Tensor, after_layer: AfterLayer | None
     ) -> list[Tensor]:
-        groups = self._group(chunks)
+        groups = grouped(chunks, self._heads, self._masks)
         x, rotation = self._enter(chunks, embedded)
         for layer in self._layers:
             normed = layer.attention_norm(x) if layer.norm_first else x
@@ -299,23 +122,13 @@ class StaticBackend:
         return self._logits(x, chunks)
 
     def move(self, cache: StaticCache, kept: Sequence[int]) -> None:
-        moved = [(old, new) for new, old in enumerate(kept) if old != new]
-        if moved:
-            old, new = torch.tensor(moved, device=cache.data.device).unbind(1)
-            cache.data[:, new] = cache.data[:, old]
+        cache.move(list(kept))
 
     def cut(self, cache: StaticCache, columns: int) -> None:
-        """Nothing to do: what lies behind a chunk's start is never read."""
+        cache.cut(columns)
 
     def close(self) -> None:
         """Nothing to do."""
-
-    def _group(self, chunks: Sequence[Chunk]) -> list[_Group]:
-        groups, rows = [], 0
-        for _, together in groupby(chunks, lambda c: 0 if c.new <= SHORT else id(c)):
-            groups.append(_Group(list(together), rows, self._heads, self._masks))
-            rows = groups[-1].rows.stop
-        return groups
 
     def _enter(
         self, chunks: Sequence[Chunk], x: Tensor
@@ -334,7 +147,7 @@ class StaticBackend:
         layer: _Layer,
         x: Tensor,
         rotation: tuple[Tensor, Tensor] | None,
-        groups: Sequence[_Group],
+        groups: Sequence[Gathered | InPlace],
     ) -> Tensor:
         """[rows, hidden] -> [rows, heads * head_dim]; writes keys and values."""
         heads = self._heads

@@ -401,12 +401,12 @@ def test_trees_of_a_half_fed_prompt(architecture: str) -> None:
 def test_caches_grow_with_need_and_are_freed() -> None:
     engine = Engine(tiny_model("llama"))
     session, prompt = opened(engine, "llama")
-    assert session._cache.data.numel() == 0
+    assert session._cache.own.numel() == 0
     session.feed(prompt.ids, last=0)
-    first = session._cache.data.shape[1]
+    first = session._cache.own.shape[2]
     assert len(prompt.ids) <= first <= 128
     session.feed([7] * 200, last=0)
-    assert session._cache.data.shape[1] == 128 * -(-session.length // 128)
+    assert session._cache.own.shape[2] == 128 * -(-session.length // 128)
     close(session.feed([8])[0], fed(engine, "llama", [7] * 200 + [8]))
 
 
@@ -415,7 +415,7 @@ def test_caches_of_many_sessions_stay_small() -> None:
     engine = Engine(load(ModelConfig(path="nav-target")))
     cache = engine._backend.new_cache()
     cache.reserve(engine.context)
-    assert 64 * cache.data.nbytes < 256 * 2**20
+    assert 64 * cache.own.nbytes < 256 * 2**20
 
 
 # ---------------------------------------------------------------- exits
