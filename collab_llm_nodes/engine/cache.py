@@ -42,6 +42,17 @@ class StaticCache:
         """Shared columns."""
         return sum(part.shape[2] for part in self.shared)
 
+    @property
+    def column_bytes(self) -> int:
+        """Bytes of one column."""
+        layers, heads, _, head_dim = self.own.shape
+        return layers * heads * head_dim * self.own.itemsize
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes that other sessions may hold, too."""
+        return self.offset * self.column_bytes
+
     def reserve(self, columns: int) -> None:
         """Make room for ``columns`` columns."""
         layers, heads, capacity, head_dim = self.own.shape

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from collab_llm_nodes.engine.attention import Gathered, Heads, InPlace, Masks, gathers, grouped
-from collab_llm_nodes.engine.backend import AfterLayer, Chunk
+from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
 from collab_llm_nodes.engine.cache import StaticCache
 from collab_llm_nodes.engine.kernels import Head, fused, norm_of
 from collab_llm_nodes.models.architectures import (
@@ -76,11 +76,10 @@ class StaticBackend:
     batches = True
     side_by_side = staticmethod(gathers)
 
-    def __init__(self, loaded: LoadedModel, head: Head, exit_layers: Sequence[int]) -> None:
+    def __init__(self, loaded: LoadedModel, head: Head) -> None:
         model = loaded.model
         decoder, config = model.get_decoder(), model.config.get_text_config()
         self._parts = parts = decoder_parts(model)
-        self._exit_layers = frozenset(exit_layers)
         self._layers = [_Layer(layer_parts(layer), i + 1) for i, layer in enumerate(parts.layers)]
         attention: Any = parts.layers[0].self_attn
         queries = config.num_attention_heads
@@ -108,24 +107,36 @@ class StaticBackend:
 
     def forward(
         self, chunks: Sequence[Chunk], embedded: Tensor, after_layer: AfterLayer | None
-    ) -> list[Tensor]:
+    ) -> list[Output]:
         groups = grouped(chunks, self._heads, self._masks)
         x, rotation = self._enter(chunks, embedded)
         for layer in self._layers:
             normed = layer.attention_norm(x) if layer.norm_first else x
             attended = self._attend(layer, normed, rotation, groups)
             x = layer.after_attention(x, attended)
-            if after_layer is not None and layer.number in self._exit_layers:
+            if after_layer is not None:
                 after_layer(layer.number, x)
         for group in groups:
             group.finish()
-        return self._logits(x, chunks)
+        return self._outputs(x, chunks)
 
     def move(self, cache: StaticCache, kept: Sequence[int]) -> None:
         cache.move(list(kept))
 
     def cut(self, cache: StaticCache, columns: int) -> None:
         cache.cut(columns)
+
+    def fork(self, cache: StaticCache, columns: int, used: int) -> StaticCache:
+        return cache.fork(columns, used)
+
+    def parts(self, cache: StaticCache, columns: int) -> list[Tensor]:
+        return cache.parts(columns)
+
+    def filled(self, keys_values: Tensor) -> StaticCache:
+        return StaticCache([], keys_values.to(self._like.device))
+
+    def sizes(self, cache: StaticCache) -> tuple[int, int]:
+        return cache.own.nbytes, cache.shared_bytes
 
     def close(self) -> None:
         """Nothing to do."""
@@ -192,14 +203,15 @@ class StaticBackend:
         sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
         return cos.view(-1, 1, self._heads.dim), sin.view(-1, 1, self._heads.dim)
 
-    def _logits(self, x: Tensor, chunks: Sequence[Chunk]) -> list[Tensor]:
-        """[rows, hidden] -> [keep, vocabulary] of each chunk."""
+    def _outputs(self, x: Tensor, chunks: Sequence[Chunk]) -> list[Output]:
+        """Read the rows [rows, hidden] that the chunks want."""
         keeps = [chunk.keep for chunk in chunks]
         if sum(keeps) < x.shape[0]:
             ends = accumulate(chunk.new for chunk in chunks)
             x = _joined([x[end - keep : end] for end, keep in zip(ends, keeps, strict=True)])
-        logits = self._head(self._head.norm(x))
-        return list(logits.split(keeps)) if len(keeps) > 1 else [logits]
+        states = self._head.norm(x)
+        logits = self._head(states)
+        return [Output(*own) for own in zip(logits.split(keeps), states.split(keeps), strict=True)]
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
