@@ -64,7 +64,7 @@ class EagerBackend:
         finally:
             self._pass.after_layer = None
         logits: Tensor = output.logits[0, : chunk.keep, : self._vocab_size]
-        return [Output(logits, self._pass.states[: chunk.keep])]
+        return [Output(logits, self._pass.states[0, : chunk.keep])]
 
     def move(self, cache: DynamicCache, kept: Sequence[int]) -> None:
         _pick(cache, torch.tensor(kept))
@@ -119,7 +119,7 @@ class EagerBackend:
         return fire
 
     def _before_head(self, module: nn.Module, args: tuple[Tensor]) -> None:
-        self._pass.states = args[0][0]
+        self._pass.states = args[0]
 
 
 def _positions(chunk: Chunk, device: torch.device) -> Tensor:
