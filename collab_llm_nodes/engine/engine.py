@@ -179,7 +179,7 @@ class Engine:
             ``Session.feed`` and ``Session.grow``, or what its ``on_exit`` or ``on_states`` raised.
             Its session is then as it was (a feed behind the trunk drops all nodes, even so); the
             other feeds are not disturbed. When none is left, the pass ends early. If the pass is
-            ended as a whole, all its sessions are as they were.
+            ended as a whole, all its sessions are as they were, likewise.
         """
         results: dict[int, Tensor | Exception] = {}
         running: dict[int, Feed] = {}
