@@ -24,6 +24,7 @@ from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
 from collab_llm_nodes.engine.cache import StaticCache
 from collab_llm_nodes.engine.kernels import Head, fused, norm_of
 from collab_llm_nodes.models.architectures import (
+    DecoderParts,
     LayerParts,
     attention_windows,
     decoder_parts,
@@ -85,7 +86,8 @@ class StaticBackend:
         queries = config.num_attention_heads
         keys = getattr(config, "num_key_value_heads", None) or queries
         self._heads = Heads(queries, keys, attention.head_dim)
-        self._like = model.get_input_embeddings().weight.detach()
+        self._like: Tensor = self._norm_weight(parts).detach()
+        self.device, self.dtype = self._like.device, self._like.dtype
         self._masks = Masks(config.max_position_embeddings, self._heads.shared, self._like[:0])
         self._rotary = getattr(decoder, "rotary_emb", None)
         self._rotations: tuple[Tensor, Tensor] | None = None
@@ -93,6 +95,12 @@ class StaticBackend:
         self._embed_positions = getattr(decoder, "embed_positions", None)  # OPT
         self._project_in = getattr(decoder, "project_in", None)
         self._head = head
+
+    @staticmethod
+    def _norm_weight(parts: DecoderParts) -> Tensor:
+        """Return a weight of the layers' type and place, which no quantisation touches."""
+        weight: Tensor = layer_parts(parts.layers[0]).attention_norm.weight  # type: ignore[assignment]
+        return weight
 
     @staticmethod
     def supports(loaded: LoadedModel) -> bool:
@@ -108,8 +116,25 @@ class StaticBackend:
     def forward(
         self, chunks: Sequence[Chunk], embedded: Tensor, after_layer: AfterLayer | None
     ) -> list[Output]:
+        return self.outputs(self.hidden(chunks, embedded, after_layer), chunks)
+
+    def hidden(
+        self,
+        chunks: Sequence[Chunk],
+        x: Tensor,
+        after_layer: AfterLayer | None,
+        *,
+        enter: bool = True,
+    ) -> Tensor:
+        """Return the states [rows, hidden_size] behind the last layer.
+
+        Args:
+            x: embedded tokens; or, if not ``enter``, the states behind an earlier stage's layers.
+        """
         groups = grouped(chunks, self._heads, self._masks)
-        x, rotation = self._enter(chunks, embedded)
+        if enter:
+            x = self._enter(chunks, x)
+        rotation = self._rotation(chunks) if self._rotary is not None else None
         for layer in self._layers:
             normed = layer.attention_norm(x) if layer.norm_first else x
             attended = self._attend(layer, normed, rotation, groups)
@@ -118,7 +143,7 @@ class StaticBackend:
                 after_layer(layer.number, x)
         for group in groups:
             group.finish()
-        return self._outputs(x, chunks)
+        return x
 
     def move(self, cache: StaticCache, kept: Sequence[int]) -> None:
         cache.move(list(kept))
@@ -141,17 +166,16 @@ class StaticBackend:
     def close(self) -> None:
         """Nothing to do."""
 
-    def _enter(
-        self, chunks: Sequence[Chunk], x: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """What the first layer reads [rows, hidden], and the rotations of queries and keys."""
+    def _enter(self, chunks: Sequence[Chunk], x: Tensor) -> Tensor:
+        """Turn embedded tokens into what the first layer reads [rows, hidden]."""
         if self._rotary is not None:
-            return x, self._rotation(chunks)
+            return x
         if self._project_in is not None:
             x = self._project_in(x)
         assert self._embed_positions is not None
-        positions = _positions(chunks, self._like.device)
-        return x + self._embed_positions(None, position_ids=positions), None
+        positions = _positions(chunks, self.device)
+        embedded: Tensor = x + self._embed_positions(None, position_ids=positions)
+        return embedded
 
     def _attend(
         self,
@@ -203,7 +227,7 @@ class StaticBackend:
         sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
         return cos.view(-1, 1, self._heads.dim), sin.view(-1, 1, self._heads.dim)
 
-    def _outputs(self, x: Tensor, chunks: Sequence[Chunk]) -> list[Output]:
+    def outputs(self, x: Tensor, chunks: Sequence[Chunk]) -> list[Output]:
         """Read the rows [rows, hidden] that the chunks want."""
         keeps = [chunk.keep for chunk in chunks]
         if sum(keeps) < x.shape[0]:
