@@ -53,6 +53,7 @@ GAMMA = 4
 MAX_TOKENS = 64
 BRANCHES = (1, 2, 4, 8)
 SESSIONS = (1, 4, 16)
+LANES = (32, 2048)  # sessions, and cached columns of each
 PAPER_EXITS = (1, 2, 3, 4)
 SAMPLED = SamplingConfig(temperature=0.8, seed=1)
 PAPER_CONFIG = "verifier_qwen2_vl_7b.yaml"
@@ -78,7 +79,8 @@ def run_engine(
 
     Returns:
         ``threads.<n>`` with ``autoregressive``, ``speculation``, ``exits``, ``predraft``,
-        ``drafter``, ``sessions`` and ``paper_sized``; times in ms; ``mismatches`` over all of it.
+        ``drafter``, ``sessions``, ``lanes`` and ``paper_sized``; times in ms. ``lanes`` once more,
+        with the most threads. ``mismatches`` over all of it.
     """
     prompts = scene_prompts(answers, seed)
     results: dict[str, Any] = {"threads": {}, "gamma": GAMMA, "dtype": "float32"}
@@ -93,12 +95,14 @@ def run_engine(
                 ("predraft", partial(_predraft, models, repeats, prompts[0])),
                 ("drafter", partial(_drafter, models, repeats, prompts[0])),
                 ("sessions", partial(_sessions, models, repeats, prompts)),
+                ("lanes", partial(_lanes, models, repeats)),
                 ("paper_sized", partial(_paper_sized, models, repeats, paper_layers)),
             ):
                 if name != "paper_sized" or paper_layers:
                     status.update(f"{count} threads: {name} ...")
                     row[name] = measure()
         results["threads"][str(count)] = row
+    results["lanes"] = results["threads"][str(max(threads))]["lanes"]
     results["mismatches"] = sum(
         case["mismatches"]
         for row in results["threads"].values()
@@ -369,6 +373,39 @@ def _sessions(models: _Models, repeats: int, prompts: Sequence[Prompt]) -> dict[
     }
 
 
+def _lanes(models: _Models, repeats: int) -> dict[str, dict[str, float]]:
+    """One decode step of many sessions with long contexts, over the least it has to read.
+
+    ``read_once_ms`` is a plain sum over their keys and values and over the model's weights.
+    """
+    count, columns = LANES
+    engine = Engine(models.text(context=columns + 1))
+    sessions = []
+    for number in range(count):
+        prompt = EncodedPrompt(tuple((number + i) % 100 for i in range(columns)))
+        sessions.append(engine.open(prompt))
+        sessions[-1].feed(prompt.ids, last=0)
+    held = [*engine.loaded.model.parameters()]
+    held += [part for session in sessions for part in session.keys_values()]
+
+    def step() -> None:
+        for session in sessions:
+            session.length = columns
+        engine.run([Feed(session, [9]) for session in sessions])
+
+    def read_once() -> None:
+        for tensor in held:
+            tensor.sum()
+
+    found = medians({"step": step, "read_once": read_once}, max(5, repeats // 10))
+    return {
+        f"{count}x{columns}": {
+            **{f"{name}_ms": 1e3 * s for name, s in found.items()},
+            "over_limit": found["step"] / found["read_once"],
+        }
+    }
+
+
 def _paper_sized(models: _Models, repeats: int, layers: int) -> dict[str, Any]:
     """Exits of a model with Qwen2's vocabulary and width: full heads against candidates.
 
@@ -469,7 +506,7 @@ class _Models:
         torch.set_num_threads(self._threads)
         return load(ModelConfig(path=name, exits=exits))
 
-    def text(self) -> LoadedModel:
+    def text(self, context: int = 1024) -> LoadedModel:
         """Random Llama-style model, 12 layers of width 384."""
         tokenizer = random_tokenizer()
         config = LlamaConfig(
@@ -479,7 +516,7 @@ class _Models:
             num_hidden_layers=12,
             num_attention_heads=6,
             num_key_value_heads=6,
-            max_position_embeddings=1024,
+            max_position_embeddings=context,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
             bos_token_id=None,
@@ -547,6 +584,9 @@ def _rows(row: Mapping[str, Any]) -> Iterator[tuple[str, str, str, float]]:
         ms, ratio = row[part]["ms"], row[part]["ratio"]
         for n in ratio:
             yield f"{n} {what}", f"{ms[n]:.2f} ms", f"{ms['1']:.2f} ms", ratio[n]
+    for name, found in row["lanes"].items():
+        times = (f"{found[f'{what}_ms']:.0f} ms" for what in ("step", "read_once"))
+        yield f"step of {name}, over one reading", *times, found["over_limit"]
     for law, found in row["drafter"].items():
         for n, ms in found["ms"].items():
             base = f"{found['ms']['1']:.2f} ms"

@@ -12,6 +12,19 @@ AfterLayer = Callable[[int, Tensor], None]
 """(layers done, hidden states [rows, hidden_size]), valid only during the call."""
 
 
+@dataclass(frozen=True)
+class Output:
+    """The last rows of one chunk.
+
+    Attributes:
+        logits: [keep, vocabulary].
+        states: [keep, width], which the LM head has read: behind the final norm.
+    """
+
+    logits: Tensor
+    states: Tensor
+
+
 @dataclass
 class Chunk:
     """New tokens of one session in a pass.
@@ -21,7 +34,7 @@ class Chunk:
             ``start`` to ``start + k`` are written.
         new: k >= 1, how many there are.
         positions: of the first token, when the others follow it; or all, [k] or M-RoPE [3, k].
-        mask: bool [k, start + k], what each token attends to; None is causal.
+        mask: bool [k, start + k] on the CPU, what each token attends to; None is causal.
         keep: the last tokens whose logits are wanted.
     """
 
@@ -47,17 +60,25 @@ class Backend(Protocol):
 
     batches: bool
 
+    def side_by_side(self, cache: Any, new: int, end: int) -> bool:
+        """Return True for chunks that gain by standing next to each other in a pass.
+
+        Args:
+            new: new tokens of the chunk.
+            end: first column behind them.
+        """
+
     def new_cache(self) -> Any:
         """An empty cache for one session."""
 
     def forward(
         self, chunks: Sequence[Chunk], embedded: Tensor, after_layer: AfterLayer | None
-    ) -> list[Tensor]:
-        """Logits [keep, vocabulary] of each chunk.
+    ) -> list[Output]:
+        """Run one pass and return what each chunk wants of it.
 
         ``embedded`` [rows, hidden_size] holds the new tokens of all chunks in order.
-        ``after_layer`` is called behind each exit layer, with the rows of all chunks in order;
-        what it raises ends the pass. The caches then hold what they held before ``start``.
+        ``after_layer`` is called behind each layer, with the rows of all chunks in order; what it
+        raises ends the pass. The caches then hold what they held before ``start``.
         """
 
     def move(self, cache: Any, kept: Sequence[int]) -> None:
@@ -65,6 +86,18 @@ class Backend(Protocol):
 
     def cut(self, cache: Any, columns: int) -> None:
         """Columns from ``columns`` on are free."""
+
+    def fork(self, cache: Any, columns: int, used: int) -> Any:
+        """Return a cache that begins with the same ``columns`` of the ``used`` ones."""
+
+    def parts(self, cache: Any, columns: int) -> list[Tensor]:
+        """Return the first columns, [layers, 2 * kv_heads, some, head_dim] each, in order."""
+
+    def filled(self, keys_values: Tensor) -> Any:
+        """Return a cache that holds columns as ``parts`` gives them."""
+
+    def sizes(self, cache: Any) -> tuple[int, int]:
+        """Return the bytes that a cache holds alone, and those it may share with forks."""
 
     def close(self) -> None:
         """Leave the model as it was found."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
-from collab_llm_nodes.engine.backend import AfterLayer, Chunk
+from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.architectures import attention_windows, decoder_parts
 from collab_llm_nodes.models.loading import LoadedModel
@@ -22,16 +22,21 @@ class EagerBackend:
 
     batches = False
 
-    def __init__(self, loaded: LoadedModel, vocab_size: int, exit_layers: Sequence[int]) -> None:
+    def __init__(self, loaded: LoadedModel, vocab_size: int) -> None:
         self._loaded = loaded
         self._vocab_size = vocab_size
         self._windows = any(attention_windows(loaded.model))
         # The hook of a layer runs in the thread of the forward pass: this finds its session.
         self._pass = threading.local()
-        layers = decoder_parts(loaded.model).layers
+        parts = decoder_parts(loaded.model)
         self._hooks = [
-            layers[layer - 1].register_forward_hook(self._hook(layer)) for layer in exit_layers
+            layer.register_forward_hook(self._hook(done))
+            for done, layer in enumerate(parts.layers, 1)
         ]
+        self._hooks.append(parts.head.register_forward_pre_hook(self._before_head))
+
+    def side_by_side(self, cache: DynamicCache, new: int, end: int) -> bool:
+        return False  # there is one chunk in a pass
 
     def new_cache(self) -> DynamicCache:
         # Without a config all layers keep all positions, also those with a sliding window (the
@@ -40,7 +45,7 @@ class EagerBackend:
 
     def forward(
         self, chunks: Sequence[Chunk], embedded: Tensor, after_layer: AfterLayer | None
-    ) -> list[Tensor]:
+    ) -> list[Output]:
         (chunk,) = chunks
         before = [copy.copy(layer) for layer in chunk.cache.layers]  # tensors are never written to
         self._pass.after_layer = after_layer
@@ -59,13 +64,34 @@ class EagerBackend:
         finally:
             self._pass.after_layer = None
         logits: Tensor = output.logits[0, : chunk.keep, : self._vocab_size]
-        return [logits]
+        return [Output(logits, self._pass.states[0, : chunk.keep])]
 
     def move(self, cache: DynamicCache, kept: Sequence[int]) -> None:
         _pick(cache, torch.tensor(kept))
 
     def cut(self, cache: DynamicCache, columns: int) -> None:
         _pick(cache, slice(columns))
+
+    def fork(self, cache: DynamicCache, columns: int, used: int) -> DynamicCache:
+        """As the backend's; the columns are held once until either side is fed."""
+        twin = self.new_cache()
+        twin.layers = [copy.copy(layer) for layer in cache.layers]
+        self.cut(twin, columns)
+        return twin
+
+    def parts(self, cache: DynamicCache, columns: int) -> list[Tensor]:
+        both = [torch.cat((layer.keys[0], layer.values[0])) for layer in _filled(cache)]
+        return [torch.stack(both)[:, :, :columns]] if both else []
+
+    def filled(self, keys_values: Tensor) -> DynamicCache:
+        cache = self.new_cache()
+        for number, both in enumerate(keys_values.to(self._loaded.device)):
+            keys, values = both[None].chunk(2, dim=1)
+            cache.update(keys, values, number)
+        return cache
+
+    def sizes(self, cache: DynamicCache) -> tuple[int, int]:
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in _filled(cache)), 0
 
     def close(self) -> None:
         """Take the hooks off the model, which others may go on using."""
@@ -80,8 +106,9 @@ class EagerBackend:
             raise ModelError(
                 "token trees with sliding-window attention", remedy="draft one continuation only"
             )
-        mask = like.new_zeros(chunk.mask.shape)
-        return mask.masked_fill_(~chunk.mask, torch.finfo(like.dtype).min)[None, None]
+        hidden = ~chunk.mask.to(like.device)
+        mask = like.new_zeros(hidden.shape)
+        return mask.masked_fill_(hidden, torch.finfo(like.dtype).min)[None, None]
 
     def _hook(self, layer: int) -> Callable[[nn.Module, object, Tensor], None]:
         def fire(module: nn.Module, args: object, hidden: Tensor) -> None:
@@ -90,6 +117,9 @@ class EagerBackend:
                 after_layer(layer, hidden[0])
 
         return fire
+
+    def _before_head(self, module: nn.Module, args: tuple[Tensor]) -> None:
+        self._pass.states = args[0]
 
 
 def _positions(chunk: Chunk, device: torch.device) -> Tensor:
@@ -100,8 +130,11 @@ def _positions(chunk: Chunk, device: torch.device) -> Tensor:
 
 
 def _pick(cache: DynamicCache, columns: Tensor | slice) -> None:
-    for layer in cache.layers:
-        assert isinstance(layer, DynamicLayer)
-        if layer.keys is not None and layer.values is not None:
-            layer.keys = layer.keys[..., columns, :]
-            layer.values = layer.values[..., columns, :]
+    for layer in _filled(cache):
+        layer.keys = layer.keys[..., columns, :]
+        layer.values = layer.values[..., columns, :]
+
+
+def _filled(cache: DynamicCache) -> list[Any]:
+    """Return the layers that hold keys and values."""
+    return [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]

@@ -10,6 +10,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,16 +22,20 @@ from collab_llm_nodes.engine.backend import Backend, Chunk
 from collab_llm_nodes.engine.eager import EagerBackend
 from collab_llm_nodes.engine.exits import ExitScorer, PassExits
 from collab_llm_nodes.engine.kernels import Head
+from collab_llm_nodes.engine.saved import Fit, SavedSession
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.engine.tree import TokenTree
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ProtocolError
 from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.models.fingerprint import fingerprint
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.models.vocabulary import vocabulary_hash, vocabulary_size
 
 OnExit = Callable[[int, Tensor], None]
 AfterExit = Callable[[int, float], None]
+OnStates = Callable[[Tensor], None]
+Check = Callable[[], None]
 BACKENDS = ("auto", "static", "eager")
 
 
@@ -42,12 +49,18 @@ class Feed:
             the engine's exit layers.
         last: logits are wanted after this many of the last tokens; None: after all; 0: the cache
             is filled only.
+        parents: the tokens become nodes of the session's tree, each behind the column named here,
+            see ``Session.grow``. None: they follow the trunk.
+        on_states: called as ``on_states(states [last, width])`` when the pass is done, with the
+            hidden states that the LM head has read (behind the final norm).
     """
 
     session: Session
     ids: Sequence[int]
     on_exit: OnExit | None = None
     last: int | None = None
+    parents: Sequence[int] | None = None
+    on_states: OnStates | None = None
 
     @property
     def keep(self) -> int:
@@ -93,16 +106,46 @@ class Engine:
         )
         self.backend = _choose(backend, loaded)
         self._backend: Backend = (
-            StaticBackend(loaded, head, self.exit_layers)
+            StaticBackend(loaded, head)
             if self.backend == "static"
-            else EagerBackend(loaded, self.vocab_size, self.exit_layers)
+            else EagerBackend(loaded, self.vocab_size)
         )
         self._embedding: Tensor = loaded.model.get_input_embeddings().weight.detach()
         self.device = self._embedding.device
 
     def open(self, prompt: EncodedPrompt) -> Session:
         """Start a session; nothing is computed before its first ``feed``."""
-        return Session(self, prompt)
+        return Session(self, prompt, self._backend.new_cache())
+
+    @torch.inference_mode()
+    def restore(self, file: str | Path) -> Session:
+        """Start a session with what ``Session.save`` has written.
+
+        Raises:
+            InvalidInput: the file is damaged, or its contents contradict each other.
+            ModelError: it was saved with another model, or another type of numbers.
+        """
+        saved = SavedSession.read(file, self._fit)
+        session = Session(self, saved.prompt, self._backend.filled(saved.keys_values))
+        session._tree.cut(saved.keys_values.shape[2])
+        if saved.image_features is not None:
+            session._image_features = saved.image_features.to(self.device)
+        return session
+
+    @cached_property
+    def _fit(self) -> Fit:
+        """Facts a saved session must agree with; the first call reads all weights."""
+        model = self.loaded.model
+        config = model.config.get_text_config()
+        attention = decoder_parts(model).layers[0].self_attn
+        keys = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        return Fit(
+            fingerprint(model),
+            self._embedding.dtype,
+            (self.num_layers, 2 * keys, int(attention.head_dim)),
+            self.context,
+            self.vocab_size,
+        )
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ``tokens`` without special ones."""
@@ -119,6 +162,7 @@ class Engine:
         *,
         exits_until: float = math.inf,
         after_exit: AfterExit = lambda layer, took_s: None,
+        check: Check = lambda: None,
     ) -> list[Tensor | Exception]:
         """One forward pass over several sessions, of any lengths and numbers of new tokens.
 
@@ -127,11 +171,15 @@ class Engine:
             after_exit: called as ``after_exit(layer, took_s)`` when every ``on_exit`` of the layer
                 has been; ``took_s`` is what the exits there have taken. What it raises ends the
                 pass and is raised.
+            check: called between two layers. What it raises (``Cancelled``, say) ends the pass and
+                is raised. On an accelerator, layers that were given to it before still run.
 
         Returns:
             For each feed, in order, its logits [last, V], or the exception that ended it: those of
-            ``Session.feed``, or what its ``on_exit`` raised. Its session is then as it was (without
-            nodes); the other feeds are not disturbed. When none is left, the pass ends early.
+            ``Session.feed`` and ``Session.grow``, or what its ``on_exit`` or ``on_states`` raised.
+            Its session is then as it was (a feed behind the trunk drops all nodes, even so); the
+            other feeds are not disturbed. When none is left, the pass ends early. If the pass is
+            ended as a whole, all its sessions are as they were, likewise.
         """
         results: dict[int, Tensor | Exception] = {}
         running: dict[int, Feed] = {}
@@ -147,40 +195,62 @@ class Engine:
                 running[number] = feed
             else:
                 results[number] = torch.empty(0, self.vocab_size, device=self.device)
-        # Few new tokens side by side, so that the backend can batch their attention.
-        numbers = sorted(running, key=lambda number: len(running[number].ids))
+        numbers = sorted(running, key=lambda number: self._place(running[number]))
         for group in [numbers] if self._backend.batches else [[number] for number in numbers]:
             if group:
-                outcomes = self._pass([running[n] for n in group], exits_until, after_exit)
+                outcomes = self._pass([running[n] for n in group], exits_until, after_exit, check)
                 results.update(zip(group, outcomes, strict=True))
         return [results[number] for number in range(len(feeds))]
 
+    def _place(self, feed: Feed) -> tuple[bool, int]:
+        """Return where a feed stands in a pass: those whose attention is batched side by side."""
+        new, session = len(feed.ids), feed.session
+        before = session.length if feed.parents is None else session.columns
+        return not self._backend.side_by_side(session._cache, new, before + new), new
+
     @torch.inference_mode()
     def _pass(
-        self, feeds: Sequence[Feed], exits_until: float, after_exit: AfterExit
+        self, feeds: Sequence[Feed], exits_until: float, after_exit: AfterExit, check: Check
     ) -> list[Tensor | Exception]:
         embedded = self._embed([token for feed in feeds for token in feed.ids])
-        chunks, row = [], 0
-        for feed in feeds:
-            chunks.append(feed.session._chunk(feed))
-            feed.session._show_images(feed.ids, embedded[row : row + len(feed.ids)])
-            row += len(feed.ids)
         watch = None
         if self._exits is not None and any(layer <= exits_until for layer in self.exit_layers):
             watch = _Watch(feeds, self._exits, exits_until, after_exit)
-        after_layer = watch.after_layer if watch is not None and watch.listening else None
+
+        def after_layer(layer: int, hidden: Tensor) -> None:
+            if watch is not None and layer in self.exit_layers:
+                watch.after_layer(layer, hidden)
+            if layer < self.num_layers:
+                check()
+
+        chunks: list[Chunk] = []
         try:
-            logits = self._backend.forward(chunks, embedded, after_layer)
-        except _NoneLeft:
-            assert watch is not None
-            return [watch.failed[i] for i in range(len(feeds))]
-        results: list[Tensor | Exception] = list(logits)
-        for i, (feed, chunk) in enumerate(zip(feeds, chunks, strict=True)):
-            if watch is not None and i in watch.failed:
-                self._backend.cut(chunk.cache, chunk.start)
-                results[i] = watch.failed[i]
-            else:
+            row = 0
+            for feed in feeds:
+                chunks.append(feed.session._begin(feed))
+                feed.session._show_images(feed.ids, embedded[row : row + len(feed.ids)])
+                row += len(feed.ids)
+            outputs = self._backend.forward(chunks, embedded, after_layer)
+        except BaseException as error:  # whatever ends the pass, the sessions are as before it
+            for feed, chunk in zip(feeds, chunks, strict=False):
+                feed.session._undo(chunk)
+            if isinstance(error, _NoneLeft):
+                assert watch is not None
+                return [watch.failed[i] for i in range(len(feeds))]
+            raise
+        failed = {} if watch is None else watch.failed
+        results: list[Tensor | Exception] = []
+        for i, (feed, chunk, output) in enumerate(zip(feeds, chunks, outputs, strict=True)):
+            if feed.on_states is not None and i not in failed:
+                try:
+                    feed.on_states(output.states)
+                except Exception as error:  # noqa: BLE001 - ends this feed only
+                    failed[i] = error
+            if i in failed:
+                feed.session._undo(chunk)
+            elif feed.parents is None:
                 feed.session._tree.cut(chunk.end)
+            results.append(failed.get(i, output.logits))
         return results
 
     def _embed(self, ids: Sequence[int]) -> Tensor:
@@ -256,11 +326,11 @@ class Session:
     and drop all nodes.
     """
 
-    def __init__(self, engine: Engine, prompt: EncodedPrompt) -> None:
+    def __init__(self, engine: Engine, prompt: EncodedPrompt, cache: Any) -> None:
         self._engine = engine
         self._prompt = prompt
         self._tree = TokenTree()
-        self._cache = engine._backend.new_cache()
+        self._cache = cache
         self._closed = False
         self._image_features: Tensor | None = None
 
@@ -281,6 +351,64 @@ class Session:
     def columns(self) -> int:
         """Trunk and nodes."""
         return self._tree.columns
+
+    def keys_values(self) -> list[Tensor]:
+        """Return views of the cached keys and values.
+
+        Returns:
+            One or more tensors [layers, 2 * kv_heads, some columns, head_dim], in the order of the
+            columns, the keys' heads first.
+        """
+        self._check_open()
+        return self._engine._backend.parts(self._cache, self.columns)
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of the KV cache that this session holds alone."""
+        return 0 if self._closed else self._engine._backend.sizes(self._cache)[0]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the KV cache that are held once for this session and its forks."""
+        return 0 if self._closed else self._engine._backend.sizes(self._cache)[1]
+
+    @torch.inference_mode()
+    def fork(self) -> Session:
+        """Return a session that goes on from the same trunk; nodes stay with this one.
+
+        The common prefix is held once (but for at most 127 columns), however many forks there are,
+        until the last of them is closed, in any order. (The eager backend copies it at the next
+        feed.)
+
+        Raises:
+            ProtocolError: the session is closed.
+        """
+        self._check_open()
+        cache = self._engine._backend.fork(self._cache, self.length, self.columns)
+        twin = Session(self._engine, self._prompt, cache)
+        twin._image_features = self._image_features
+        twin._tree.cut(self.length)
+        return twin
+
+    @torch.inference_mode()
+    def save(self, file: str | Path) -> None:
+        """Write the trunk to a safetensors file, for ``Engine.restore``; nodes are left out.
+
+        The file names the model by a hash of its configuration and weights.
+
+        Raises:
+            InvalidInput: the session is empty, or the file cannot be written.
+            ProtocolError: the session is closed.
+        """
+        self._check_open()
+        if not self.length:
+            raise InvalidInput("nothing has been fed", field="file", remedy="feed prompt.ids first")
+        features = None
+        if self.length < len(self._prompt.ids) and self._prompt.image_grid_thw is not None:
+            self.look()  # the rest of the prompt needs them
+            features = self._image_features
+        keys_values = torch.cat(self._engine._backend.parts(self._cache, self.length), dim=2)
+        SavedSession(keys_values, self._prompt, features).write(file, self._engine._fit)
 
     def feed(
         self, ids: Sequence[int], on_exit: OnExit | None = None, last: int | None = None
@@ -319,34 +447,12 @@ class Session:
 
         Raises:
             InvalidInput: ids outside the vocabulary, bad parents, or more than fit.
-            ProtocolError: the session is closed, or its prompt has not been fed yet.
+            ProtocolError: the session is closed, or its prompt has not been fed to its end.
         """
-        self._check_open()
-        if len(ids) != len(parents):
-            raise InvalidInput(f"{len(ids)} ids and {len(parents)} parents", field="parents")
-        self._check_ids(ids)
-        self._tree.check(parents)
-        before = self.columns
-        if not ids:
-            return torch.empty(0, self._engine.vocab_size, device=self._engine.device)
-        positions: list[int] = []
-        for parent in parents:
-            new = parent - before
-            positions.append(1 + (positions[new] if new >= 0 else self._position(parent)))
-        seen = self._tree.grow(parents, positions)
-        engine = self._engine
-        try:
-            self._check_room(int(seen.sum(axis=1).max()))  # of a path: columns may be more
-            with torch.inference_mode():
-                mask = torch.from_numpy(seen).to(engine.device)
-                chunk = Chunk(
-                    self._cache, before, len(ids), torch.tensor(positions), mask, len(ids)
-                )
-                (logits,) = engine._backend.forward([chunk], engine._embed(ids), None)
-        except BaseException:  # whatever ends the pass, the session is as it was before it
-            self._tree.shrink(before)
-            raise
-        return logits
+        (result,) = self._engine.run([Feed(self, ids, parents=parents)])
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def retain(self, column: int) -> dict[int, int]:
         """Make the path from the root to ``column`` the trunk; its descendants stay as nodes.
@@ -389,6 +495,9 @@ class Session:
         if not 0 <= feed.keep <= len(feed.ids):
             raise ValueError(f"last={feed.last} of {len(feed.ids)} ids")
         self._check_ids(feed.ids)
+        if feed.parents is not None:
+            self._check_growth(feed.ids, feed.parents)
+            return
         self._check_room(self.length + len(feed.ids))
         own = self._prompt.ids[self.length : self.length + len(feed.ids)]
         if tuple(feed.ids[: len(own)]) != own:
@@ -397,6 +506,19 @@ class Session:
                 field="ids",
                 remedy="feed prompt.ids first",
             )
+
+    def _check_growth(self, ids: Sequence[int], parents: Sequence[int]) -> None:
+        if len(ids) != len(parents):
+            raise InvalidInput(f"{len(ids)} ids and {len(parents)} parents", field="parents")
+        if self.length < len(self._prompt.ids):
+            raise ProtocolError(
+                f"{self.length} of the prompt's {len(self._prompt.ids)} tokens have been fed",
+                field="parents",
+                remedy="feed prompt.ids first",
+            )
+        self._tree.check(parents)
+        if parents:
+            self._check_room(max(self._tree.depths(parents)))  # of a path: columns may be more
 
     def _check_open(self) -> None:
         if self._closed:
@@ -418,20 +540,32 @@ class Session:
                 remedy="lower max_tokens or shorten the prompt",
             )
 
-    def _chunk(self, feed: Feed) -> Chunk:
-        """A (checked) feed for the backend; drops all nodes."""
-        start = self._tree.length
+    def _begin(self, feed: Feed) -> Chunk:
+        """Turn a (checked) feed into the backend's chunk.
+
+        Behind the trunk it drops all nodes; nodes are added to the tree.
+        """
+        if feed.parents is not None:
+            return self._begin_growth(feed.parents, feed.keep)
+        start, new = self._tree.length, len(feed.ids)
         if self._tree.columns > start:
             self._engine._backend.cut(self._cache, start)
             self._tree.cut(start)
-        return Chunk(
-            self._cache,
-            start,
-            len(feed.ids),
-            self._positions(start, len(feed.ids)),
-            None,
-            feed.keep,
-        )
+        return Chunk(self._cache, start, new, self._positions(start, new), None, feed.keep)
+
+    def _begin_growth(self, parents: Sequence[int], keep: int) -> Chunk:
+        before = self._tree.columns
+        positions: list[int] = []
+        for parent in parents:
+            new = parent - before
+            positions.append(1 + (positions[new] if new >= 0 else self._position(parent)))
+        mask = torch.from_numpy(self._tree.grow(parents, positions))
+        return Chunk(self._cache, before, len(parents), torch.tensor(positions), mask, keep)
+
+    def _undo(self, chunk: Chunk) -> None:
+        """Forget the columns of a chunk whose pass has failed."""
+        self._tree.shrink(chunk.start)
+        self._engine._backend.cut(self._cache, chunk.start)
 
     def _positions(self, start: int, count: int) -> int | Tensor:
         """Positions of the trunk's columns from ``start``: the first, or M-RoPE's [3, count]."""
@@ -472,7 +606,7 @@ class Session:
 
     def _show_images(self, ids: Sequence[int], embedded: Tensor) -> None:
         """Put image features into their places in ``embedded`` [k, hidden], behind the trunk."""
-        prompt_ids, start = self._prompt.ids, self.length
+        prompt_ids, start = self._prompt.ids, self.length  # nodes stand behind the whole prompt
         if self._prompt.image_grid_thw is None or start >= len(prompt_ids):
             return
         self.look()

@@ -53,6 +53,14 @@ class TokenTree:
                     remedy="a node follows a column of the trunk or an earlier node",
                 )
 
+    def depths(self, parents: Sequence[int]) -> list[int]:
+        """Return the lengths of the paths to nodes that would follow (checked) parents."""
+        found: list[int] = []
+        for parent in parents:
+            new = parent - self.columns
+            found.append(1 + (found[new] if new >= 0 else int(self.seen(parent).sum())))
+        return found
+
     def grow(self, parents: Sequence[int], positions: Sequence[int]) -> Mask:
         """Append one node per (checked) parent; ``positions`` are kept for their children.
 

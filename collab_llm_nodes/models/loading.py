@@ -17,6 +17,7 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
@@ -28,7 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 from collab_llm_nodes.assets import shipped_model
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.errors import ConfigError, ModelError
 from collab_llm_nodes.models.adapters import ExitAdapters, check_exit_layers
 from collab_llm_nodes.models.architectures import ARCHITECTURES, architecture_of, decoder_parts
 from collab_llm_nodes.models.vocabulary import vocabulary_size
@@ -130,6 +131,93 @@ def load(config: ModelConfig) -> LoadedModel:
     if adapters is not None:
         adapters.to(device, DTYPES[config.dtype]).eval().requires_grad_(False)
     return LoadedModel(model, tokenizer, image_processor, adapters, config)
+
+
+def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel, int, int]:
+    """Load layers ``first`` to ``last - 1`` of a text model, and nothing else of it.
+
+    The embedding is loaded with the first layer, norm and LM head with the last one. What is left
+    out stays on torch's meta device, which has no memory.
+
+    Returns:
+        A model of these layers only, the number of all layers, and the bytes loaded.
+
+    Raises:
+        ConfigError: there are no such layers. ``field`` is ``layers``.
+        ModelError: as ``load``; the model sees images; quantisation or exits are asked for.
+    """
+    device, folder = _device(config.device), _folder(config)
+    if architecture_of(_model_type(folder)).vision:
+        raise ModelError(
+            "models that see images are not divided", field="path", remedy="take a text model"
+        )
+    if config.quantization != "none" or config.exits is not None or config.exit_layers:
+        raise ModelError(
+            "a part of a model has no quantisation and no exits",
+            field="quantization",
+            remedy="leave quantization, exits and exit_layers as they are by default",
+        )
+    facts = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if not 0 <= first < last <= facts.num_hidden_layers:
+        raise ConfigError(
+            f"no layers {first} to {last} of {facts.num_hidden_layers}",
+            field="layers",
+            remedy=f"0 <= first < last <= {facts.num_hidden_layers}",
+        )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(facts, dtype=DTYPES[config.dtype])
+    decoder = model.get_decoder()
+    prefix = next(name for name, module in model.named_modules() if module is decoder)
+    embedding = f"{prefix}.embed_tokens.weight"
+    tied = last == facts.num_hidden_layers and facts.tie_word_embeddings
+
+    def wanted(name: str) -> bool:
+        place = name.removeprefix(f"{prefix}.")
+        if place.startswith("layers."):
+            return first <= int(place.split(".")[1]) < last
+        if place.startswith(("embed", "project_in")):
+            return first == 0 or (tied and name == embedding)
+        return last == facts.num_hidden_layers and not (tied and name == "lm_head.weight")
+
+    names = {name for name in model.state_dict() if wanted(name)}
+    found = _read_tensors(folder, names, device, DTYPES[config.dtype])
+    size = sum(tensor.nbytes for tensor in found.values())
+    if tied:
+        found["lm_head.weight"] = found[embedding]
+        if first:
+            del found[embedding]
+    model.load_state_dict(found, strict=False, assign=True)
+    decoder.layers = nn.ModuleList(decoder.layers[first:last])
+    if getattr(decoder, "rotary_emb", None) is not None:  # its angles are computed, not loaded
+        decoder.rotary_emb = type(decoder.rotary_emb)(config=facts).to(device)
+    model.eval().requires_grad_(False)
+    loaded = LoadedModel(model, _tokenizer(folder), None, None, config)
+    return loaded, facts.num_hidden_layers, size
+
+
+def _read_tensors(
+    folder: Path, names: set[str], device: torch.device, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Read some tensors of a checkpoint; the rest of its files is not touched."""
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, "pt") as tensors:
+                for name in names.intersection(tensors.keys()):
+                    found[name] = tensors.get_tensor(name).to(device, dtype)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(
+                f"{file} is not a readable safetensors file: {error}",
+                field="path",
+                remedy="copy or download it again",
+            ) from error
+    if names - found.keys():
+        raise ModelError(
+            f"the checkpoint in {folder} lacks {', '.join(sorted(names - found.keys())[:3])}",
+            field="path",
+            remedy="copy or download it again",
+        )
+    return found
 
 
 def _device(name: str) -> torch.device:

@@ -28,6 +28,7 @@ def test_the_benchmark_measures_what_it_names(
         return preview(self, layer, *args)
 
     monkeypatch.setattr(VerifierSession, "preview", counted)
+    monkeypatch.setattr(engine, "LANES", (3, 40))
     plot = tmp_path / "engine.png"
     results = run_engine(
         answers=1,
@@ -50,6 +51,9 @@ def test_the_benchmark_measures_what_it_names(
     for law in ("greedy", "sampled"):
         assert set(row["drafter"][law]["ratio"]) == {str(k) for k in BRANCHES}
     assert set(row["sessions"]["ratio"]) == {str(n) for n in SESSIONS}
+    lanes = results["lanes"]["3x40"]
+    assert lanes["over_limit"] == pytest.approx(lanes["step_ms"] / lanes["read_once_ms"])
+    assert 0 < lanes["read_once_ms"] < lanes["step_ms"], "a step reads all of it and computes"
     assert set(previewed) >= set(range(1, 12)), (
         "exits are timed with what the verifier makes of them"
     )

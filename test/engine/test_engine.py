@@ -84,10 +84,10 @@ def hf_greedy(loaded: LoadedModel, prompt: EncodedPrompt, max_tokens: int) -> li
 
 
 def cached(session: Session) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values of each layer [columns, heads, head_dim]."""
-    data = session._cache.data[:, : session.length]
-    heads = data.shape[2] // 2
-    return [(layer[:, :heads], layer[:, heads:]) for layer in data]
+    """Keys and values of each layer [heads, columns, head_dim]."""
+    data = torch.cat(session.keys_values(), dim=2)
+    heads = data.shape[1] // 2
+    return [(layer[:heads], layer[heads:]) for layer in data]
 
 
 def draft_for(architecture: str, kind: str) -> LoadedModel:
@@ -304,7 +304,7 @@ def test_a_closed_session_frees_its_cache() -> None:
     loaded = tiny_model("llama")
     session, prompt = open_session(loaded, Engine(loaded))
     session.feed(prompt.ids)
-    keys = weakref.ref(session._cache.data)
+    keys = weakref.ref(session._cache.own)
     assert keys() is not None
     session.close()
     gc.collect()

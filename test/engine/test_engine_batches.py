@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import VISION, tiny_folder, tiny_model, tiny_prompt
+from tiny_models import tiny_folder, tiny_model, tiny_prompt
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -387,26 +387,32 @@ def test_bad_trees_are_refused_and_change_nothing() -> None:
         session.grow([1], [0])
 
 
-@pytest.mark.parametrize("architecture", VISION)
-def test_trees_of_a_half_fed_prompt(architecture: str) -> None:
-    """A node may branch off anywhere; it is placed behind the column it follows."""
-    engine = Engine(tiny_model(architecture))
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("architecture", ["qwen2_vl", "llama"])
+def test_trees_stand_behind_the_whole_prompt(architecture: str, backend: str) -> None:
+    engine = Engine(tiny_model(architecture), backend=backend)
     session, prompt = opened(engine, architecture)
-    session.feed(prompt.ids[:4], last=0)
-    assert session.grow([9, 9], [1, 3]).shape == (2, engine.vocab_size)
-    session.feed(prompt.ids[4:], last=0)
-    close(session.feed([9])[0], fed(engine, architecture, [9]))
+    for held in (0, 4, len(prompt.ids) - 1):
+        session.feed(prompt.ids[session.length : held], last=0)
+        with pytest.raises(ProtocolError, match="prompt's"):
+            session.grow([9], [0])
+        assert session.columns == session.length == held
+    session.feed(prompt.ids[session.length :], last=0)
+    close(session.grow([9], [session.length - 1])[0], fed(engine, architecture, [9]))
+    session.length -= 1
+    with pytest.raises(ProtocolError, match="feed prompt.ids first"):
+        session.grow([9], [0])
 
 
 def test_caches_grow_with_need_and_are_freed() -> None:
     engine = Engine(tiny_model("llama"))
     session, prompt = opened(engine, "llama")
-    assert session._cache.data.numel() == 0
+    assert session._cache.own.numel() == 0
     session.feed(prompt.ids, last=0)
-    first = session._cache.data.shape[1]
+    first = session._cache.own.shape[2]
     assert len(prompt.ids) <= first <= 128
     session.feed([7] * 200, last=0)
-    assert session._cache.data.shape[1] == 128 * -(-session.length // 128)
+    assert session._cache.own.shape[2] == 128 * -(-session.length // 128)
     close(session.feed([8])[0], fed(engine, "llama", [7] * 200 + [8]))
 
 
@@ -415,7 +421,7 @@ def test_caches_of_many_sessions_stay_small() -> None:
     engine = Engine(load(ModelConfig(path="nav-target")))
     cache = engine._backend.new_cache()
     cache.reserve(engine.context)
-    assert 64 * cache.data.nbytes < 256 * 2**20
+    assert 64 * cache.own.nbytes < 256 * 2**20
 
 
 # ---------------------------------------------------------------- exits

@@ -1,0 +1,233 @@
+"""Some layers of a model: token ids or hidden states in, hidden states or logits out.
+
+A model too large for one device is divided into stages, each in a process of its own. Each loads
+only its own tensors and holds the keys and values of its own layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from collab_llm_nodes.engine.backend import Chunk
+from collab_llm_nodes.engine.kernels import Head
+from collab_llm_nodes.engine.static import StaticBackend
+from collab_llm_nodes.engine.tree import TokenTree
+from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
+from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.models.loading import ModelConfig, load_layers
+from collab_llm_nodes.models.vocabulary import vocabulary_size
+
+
+class Stage:
+    """Layers ``first`` to ``last - 1`` of a text model, counted from 0.
+
+    Attributes:
+        first, last: as given.
+        bytes: of the weights that have been loaded.
+        num_layers: of the whole model.
+        context: tokens a session can hold.
+        takes_ids: it is the first stage; the others take hidden states.
+        gives_logits: it is the last stage; the others give hidden states.
+
+    Raises:
+        ConfigError: there are no such layers.
+        ModelError: as ``models.loading.load``; or the model sees images, or its attention has
+            windows or rotations that the static backend does not support.
+    """
+
+    def __init__(self, config: ModelConfig, first: int, last: int) -> None:
+        loaded, self.num_layers, self.bytes = load_layers(config, first, last)
+        if not StaticBackend.supports(loaded):
+            raise ModelError(
+                "this model's attention cannot be divided into stages",
+                field="path",
+                remedy="take a model without sliding windows and dynamic rotations",
+            )
+        self.first, self.last = first, last
+        self.takes_ids, self.gives_logits = first == 0, last == self.num_layers
+        self.vocab_size = vocabulary_size(loaded.tokenizer)
+        model = loaded.model
+        self.context: int = model.config.get_text_config().max_position_embeddings
+        head = Head(decoder_parts(model), self.vocab_size)
+        self._backend = StaticBackend(loaded, head)
+        self._embedding: Tensor = model.get_input_embeddings().weight.detach()
+        self.device = self._backend.device
+        self._width = decoder_parts(model).hidden_size
+
+    def open(self) -> StageSession:
+        """Start a session; nothing is computed before it is fed."""
+        return StageSession(self, self._backend.new_cache())
+
+    @torch.inference_mode()
+    def run(self, feeds: Sequence[StageFeed]) -> list[Tensor]:
+        """Run one pass over several sessions.
+
+        Returns:
+            Of each feed, in order, hidden states [new, hidden_size], or logits [last, V] of the
+            last stage.
+
+        Raises:
+            InvalidInput: ids outside the vocabulary, states of another shape, or more than fit.
+            ProtocolError: a session is closed, is here twice, or belongs to another stage. If
+                anything is raised, all sessions are as they were.
+        """
+        if len({id(feed.session) for feed in feeds}) < len(feeds):
+            raise ProtocolError("a session takes part once in a pass")
+        for feed in feeds:
+            feed.session._check(feed, self)
+        order = sorted(range(len(feeds)), key=lambda i: feeds[i].session._place(feeds[i]))
+        chunks: list[Chunk] = []
+        try:
+            chunks += [feeds[i].session._begin(feeds[i]) for i in order]
+            rows = torch.cat([self._rows(feeds[i].rows) for i in order]) if order else None
+            if rows is None:
+                return []
+            hidden = self._backend.hidden(chunks, rows, None, enter=self.takes_ids)
+            if self.gives_logits:
+                outputs = [output.logits for output in self._backend.outputs(hidden, chunks)]
+            else:
+                outputs = list(hidden.split([chunk.new for chunk in chunks]))
+        except BaseException:
+            for i, chunk in zip(order, chunks, strict=False):
+                feeds[i].session._tree.shrink(chunk.start)
+            raise
+        for i, chunk in zip(order, chunks, strict=True):
+            if feeds[i].parents is None:
+                feeds[i].session._tree.cut(chunk.end)
+        found = dict(zip(order, outputs, strict=True))
+        return [found[i] for i in range(len(feeds))]
+
+    def _rows(self, rows: Sequence[int] | Tensor) -> Tensor:
+        if isinstance(rows, Tensor):
+            return rows.to(self.device, self._backend.dtype)
+        return functional.embedding(torch.tensor(rows, device=self.device), self._embedding)
+
+
+@dataclass(frozen=True)
+class StageFeed:
+    """New tokens of one session in a pass of a stage.
+
+    Attributes:
+        rows: token ids of the first stage, hidden states [new, hidden_size] of any other.
+        last: the last stage gives logits after so many of the last tokens; None: after all.
+        parents: as ``engine.Feed.parents``.
+    """
+
+    session: StageSession
+    rows: Sequence[int] | Tensor
+    last: int | None = None
+    parents: Sequence[int] | None = None
+
+
+class StageSession:
+    """Keys and values of a stage's layers. Not for two threads at a time.
+
+    ``length``, trees and forks are as those of ``engine.Session``: whoever drives the stages makes
+    the same calls on all of them.
+    """
+
+    def __init__(self, stage: Stage, cache: object) -> None:
+        self._stage = stage
+        self._cache = cache
+        self._tree = TokenTree()
+        self._closed = False
+
+    @property
+    def length(self) -> int:
+        """Tokens of the trunk."""
+        return self._tree.length
+
+    @length.setter
+    def length(self, n: int) -> None:
+        self._check_open()
+        if not 0 <= n <= self._tree.length:
+            raise ProtocolError(f"cannot roll back from {self._tree.length} to {n}", field="length")
+        self._stage._backend.cut(self._cache, n)
+        self._tree.cut(n)
+
+    @property
+    def columns(self) -> int:
+        """Trunk and nodes."""
+        return self._tree.columns
+
+    def feed(self, rows: Sequence[int] | Tensor, last: int | None = None) -> Tensor:
+        """Append tokens behind the trunk, see ``Stage.run``; nodes are dropped."""
+        return self._stage.run([StageFeed(self, rows, last)])[0]
+
+    def grow(self, rows: Sequence[int] | Tensor, parents: Sequence[int]) -> Tensor:
+        """Append nodes to the tree, see ``engine.Session.grow``."""
+        return self._stage.run([StageFeed(self, rows, None, parents)])[0]
+
+    @torch.inference_mode()
+    def retain(self, column: int) -> None:
+        """Make the path to ``column`` the trunk; its descendants stay as nodes."""
+        self._check_open()
+        later = [self._position(c) for c in range(column + 1, self.length)]
+        self._stage._backend.move(self._cache, self._tree.retain(column, later))
+
+    @torch.inference_mode()
+    def fork(self) -> StageSession:
+        """Return a session with the same trunk, which is held once; nodes stay with this one."""
+        self._check_open()
+        cache = self._stage._backend.fork(self._cache, self.length, self.columns)
+        twin = StageSession(self._stage, cache)
+        twin._tree.cut(self.length)
+        return twin
+
+    def close(self) -> None:
+        """Free the keys and values."""
+        self._cache, self._closed = None, True
+        self._tree.cut(0)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ProtocolError("the session is closed", remedy="open a new one")
+
+    def _check(self, feed: StageFeed, stage: Stage) -> None:
+        if self._stage is not stage:
+            raise ProtocolError("a session takes part in the passes of its own stage")
+        self._check_open()
+        rows, new = feed.rows, len(feed.rows)
+        if not new or not 0 <= (new if feed.last is None else feed.last) <= new:
+            raise InvalidInput(f"{new} tokens, logits after {feed.last}", field="rows")
+        if stage.takes_ids:
+            if isinstance(rows, Tensor) or not all(0 <= i < stage.vocab_size for i in rows):
+                raise InvalidInput("the first stage takes ids of the vocabulary", field="rows")
+        elif not isinstance(rows, Tensor) or rows.shape != (new, stage._width):
+            raise InvalidInput(f"this stage takes states [new, {stage._width}]", field="rows")
+        deepest = self.length + new
+        if feed.parents is not None:
+            if len(feed.parents) != new:
+                raise InvalidInput(f"{new} rows and {len(feed.parents)} parents", field="parents")
+            self._tree.check(feed.parents)
+            deepest = max(self._tree.depths(feed.parents))
+        if deepest > stage.context:
+            raise InvalidInput(f"{deepest} tokens, the model reads {stage.context}", field="rows")
+
+    def _place(self, feed: StageFeed) -> tuple[bool, int]:
+        new = len(feed.rows)
+        before = self.length if feed.parents is None else self.columns
+        return not self._stage._backend.side_by_side(self._cache, new, before + new), new
+
+    def _position(self, column: int) -> int:
+        return column if column < self.length else self._tree.position(column)
+
+    def _begin(self, feed: StageFeed) -> Chunk:
+        new = len(feed.rows)
+        keep = new if feed.last is None else feed.last
+        if feed.parents is None:
+            start = self.length
+            self._stage._backend.cut(self._cache, start)
+            self._tree.cut(start)
+            return Chunk(self._cache, start, new, start, None, keep)
+        start, positions = self.columns, list[int]()
+        for parent in feed.parents:
+            own = parent - start
+            positions.append(1 + (positions[own] if own >= 0 else self._position(parent)))
+        mask = torch.from_numpy(self._tree.grow(feed.parents, positions))
+        return Chunk(self._cache, start, new, torch.tensor(positions), mask, keep)

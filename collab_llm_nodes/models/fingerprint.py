@@ -1,0 +1,47 @@
+"""A hash by which two processes know that they run the same model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Facts of a configuration that change with the place or the library, not with the model.
+_PASSING = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
+
+
+def fingerprint(model: Any) -> str:
+    """Return the SHA-256 of a model's configuration and weights, in hexadecimal.
+
+    Weights count with their types, so that a model in another precision is another model. The
+    layout in memory does not count. It reads all weights once: keep the result.
+    """
+    facts = _lasting(model.config.to_dict())
+    found = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
+    for name, value in sorted(model.state_dict().items()):
+        for part in _plain(value):
+            found.update(f"{name} {part.dtype} {tuple(part.shape)}".encode())
+            found.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
+def _lasting(facts: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _lasting(value) if isinstance(value, dict) else value
+        for key, value in facts.items()
+        if key not in _PASSING
+    }
+
+
+def _plain(value: Any) -> list[Tensor]:
+    """Return the tensors that a weight consists of: several for a quantised one."""
+    if not isinstance(value, Tensor):
+        return []
+    value = value.detach()
+    if type(value) is not Tensor and hasattr(value, "__tensor_flatten__"):
+        names, _ = value.__tensor_flatten__()
+        return [part for name in names for part in _plain(getattr(value, name))]
+    return [value]

@@ -1,0 +1,362 @@
+"""Any sequence of operations on sessions equals fresh sessions that were fed the same tokens."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from tiny_models import tiny_model, tiny_prompt
+from torch.nn import functional
+
+from collab_llm_nodes.engine import attention, cache
+from collab_llm_nodes.engine.cache import StaticCache
+from collab_llm_nodes.engine.engine import Engine, Feed, Session
+from collab_llm_nodes.errors import Cancelled, InvalidInput, ModelError, ProtocolError
+from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
+from collab_llm_nodes.models.fingerprint import fingerprint
+from collab_llm_nodes.models.prompt import EncodedPrompt, encode
+
+BACKENDS = ("static", "eager")
+
+
+def opened(engine: Engine, seed: int = 0) -> tuple[Session, EncodedPrompt]:
+    name = engine.loaded.model.config.model_type
+    prompt = encode(tiny_prompt(name, seed, images=1 + seed % 2), engine.loaded)
+    return engine.open(prompt), prompt
+
+
+def alone(engine: Engine, prompt: EncodedPrompt, answer: list[int]) -> torch.Tensor:
+    """Logits after the last of ``answer``, in a fresh session."""
+    return engine.open(prompt).feed([*prompt.ids, *answer], last=1)[0]
+
+
+def near(found: torch.Tensor | Exception, expected: torch.Tensor) -> None:
+    """Logits spread by about 2; float32 sums in another order differ by less than 5e-5."""
+    assert isinstance(found, torch.Tensor), found
+    torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-4)
+
+
+@pytest.fixture(params=[1 << 20, 0], ids=["gathered", "in place"])
+def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny sessions share parts as long ones do, gathered or in place."""
+    monkeypatch.setattr(cache, "BLOCK", 4)
+    monkeypatch.setattr(attention, "GATHERED", request.param)
+
+
+# ---------------------------------------------------------------- all operations, any order
+
+
+@dataclass
+class Model:
+    """What a session must stand for: tokens behind the prompt, and the path of each node."""
+
+    session: Session
+    trunk: list[int] = field(default_factory=list)
+    nodes: dict[int, list[int]] = field(default_factory=dict)  # by column
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("architecture", ["qwen2_vl", "llama"])
+def test_any_sequence_of_operations_equals_fresh_sessions(
+    architecture: str, backend: str, tmp_path: Path
+) -> None:
+    engine = Engine(tiny_model(architecture), backend=backend)
+    tokens = st.integers(0, engine.vocab_size - 1)
+    file = tmp_path / "session.safetensors"
+
+    @settings(max_examples=12, deadline=None)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        session, prompt = opened(engine)
+        session.feed(prompt.ids, last=0)
+        n, held = len(prompt.ids), [Model(session)]
+        actions = ["feed", "grow", "pass", "roll back", "retain", "fork", "restore", "close"]
+        for _ in range(data.draw(st.integers(1, 8), label="steps")):
+            action = data.draw(st.sampled_from(actions), label="action")
+            model = data.draw(st.sampled_from(held), label="session")
+            if action in ("feed", "grow", "pass"):
+                chosen = held if action == "pass" else [model]
+                kinds = {"feed": [False], "grow": [True]}.get(action, [False, True])
+                feeds, expected = [], []
+                for one in chosen:
+                    ids = data.draw(st.lists(tokens, min_size=1, max_size=4), label="ids")
+                    if not data.draw(st.sampled_from(kinds), label="as a tree"):
+                        one.trunk, one.nodes = [*one.trunk, *ids], {}
+                        feeds.append(Feed(one.session, ids))
+                        expected.append(one.trunk)
+                        continue
+                    parents, first = [], one.session.columns
+                    for i, token in enumerate(ids):
+                        trunk = range(n - 1, one.session.length)
+                        parent = data.draw(st.sampled_from([*trunk, *one.nodes]), label="parent")
+                        parents.append(parent)
+                        path = one.nodes.get(parent, one.trunk[: max(0, parent - n + 1)])
+                        one.nodes[first + i] = [*path, token]
+                    feeds.append(Feed(one.session, ids, parents=parents))
+                    expected.append(one.nodes[first + len(ids) - 1])
+                for result, path in zip(engine.run(feeds), expected, strict=True):
+                    assert isinstance(result, torch.Tensor), result
+                    near(result[-1], alone(engine, prompt, path))
+            elif action == "roll back":
+                kept = data.draw(st.integers(0, len(model.trunk)), label="kept")
+                model.session.length = n + kept
+                model.trunk, model.nodes = model.trunk[:kept], {}
+            elif action == "retain" and model.nodes:
+                column = data.draw(st.sampled_from(sorted(model.nodes)), label="column")
+                moved = model.session.retain(column)
+                model.trunk = model.nodes[column]
+                model.nodes = {
+                    moved[c]: path
+                    for c, path in model.nodes.items()
+                    if c in moved and moved[c] >= model.session.length
+                }
+            elif action == "fork":
+                held.append(Model(model.session.fork(), list(model.trunk)))
+            elif action == "restore":
+                model.session.save(file)
+                held.append(Model(engine.restore(file), list(model.trunk)))
+            elif action == "close" and len(held) > 1:
+                held.remove(model)
+                model.session.close()
+            for one in held:
+                assert one.session.length == n + len(one.trunk)
+        for one in held:  # the caches hold what they should
+            near(one.session.feed([7])[0], alone(engine, prompt, [*one.trunk, 7]))
+
+    check()
+
+
+# ---------------------------------------------------------------- forks
+
+
+def test_a_shared_prefix_is_held_once_until_its_last_session_is_closed() -> None:
+    engine = Engine(tiny_model("llama"))
+    session, prompt = opened(engine)
+    long = [*prompt.ids, *([7] * 300)]
+    session.feed(long, last=0)
+    alone_bytes = session.own_bytes
+    assert session.shared_bytes == 0
+    forks = [session.fork() for _ in range(8)]
+    column = session.shared_bytes // len(long)
+    assert {s.shared_bytes for s in (session, *forks)} == {len(long) * column}
+    assert sum(s.own_bytes for s in (session, *forks)) == 0, "only what differs costs memory"
+    for number, fork in enumerate(forks):
+        near(fork.feed([number])[0], alone(engine, prompt, [*[7] * 300, number]))
+        assert fork.own_bytes <= cache.BLOCK * column < alone_bytes
+    grandchild = forks[3].fork()
+    assert isinstance(forks[3]._cache, StaticCache)
+    storage = weakref.ref(forks[3]._cache.shared[0])
+    for closed in (session, forks[0], *forks[4:], forks[3], forks[1], forks[2]):
+        closed.close()
+        assert closed.own_bytes == closed.shared_bytes == 0
+        near(grandchild.feed([9])[0], alone(engine, prompt, [*[7] * 300, 3, 9]))
+        grandchild.length -= 1
+    assert storage() is not None
+    grandchild.close()
+    gc.collect()
+    assert storage() is None
+
+
+def test_a_fork_of_a_closed_session_is_refused() -> None:
+    session, _ = opened(Engine(tiny_model("llama")))
+    twin = session.fork()  # of an empty one: it starts at the prompt, too
+    assert twin.length == 0
+    session.close()
+    with pytest.raises(ProtocolError, match="closed"):
+        session.fork()
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_sessions_go_from_one_backend_to_the_other(architecture: str, tmp_path: Path) -> None:
+    file, loaded = tmp_path / "session", tiny_model(architecture)
+    for first, second in (BACKENDS, BACKENDS[::-1]):
+        session, prompt = opened(Engine(loaded, backend=first))
+        for held in (3, len(prompt.ids) + 2):  # within the prompt, before its images; behind it
+            session.feed([*prompt.ids, 20, 21][session.length : held], last=0)
+            session.save(file)
+            engine = Engine(loaded, backend=second)
+            restored = engine.restore(file)
+            assert restored.length == held
+            rest = [*prompt.ids, 20, 21, 22][held:]
+            torch.testing.assert_close(
+                restored.feed(rest, last=1)[0],
+                alone(engine, prompt, [20, 21, 22]),
+                atol=1e-4,
+                rtol=1e-4,
+            )
+    assert os.listdir(tmp_path) == ["session"], "nothing is left beside it"
+
+
+def test_a_restored_session_is_the_saved_one_to_the_last_bit(tmp_path: Path) -> None:
+    engine = Engine(tiny_model("qwen2"))
+    session, prompt = opened(engine)
+    session.feed([*prompt.ids, 5, 6], last=0)
+    session.save(tmp_path / "s")
+    assert engine.restore(tmp_path / "s").feed([8]).equal(session.feed([8]))
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    engine, file = Engine(tiny_model("llama")), tmp_path / "session"
+    session, prompt = opened(engine)
+    with pytest.raises(InvalidInput, match="nothing has been fed"):
+        session.save(file)
+    session.feed(prompt.ids, last=0)
+    with pytest.raises(InvalidInput, match="cannot write"):
+        session.save(tmp_path / "no such folder" / "session")
+    session.save(file)
+    for other in (tiny_model("llama", seed=1), tiny_model("qwen2")):
+        with pytest.raises(ModelError, match="with model"):
+            Engine(other).restore(file)
+    tensors, fit = load_file(file), engine._fit
+    facts = {
+        "format": "collab_llm session 1",
+        "model": fit.model,
+        "dtype": "torch.float32",
+        "position": str(len(prompt.ids)),
+        "position_delta": "0",
+    }
+    held = tensors["keys_values"]
+    broken = tmp_path / "broken"
+    for changed, named, error in (
+        ({}, {"format": "another"}, InvalidInput),
+        ({}, {"dtype": "torch.bfloat16"}, ModelError),
+        ({}, {"position": str(len(prompt.ids) - 1)}, InvalidInput),
+        ({}, {"position": "many"}, InvalidInput),
+        ({"keys_values": held[1:].contiguous()}, {}, InvalidInput),
+        ({"keys_values": held.double()}, {}, InvalidInput),
+        ({"prompt_ids": torch.tensor([engine.vocab_size])}, {}, InvalidInput),
+        ({"prompt_ids": torch.tensor([-1])}, {}, InvalidInput),
+        ({"position_ids": torch.zeros(3, 1, dtype=torch.int64)}, {}, InvalidInput),
+    ):
+        save_file({**tensors, **changed}, broken, {**facts, **named})
+        with pytest.raises(error) as caught:
+            engine.restore(broken)
+        assert caught.value.field == "file"
+    save_file(tensors, broken, facts)
+    assert engine.restore(broken).length == len(prompt.ids), "the file was right but for that"
+    data = file.read_bytes()
+    for content in (b"", data[:100], data[:-1], b"\xff" * 64):
+        broken.write_bytes(content)
+        with pytest.raises(InvalidInput):
+            engine.restore(broken)
+    with pytest.raises(InvalidInput, match="not a readable session"):
+        engine.restore(tmp_path / "none")
+
+
+def test_a_fingerprint_is_of_the_model_and_not_of_its_layout() -> None:
+    loaded = tiny_model("opt", seed=5)
+    before = fingerprint(loaded.model)
+    Engine(loaded)  # lays weights out anew
+    assert fingerprint(loaded.model) == before
+    weight = decoder_parts(loaded.model).layers[0].fc1.weight  # type: ignore[union-attr]
+    with torch.no_grad():
+        weight[0, 0] += 1  # type: ignore[index]
+        assert fingerprint(loaded.model) != before
+        weight[0, 0] -= 1  # type: ignore[index]
+
+
+# ---------------------------------------------------------------- one pass
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_states_are_what_the_head_reads(architecture: str, backend: str) -> None:
+    engine = Engine(tiny_model(architecture), backend=backend)
+    head = decoder_parts(engine.loaded.model).head
+    sessions = [opened(engine, i) for i in range(3)]
+    heard: list[list[torch.Tensor]] = [[], [], []]
+    feeds = [
+        Feed(session, prompt.ids, last=number, on_states=heard[number].append)
+        for number, (session, prompt) in enumerate(sessions)
+    ]
+    for number, logits in enumerate(engine.run(feeds)):
+        (states,) = heard[number]
+        assert states.shape == (number, head.in_features)
+        near(logits, head(states)[:, : engine.vocab_size])
+
+
+def test_what_a_head_raises_ends_its_feed_only() -> None:
+    engine = Engine(tiny_model("llama"))
+    (a, prompt), (b, _) = (opened(engine) for _ in range(2))
+
+    def fail(states: torch.Tensor) -> None:
+        raise Cancelled("nobody wants it")
+
+    results = engine.run([Feed(a, prompt.ids, on_states=fail), Feed(b, prompt.ids)])
+    assert isinstance(results[0], Cancelled)
+    assert (a.length, b.length) == (0, len(prompt.ids))
+    near(a.feed(prompt.ids)[-1], alone(engine, prompt, []))
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_pass_ended_between_layers_leaves_sessions_as_they_were(after: int, backend: str) -> None:
+    engine = Engine(tiny_model("qwen2"), backend=backend)
+    sessions = [opened(engine, i) for i in range(2)]
+    for session, prompt in sessions:
+        session.feed([*prompt.ids, 20, 21, 22], last=0)
+        session.grow([30, 31], [session.length - 1] * 2)
+    (a, pa), (b, pb) = sessions
+    calls: list[int] = []
+
+    def check() -> None:
+        calls.append(1)
+        if len(calls) == after:
+            raise Cancelled("the caller went away")
+
+    with pytest.raises(Cancelled):
+        engine.run(
+            [
+                Feed(a, [40, 41], parents=[a.length, a.length + 1]),
+                Feed(b, [40, 41], parents=[b.length, b.length]),
+            ],
+            check=check,
+        )
+    assert len(calls) == after
+    for session, prompt in sessions:
+        assert (session.length, session.columns) == (len(prompt.ids) + 3, len(prompt.ids) + 5)
+        path = [20, 21, 22, 30, 50]
+        near(session.grow([50], [session.length])[0], alone(engine, prompt, path))
+    calls.clear()
+    with pytest.raises(Cancelled):
+        engine.run([Feed(a, [40, 41]), Feed(b, [40])], check=check)
+    for session, prompt in sessions:
+        assert session.length == len(prompt.ids) + 3
+        near(session.feed([50])[0], alone(engine, prompt, [20, 21, 22, 50]))
+
+
+def test_the_last_layer_is_not_asked_after() -> None:
+    engine = Engine(tiny_model("llama"))
+    session, prompt = opened(engine)
+    calls: list[int] = []
+    engine.run([Feed(session, prompt.ids)], check=lambda: calls.append(1))
+    assert len(calls) == engine.num_layers - 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_parts_attend_as_one_tensor_does(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    keys, values = (torch.randn(2, 40, 16).to(dtype) for _ in range(2))
+    query, mask = torch.randn(2, 6, 16).to(dtype), torch.randn(6, 40).to(dtype)
+    found = attention._by_products(
+        query, keys.split([17, 20, 3], dim=1), values.split([17, 20, 3], dim=1), mask
+    )
+    exact = functional.scaled_dot_product_attention(
+        query.double(), keys.double(), values.double(), attn_mask=mask.double()
+    )
+    assert found.dtype == dtype
+    coarse = 1e-6 if dtype is torch.float32 else 2e-2
+    torch.testing.assert_close(found.double(), exact, atol=coarse, rtol=coarse)

@@ -1,0 +1,136 @@
+"""A model divided into stages equals the whole, and each stage loads its own tensors only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import tiny_folder, tiny_model, tiny_prompt
+
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.stage import Stage, StageFeed, StageSession
+from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError, ProtocolError
+from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.prompt import encode
+
+TEXT = ["llama", "qwen2", "opt"]
+
+
+def divided(architecture: str, cuts: list[int]) -> list[Stage]:
+    config = ModelConfig(str(tiny_folder(architecture)))
+    return [Stage(config, a, b) for a, b in zip([0, *cuts], [*cuts, 4], strict=True)]
+
+
+def near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", TEXT)
+def test_any_division_and_any_operations_equal_the_whole_model(architecture: str) -> None:
+    engine = Engine(tiny_model(architecture))
+    prompt = encode(tiny_prompt(architecture), engine.loaded)
+    tokens = st.integers(0, engine.vocab_size - 1)
+
+    @settings(max_examples=12, deadline=None)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        cuts = sorted(data.draw(st.sets(st.integers(1, 3)), label="cuts"))
+        stages = divided(architecture, cuts)
+        whole, parts = engine.open(prompt), [stage.open() for stage in stages]
+
+        def run(rows: list[int], parents: list[int] | None) -> torch.Tensor:
+            passed: list[int] | torch.Tensor = rows
+            for stage, part in zip(stages, parts, strict=True):
+                (passed,) = stage.run([StageFeed(part, passed, None, parents)])
+            assert isinstance(passed, torch.Tensor)
+            return passed
+
+        near(run(list(prompt.ids), None), whole.feed(prompt.ids))
+        for _ in range(data.draw(st.integers(1, 6), label="steps")):
+            action = data.draw(st.sampled_from(["feed", "grow", "roll back", "retain", "fork"]))
+            ids = data.draw(st.lists(tokens, min_size=1, max_size=4), label="ids")
+            if action == "feed":
+                near(run(ids, None), whole.feed(ids))
+            elif action == "grow" and whole.length >= len(prompt.ids):
+                first = whole.columns
+                parents = [data.draw(st.integers(0, first + i - 1)) for i in range(len(ids))]
+                near(run(ids, parents), whole.grow(ids, parents))
+            elif action == "roll back":
+                n = data.draw(st.integers(len(prompt.ids), whole.length), label="length")
+                for session in (whole, *parts):
+                    session.length = n
+            elif action == "retain" and whole.columns > whole.length:
+                column = whole.columns - 1
+                try:
+                    whole.retain(column)
+                except ProtocolError:  # its path leaves the prompt
+                    continue
+                for part in parts:
+                    part.retain(column)
+            elif action == "fork":
+                parts = [part.fork() for part in parts]
+                whole = whole.fork()
+        near(run([7], None), whole.feed([7]))
+
+    check()
+
+
+@pytest.mark.parametrize("architecture", TEXT)
+def test_a_stage_loads_its_own_tensors_only(architecture: str) -> None:
+    model = tiny_model(architecture).model
+    layers = sum(p.nbytes for p in model.get_decoder().layers.parameters()) // 4
+    total = sum(p.nbytes for p in model.parameters())  # tied ones once
+    shared = model.get_input_embeddings().weight.nbytes if model.config.tie_word_embeddings else 0
+    (whole,) = divided(architecture, [])
+    assert whole.bytes == total
+    first, middle, last = divided(architecture, [1, 3])
+    assert middle.bytes == 2 * layers
+    assert first.bytes + middle.bytes + last.bytes == total + shared
+    held = [p for p in middle._backend._parts.layers.parameters() if p.device.type != "meta"]
+    assert sum(p.nbytes for p in held) == middle.bytes
+
+
+def test_several_sessions_share_a_pass_of_a_stage() -> None:
+    stages = divided("llama", [2])
+    news = [[3, 4, 5], [6], [7] * 20]
+    alone: list[torch.Tensor] = []
+    for ids in news:
+        hidden = stages[0].open().feed(ids)
+        alone.append(stages[1].open().feed(hidden, last=1))
+    first = stages[0].run([StageFeed(stages[0].open(), ids) for ids in news])
+    both = stages[1].run([StageFeed(stages[1].open(), hidden, 1) for hidden in first])
+    for found, expected in zip(both, alone, strict=True):
+        near(found, expected)
+
+
+def test_wrong_divisions_and_feeds_are_refused() -> None:
+    config = ModelConfig(str(tiny_folder("llama")))
+    for first, last in ((-1, 2), (2, 2), (3, 5)):
+        with pytest.raises(ConfigError, match="no layers"):
+            Stage(config, first, last)
+    with pytest.raises(ModelError, match="images"):
+        Stage(ModelConfig(str(tiny_folder("qwen2_vl"))), 0, 2)
+    with pytest.raises(ModelError, match="quantisation"):
+        Stage(ModelConfig(str(tiny_folder("llama")), exit_layers=(1,)), 0, 2)
+    first_stage, second = divided("llama", [2])
+    ids, states = first_stage.open(), second.open()
+    wrong: list[tuple[StageSession, list[int] | torch.Tensor]] = [
+        (ids, torch.zeros(1, 32)),
+        (ids, [first_stage.vocab_size]),
+        (ids, []),
+        (ids, [1] * (first_stage.context + 1)),
+        (states, [1]),
+        (states, torch.zeros(1, 31)),
+    ]
+    for session, rows in wrong:
+        with pytest.raises(InvalidInput):
+            session.feed(rows)
+        assert session.columns == 0
+    with pytest.raises(ProtocolError, match="own stage"):
+        second.run([StageFeed(ids, torch.zeros(1, 32))])
+    with pytest.raises(ProtocolError, match="once"):
+        first_stage.run([StageFeed(ids, [1]), StageFeed(ids, [1])])
+    ids.close()
+    with pytest.raises(ProtocolError, match="closed"):
+        ids.feed([1])
