@@ -146,7 +146,7 @@ def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel
         ConfigError: there are no such layers. ``field`` is ``layers``.
         ModelError: as ``load``; the model sees images; quantisation or exits are asked for.
     """
-    device, folder = _device(config.device), _folder(config)
+    device, folder = _device(config.device), model_folder(config)
     if architecture_of(_model_type(folder)).vision:
         raise ModelError(
             "models that see images are not divided", field="path", remedy="take a text model"

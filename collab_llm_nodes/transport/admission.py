@@ -174,7 +174,7 @@ class Admission:
 
 
 class Allowance:
-    """The amount that each address may use up in a second; at once, that of ``_BURST_S``.
+    """The amount that each address may use up in a second.
 
     After a silence ``_BURST_S`` of it may be used at once. Times are seconds of one monotonic
     clock.
