@@ -191,7 +191,7 @@ def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel
     if getattr(decoder, "rotary_emb", None) is not None:  # its angles are computed, not loaded
         decoder.rotary_emb = type(decoder.rotary_emb)(config=facts).to(device)
     model.eval().requires_grad_(False)
-    loaded = LoadedModel(model, _tokenizer(folder), None, None, config)
+    loaded = LoadedModel(model, _tokenizer(folder, vision=False), None, None, config)
     return loaded, facts.num_hidden_layers, size
 
 
