@@ -76,7 +76,7 @@ class Masks:
 
 
 def _aligned(chunk: Chunk, new: int, longest: int) -> Tensor:
-    """What a chunk's slots attend to, bool [new, longest]; the last slots are the chunk's own."""
+    """Return bool [new, longest]: the columns each slot sees; the last slots are the chunk's."""
     seen = torch.zeros(new, longest, dtype=torch.bool)
     seen[:, -1] = True  # of a slot that nobody uses: no softmax over nothing
     own = chunk.mask

@@ -1,4 +1,4 @@
-"""What a forward pass is given, whoever computes it."""
+"""The interface between sessions and the code that computes a forward pass."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Backend(Protocol):
         """
 
     def new_cache(self) -> Any:
-        """An empty cache for one session."""
+        """Return an empty cache for one session."""
 
     def forward(
         self, chunks: Sequence[Chunk], embedded: Tensor, after_layer: AfterLayer | None

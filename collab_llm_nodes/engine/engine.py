@@ -137,7 +137,7 @@ class Engine:
         """Facts a saved session must agree with; the first call reads all weights."""
         model = self.loaded.model
         config = model.config.get_text_config()
-        attention = decoder_parts(model).layers[0].self_attn
+        attention: Any = decoder_parts(model).layers[0].self_attn
         keys = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         return Fit(
             fingerprint(model),
@@ -310,7 +310,7 @@ class _Watch:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until ``device`` has done what it was given: accelerators work while the host goes on."""
+    """Block until the work queued on ``device`` has finished."""
     if device.type not in ("cpu", "meta"):
         torch.accelerator.synchronize(device)
 
@@ -579,7 +579,7 @@ class Session:
         return torch.cat([own[:, start : start + count], later.expand(3, -1)], dim=1)
 
     def _position(self, column: int) -> int:
-        """Position of a column, the largest of M-RoPE's three."""
+        """Return the position of a column, the largest of M-RoPE's three."""
         if column >= self.length:
             return self._tree.position(column)
         own = self._prompt.position_ids

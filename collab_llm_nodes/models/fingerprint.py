@@ -24,7 +24,7 @@ def fingerprint(model: Any) -> str:
     for name, value in sorted(model.state_dict().items()):
         for part in _plain(value):
             found.update(f"{name} {part.dtype} {tuple(part.shape)}".encode())
-            found.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy())
+            found.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
