@@ -315,7 +315,7 @@ def test_a_session_whose_end_fails_is_told_and_so_is_who_comes_behind_it() -> No
     first, behind = Posted(), Posted()
     compute.open(first, target_of(FakeEngine(1)))
     assert isinstance(first.next(), Opened)
-    compute._sessions[first].job._kv.close = StuckCaches(1)._fail  # type: ignore[method-assign]
+    compute._sessions[first].job._kv.close = StuckCaches(1)._fail  # type: ignore[attr-defined]
     compute.submit(first, Draft(5, 0, ()))  # of a round that is not due: the session ends
     assert isinstance(first.next(), ProtocolError)
     assert failed.wait(WAIT_S)
