@@ -14,7 +14,7 @@ from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.cache import StaticCache
 
 SHORT = 16  # new tokens up to which sessions attend together, and masks are views of a table
-GATHERED = 1 << 20  # bytes of keys and values up to which sessions attend together
+GATHERED = 2 << 20  # bytes of keys and values up to which sessions attend together
 FEW = 4  # query rows of a head for which products cost less than the fused attention
 
 
@@ -91,7 +91,8 @@ def gathers(cache: StaticCache, new: int, end: int) -> bool:
 
     A copy of few bytes costs less than the calls that it saves: 16 short sessions of the embedded
     target need 1.7 times the time one by one. A copy of many costs more than reading them in
-    place: 16 sessions of a 12x384 model with 64 columns (2.3 MB) need 1.8 times the time together.
+    place: 16 sessions of a 12x384 model with 64 columns (2.3 MB each) need 1.8 times the time
+    together, as the allocator maps so large a tensor anew for each pass.
     """
     return new <= SHORT and end * cache.column_bytes <= GATHERED
 
@@ -248,15 +249,17 @@ class Gathered:
         gathered = self._chunks[0].cache.own.new_empty(
             layers, len(self._chunks), heads, longest, head_dim
         )
-        targets, sources = [], []
+        targets, sources, paddings = [], [], []
         for row, chunk in zip(gathered.unbind(1), self._chunks, strict=True):
             first = longest - chunk.end
-            # Masked columns are still multiplied (by 0, which NaN would survive).
-            row[:, :, :first] = 0
+            if first:
+                paddings.append(row.narrow(2, 0, first))
             for part in chunk.cache.parts(chunk.start):
                 targets.append(row.narrow(2, first, part.shape[2]))
                 sources.append(part)
                 first += part.shape[2]
+        if paddings:  # masked columns are still multiplied (by 0, which NaN would survive)
+            torch._foreach_zero_(paddings)
         if targets:
             torch._foreach_copy_(targets, sources)
         return gathered

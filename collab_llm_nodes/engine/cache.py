@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class StaticCache:
         """Shared columns."""
         return sum(part.shape[2] for part in self.shared)
 
-    @property
+    @cached_property
     def column_bytes(self) -> int:
         """Bytes of one column."""
         layers, heads, _, head_dim = self.own.shape
@@ -64,6 +65,8 @@ class StaticCache:
 
     def parts(self, columns: int) -> list[Tensor]:
         """Return views of the first ``columns`` columns, in order."""
+        if not self.shared:
+            return [self.own[:, :, :columns]] if columns else []
         found = []
         for part in (*self.shared, self.own):
             taken = min(columns, part.shape[2])
