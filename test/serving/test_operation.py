@@ -313,9 +313,10 @@ def test_a_session_whose_end_fails_is_told_and_so_is_who_comes_behind_it() -> No
     failed = threading.Event()
     compute = compute_of(StuckCaches(1), on_failure=failed.set)
     first, behind = Posted(), Posted()
-    compute.open(first, target_of(FakeEngine(1)))
+    target = target_of(FakeEngine(1))
+    compute.open(first, target)
     assert isinstance(first.next(), Opened)
-    compute._sessions[first].job._kv.close = StuckCaches(1)._fail  # type: ignore[method-assign]
+    target._kv.close = StuckCaches(1)._fail  # type: ignore[method-assign]
     compute.submit(first, Draft(5, 0, ()))  # of a round that is not due: the session ends
     assert isinstance(first.next(), ProtocolError)
     assert failed.wait(WAIT_S)
