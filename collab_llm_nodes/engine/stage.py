@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,7 +132,7 @@ class StageSession:
     the same calls on all of them.
     """
 
-    def __init__(self, stage: Stage, cache: object) -> None:
+    def __init__(self, stage: Stage, cache: Any) -> None:
         self._stage = stage
         self._cache = cache
         self._tree = TokenTree()
@@ -181,7 +182,8 @@ class StageSession:
 
     def close(self) -> None:
         """Free the keys and values."""
-        self._cache, self._closed = None, True
+        self._cache = None
+        self._closed = True
         self._tree.cut(0)
 
     def _check_open(self) -> None:

@@ -58,8 +58,9 @@ def test_any_division_and_any_operations_equal_the_whole_model(architecture: str
                 near(run(ids, parents), whole.grow(ids, parents))
             elif action == "roll back":
                 n = data.draw(st.integers(len(prompt.ids), whole.length), label="length")
-                for session in (whole, *parts):
-                    session.length = n
+                whole.length = n
+                for part in parts:
+                    part.length = n
             elif action == "retain" and whole.columns > whole.length:
                 column = whole.columns - 1
                 try:
