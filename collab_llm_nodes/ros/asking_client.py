@@ -47,8 +47,8 @@ class AskingClient(GraphClient):
             and self._pictures.get_subscription_count() > 0
             and self.node.count_publishers("observation") > 0
             and self.node.count_publishers("navigation_action") > 0
-            and self.node.count_subscribers("draft") >= 3
-            and self.node.count_publishers("draft") >= 2
+            and self.node.count_subscribers("draft") >= 2
+            and self.node.count_publishers("draft") >= 1
         )
 
     def show(self, jpeg: bytes, deadline_s: float) -> Observation:
