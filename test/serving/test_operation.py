@@ -79,7 +79,7 @@ def test_another_front_end_can_carry_the_conversation() -> None:
     async def talk() -> tuple[int, ...]:
         verifier = Verifier(VerifierConfig(), as_engine(engine), encode)
         verifier.start()
-        wire = Wire(OPEN, Draft(0, 0, (), solo=23))
+        wire = Wire(OPEN, Draft(0, 0, (), autoregressive_rounds=23))
         conversation = asyncio.ensure_future(verifier.converse(wire))
         assert isinstance(await wire.next(), Opened)
         tokens: tuple[int, ...] = ()
@@ -156,7 +156,7 @@ def test_a_verifier_that_drains_says_so_and_lets_answers_finish(serve: Serve, jo
         assert time.monotonic() < deadline
     late = join(server)
     assert late.skip_to(Failure).code == "UNAVAILABLE"
-    robot.send(Draft(0, 0, (), solo=23))
+    robot.send(Draft(0, 0, (), autoregressive_rounds=23))
     while not robot.skip_to(Verdict).finished:
         pass
     stopping.join(WAIT_S)
@@ -210,7 +210,7 @@ def test_a_log_line_for_each_session_without_its_whole_name(
     robot.close()
     server = serve(FakeEngine(1))
     robot = join(server)
-    robot.send(OPEN, Draft(0, 0, (), solo=23))
+    robot.send(OPEN, Draft(0, 0, (), autoregressive_rounds=23))
     name = robot.skip_to(Opened).session_id
     while not robot.skip_to(Verdict).finished:
         pass
