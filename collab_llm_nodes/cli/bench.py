@@ -157,7 +157,7 @@ def bench_ros(
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
-    """The graph in five processes against the same loop without ROS: time added, age, growth.
+    """The graph in six processes against the same loop without ROS: time added, age, growth.
 
     Exits with 0 only if nothing grows over the rounds watched.
     """
