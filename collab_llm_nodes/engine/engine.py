@@ -405,7 +405,7 @@ class Session:
             raise InvalidInput("nothing has been fed", field="file", remedy="feed prompt.ids first")
         features = None
         if self.length < len(self._prompt.ids) and self._prompt.image_grid_thw is not None:
-            self.look()  # the rest of the prompt needs them
+            self.encode_images()  # the rest of the prompt needs them
             features = self._image_features
         keys_values = torch.cat(self._engine._backend.parts(self._cache, self.length), dim=2)
         SavedSession(keys_values, self._prompt, features).write(file, self._engine._fit)
@@ -588,7 +588,7 @@ class Session:
         return int(own[:, column].max())
 
     @torch.inference_mode()
-    def look(self) -> None:
+    def encode_images(self) -> None:
         """Read the prompt's images now; else the first ``feed`` that comes to them does.
 
         For a thread of its own beside the passes of other sessions.
@@ -609,7 +609,7 @@ class Session:
         prompt_ids, start = self._prompt.ids, self.length  # nodes stand behind the whole prompt
         if self._prompt.image_grid_thw is None or start >= len(prompt_ids):
             return
-        self.look()
+        self.encode_images()
         assert self._image_features is not None
         placeholder = self._engine.loaded.model.config.image_token_id
         seen = prompt_ids[:start].count(placeholder)

@@ -219,7 +219,7 @@ class FakeSession:
         rows = [self._engine.logits(self._ids[:end], layer) for end in ends]
         return torch.stack(rows) if rows else torch.empty(0, VOCAB)
 
-    def look(self) -> None:
+    def encode_images(self) -> None:
         pass
 
     def close(self) -> None:

@@ -92,7 +92,7 @@ class TargetSession:
 
     def encode_images(self) -> None:
         """Read the prompt's images, if :meth:`read_on` is not to; in any thread, before it."""
-        self._kv.look()
+        self._kv.encode_images()
 
     def begin(self, on_exit: OnExit | None = None) -> Feed | None:
         """Start verifying the draft that is due; ``on_exit`` as in ``engine.Feed``."""
