@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from collab_llm_nodes.engine.engine import Engine, Session
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.session import Session
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
@@ -50,7 +51,7 @@ class PacedEngine:
 
 
 class PacedSession:
-    """As ``decoding.engine.Session``."""
+    """As ``engine.session.Session``."""
 
     def __init__(self, session: Session, t_p_s: float) -> None:
         self._session = session

@@ -35,8 +35,9 @@ from transformers import (
 from collab_llm_nodes.bench.harness import medians, save_plot, subplots
 from collab_llm_nodes.bench.scenes import scene_prompts
 from collab_llm_nodes.decoding.sampling import SamplingConfig, to_wire
-from collab_llm_nodes.engine.engine import Engine, Feed, OnExit, Session
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.exits import SHORTLIST
+from collab_llm_nodes.engine.session import Feed, OnExit, Session
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode

@@ -116,7 +116,7 @@ class StageFeed:
     Attributes:
         rows: token ids of the first stage, hidden states [new, hidden_size] of any other.
         last: the last stage gives logits after so many of the last tokens; None: after all.
-        parents: as ``engine.Feed.parents``.
+        parents: as ``session.Feed.parents``.
     """
 
     session: StageSession
@@ -128,7 +128,7 @@ class StageFeed:
 class StageSession:
     """Keys and values of a stage's layers. Not for two threads at a time.
 
-    ``length``, trees and forks are as those of ``engine.Session``: whoever drives the stages makes
+    ``length``, trees and forks are as those of ``session.Session``: whoever drives the stages makes
     the same calls on all of them.
     """
 
@@ -161,7 +161,7 @@ class StageSession:
         return self._stage.run([StageFeed(self, rows, last)])[0]
 
     def grow(self, rows: Sequence[int] | Tensor, parents: Sequence[int]) -> Tensor:
-        """Append nodes to the tree, see ``engine.Session.grow``."""
+        """Append nodes to the tree, see ``session.Session.grow``."""
         return self._stage.run([StageFeed(self, rows, None, parents)])[0]
 
     @torch.inference_mode()

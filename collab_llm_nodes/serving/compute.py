@@ -24,7 +24,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from collab_llm_nodes.engine.engine import Engine, Feed, OnExit, wait_for
+from collab_llm_nodes.engine.engine import Engine, wait_for
+from collab_llm_nodes.engine.session import Feed, OnExit
 from collab_llm_nodes.errors import Cancelled, CollabError, Replay, Unavailable
 from collab_llm_nodes.serving.figures import ComputeFigures
 from collab_llm_nodes.serving.scheduler import (

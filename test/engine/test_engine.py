@@ -19,7 +19,8 @@ from collab_llm_nodes.bench.lossless.check import transformers_generate
 from collab_llm_nodes.decoding.rejection import propose, verify_chain
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
 from collab_llm_nodes.engine import reference
-from collab_llm_nodes.engine.engine import Engine, Feed, Session
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.errors import Cancelled, InvalidInput, ProtocolError
 from collab_llm_nodes.models.adapters import ExitAdapters

@@ -14,8 +14,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from collab_llm_nodes.engine import kernels
-from collab_llm_nodes.engine.engine import Engine, Feed, OnExit, Session
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.kernels import Head, Linear, kernel_rows
+from collab_llm_nodes.engine.session import Feed, OnExit, Session
 from collab_llm_nodes.errors import Cancelled, CollabError, ConfigError, InvalidInput, ProtocolError
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
 from collab_llm_nodes.models.loading import ModelConfig, load

@@ -19,7 +19,8 @@ from torch.nn import functional
 
 from collab_llm_nodes.engine import attention, cache
 from collab_llm_nodes.engine.cache import StaticCache
-from collab_llm_nodes.engine.engine import Engine, Feed, Session
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import Cancelled, InvalidInput, ModelError, ProtocolError
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
 from collab_llm_nodes.models.fingerprint import fingerprint

@@ -8,7 +8,8 @@ import pytest
 import torch
 from tiny_models import tiny_folder, tiny_prompt
 
-from collab_llm_nodes.engine.engine import Engine, Feed
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.session import Feed
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models import loading
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load

@@ -12,7 +12,7 @@ from fake_models import VOCABULARY, FakeEngine, as_engine, encode
 from torch import Tensor
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.engine.engine import Feed, OnExit
+from collab_llm_nodes.engine.session import Feed, OnExit
 from collab_llm_nodes.errors import CollabError, InvalidInput
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open, Opened, Verdict

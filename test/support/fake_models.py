@@ -18,7 +18,8 @@ from torch import Tensor
 
 from collab_llm_nodes.decoding.rejection import own_token
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
-from collab_llm_nodes.engine.engine import AfterExit, Engine, Feed, OnExit, Session
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.session import AfterExit, Feed, OnExit, Session
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig
@@ -142,7 +143,7 @@ def as_engine(fake: FakeEngine) -> Engine:
 
 
 class FakeSession:
-    """As decoding.engine.Session."""
+    """As ``engine.session.Session``."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self._engine = engine

@@ -17,7 +17,7 @@ from raw_client import RawClient
 from torch import Tensor
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.engine.engine import Feed
+from collab_llm_nodes.engine.session import Feed
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud.messages import (

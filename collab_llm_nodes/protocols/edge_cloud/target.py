@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from collab_llm_nodes.engine.engine import Engine, Feed, OnExit
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.session import Feed, OnExit
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Open, Opened, Verdict
@@ -95,7 +96,7 @@ class TargetSession:
         self._kv.encode_images()
 
     def begin(self, on_exit: OnExit | None = None) -> Feed | None:
-        """Start verifying the draft that is due; ``on_exit`` as in ``engine.Feed``."""
+        """Start verifying the draft that is due; ``on_exit`` as in ``session.Feed``."""
         tokens = self._state.begin()
         if tokens is None:
             return None

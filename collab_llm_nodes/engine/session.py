@@ -1,0 +1,361 @@
+"""One session of an engine: its tokens, columns and tree; feeding and rolling back.
+
+What a session asks of the model goes through its :class:`~collab_llm_nodes.engine.engine.Engine`,
+so that several can share a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from collab_llm_nodes.engine.backend import Chunk
+from collab_llm_nodes.engine.saved import SavedSession
+from collab_llm_nodes.engine.tree import TokenTree
+from collab_llm_nodes.errors import InvalidInput, ProtocolError
+from collab_llm_nodes.models.prompt import EncodedPrompt
+
+if TYPE_CHECKING:
+    from collab_llm_nodes.engine.engine import Engine
+
+OnExit = Callable[[int, Tensor], None]
+AfterExit = Callable[[int, float], None]
+OnStates = Callable[[Tensor], None]
+Check = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """New tokens for one session in a pass of several.
+
+    Attributes:
+        ids: token ids.
+        on_exit: called as ``on_exit(layer, logits [last, V])`` DURING the forward pass, at each of
+            the engine's exit layers.
+        last: logits are wanted after this many of the last tokens; None: after all; 0: the cache
+            is filled only.
+        parents: the tokens become nodes of the session's tree, each behind the column named here,
+            see ``Session.grow``. None: they follow the trunk.
+        on_states: called as ``on_states(states [last, width])`` when the pass is done, with the
+            hidden states that the LM head has read (behind the final norm).
+    """
+
+    session: Session
+    ids: Sequence[int]
+    on_exit: OnExit | None = None
+    last: int | None = None
+    parents: Sequence[int] | None = None
+    on_states: OnStates | None = None
+
+    @property
+    def keep(self) -> int:
+        """Rows of logits."""
+        return len(self.ids) if self.last is None else self.last
+
+
+class Session:
+    """One prompt's KV cache. Not for two threads at a time.
+
+    ``session.length = n`` is the only rollback: what was fed after the first n tokens is forgotten.
+    Tokens within the prompt's length must be the prompt's own (its images belong to them).
+
+    Several continuations can stand side by side as a tree: ``grow`` adds nodes behind the trunk,
+    ``retain`` makes the path to one of them the trunk. ``feed`` and ``length`` know the trunk only
+    and drop all nodes.
+    """
+
+    def __init__(self, engine: Engine, prompt: EncodedPrompt, cache: Any) -> None:
+        self._engine = engine
+        self._prompt = prompt
+        self._tree = TokenTree()
+        self._cache = cache
+        self._closed = False
+        self._image_features: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens held in the KV cache's trunk."""
+        return self._tree.length
+
+    @length.setter
+    def length(self, n: int) -> None:
+        if not 0 <= n <= self._tree.length:
+            raise ProtocolError(f"cannot roll back from {self._tree.length} to {n}", field="length")
+        self._check_open()
+        self._engine._backend.cut(self._cache, n)
+        self._tree.cut(n)
+
+    @property
+    def columns(self) -> int:
+        """Trunk and nodes."""
+        return self._tree.columns
+
+    def keys_values(self) -> list[Tensor]:
+        """Return views of the cached keys and values.
+
+        Returns:
+            One or more tensors [layers, 2 * kv_heads, some columns, head_dim], in the order of the
+            columns, the keys' heads first.
+        """
+        self._check_open()
+        return self._engine._backend.parts(self._cache, self.columns)
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of the KV cache that this session holds alone."""
+        return 0 if self._closed else self._engine._backend.sizes(self._cache)[0]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the KV cache that are held once for this session and its forks."""
+        return 0 if self._closed else self._engine._backend.sizes(self._cache)[1]
+
+    @torch.inference_mode()
+    def fork(self) -> Session:
+        """Return a session that goes on from the same trunk; nodes stay with this one.
+
+        The common prefix is held once (but for at most 127 columns), however many forks there are,
+        until the last of them is closed, in any order. (The eager backend copies it at the next
+        feed.)
+
+        Raises:
+            ProtocolError: the session is closed.
+        """
+        self._check_open()
+        cache = self._engine._backend.fork(self._cache, self.length, self.columns)
+        twin = Session(self._engine, self._prompt, cache)
+        twin._image_features = self._image_features
+        twin._tree.cut(self.length)
+        return twin
+
+    @torch.inference_mode()
+    def save(self, file: str | Path) -> None:
+        """Write the trunk to a safetensors file, for ``Engine.restore``; nodes are left out.
+
+        The file names the model by a hash of its configuration and weights.
+
+        Raises:
+            InvalidInput: the session is empty, or the file cannot be written.
+            ProtocolError: the session is closed.
+        """
+        self._check_open()
+        if not self.length:
+            raise InvalidInput("nothing has been fed", field="file", remedy="feed prompt.ids first")
+        features = None
+        if self.length < len(self._prompt.ids) and self._prompt.image_grid_thw is not None:
+            self.encode_images()  # the rest of the prompt needs them
+            features = self._image_features
+        keys_values = torch.cat(self._engine._backend.parts(self._cache, self.length), dim=2)
+        SavedSession(keys_values, self._prompt, features).write(file, self._engine._fit)
+
+    def feed(
+        self, ids: Sequence[int], on_exit: OnExit | None = None, last: int | None = None
+    ) -> Tensor:
+        """Append ``ids`` and return the logits after each of the last ``last`` (default: all).
+
+        Args:
+            ids: token ids.
+            on_exit: as in :class:`Feed`. An exception it raises ends the pass.
+            last: 0 to only fill the cache.
+
+        Returns:
+            [last, V] logits. If anything raises, the trunk is as it was before.
+
+        Raises:
+            InvalidInput: ids outside the vocabulary, not the prompt's, or more than fit.
+            ProtocolError: the session is closed.
+        """
+        (result,) = self._engine.run([Feed(self, ids, on_exit, last)])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def grow(self, ids: Sequence[int], parents: Sequence[int]) -> Tensor:
+        """Append tree nodes in one pass and return the logits after each.
+
+        A node attends to itself and its ancestors only, as if they alone had been fed.
+
+        Args:
+            ids: n token ids.
+            parents: for each the column it follows: one of the trunk, or an earlier node, also of
+                this call. New nodes are columns ``columns``, ``columns + 1``, ...
+
+        Returns:
+            [n, V] logits. If anything raises, the session is as it was before.
+
+        Raises:
+            InvalidInput: ids outside the vocabulary, bad parents, or more than fit.
+            ProtocolError: the session is closed, or its prompt has not been fed to its end.
+        """
+        (result,) = self._engine.run([Feed(self, ids, parents=parents)])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def retain(self, column: int) -> dict[int, int]:
+        """Make the path from the root to ``column`` the trunk; its descendants stay as nodes.
+
+        Everything else is dropped.
+
+        Returns:
+            New columns by old ones, of all that is kept.
+
+        Raises:
+            ProtocolError: no such column, or its path leaves the prompt before the prompt's end.
+        """
+        self._check_open()
+        path = self._tree.path(column)
+        common = min(len(path), len(self._prompt.ids))
+        if path[:common] != list(range(common)) or self.length < common:
+            raise ProtocolError(
+                f"column {column} does not continue the prompt",
+                field="column",
+                remedy="retain columns that branch off behind the prompt",
+            )
+        trunk_positions = [self._position(c) for c in range(column + 1, self.length)]
+        kept = self._tree.retain(column, trunk_positions)
+        with torch.inference_mode():
+            self._engine._backend.move(self._cache, kept)
+        return {old: new for new, old in enumerate(kept)}
+
+    def close(self) -> None:
+        """Free the KV cache."""
+        self._cache = None
+        self._closed = True
+        self._image_features = None
+        self._tree.cut(0)
+
+    def _check(self, feed: Feed, again: bool) -> None:
+        """Refuse a feed that cannot run; the session is not changed."""
+        if feed.session._engine is not self._engine or again:
+            raise ProtocolError("a session takes part once in a pass of its own engine")
+        self._check_open()
+        if not 0 <= feed.keep <= len(feed.ids):
+            raise ValueError(f"last={feed.last} of {len(feed.ids)} ids")
+        self._check_ids(feed.ids)
+        if feed.parents is not None:
+            self._check_growth(feed.ids, feed.parents)
+            return
+        self._check_room(self.length + len(feed.ids))
+        own = self._prompt.ids[self.length : self.length + len(feed.ids)]
+        if tuple(feed.ids[: len(own)]) != own:
+            raise InvalidInput(
+                "the first tokens of a session are its prompt's",
+                field="ids",
+                remedy="feed prompt.ids first",
+            )
+
+    def _check_growth(self, ids: Sequence[int], parents: Sequence[int]) -> None:
+        if len(ids) != len(parents):
+            raise InvalidInput(f"{len(ids)} ids and {len(parents)} parents", field="parents")
+        if self.length < len(self._prompt.ids):
+            raise ProtocolError(
+                f"{self.length} of the prompt's {len(self._prompt.ids)} tokens have been fed",
+                field="parents",
+                remedy="feed prompt.ids first",
+            )
+        self._tree.check(parents)
+        if parents:
+            self._check_room(max(self._tree.depths(parents)))  # of a path: columns may be more
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ProtocolError("the session is closed", remedy="open a new one")
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        for token in ids:
+            if not 0 <= token < self._engine.vocab_size:
+                raise InvalidInput(
+                    f"token {token} is outside the vocabulary of {self._engine.vocab_size}",
+                    field="ids",
+                )
+
+    def _check_room(self, tokens: int) -> None:
+        if tokens > self._engine.context:
+            raise InvalidInput(
+                f"{tokens} tokens, the model reads {self._engine.context}",
+                field="ids",
+                remedy="lower max_tokens or shorten the prompt",
+            )
+
+    def _begin(self, feed: Feed) -> Chunk:
+        """Turn a (checked) feed into the backend's chunk.
+
+        Behind the trunk it drops all nodes; nodes are added to the tree.
+        """
+        if feed.parents is not None:
+            return self._begin_growth(feed.parents, feed.keep)
+        start, new = self._tree.length, len(feed.ids)
+        if self._tree.columns > start:
+            self._engine._backend.cut(self._cache, start)
+            self._tree.cut(start)
+        return Chunk(self._cache, start, new, self._positions(start, new), None, feed.keep)
+
+    def _begin_growth(self, parents: Sequence[int], keep: int) -> Chunk:
+        before = self._tree.columns
+        positions: list[int] = []
+        for parent in parents:
+            new = parent - before
+            positions.append(1 + (positions[new] if new >= 0 else self._position(parent)))
+        mask = torch.from_numpy(self._tree.grow(parents, positions))
+        return Chunk(self._cache, before, len(parents), torch.tensor(positions), mask, keep)
+
+    def _undo(self, chunk: Chunk) -> None:
+        """Forget the columns of a chunk whose pass has failed."""
+        self._tree.shrink(chunk.start)
+        self._engine._backend.cut(self._cache, chunk.start)
+
+    def _positions(self, start: int, count: int) -> int | Tensor:
+        """Positions of the trunk's columns from ``start``: the first, or M-RoPE's [3, count]."""
+        own = self._prompt.position_ids
+        if own is None:
+            return start
+        if start >= len(self._prompt.ids):
+            return start + self._prompt.position_delta
+        index = torch.arange(start, start + count)
+        later = index[index >= len(self._prompt.ids)] + self._prompt.position_delta
+        return torch.cat([own[:, start : start + count], later.expand(3, -1)], dim=1)
+
+    def _position(self, column: int) -> int:
+        """Return the position of a column, the largest of M-RoPE's three."""
+        if column >= self.length:
+            return self._tree.position(column)
+        own = self._prompt.position_ids
+        if own is None or column >= len(self._prompt.ids):
+            return column + self._prompt.position_delta
+        return int(own[:, column].max())
+
+    @torch.inference_mode()
+    def encode_images(self) -> None:
+        """Read the prompt's images now; else the first ``feed`` that comes to them does.
+
+        For a thread of its own beside the passes of other sessions.
+        """
+        pixels, grid = self._prompt.pixel_values, self._prompt.image_grid_thw
+        if pixels is None or self._image_features is not None:
+            return
+        assert grid is not None
+        like = self._engine._embedding
+        features = self._engine.loaded.model.get_image_features(
+            pixels.to(like.device), grid.to(like.device), return_dict=True
+        ).pooler_output
+        self._image_features = torch.cat(list(features)).to(like.dtype)
+        self._prompt = replace(self._prompt, pixel_values=None)  # ten times the features' memory
+
+    def _show_images(self, ids: Sequence[int], embedded: Tensor) -> None:
+        """Put image features into their places in ``embedded`` [k, hidden], behind the trunk."""
+        prompt_ids, start = self._prompt.ids, self.length  # nodes stand behind the whole prompt
+        if self._prompt.image_grid_thw is None or start >= len(prompt_ids):
+            return
+        self.encode_images()
+        assert self._image_features is not None
+        placeholder = self._engine.loaded.model.config.image_token_id
+        seen = prompt_ids[:start].count(placeholder)
+        own = ids[: len(prompt_ids) - start]  # later ones were generated: tokens like any other
+        here = [i for i, token in enumerate(own) if token == placeholder]
+        embedded[here] = self._image_features[seen : seen + len(here)]
