@@ -1,4 +1,4 @@
-"""What every generation costs, whatever the protocol: counters that are summed."""
+"""The cost of a generation by any protocol: counters that are summed."""
 
 from __future__ import annotations
 

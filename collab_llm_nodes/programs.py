@@ -1,4 +1,4 @@
-"""What the console scripts (setup.cfg) start, each importing its module only then.
+"""The functions that the console scripts (setup.cfg) start, each importing its module only then.
 
 Imports take seconds. Ctrl-C meanwhile ends a program at once and without a traceback; nothing moves
 and nothing is held yet. Each ``main()`` puts a handler of its own in place of this one.

@@ -88,7 +88,7 @@ PAIRS = {"points": BLUR, "embedded_pair": 0.0}
 
 @dataclass(frozen=True)
 class Setup:
-    """How a mode decodes."""
+    """The settings of a way of decoding."""
 
     gamma: int = GAMMA
     predraft: PreDraftConfig = field(default_factory=lambda: PreDraftConfig(max_predrafts=0))
@@ -249,7 +249,7 @@ def measure_modes(
 
 
 class _Row:
-    """What a mode takes: rates are of the rounds after the first, which also opens the session."""
+    """Figures of a way of decoding; rates leave out the first round, which opens the session."""
 
     def __init__(self, setup: Setup, point: Point, draft: Engine, client: VerifierClient) -> None:
         self._setup, self._point = setup, point
@@ -346,13 +346,13 @@ def _predicted(
 
 
 def _profile(profile: Profile) -> dict[str, float]:
-    """What the planner had measured by the run's end [s, shares]; see :func:`_predicted`."""
+    """The planner's measurements by the run's end [s, shares]; see :func:`_predicted`."""
     means = {f.name: getattr(profile, f.name) for f in fields(profile)}
     return {name: mean.value for name, mean in means.items() if isinstance(mean, Mean)}
 
 
 def _alone(target: Engine, prompt: Prompt) -> tuple[int, ...]:
-    """What the target says alone, by transformers' generate."""
+    """Return the answers of the target alone, by transformers' generate."""
     encoded = encode(prompt, target.loaded)
     made, _ = transformers_generate(
         target.loaded, encoded, SamplingConfig(), MAX_TOKENS, target.eos

@@ -46,7 +46,7 @@ class PacedEngine:
         return PacedSession(self._engine.open(prompt), self.t_p_s)
 
     def as_engine(self) -> Engine:
-        """For those who ask for an engine by type."""
+        """Return this engine under the type of the real one."""
         return cast(Engine, self)
 
 

@@ -119,7 +119,7 @@ def run_engine(
 
 
 def _autoregressive(models: _Models, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Whole answers of the embedded target, and of a random text model."""
+    """Measure whole answers of the embedded target, and of a random text model."""
     found = {}
     for name, make, eos in (
         ("nav_target", partial(models.shipped, "nav-target"), None),
@@ -452,7 +452,7 @@ def _paper_sized(models: _Models, repeats: int, layers: int) -> dict[str, Any]:
 def _verification(
     engine: Engine, prompt: EncodedPrompt, on_exit: OnExit | None = None
 ) -> Callable[[], None]:
-    """Of the same draft after another token each time: candidates are then others, too."""
+    """Measure verifications of one draft, after another token, so with other candidates, each time."""
     session = _filled(engine, prompt)
     length = session.length
     pending = itertools.cycle(range(10, 100))
@@ -465,7 +465,7 @@ def _verification(
 
 
 def _preview(engine: Engine, sampling: SamplingConfig = SamplingConfig()) -> OnExit:  # noqa: B008
-    """What a verifier does at each exit of one session: the outcome and its confidence."""
+    """Compute a session's outcome and its confidence at an exit, as a verifier does."""
     state = _verifying(engine, sampling)
 
     def preview(layer: int, logits: Tensor) -> None:
@@ -577,7 +577,7 @@ def _print(results: Mapping[str, Any], console: Console) -> None:
 
 
 def _rows(row: Mapping[str, Any]) -> Iterator[tuple[str, str, str, float]]:
-    """What was measured, ours, what it is compared with, and the goal's ratio of the two."""
+    """Return the rows of the table: name, ours, the other's, and the goal for their ratio."""
     for name, found in (*row["autoregressive"].items(), ("speculation", row["speculation"])):
         rates = (f"{found[f'{who}_tokens_per_s']:.0f}/s" for who in ("ours", "transformers"))
         yield f"tokens, {name}", *rates, found["ratio"]

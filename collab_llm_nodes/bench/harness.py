@@ -1,4 +1,4 @@
-"""What the benchmarks have in common: variants in turn, stolen time, machine facts, plots."""
+"""The common parts of all benchmarks: variants in turn, stolen time, machine facts, plots."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ MAX_SLOWDOWN = 1.2
 
 @dataclass(frozen=True)
 class Mode:
-    """What is done while the verifier works."""
+    """The work that is done while the verifier works."""
 
     predrafts: int
     ahead: AheadConfig
@@ -215,7 +215,7 @@ def _set_mode(client: BenchClient, mode: Mode) -> None:
 
 @dataclass
 class _Pairs:
-    """What one mode has shown [s]."""
+    """The times of one mode [s]."""
 
     added: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)

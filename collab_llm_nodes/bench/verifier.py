@@ -80,7 +80,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Load:
-    """What the robots do.
+    """The behaviour of the robots.
 
     Attributes:
         waves: all together open sessions, then decode, which alone counts. Else each robot has
@@ -104,7 +104,7 @@ LOADS = {
 
 @dataclass
 class Tally:
-    """What the robots of one load saw."""
+    """The times and counts that the robots of one load saw."""
 
     seconds: float = 0.0
     tokens: int = 0

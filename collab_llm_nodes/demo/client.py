@@ -93,7 +93,7 @@ class DemoClient(GraphClient):
         self._navigate = ActionClient(self.node, Navigate, "navigate")
 
     def wait_for_graph(self, deadline_s: float, alive: Callable[[], None]) -> None:
-        """Until simulator and navigator answer; ``alive`` raises if their process ended."""
+        """Wait until simulator and navigator answer; ``alive`` raises if their process ended."""
 
         def ready() -> bool:
             alive()
@@ -102,7 +102,7 @@ class DemoClient(GraphClient):
         self.wait(ready, deadline_s, "the graph to come up")
 
     def wait_for_recorder(self, deadline_s: float, alive: Callable[[], None]) -> None:
-        """Until a recorder hears the answers; ``alive`` raises if its process ended."""
+        """Wait until a recorder hears the answers; ``alive`` raises if its process ended."""
 
         def listens() -> bool:
             alive()

@@ -21,7 +21,7 @@ FORMAT = "collab_llm session 1"
 
 @dataclass(frozen=True)
 class Fit:
-    """What a saved session must agree with.
+    """The facts on which a saved session and an engine must agree.
 
     Attributes:
         model: fingerprint of the model.

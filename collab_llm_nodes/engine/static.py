@@ -244,7 +244,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _positions(chunks: Sequence[Chunk], device: torch.device) -> Tensor:
-    """Of all tokens: [rows], or of one chunk's own form."""
+    """Return the positions of all tokens: [rows], or in one chunk's own form."""
     if len(chunks) == 1 and not isinstance(chunks[0].positions, int):
         return chunks[0].positions.to(device)
     spelled: list[int] = []

@@ -1,4 +1,4 @@
-"""Which columns of a KV cache follow which: a trunk, and nodes that branch off."""
+"""The order of the columns of a KV cache: a trunk, and nodes that branch off."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TokenTree:
         return self._seen[column - self.length]
 
     def position(self, node: int) -> int:
-        """What ``grow`` was told about a node."""
+        """Return the position that ``grow`` was given for a node."""
         return self._positions[node - self.length]
 
     def path(self, column: int) -> list[int]:

@@ -40,7 +40,7 @@ QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5}
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which model to load, and how."""
+    """The model to load, and the way to load it."""
 
     path: str = setting(
         "", "Folder of the checkpoint, its hub id, or the name of a shipped one.", read_only=True

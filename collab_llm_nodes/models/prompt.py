@@ -1,4 +1,4 @@
-"""From an instruction and camera images to what a model reads."""
+"""Prompts: an instruction and camera images become token ids and pixels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptLimits:
-    """What a prompt may hold; a verifier serves strangers."""
+    """Limits of a prompt; a verifier serves strangers."""
 
     max_characters: int = setting(8192, "Longest text, all turns together.", low=1)
     max_images: int = setting(8, "Most images.", low=0)

@@ -100,7 +100,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
         return level, message, values
 
     def expected(self) -> dict[str, TopicLimits]:
-        """What comes out, whatever the source."""
+        """The traffic that is expected at the output, whatever the source."""
         return {"observation": self.config.health}
 
     # Frames in.

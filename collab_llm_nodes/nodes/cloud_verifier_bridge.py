@@ -271,7 +271,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
 
 
 def _told(message: messages.Verdict | messages.Failure) -> str:
-    """For the log."""
+    """Return the words for the log."""
     if isinstance(message, messages.Failure):
         return f"failed: {message.code}: {message.message!r}"
     return (

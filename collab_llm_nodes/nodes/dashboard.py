@@ -127,7 +127,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
 
     @property
     def port(self) -> int:
-        """Where the page is."""
+        """Port of the page."""
         return self._site.port if self._site is not None else 0
 
     # Lifecycle.

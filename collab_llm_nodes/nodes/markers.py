@@ -1,4 +1,4 @@
-"""What the robot does and wants, as markers for RViz and Foxglove: ``markers``, in the frame of
+"""The robot's path and plans as markers for RViz and Foxglove: ``markers``, in the frame of
 ``odom``.
 
 Path, the direction in which the last action sends the robot, the step under way (the end of a
@@ -67,12 +67,12 @@ class Step:
 
     @property
     def heading(self) -> float:
-        """Where it sends the robot [rad]."""
+        """Return the direction in which it sends the robot [rad]."""
         return self.start.yaw + (self.value if self.kind is Kind.TURN else 0.0)
 
 
 class Picture:
-    """What is to be drawn; pure.
+    """The things to be drawn, without ROS.
 
     Attributes:
         changed: since ``markers`` was called last.
@@ -130,7 +130,7 @@ class Picture:
 
 
 def _step(header: Header, step: Step) -> Marker:
-    """Where a drive ends; the arc that a turn sweeps."""
+    """Return the end of a drive, or the arc that a turn sweeps."""
     x, y, yaw = step.start.x, step.start.y, step.start.yaw
     if step.kind is Kind.TURN:
         angles = [yaw + step.value * i / 16 for i in range(17)]

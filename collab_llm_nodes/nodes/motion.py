@@ -1,4 +1,4 @@
-"""What moves the robot, in a process of its own: ``motion_guard`` and a driver.
+"""The nodes that move the robot, in a process of their own: ``motion_guard`` and a driver.
 
     motion --driver go2 [--ros-args ...]
 

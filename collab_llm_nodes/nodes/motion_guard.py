@@ -185,7 +185,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         return level, message, values
 
     def _drivers(self) -> int:
-        """Who takes ``cmd_vel``, whatever it is called, and does not only record it."""
+        """Return the nodes that take ``cmd_vel``, by any name, and do not only record it."""
         takers = self.get_subscriptions_info_by_topic(self._commands.topic_name)
         return sum(taker.node_name != "recorder" for taker in takers)
 

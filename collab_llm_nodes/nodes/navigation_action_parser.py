@@ -96,7 +96,7 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
         self.destroy_publisher(self._actions)
 
     def details(self, now: float) -> list[Status]:
-        """What became of the texts."""
+        """Report the fate of the texts."""
         return [self._health.status(self.config.health)]
 
     @guarded
@@ -144,7 +144,7 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
         return replace(parsed, kind=Kind.NONE, value=0.0, code=code, reason=reason)
 
     def _age_of(self, msg: GeneratedText) -> float:
-        """Of the frame the text is about [s]."""
+        """Return the age of the frame that the text is about [s]."""
         return self.seconds() - Time.from_msg(msg.header.stamp).nanoseconds * 1e-9
 
     def _publish(self, parsed: ParsedAction, msg: GeneratedText) -> None:

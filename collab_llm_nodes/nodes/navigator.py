@@ -97,7 +97,7 @@ class AnswerConfig:
 
 @dataclass(frozen=True)
 class NavigatorHealth:
-    """What is expected of the topics that a mission needs."""
+    """Limits of the topics that a mission needs."""
 
     observation: TopicLimits = TopicLimits(min_rate=1.0, max_age=1.0, silent_after=2.0)
     odom: TopicLimits = TopicLimits(min_rate=5.0, max_age=0.5, silent_after=1.0)
@@ -268,7 +268,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         return {"observation": self.config.health.observation, "odom": self.config.health.odom}
 
     def details(self, now: float) -> list[Status]:
-        """How the missions ended."""
+        """Report the ends of the missions."""
         failed = self._failed.recent(now, self.common.diagnostics.recent)
         level = Level.WARN if failed else Level.OK
         message = f"the last one failed: {failed}" if failed else f"{self._followed} followed"
@@ -379,7 +379,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         return Mission(config, self.seconds(), wall(), steps=steps, guarded=guarded)
 
     def _tell_what_is_known(self, mission: Mission) -> None:
-        """What odometry and motion_guard said before the mission began."""
+        """Tell a new mission the last words of odometry and motion_guard."""
         if self._odometry is not None:
             mission.on_odometry(*self._odometry)
         if self._permission is not None:
@@ -638,7 +638,7 @@ def _name(goal: ServerGoalHandle) -> str:
 
 
 def _source(msg: NavigationAction) -> tuple[TimeMsg, str]:
-    """Which answer an action was read from: about which frame, of which session."""
+    """Return the frame and the session of the answer from which an action was read."""
     return msg.header.stamp, msg.session_id
 
 

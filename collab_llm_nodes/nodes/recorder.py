@@ -275,7 +275,7 @@ class Recorder(ManagedNode[RecorderConfig]):
             self._write(topic, heard.type_name, data, heard.offered, keep=latched)
 
     def _take_waiting(self) -> None:
-        """What has arrived but had no turn yet: its publishers believe it received."""
+        """Take messages that have had no turn: their publishers believe them received."""
         waiting = []
         for topic, heard in self._heard.items():
             subscription = heard.subscription
@@ -384,7 +384,7 @@ def _message_class(type_name: str) -> type:
 
 
 def _fitting(offered: list[QoSProfile]) -> QoSProfile:
-    """What receives from all publishers, as reliably as they allow."""
+    """Return a profile that receives from all publishers, as reliably as they allow."""
     reliable = all(q.reliability == ReliabilityPolicy.RELIABLE for q in offered)
     latched = all(q.durability == DurabilityPolicy.TRANSIENT_LOCAL for q in offered)
     return QoSProfile(
@@ -415,7 +415,7 @@ def _time(duration: Duration) -> QosTime:
 
 
 def _plain(value: Any) -> Any:
-    """For JSON: rclpy gives arrays for lists of numbers, and bytes one by one."""
+    """Return ``value`` for the JSON: rclpy gives arrays of numbers, and bytes one by one."""
     if isinstance(value, bytes):
         return int.from_bytes(value, "little")
     if isinstance(value, (str, int, float)) or value is None:

@@ -102,7 +102,7 @@ class SimGo2(ManagedNode[SimConfig]):
         self._enter(make_room(self.config.seed))
 
     def activate(self) -> None:
-        """What was set meanwhile takes effect now."""
+        """Begin to move; settings made meanwhile take effect now."""
         self._pacer.timer_period_ns = int(self._pace() * 1e9)
         if self._room.seed != self.config.seed:
             self._enter(make_room(self.config.seed))

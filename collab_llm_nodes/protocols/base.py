@@ -172,7 +172,7 @@ class Running(Protocol):
 
 @dataclass(frozen=True)
 class Resources:
-    """What a protocol is given by its host.
+    """The things that a host gives to a protocol.
 
     Attributes:
         carrier: passes messages on to the other half of the protocol, where that is not the

@@ -31,7 +31,7 @@ class ReplayClient(AskingClient):
         subscribe(LinkState, "link_state", self._on_link, STATE)
 
     def wait_for_graph(self, deadline_s: float, alive: Callable[[], None]) -> None:
-        """Until all nodes are connected to one another; ``alive`` raises if one has ended.
+        """Wait until all nodes are connected to one another; ``alive`` raises if one has ended.
 
         Raises:
             DeadlineExceeded: they are not in time.

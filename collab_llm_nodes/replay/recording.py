@@ -1,4 +1,4 @@
-"""What a bag holds of a drive: the answers of the model, each with its picture and its action."""
+"""The content of a drive's bag: the model's answers, each with its picture and its action."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CIRCUMSTANCES = {Code.UNVERIFIED, Code.STALE, Code.FAILED}
 
 @dataclass(frozen=True)
 class Action:
-    """What the robot is to do; ``value`` in m or rad, + = left."""
+    """An action for the robot; ``value`` in m or rad, + = left."""
 
     kind: Kind
     value: float
@@ -85,7 +85,7 @@ class Step:
 
     @property
     def unusable(self) -> str:
-        """Why it cannot be compared; empty if it can."""
+        """The reason why it cannot be compared; empty if it can."""
         if self.picture is None:
             return "its picture is not in the bag"
         if self.action is None and not self.circumstance:
@@ -119,7 +119,7 @@ class Recording:
         return from_mapping(config, {k: recorded[p] for k, p in known.items() if p in recorded})
 
     def sampling(self, step: Step) -> SamplingConfig:
-        """How the navigator had ``step`` sampled."""
+        """Return the sampling that the navigator asked for in ``step``."""
         base = self.settings(SamplingConfig, "navigator", "answer")
         return replace(base, seed=base.seed + step.turn)
 
@@ -216,7 +216,7 @@ def _answers(bag: Bag, topics: dict[str, str]) -> tuple[list[Step], dict[str, di
 
 
 def _for_motion(text: Any) -> bool:
-    """Whether the robot was to move by ``text``; in older recordings all texts were for motion."""
+    """Return True if the robot was to move by ``text``; older recordings hold no others."""
     return bool(getattr(text, "for_motion", True))
 
 

@@ -1,4 +1,4 @@
-"""Who answers recorded questions: both models in this process, a verifier, or the real nodes."""
+"""Three ways to answer recorded questions: both models here, a verifier, or the real nodes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EMBEDDED = ("nav-draft", "nav-target")
 
 @dataclass(frozen=True)
 class Models:
-    """Which models answer; empty names mean those of the recording."""
+    """The models that answer; empty names mean those of the recording."""
 
     draft: str = setting("", "Draft model: folder, hub id or shipped one.")
     target: str = setting("", "Target model, unless a verifier is named.")
@@ -159,7 +159,7 @@ def through_nodes(
 
 
 def _node_parameters(recording: Recording, models: Models, address: str) -> dict[str, Any]:
-    """For the nodes of the replay: what was recorded, but for what belongs to its circumstances."""
+    """Return the recorded parameters for the replay's nodes, without those of circumstances."""
     client = recording.settings(ClientConfig, "draft_vlm", "client")
     grammar = recording.settings(GrammarConfig, "navigation_action_parser", "grammar")
     values: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ _CLOSE_S = 1.0
 
 
 class Latch:
-    """Who has pressed the emergency stop of one guard, in a file that is there until the reset.
+    """The emergency stop of one guard: a file, there until the reset, that names who pressed it.
 
     Args:
         folder: where the files of all guards of this machine are; "" keeps nothing.
@@ -48,7 +48,7 @@ class Latch:
             self._thread.start()
 
     def read(self) -> str:
-        """Who pressed before; "" if nobody did. What cannot be read counts as pressed."""
+        """Return who pressed before; "" if nobody did. An unreadable file counts as pressed."""
         if self._file is None:
             return ""
         try:

@@ -1,4 +1,4 @@
-"""Who carries a step out: our own executor, or somebody who is given whole steps.
+"""The two ways to carry a step out: by our own executor, or somebody who is given whole steps.
 
 The mission drives a :class:`Steps`. :class:`StepExecutor` is one: it returns velocities.
 :class:`DelegatedSteps` is the other, for outputs that take "75 cm ahead" as it is (nav2's

@@ -31,7 +31,7 @@ class AskingClient(GraphClient):
         )
 
     def forget(self) -> None:
-        """What was heard about the last picture; ``changed`` is held."""
+        """Forget the last picture; ``changed`` is held."""
 
     def observed(self, msg: Observation) -> None:
         """The camera node has shown the picture to all; ``changed`` is held."""

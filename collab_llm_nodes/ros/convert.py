@@ -52,7 +52,7 @@ def raise_for(status: Status) -> None:
 
 @contextmanager
 def of_a_request() -> Iterator[None]:
-    """What is out of range here is a request's value, not the node's configuration."""
+    """Call a value out of range the request's fault, not the node's configuration's."""
     try:
         yield
     except ConfigError as error:
@@ -100,7 +100,7 @@ def turns_from(request: Any) -> tuple[Turn, ...]:
 
 
 def draft_to_msg(draft: Draft, header: Header, session_id: str) -> DraftMsg:
-    """For the topic ``draft``."""
+    """Return ``draft`` for its topic."""
     probs = draft.probs or ()
     return DraftMsg(
         header=header,
@@ -133,7 +133,7 @@ def draft_from_msg(msg: DraftMsg, sampling: SamplingConfig) -> Draft:
 
 
 def exit_to_msg(exit_: EarlyExit, header: Header, session_id: str) -> EarlyExitMsg:
-    """For the topic ``early_exit``."""
+    """Return the exit for the topic ``early_exit``."""
     return EarlyExitMsg(
         header=header,
         session_id=session_id,
@@ -154,7 +154,7 @@ def exit_from_msg(msg: EarlyExitMsg) -> EarlyExit:
 
 
 def verdict_to_msg(verdict: Verdict | Failure, header: Header, session_id: str) -> VerdictMsg:
-    """For the topic ``verdict``; a failure ends the session there too."""
+    """Return the message for the topic ``verdict``; a failure ends the session there too."""
     msg = VerdictMsg(header=header, session_id=session_id)
     if isinstance(verdict, Failure):
         msg.status = status_of(error_of(verdict))

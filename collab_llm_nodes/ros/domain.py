@@ -21,7 +21,7 @@ _held = contextlib.ExitStack()  # until the process ends
 
 
 def isolate_ros(*, shared_memory: bool = True) -> None:
-    """Whatever the caller's shell is set up for: a simulated velocity must not reach a robot.
+    """Keep this process's graph apart: no simulated velocity is to reach a robot.
 
     Args:
         shared_memory: False: messages go through UDP alone, where processes are to be killed

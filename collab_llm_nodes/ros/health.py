@@ -1,4 +1,4 @@
-"""How a node is, as small records without clock or I/O; ``ManagedNode`` publishes what they say.
+"""The health of a node in small records without clock or I/O, which ``ManagedNode`` publishes.
 
 Times are seconds of one monotonic clock, which the caller reads.
 """
@@ -20,7 +20,7 @@ _ANSWERS = 20  # that tau and its like are of
 
 
 class Level(bytes, Enum):
-    """How bad it is; the constants of ``diagnostic_msgs/DiagnosticStatus``, which are bytes."""
+    """The severity of a status: constants of ``diagnostic_msgs/DiagnosticStatus``, in bytes."""
 
     OK = b"\0"
     WARN = b"\1"  # it works, but not as it should
@@ -40,7 +40,7 @@ class Status:
 
 @dataclass(frozen=True)
 class DiagnosticsConfig:
-    """What every node's diagnostics have in common."""
+    """Parameters of every node's diagnostics."""
 
     period: float = setting(
         1.0, "A report at least this often, machine's time [s].", low=0.05, high=60.0
@@ -62,7 +62,7 @@ class DiagnosticsConfig:
 
 @dataclass(frozen=True)
 class TopicLimits:
-    """What is expected of a topic that should never be silent."""
+    """Limits of a topic that should never be silent."""
 
     min_rate: float = setting(
         0.0, "Fewer messages per second are a warning; 0 = any [1/s].", low=0.0, high=1e4
@@ -122,7 +122,7 @@ class Traffic:
         return (self.count - mark.count) / max(now - mark.at, 1e-3)
 
     def status(self, limits: TopicLimits, now: float) -> Status:
-        """How the topic is, at a report; what is judged are the last seconds."""
+        """Return the topic's state at a report; the last seconds are judged."""
         rate, silent = self.rate(now), now - (self._last or self._since)
         oldest = max(self._oldest, *(m.oldest for m in self._marks))
         level, message = Level.OK, f"{rate:.1f} messages per second"
@@ -145,7 +145,7 @@ class Traffic:
         return Status(self.topic, level, message, values)
 
     def summary(self, now: float) -> str:
-        """For a topic of which nothing is expected."""
+        """Return the state of a topic of which nothing is expected."""
         age = f", {self._age:.2f} s old" if self._stamped else ""
         told = f"{self.count} ({self.rate(now):.1f}/s{age})"
         self._mark(now)
@@ -177,17 +177,17 @@ class Faults:
         self.last, self._at = message or code, now
 
     def success(self) -> None:
-        """What had failed went well."""
+        """Note that it went well again."""
         self.in_a_row = 0
 
     def recent(self, now: float, within_s: float) -> str:
-        """What the last one said; "" when it is long past."""
+        """Return the last one's words; "" when it is long past."""
         return self.last if now - self._at < within_s else ""
 
 
 @dataclass(frozen=True)
 class AnswerLimits:
-    """What is expected of the answers of a language model."""
+    """Limits of the answers of a language model."""
 
     min_tau: float = setting(
         1.2, "Fewer tokens per verification, where drafts are sent, are a warning.", low=0.0
@@ -216,7 +216,7 @@ class Answers:
         self.faults.success()
 
     def status(self, name: str, limits: AnswerLimits, now: float, recent_s: float) -> Status:
-        """How the answers are; ``recent_s``: for how long a failure counts."""
+        """Return the state of the answers; ``recent_s``: for how long a failure counts."""
         answers = len(self._last)
         total = type(self._last[-1])() if answers else GenerationMetrics()
         for metrics in self._last:
@@ -255,7 +255,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class LinkLimits:
-    """What is expected of the link to the verifier."""
+    """Limits of the link to the verifier."""
 
     max_rtt: float = setting(0.5, "A longer round trip is a warning; 0 = any [s].", low=0.0)
     down_after: float = setting(
@@ -268,7 +268,7 @@ class LinkLimits:
 
 @dataclass(frozen=True)
 class ActionLimits:
-    """What is expected of the actions that are read from the model's text."""
+    """Limits of the actions that are read from the model's text."""
 
     refusals: int = setting(
         3, "So many texts in a row without an action are a warning.", low=1, high=1000
@@ -299,7 +299,7 @@ class Actions:
             self._refused.add(code, reason, now)
 
     def status(self, limits: ActionLimits) -> Status:
-        """How the actions are."""
+        """Return the state of the actions."""
         mean = sum(self._ages) / max(len(self._ages), 1)
         level, message = Level.OK, f"{sum(self.codes.values())} texts read"
         if self._refused.in_a_row >= limits.refusals:
@@ -355,14 +355,14 @@ class LinkHealth:
 
 @dataclass(frozen=True)
 class Memory:
-    """Of this process and this machine [byte]."""
+    """Memory of this process and this machine [byte]."""
 
     resident: int
     available: int
     total: int
 
     def judge(self, config: DiagnosticsConfig) -> tuple[Level, str]:
-        """Whether the machine has enough left."""
+        """Return whether the machine has enough left."""
         share = self.available / self.total
         told = f"{100 * share:.0f} % of the machine's memory is free"
         if share < config.memory_error:
@@ -371,7 +371,7 @@ class Memory:
 
 
 def read_memory(proc: Path = Path("/proc")) -> Memory | None:
-    """From Linux's ``/proc``; None elsewhere."""
+    """Read Linux's ``/proc``; return None elsewhere."""
     try:
         pages = int((proc / "self/statm").read_text().split()[1])
         lines = (line.split() for line in (proc / "meminfo").read_text().splitlines()[:3])

@@ -152,7 +152,7 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         return Level.OK, "active" if self.active else "inactive", {}
 
     def details(self, now: float) -> list[Status]:
-        """How parts of the node are while it is active; ``now``: ``time.monotonic()``."""
+        """Return the states of the node's parts while it is active, at ``now`` (monotonic)."""
         return []
 
     def expected(self) -> dict[str, TopicLimits]:

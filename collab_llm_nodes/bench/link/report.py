@@ -79,7 +79,7 @@ class Scenario:
 
 @dataclass
 class Counts:
-    """What became of a run."""
+    """The outcome of a run."""
 
     answers: int = 0
     tokens: int = 0
@@ -91,7 +91,7 @@ class Counts:
     recoveries: list[dict[str, float]] = field(default_factory=list)
 
     def row(self, profile: LinkProfile) -> dict[str, Any]:
-        """For the JSON; times in milliseconds."""
+        """Return the figures for the JSON; times in milliseconds."""
         rtt_s, slow_s = 2 * profile.delay_s, 2 * (profile.delay_s + profile.jitter_s)
         row = {k: v for k, v in vars(self).items() if k != "recoveries"}
         if self.recoveries:

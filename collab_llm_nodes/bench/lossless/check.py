@@ -72,7 +72,7 @@ class LosslessReport:
     p_values: dict[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the results for the JSON."""
         return asdict(self)
 
 

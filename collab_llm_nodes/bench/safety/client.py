@@ -145,7 +145,7 @@ class SafetyClient(GraphClient):
             self.wait(lambda: self.ended is not None, 10.0, "the end of what was cancelled")
 
     def forget_goal(self) -> None:
-        """Whoever followed it is gone."""
+        """Forget the goal, whose server is gone."""
         with self.changed:
             self._goal = None
             self._goals += 1
@@ -167,7 +167,7 @@ class SafetyClient(GraphClient):
     # Motion.
 
     def wait_for_motion(self, least_s: float, deadline_s: float, alive: Callable[[], None]) -> bool:
-        """Until the robot has moved for ``least_s``; False: the instruction ended before.
+        """Wait until the robot has moved for ``least_s``; False: the instruction ended before.
 
         ``alive`` raises if a process ended.
         """
@@ -180,7 +180,7 @@ class SafetyClient(GraphClient):
         return self.ended is None
 
     def stopped_at(self, fault_at: float, settle_s: float) -> float:
-        """When the robot was sent zero after ``fault_at``, for at least ``settle_s`` on end.
+        """Return when the robot was sent zero after ``fault_at``, for at least ``settle_s`` on end.
 
         Raises:
             DeadlineExceeded: it goes on.

@@ -1,4 +1,4 @@
-"""What the fork server imports: nothing that starts a thread, opens a socket or loads a model."""
+"""Imports of the fork server: none starts a thread, opens a socket or loads a model."""
 
 import torch
 

@@ -82,7 +82,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs now."""
+        """Process id of the child that runs now."""
         assert self._process is not None
         assert self._process.pid is not None
         return self._process.pid

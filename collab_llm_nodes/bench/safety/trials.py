@@ -114,7 +114,7 @@ def _trial(fault: Fault, name: str, rig: Rig, client: SafetyClient, chance: rand
 
 
 def _faults(rig: Rig, client: SafetyClient) -> dict[str, Fault]:
-    """By the names they have in the results."""
+    """Return the faults by the names they have in the results."""
 
     def press() -> float:
         at = client.broken("estop")

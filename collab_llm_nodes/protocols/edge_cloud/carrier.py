@@ -1,4 +1,4 @@
-"""How the edge's messages reach the verifier: injected into the protocol.
+"""The carrier of the edge's messages to the verifier, which the protocol is given.
 
 Over gRPC in the same process (:class:`VerifierCarrier`), or over ROS topics through the nodes
 ``cloud_verifier_bridge`` and ``predraft_cache`` (``nodes/draft_vlm.py``).

@@ -70,7 +70,7 @@ class ServerInfo:
 
 
 def version() -> str:
-    """Of this package."""
+    """Return the version of this package."""
     try:
         return metadata.version("collab_llm_nodes")
     except metadata.PackageNotFoundError:

@@ -116,7 +116,7 @@ class SessionLink:
 
     @property
     def next_tick(self) -> float | None:
-        """When :meth:`on_tick` must be called at the latest."""
+        """The time at which :meth:`on_tick` must be called at the latest."""
         times = [t for t in (self._deadline, self._retry_at) if t is not None]
         return min(times) if times and not self.done else None
 

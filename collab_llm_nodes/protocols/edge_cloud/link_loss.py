@@ -1,4 +1,4 @@
-"""What to do about an answer when the verifier cannot be reached: no I/O, no clock.
+"""The policy for an answer when the verifier cannot be reached: no I/O, no clock.
 
 ``hold``: the answer fails with a typed error, and who asked for it waits or asks again.
 ``draft_only``: the draft model finishes the answer alone. What it adds is marked as not verified
@@ -46,12 +46,12 @@ class LinkLossConfig:
         check_ranges(self)
 
     def finishes_alone(self, error: CollabError) -> bool:
-        """Whether the draft model is to finish the answer that ``error`` has ended."""
+        """Return True if the draft model is to finish the answer that ``error`` has ended."""
         return self.policy == "draft_only" and error.code in _LOST
 
 
 class Patience:
-    """How long a verdict has been awaited. Times are of one monotonic clock [s]."""
+    """The time for which a verdict has been awaited. Times are of one monotonic clock [s]."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -67,7 +67,7 @@ class Patience:
         self._since = now if waiting else None
 
     def over(self, now: float) -> bool:
-        """Whether the verifier has been silent for too long."""
+        """Return True if the verifier has been silent for too long."""
         return self._since is not None and now - self._since > self._limit_s
 
 

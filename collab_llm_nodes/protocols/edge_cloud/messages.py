@@ -1,4 +1,4 @@
-"""What the edge client and the verifier say to each other (paper 003, Algorithms 1 and 2).
+"""The messages between edge client and verifier (paper 003, Algorithms 1 and 2).
 
 Plain frozen dataclasses: the gRPC codec, the ROS nodes, the in-process runner and the tests all
 carry these. A stream is one session, so no message but ``Opened`` names it. ``round`` counts the

@@ -1,4 +1,4 @@
-"""What one generation by edge-cloud speculation cost (paper 003, section 4.2)."""
+"""The cost of one generation by edge-cloud speculation (paper 003, section 4.2)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Ope
 
 @dataclass(frozen=True)
 class ExitConfig:
-    """Which early exits are sent, and in which order."""
+    """The choice and the order of the early exits that are sent."""
 
     confidence: str = setting(
         "joint",
