@@ -452,7 +452,7 @@ def _paper_sized(models: _Models, repeats: int, layers: int) -> dict[str, Any]:
 def _verification(
     engine: Engine, prompt: EncodedPrompt, on_exit: OnExit | None = None
 ) -> Callable[[], None]:
-    """Measure verifications of one draft, after another token, so with other candidates, each time."""
+    """Measure verifications of one draft, each after another token and so with other candidates."""
     session = _filled(engine, prompt)
     length = session.length
     pending = itertools.cycle(range(10, 100))
