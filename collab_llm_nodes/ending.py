@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,24 @@ class EndRequest:
     def _on_signal(self, *_: object) -> None:
         self.asked = True
         self._then()
+
+
+@contextlib.contextmanager
+def ended_at_once() -> Iterator[None]:
+    """Have SIGINT and SIGTERM end this process at once while it imports and loads.
+
+    Code in other languages may swallow the exception that a signal handler raises, as torch does
+    while it imports numpy; the process would then start as if nobody had asked it to end.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    taken = {n: handler for n, handler in handlers.items() if handler is not signal.SIG_IGN}
+    for number in taken:  # ignored ones stay so: in the background of a script
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in taken.items():
+            signal.signal(number, handler)
 
 
 def end_within(seconds: float, status: int) -> None:

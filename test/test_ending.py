@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from folders import environment
+
+from collab_llm_nodes.ending import ended_at_once
 
 END_S = 110.0
 """Much more than an end takes, for a machine that is busy."""
@@ -52,6 +55,67 @@ class Server:
 later = lambda port: threading.Timer(0.5, send).start()
 asyncio.run(run_until_signal(Server(), 1.0, later))
 """
+
+# Each of these gets the signal where its exception is swallowed, as some imports do.
+SWALLOW = """
+import os, signal, sys
+
+def swallow(*_):
+    try:
+        os.kill(os.getpid(), signal.{name})
+    except BaseException:
+        pass
+    print("went on", flush=True)
+    os._exit(3)
+"""
+IMPORTS = """
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            swallow()
+
+sys.meta_path.insert(0, Finder())
+"""
+LOADS = """
+from collab_llm_nodes.protocols.edge_cloud import service
+
+service.make_verifier = swallow
+"""
+STARTS = """
+from collab_llm_nodes import cli
+
+sys.argv = ["collab-llm", "verifier", "--model", "nav-target", "--address", "127.0.0.1:0"]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "held_up", [pytest.param(IMPORTS, id="imports"), pytest.param(LOADS, id="loads")]
+)
+def test_a_verifier_that_is_ended_while_it_starts_does_not_go_on(held_up: str, name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SWALLOW.format(name=name) + held_up + STARTS],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=END_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (-getattr(signal, name), ""), done.stderr
+
+
+def test_a_signal_that_is_ignored_stays_so_and_others_get_their_handler_back() -> None:
+    taken = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: lambda *_: None}
+    before = {number: signal.signal(number, handler) for number, handler in taken.items()}
+    try:
+        with ended_at_once():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert {number: signal.getsignal(number) for number in taken} == taken
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

@@ -12,6 +12,7 @@ import typer
 
 from collab_llm_nodes.cli.options import ComputeOption, writable
 from collab_llm_nodes.cli.output import write_json
+from collab_llm_nodes.ending import ended_at_once
 
 app = typer.Typer()
 
@@ -45,12 +46,13 @@ def verifier(
     # Before they are imported: what they write to standard error has another form, or none.
     os.environ.setdefault("GRPC_VERBOSITY", QUIET)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    from collab_llm_nodes.protocols.edge_cloud.settings import load_config
+    with ended_at_once():
+        from collab_llm_nodes.protocols.edge_cloud.settings import load_config
 
-    if ray:
-        from collab_llm_nodes.protocols.edge_cloud.ray_serve import serve
-    else:
-        from collab_llm_nodes.protocols.edge_cloud.service import serve
+        if ray:
+            from collab_llm_nodes.protocols.edge_cloud.ray_serve import serve
+        else:
+            from collab_llm_nodes.protocols.edge_cloud.service import serve
 
     unnamed = config is None and model is None
     settings = load_config(

@@ -87,7 +87,7 @@ class _Client:
         """In separate processes the navigator is up long before the models are loaded."""
         there = {
             "the action navigate (navigator)": self._present,
-            "the action generate (draft_vlm)": self._answers.server_is_ready(),
+            "the action edge_cloud/generate (draft_vlm)": self._answers.server_is_ready(),
             "the link to the verifier (cloud_verifier_bridge)": self._link_up,
         }
         before, self.missing = self.missing, [name for name, ready in there.items() if not ready]

@@ -280,8 +280,9 @@ class Navigator(ManagedNode[NavigatorConfig]):
         permission = self._permission[0] if self._permission else None
         why = ", ".join(permission.reasons) if permission else "motion_state"
         allowed = permission is not None and permission.allowed
+        answers = self._generate is not None and self._generate.server_is_ready()
         there = {
-            "the action generate (draft_vlm)": self._generate and self._generate.server_is_ready(),
+            f"the action {self.config.answer.action}": answers,
             f"{why} (motion_guard)": allowed or not self.config.require_guard,
             "observation (camera_ingest)": self._sees,
             "odom (the robot's driver)": self._odometry,

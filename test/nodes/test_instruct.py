@@ -119,7 +119,7 @@ def test_the_instruction_waits_for_the_models_and_the_link(
     ros_graph.wait_for(lambda: navigator.goals)
     assert client.missing == []
     said = capfd.readouterr().err
-    assert f"waiting for the action generate (draft_vlm), {LINK}\n" in said
+    assert f"waiting for the action edge_cloud/generate (draft_vlm), {LINK}\n" in said
     assert said.endswith(f"waiting for {LINK}\n")
 
 

@@ -158,7 +158,7 @@ def test_a_navigator_that_waits_says_for_what(
     monkeypatch.setattr(navigator, "_PATIENCE_S", 0.3)
     node = start(graph, Navigator)
     told = logged(graph, capfd, "not ready, waiting for")
-    for missing in ("generate (draft_vlm)", "(motion_guard)", "(camera_ingest)", "odom"):
+    for missing in ("the action edge_cloud/generate", "(motion_guard)", "(camera_ingest)", "odom"):
         assert missing in told
     assert "ready: send" not in told
     node.post(node.trigger_deactivate)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from collab_llm_nodes.collector import freeze_startup_objects
+from collab_llm_nodes.ending import ended_at_once
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.models.prompt import PromptLimits, encode
@@ -40,7 +41,8 @@ def start_server(
 def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda port: None) -> None:
     """Load the model and serve until SIGTERM or SIGINT; then drain. Call it in the main thread.
 
-    From then on both signals are ignored: the process is to end when this returns.
+    While the model loads both signals end the process at once. When this returns they are ignored:
+    the process is to end.
 
     Args:
         on_listening: told the port once clients can connect.
@@ -52,7 +54,8 @@ def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda p
     """
     for name in ("address", "metrics_address"):
         check_free(getattr(config, name), name)  # a model takes minutes to load
-    server = Server(make_verifier(config))
+    with ended_at_once():
+        server = Server(make_verifier(config))
     freeze_startup_objects()
     asyncio.run(run_until_signal(server, config.drain_s, on_listening))
 
