@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from folders import environment
@@ -106,7 +107,10 @@ def test_a_verifier_that_is_ended_while_it_starts_does_not_go_on(held_up: str, n
 
 
 def test_a_signal_that_is_ignored_stays_so_and_others_get_their_handler_back() -> None:
-    taken = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: lambda *_: None}
+    taken: dict[signal.Signals, Any] = {
+        signal.SIGINT: signal.SIG_IGN,
+        signal.SIGTERM: lambda *_: None,
+    }
     before = {number: signal.signal(number, handler) for number, handler in taken.items()}
     try:
         with ended_at_once():
