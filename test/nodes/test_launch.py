@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,10 @@ import pytest
 import yaml
 from folders import ROOT
 
-if "ROS_DISTRO" not in os.environ:  # an installed ROS 2 has it, or the run fails
-    pytest.importorskip("launch_ros", reason="launch files need ROS 2's launch (no wheel has it)")
-
-from launch.actions import DeclareLaunchArgument
-from launch.launch_context import LaunchContext
-from launch.launch_description_sources import PythonLaunchDescriptionSource
-
 from collab_llm_nodes.sim.rooms import make_room
+
+if find_spec("launch_ros") is None and "ROS_DISTRO" not in os.environ:  # with it the run fails
+    pytest.skip("launch files need ROS 2's launch (no wheel has it)", allow_module_level=True)
 
 NODES = [
     "camera_ingest",
@@ -299,11 +298,22 @@ def test_a_node_that_ended_is_started_again(package: Package) -> None:
     assert again.exists()
 
 
-@pytest.mark.parametrize("file", ["sim.launch.py", "two_robots.launch.py"])
-def test_no_argument_is_shown_that_has_no_effect(file: str) -> None:
-    """What ``--show-args`` lists: choices where there are some, and no robot's driver."""
+@pytest.fixture
+def description(file: str) -> Iterator[Any]:
+    """The description in a launch file. Importing `launch` changes all loggers that follow."""
+    kind, level = logging.getLoggerClass(), logging.root.level
+    from launch.launch_context import LaunchContext
+    from launch.launch_description_sources import PythonLaunchDescriptionSource
+
     source = PythonLaunchDescriptionSource(str(ROOT / "launch" / file))
-    description = source.get_launch_description(LaunchContext())
+    yield source.get_launch_description(LaunchContext())
+    logging.setLoggerClass(kind)
+    logging.root.setLevel(level)
+
+
+@pytest.mark.parametrize("file", ["sim.launch.py", "two_robots.launch.py"])
+def test_no_argument_is_shown_that_has_no_effect(description: Any, file: str) -> None:
+    """What ``--show-args`` lists: choices where there are some, and no robot's driver."""
     shown = {argument.name: argument for argument in description.get_launch_arguments()}
     if "driver" in shown:
         assert shown["driver"].choices == ["sim"]
@@ -337,9 +347,9 @@ def test_a_simulated_robot_is_heard_on_this_machine_only(
 
 
 @pytest.mark.parametrize("file", sorted(f.name for f in (ROOT / "launch").glob("*.launch.py")))
-def test_every_argument_is_described(file: str) -> None:
-    source = PythonLaunchDescriptionSource(str(ROOT / "launch" / file))
-    description = source.get_launch_description(LaunchContext())
+def test_every_argument_is_described(description: Any) -> None:
+    from launch.actions import DeclareLaunchArgument
+
     declared = [e for e in description.entities if isinstance(e, DeclareLaunchArgument)]
     assert declared
     assert all(len(argument.description) > 10 for argument in declared)
