@@ -8,9 +8,11 @@ only start and end answers, so they answer at once in any state of the node.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -134,6 +136,7 @@ class GenerationHost:
         self._entry = entry
         self.running = running
         self._jobs: list[_Job] = []  # in progress or waiting
+        self._queue: deque[_Job] = deque()  # those whose turn has not come
         self._goals: dict[bytes, _Job] = {}
         self._health = Answers()
         self.answered = self.failed = 0
@@ -341,7 +344,8 @@ class GenerationHost:
         self._node.get_logger().debug(f"answer {job.request.id[:8]}: asked for")
         self._jobs.append(job)
         self._watching.reset()
-        self._workers.submit(self._run, job)
+        self._queue.append(job)
+        self._workers.submit(self._run_next)  # not with the job: given up, it leaves the queue
         try:
             await job.over
         finally:
@@ -356,6 +360,8 @@ class GenerationHost:
     def _abandon(self, job: _Job, error: CollabError) -> None:
         """End ``job`` with ``error`` if its turn has not come."""
         if job.claim():
+            with contextlib.suppress(ValueError):  # a thread has just taken it
+                self._queue.remove(job)
             job.answer = job.ended(error)
             self._node.post(job.over.set_result, None)
 
@@ -396,6 +402,14 @@ class GenerationHost:
         result.metrics = metrics_to_msg(metrics)
 
     # In a thread of the host's.
+
+    def _run_next(self) -> None:
+        """Answer the job whose turn it is; there may be none, for each that was given up."""
+        try:
+            job = self._queue.popleft()
+        except IndexError:
+            return
+        self._run(job)
 
     def _run(self, job: _Job) -> None:
         """Answer ``job``; every way out publishes a final text and ends the wait for it."""

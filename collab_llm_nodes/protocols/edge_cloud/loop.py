@@ -184,7 +184,7 @@ class EdgeLoop:
                 self._on_tokens(tokens)
                 self._lookahead.advance(tuple(self.client.generated))
         finally:
-            self._close()
+            self.close()
             metrics.total_s = time.monotonic() - started
 
     def _send_draft(self, before: _Arrival | None) -> None:
@@ -315,8 +315,10 @@ class EdgeLoop:
         if self._failure is not None:
             raise self._failure
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Send nothing more, and refuse all requests, those that are still to come included."""
+        if self._ended:
+            return
         self._ended = True
         self._ready.close()
         self._lookahead.close()

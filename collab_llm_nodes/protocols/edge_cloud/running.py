@@ -216,6 +216,7 @@ class _Generation:
                 self._loop.run(left_s, asked_at=request.asked_at or None)
                 owner.planner.on_answer(self._mode, self._client.metrics)
             finally:
+                self._loop.close()  # it may not have run: requests for pre-drafts are answered
                 self._tell()
                 if self._session is not None:
                     self._session.close()
