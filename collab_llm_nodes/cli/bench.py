@@ -7,8 +7,6 @@ from typing import Annotated
 import typer
 
 from collab_llm_nodes.bench.harness import on_this_machine
-from collab_llm_nodes.bench.harness import on_this_machine
-from collab_llm_nodes.bench.harness import on_this_machine
 from collab_llm_nodes.cli.options import JsonOption, PlotOption, SeedOption
 from collab_llm_nodes.cli.output import console, write_json
 
