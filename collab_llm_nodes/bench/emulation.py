@@ -51,7 +51,7 @@ class PacedEngine:
 
 
 class PacedSession:
-    """As ``engine.session.Session``."""
+    """A session that answers as ``engine.session.Session`` does."""
 
     def __init__(self, session: Session, t_p_s: float) -> None:
         self._session = session

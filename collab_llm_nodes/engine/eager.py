@@ -73,7 +73,7 @@ class EagerBackend:
         _pick(cache, slice(columns))
 
     def fork(self, cache: DynamicCache, columns: int, used: int) -> DynamicCache:
-        """As the backend's; the columns are held once until either side is fed."""
+        """Fork as the backend does; the columns are held once until either side is fed."""
         twin = self.new_cache()
         twin.layers = [copy.copy(layer) for layer in cache.layers]
         self.cut(twin, columns)

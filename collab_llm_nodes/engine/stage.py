@@ -93,7 +93,7 @@ class Stage:
                 outputs = [output.logits for output in self._backend.outputs(hidden, chunks)]
             else:
                 outputs = list(hidden.split([chunk.new for chunk in chunks]))
-        except BaseException:
+        except BaseException:  # whatever ends the pass, the sessions are as before it
             for i, chunk in zip(order, chunks, strict=False):
                 feeds[i].session._tree.shrink(chunk.start)
             raise

@@ -69,7 +69,7 @@ class _Layer:
 
 
 class StaticBackend:
-    """As ``backend.Backend``; sessions of any lengths share a pass.
+    """A ``backend.Backend`` whose sessions, of any lengths, share a pass.
 
     Raises nothing on models for which ``supports`` is true.
     """
@@ -220,7 +220,7 @@ class StaticBackend:
         return table
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """As ``_rotation``, for positions [k] or [3, k]."""
+        """Return what ``_rotation`` does, for positions [k] or [3, k]."""
         assert self._rotary is not None
         cos, sin = self._rotary(self._like, positions[..., None, :].to(self._like.device))
         half = self._heads.dim // 2

@@ -32,18 +32,18 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.convert import status_of
+from collab_llm_nodes.ros.generation_host import MAX_DEADLINE_S
 from collab_llm_nodes.ros.goals import SentGoal, ask_for_life
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
-MAX_DEADLINE_S = 86400.0
 _RESULT_S = 15
-"""How long a result waits for its caller; rclpy's default of 15 minutes would keep all pictures of
-that time."""
+"""Time for which a result waits for its caller [s]; rclpy's default of 15 minutes would keep all
+pictures of that time."""
 _WATCH_S = 0.05
-"""How often deadlines and servers are looked at."""
+"""Period at which deadlines and servers are looked at [s]."""
 _PROBE_S = 1.0
 """A server that has been silent for so long is asked for a sign of life."""
 _GONE_S = 0.5

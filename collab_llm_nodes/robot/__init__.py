@@ -1,1 +1,1 @@
-"""From model text to safe motion: grammar, executor, mission, guard. No ROS."""
+"""The way from model text to safe motion: grammar, executor, mission, guard. No ROS."""

@@ -64,7 +64,7 @@ from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
 MAX_DEADLINE_S = 86400.0
 _RESULT_S = 15
-"""How long a result waits for its caller, who should ask for it when the goal is accepted [s].
+"""Time for which a result waits for its caller, who should ask when the goal is accepted [s].
 rclpy's default of 15 minutes would keep the pictures of all goals of that time; and announcing a
 goal leaks memory in proportion to the goals that are kept."""
 _WATCH_S = 0.05

@@ -256,7 +256,7 @@ class StreamService(abc.ABC, Generic[M]):
                 await asyncio.sleep(
                     max(used.wait_s(address, loop.time()) for used in (self._begun, self._received))
                 )
-            except BaseException:
+            except BaseException:  # cancelled as well: the turn must not be lost
                 over()
                 raise
             loop.call_later(_TURN_S, over)

@@ -143,7 +143,7 @@ def as_engine(fake: FakeEngine) -> Engine:
 
 
 class FakeSession:
-    """As ``engine.session.Session``."""
+    """A stand-in for ``engine.session.Session``."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self._engine = engine

@@ -30,7 +30,7 @@ def verifier_process(
 
 
 def wait_for_verifier(client: VerifierClient, process: Process) -> None:
-    """Until the verifier answers.
+    """Wait until the verifier answers.
 
     Raises:
         CollabError: its process ended, or it did not answer in time.
