@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -35,7 +34,6 @@ def test_loading_changes_nothing_process_wide(asked: int) -> None:
             torch.get_rng_state().tolist(),
             transformers_logging.get_verbosity(),
             transformers_logging.is_progress_bar_enabled(),
-            threading.active_count(),
         )
 
     before = state()
