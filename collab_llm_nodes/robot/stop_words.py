@@ -18,11 +18,21 @@ _DOING = (
     *("rolling", "proceeding", "continuing", "advancing", "navigating", "following", "looking"),
     *("searching",),
 )
+_SWITCHING_OFF = tuple(
+    f"{verb} {what} {way}"
+    for verb, way in (
+        *(("turn", "off"), ("switch", "off"), ("shut", "off"), ("shut", "down")),
+        *(("power", "off"), ("power", "down")),
+    )
+    for what in ("", "it", "it all", "yourself", "everything", "the robot", "the system")
+    + ("the power", "power", "the engine", "the motor", "the motors", "all motors", "motors")
+)
 STOP_WORDS = (
     *("stop", "emergency stop", "emergency", "e-stop", "estop", "brake", "cease", "quit", "end"),
     *("halt", "freeze", "wait", "pause", "cancel", "abort", "hold", "hold on", "whoa", "enough"),
     *("stand still", "hold still", "keep still", "be still", "stay", "stay put", "do nothing"),
-    *("come to a stop", "come to a halt", "stand down", "shut down"),
+    *("come to a stop", "come to a halt", "stand down", "shutdown", "deactivate", "off"),
+    *_SWITCHING_OFF,
     *(f"stop {doing}" for doing in _DOING),
     *(f"{no} {verb}" for no in ("don't", "don't you", "do not", "not", "never") for verb in _VERBS),
     *("stopp", "anhalten", "halt an", "stehen bleiben", "bleib stehen", "warte"),  # German
@@ -45,7 +55,7 @@ _BESIDE_IT = """
     what where are youre doing
     forward forwards back backward backwards left around about further any
     mission task goal job trip navigation motion movement position place motor
-    motors wheel wheels engine engines
+    motors wheel wheels engine engines power yourself system
     in for while bit one two three four five six seven eight nine ten
     moment second seconds sec minute minutes min s
     bitte sofort svp por favor
