@@ -54,6 +54,7 @@ PIECES = (
         "2 m ",
         "stop sign ",
         "some way ",
+        "red and ",
         "there is ",
         "[",
         "{",

@@ -5,9 +5,10 @@ expressions: from the end of the text backwards, character by character, and slo
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from collab_llm_nodes.robot.grammar import GrammarConfig, Kind
-from collab_llm_nodes.robot.observations import THINGS
+from collab_llm_nodes.robot.observations import QUALITIES, THINGS
 
 SPACE = " \t\n\r\f\v"
 WORD = "abcdefghijklmnopqrstuvwxyz0123456789_"
@@ -71,6 +72,7 @@ ADVERBS = words(
 NOUNS = words(
     "front center centre middle side end top bottom distance background foreground <sign>"
 )
+JOINABLE = words(QUALITIES)
 GROUND = words("bridge floor ground path road room street way")
 GROUND |= {name + "s" for name in GROUND}
 PRONOUNS = {"it", "they", "me"}
@@ -94,7 +96,7 @@ class Oracle:
             for name, words in self.orders
             if (name, [w for w in words if w[0] != "{"]) not in KNOWN
         ]
-        names = [*THINGS.split(), *" ".join(config.things).lower().split()]
+        names = [*THINGS.split(), *QUALITIES.split(), *" ".join(config.things).lower().split()]
         self.nouns = {n + ending for n in names for ending in ("", "s", "es")} - RESERVED | NOUNS
         self.plain = config.reason == "plain"
         self.verbs = VERBS | {next(w for w in words if w[0] != "{") for _, words in self.orders}
@@ -283,6 +285,8 @@ def spoken(s: str) -> list[str]:
                 word, end = "<distance>", end + 4
             elif word == "stop" and follows(s, end, ["sign", "signs"]):
                 word, end = "<sign>", run(s, end + 1, LETTERS)
+            while word in JOINABLE and follows(s, end, ["and"]) and follows(s, end + 4, JOINABLE):
+                end = run(s, end + len(" and "), LETTERS)
             said += SHORT.get(word, [word])
         elif s[at] in DIGITS:
             end = distance(s, at)
@@ -298,7 +302,7 @@ def spoken(s: str) -> list[str]:
     return said
 
 
-def follows(s: str, at: int, words: list[str]) -> bool:
+def follows(s: str, at: int, words: Collection[str]) -> bool:
     """One of ``words`` stands at ``at``, after one space."""
     return s[at : at + 1] == " " and s[at + 1 : run(s, at + 1, WORD)] in words
 
