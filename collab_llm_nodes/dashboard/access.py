@@ -7,7 +7,7 @@ Two guards, both before anything else sees a request:
   rebinding). With a token: who gave it, at the log-in page or as a bearer; compared in constant
   time. The log-in leaves a cookie that scripts cannot read and other sites cannot send. It is
   derived from the token, so a page stays logged in, and its emergency stop works, when the
-  dashboard is started anew; a new token ends all log-ins.
+  dashboard is restarted; a new token ends all log-ins.
 - **From where.** Requests must come from the page itself or from no web page at all: a browser says
   where a request comes from, and no other site may command the robot through it. Following a link
   to the page is allowed.

@@ -252,7 +252,7 @@ class Recorder(ManagedNode[RecorderConfig]):
             self._ask_parameters(node)
 
     def _listen(self, topic: str, publishers: list[TopicEndpointInfo]) -> None:
-        """Subscribe, or subscribe anew when the publishers' quality of service asks for it."""
+        """Subscribe, or subscribe again when the publishers' quality of service asks for it."""
         qos = _fitting([p.qos_profile for p in publishers])
         types = sorted({p.topic_type for p in publishers})
         known = self._heard.get(topic)

@@ -10,7 +10,7 @@ With ``overlap`` the next answer is asked for while the robot still moves. That 
 place of what is left of the step, measured from where its picture was taken.
 
 Somebody else may forbid motion (``on_motion_state``; the node ``motion_guard``). That ends a step,
-not the mission: it looks anew once motion is allowed again, and gives up after a while.
+not the mission: it looks again once motion is allowed, and gives up after a while.
 """
 
 from __future__ import annotations

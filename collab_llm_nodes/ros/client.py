@@ -104,7 +104,7 @@ class GraphClient:
                 self.wait(lambda: ended, _CALLED_OFF_S, "the cancellation")
             raise
         if ended[0] is None:
-            refused = "refused it" if sent[0].refused else "has started anew"
+            refused = "refused it" if sent[0].refused else "was restarted"
             told = f"no {what}: {type(goal).__qualname__}: the server {refused}"
             raise Unavailable(told, remedy="see the log of the node")
         return ended[0]

@@ -262,7 +262,7 @@ def stop(port: int) -> float:
 class Attack:
     """Holds ``CONNECTIONS`` connections that begin with ``first`` until it is ended.
 
-    ``more`` is sent on each again and again. A connection that the server ends is opened anew.
+    ``more`` is sent on each again and again. A connection that the server ends is opened again.
     """
 
     def __init__(

@@ -355,7 +355,7 @@ def test_no_secret_is_a_parameter(ros_graph: Any) -> None:
 def test_the_graph_recovers_with_its_verifier(
     ros_graph: Any, target: Engine, expected: tuple[int, ...]
 ) -> None:
-    """Restarted in mid-answer: the same answer. Gone: a status in time. Back: answers again."""
+    """Restarted during an answer: the same answer. Gone: a status in time. Back: answers again."""
     slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.2)
     verifier = start_server(slow, target)
     edge = Edge(ros_graph, verifier.port)

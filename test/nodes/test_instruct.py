@@ -147,7 +147,7 @@ def test_instruct_ends_when_the_navigator_is_gone(ros_graph: Any) -> None:
     assert "UNAVAILABLE" in said
 
 
-def test_a_navigator_that_has_started_anew_has_forgotten_the_goal(ros_graph: Any) -> None:
+def test_a_navigator_that_was_restarted_has_forgotten_the_goal(ros_graph: Any) -> None:
     navigator = FakeNavigator(ros_graph)
     client = _Client("find it", context=ros_graph.context)
     ros_graph.add(client.node)

@@ -246,7 +246,7 @@ def test_a_looser_grammar_would_be_found_out(monkeypatch: pytest.MonkeyPatch) ->
         "_TAIL": re.compile(""),  # words after the action
         "_NEGATION": re.compile("(?!)"),
         "_CONDITION": re.compile("(?!)"),
-        "_FLAGS": re.IGNORECASE,  # look-alike letters; takes effect on what is compiled anew
+        "_FLAGS": re.IGNORECASE,  # look-alike letters; takes effect on what is compiled again
         "_compiled": loosened("marker", start[start.index("[^") :]),  # in the middle of a clause
         "_objection": lambda *_: None,
     }

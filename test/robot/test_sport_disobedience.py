@@ -63,7 +63,7 @@ def test_unlocking_can_be_forbidden() -> None:
     assert {call.api for _, call in bench.sent} == {Api.STOP_MOVE}
 
 
-def test_joints_that_somebody_locks_in_mid_motion_stay_locked() -> None:
+def test_joints_that_somebody_locks_during_a_motion_stay_locked() -> None:
     """With the remote control: that is meant as a stop."""
     bench = Bench()
     bench.command = AHEAD

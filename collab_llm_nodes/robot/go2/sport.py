@@ -320,7 +320,7 @@ class Go2:
         self._unlocked_at, self._tries = -math.inf, 0
         self._stop_began = self._stop_sent = -math.inf
         self._stop_answered, self._stop_first = False, 0
-        self._overruled = False  # by whoever locked the joints in mid-motion
+        self._overruled = False  # by whoever locked the joints during a motion
         self._complaint: Answer | None = None
         self._done: dict[Api, int] = {}  # number of the last call that was
         self._avoidance = Avoidance()
@@ -535,7 +535,7 @@ class Avoidance:
         return [self._pending]
 
     def on_answer(self, answer: Answer, now: float) -> None:
-        """Go on in the sequence; after any failure begin anew, after a pause."""
+        """Go on in the sequence; after any failure begin again, after a pause."""
         if answer.call != self._pending:
             return
         self._pending = None

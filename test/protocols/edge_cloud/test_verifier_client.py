@@ -116,7 +116,7 @@ def test_the_answer_survives_a_restart_between_rounds(serve: Serve, connect: Con
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig(1.0, seed=4)])
-def test_the_answer_survives_a_kill_in_mid_verification(
+def test_the_answer_survives_a_kill_during_a_verification(
     serve: Serve, connect: Connect, sampling: SamplingConfig
 ) -> None:
     calm = runner(connect(serve(FakeEngine(1)).port)).generate(PROMPT, sampling, 24)
