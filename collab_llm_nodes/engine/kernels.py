@@ -76,7 +76,7 @@ class Linear:
 
 
 class ModuleLinear:
-    """As :class:`Linear`, over modules that compute for themselves: quantised ones."""
+    """A :class:`Linear` over modules that compute for themselves: quantised ones."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = tuple(modules)

@@ -50,7 +50,7 @@ _GROUND = frozenset(
     for name in ("bridge", "floor", "ground", "path", "road", "room", "street", "way")
     for ending in ("", "s")
 )
-"""What carries the robot; whoever does not see it, or is off it, had better not move."""
+"""Ground that carries the robot; if it does not see it, or is off it, it had better not move."""
 
 _WORDS = {
     "R": "it they me",
@@ -118,7 +118,7 @@ Span = tuple[int, int]
 
 
 class _Part:
-    """What stands between two commas or conjunctions.
+    """The words between two commas or conjunctions.
 
     Attributes:
         words: its words.
@@ -132,7 +132,7 @@ class _Part:
         self._goes_on = False
 
     def may_go_on(self) -> bool:
-        """Whether it is a place so far. Asked at the first "and"; at the next ones it is not."""
+        """Return True if it is a place so far, at the first "and"; False at any further one."""
         first, self._goes_on = not self._goes_on, True
         return first and _PLACE.fullmatch(self.kinds) is not None
 
@@ -158,7 +158,7 @@ class Observations:
         self._kinds |= _KINDS
 
     def objection(self, text: str, begin: int, end: int, action: str) -> Span | None:
-        """Where ``text[begin:end]`` holds more than plain observations; None if it does not.
+        """Return where ``text[begin:end]`` holds more than plain observations; None if it does not.
 
         Args:
             action: "left" or "right" for turns. Only the other side named is an objection.
@@ -189,7 +189,7 @@ class Observations:
 
 
 def _objection(sentence: list[_Part], action: str) -> Span | None:
-    """Where a sentence, which may be empty, is no observation."""
+    """Return where a sentence, which may be empty, is no observation; None if it is one."""
     forms = [_CLAUSE]
     for part in sentence:
         sides = _SIDES & part.words

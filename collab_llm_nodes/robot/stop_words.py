@@ -45,7 +45,7 @@ STOP_WORDS = (
     *("停", "停止", "停下", "别动", "不要动"),  # Chinese
     *("止まれ", "止まって", "ストップ", "動くな", "멈춰", "정지"),  # Japanese, Korean
 )
-"""What is taken for "stop", in any case, with any punctuation, with or without accents."""
+"""Phrases that mean "stop", in any case, with any punctuation, with or without accents."""
 
 _BESIDE_IT = """
     please now immediately instantly at once right away quickly already completely robot hey ok okay
@@ -69,7 +69,7 @@ _SIGNS = dict.fromkeys(map(ord, "\N{OCTAGONAL SIGN}\N{NO ENTRY}\N{RAISED HAND}")
 
 
 def asks_to_stop(instruction: str, stop_words: Sequence[str] = STOP_WORDS) -> bool:
-    """Whether ``instruction`` says nothing but stop, or forbids a motion first.
+    """Return True if ``instruction`` says nothing but stop, or forbids a motion first.
 
     "Go to the bus stop" and "stop at the door" say more. Whatever follows "stop driving" or "do not
     go" does not matter: a model that is asked about "do not go to the door" goes there.

@@ -58,7 +58,7 @@ GOALS = {
     "tracebacks": 0,
     "metrics_s": 1.0,
 }
-"""At most, for every attack."""
+"""Largest value allowed of each figure, for every attack."""
 FRONT_ONLY = frozenset({"silent_connections", "slow_handshakes", "headers_flood", "rapid_reset"})
 """Attacks before authentication: gRPC for Python cannot hold them off, a proxy must."""
 METRICS_S = 5.0

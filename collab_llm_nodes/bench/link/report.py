@@ -56,7 +56,7 @@ from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConf
 DELAY_S = 0.02
 MAX_TOKENS = 48
 DEADLINE_S = 20.0
-"""Of one answer; one that is not over a second later hangs."""
+"""Deadline of one answer; an answer that is not over a second later hangs."""
 _PASSES = 4
 LAW = SamplingConfig()
 """Greedy, so that one wrong token is a wrong answer and not bad luck."""
