@@ -90,7 +90,7 @@ class Stage:
         return all(abs(v) < 1e-3 for v in self.server.velocity)
 
     def says(self, level: bytes, words: str) -> Callable[[], bool]:
-        """Whether the driver's newest report has ``level`` and ``words``."""
+        """Return True if the driver's newest report has ``level`` and ``words``."""
 
         def look() -> bool:
             own = [s for a in self.health for s in a.status if s.name == "go2_driver: node"]

@@ -171,7 +171,7 @@ def test_ctrl_c_cancels(ros_graph: Any) -> None:
 
 
 def test_an_instruction_to_stop_cancels_what_another_gave(ros_graph: Any) -> None:
-    """Without waiting for models and link: it needs neither."""
+    """It does not wait for models and link: it needs neither."""
     navigator = FakeNavigator(ros_graph, complete=False)
     client = ActionClient(ros_graph.node("other"), Navigate, "navigate")
     ros_graph.wait_for(client.server_is_ready)

@@ -62,12 +62,12 @@ class Robot:
         return recorder
 
     def heard(self) -> bool:
-        """By a recorder, on every topic."""
+        """Return True if a recorder listens on every topic."""
         publishers = (self.texts, self.frames, self.state)
         return all(p.get_subscription_count() > 0 for p in publishers)
 
     def written(self, recorder: Recorder, count: int) -> None:
-        """Until so many messages are in the bag."""
+        """Wait until so many messages are in the bag."""
 
         def values() -> dict[str, Any]:
             return recorder.diagnose()[2]

@@ -64,7 +64,7 @@ def test_unlocking_can_be_forbidden() -> None:
 
 
 def test_joints_that_somebody_locks_during_a_motion_stay_locked() -> None:
-    """With the remote control: that is meant as a stop."""
+    """Somebody who locks them with the remote control means a stop."""
     bench = Bench()
     bench.command = AHEAD
     bench.run(1.0)

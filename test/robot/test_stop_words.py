@@ -1,4 +1,4 @@
-"""Which instructions only ask to stop."""
+"""Instructions that only ask to stop."""
 
 from __future__ import annotations
 

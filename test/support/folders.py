@@ -1,4 +1,4 @@
-"""Where things lie in the source tree."""
+"""Places in the source tree."""
 
 import os
 from pathlib import Path

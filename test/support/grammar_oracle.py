@@ -82,7 +82,7 @@ LOWER = {ord(c): ord(c.lower()) for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 
 
 class Oracle:
-    """What ``text`` orders, if all of it is in the grammar of ``config``."""
+    """The order in a text, if all of it is in the grammar of ``config``."""
 
     def __init__(self, config: GrammarConfig) -> None:
         self.orders = [
@@ -308,7 +308,7 @@ def follows(s: str, at: int, words: Collection[str]) -> bool:
 
 
 def distance(s: str, at: int) -> int:
-    """Where "2.5 m" ends that begins at ``at``; ``at`` if there is none."""
+    """Return where "2.5 m" ends that begins at ``at``; ``at`` if there is none."""
     end = run(s, at, DIGITS)
     if end - at > 4:
         return at
@@ -322,7 +322,7 @@ def distance(s: str, at: int) -> int:
 
 
 def phrase(s: str, at: int, words: list[str], with_number: bool = True) -> tuple[int, float]:
-    """Where ``words`` end that begin at ``at``, and the number in them; -1 if they do not."""
+    """Return where ``words`` that begin at ``at`` end, and the number in them; -1 if nowhere."""
     value = 0.0
     for i, word in enumerate(words):
         start = skip(s, at) if i else at
@@ -360,7 +360,7 @@ def quantity(s: str, at: int, slot: str) -> tuple[int, float]:
 
 
 def opens(between: str) -> bool:
-    """What may stand between marker and action: "to", a colon, quotes."""
+    """Return True for what may stand between marker and action: "to", a colon, quotes."""
     for rest in (between, between.lstrip(SPACE)[2:] if leads_with_to(between) else between):
         rest = rest.lstrip(SPACE)
         rest = rest[1:].lstrip(SPACE) if rest.startswith(":") else rest
@@ -394,7 +394,7 @@ def without_connective(before: str) -> str:
 
 
 def finds(s: str, word: str) -> list[int]:
-    """Where ``word`` stands; every place for an empty one."""
+    """Return the places of ``word``; every place for an empty one."""
     if not word:
         return list(range(len(s)))
     found, at = [], s.find(word)
