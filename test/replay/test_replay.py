@@ -76,7 +76,7 @@ def test_what_is_written_is_read(tmp_path: Path, storage: str) -> None:
 
 
 def test_definitions_have_the_hashes_of_rosidl() -> None:
-    """The hashes are those of the generators; with others, rosbag2 would take the types for others."""
+    """The hashes are those of the generators; with others, rosbag2 would see other types."""
     prefix = storage_of("collab_llm")
     for file in sorted(prefix.glob("*.json")):
         name = f"collab_llm/msg/{file.stem}"

@@ -206,7 +206,7 @@ def test_robots_do_not_disturb_one_another(remote: tuple[str, Engine, VerifierCl
 
 
 def test_bad_prompts_are_refused_by_name(remote: tuple[str, Engine, VerifierClient]) -> None:
-    """The edge refuses them before anything is sent; test_verifier.py has the verifier's own checks."""
+    """The edge refuses them before anything is sent; test_verifier.py has the verifier's checks."""
     architecture, _, client = remote
     run = RemoteRunner(DRAFTS["noisy"](architecture), client)
     for prompt in (Prompt(""), Prompt("go", (b"no JPEG",)), Prompt("x" * 9000)):
