@@ -50,11 +50,11 @@ format: build ## Format the code and apply safe fixes
 	@$(RUN) ruff check --fix .
 	@$(RUN) ruff format .
 
-docs: build ## Write the tables of docs/interfaces.md and docs/parameters.md anew
+docs: build ## Write the tables of docs/interfaces.md and docs/parameters.md again
 	@$(RUN) python scripts/interface_tables.py
 	@$(RUN) python scripts/parameter_tables.py
 
-bag: build ## Record the bag of the tests anew (test/bags/room)
+bag: build ## Record the bag of the tests again (test/bags/room)
 	@scripts/record_test_bag.sh
 
 train: build ## Train the embedded navigation pair (hours; resumes)

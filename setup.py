@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent
 
 
 def requirements(name: str) -> list[str]:
-    """What pip must bring, from the one list of it."""
+    """Return what pip must install, from the one list of it."""
     lines = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return [wanted for line in lines if (wanted := line.partition("#")[0].strip())]
 

@@ -1,4 +1,4 @@
-"""Where shipped models and configurations lie: source tree, colcon's or pip's installation."""
+"""Places of shipped models and configurations: source tree, colcon's or pip's installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom an address belongs to, for limits by client."""
+"""Owner of an address, for limits by client."""
 
 from __future__ import annotations
 

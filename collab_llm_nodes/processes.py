@@ -40,7 +40,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the child."""
+        """Number of the child's process."""
         return self._child.pid
 
     def check(self) -> None:

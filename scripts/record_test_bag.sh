@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Record test/bags/room anew: one simulated room through the whole graph. To be run after a change of
+# Record test/bags/room again: one simulated room through the whole graph. To be run after a change of
 # the messages or topics in it, or of the shipped models; `make bag` does. In the room of seed 2 the draft
 # model alone errs, which a test wants to see.
 set -euo pipefail

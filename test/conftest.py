@@ -129,11 +129,11 @@ class Graph:
         return future.result()
 
     def do(self, call: Callable[..., Any], *args: Any) -> Any:
-        """What ``call(*args)`` comes to in the thread that runs the callbacks."""
+        """Return the result of ``call(*args)`` in the thread that runs the callbacks."""
         return self.result(self._executor.create_task(call, *args))
 
     def ask(self, call: Callable[..., Any], *args: Any, timeout: float = 30.0) -> Any:
-        """What the future that ``call(*args)`` makes comes to; fails after ``timeout`` s.
+        """Return the result of the future that ``call(*args)`` makes; fail after ``timeout`` s.
 
         It is made by ``do``: rclpy's action client, which has no lock, takes an answer that comes
         before the question is noted for a stray one.

@@ -1,4 +1,4 @@
-"""What the test run itself must not pass over in silence."""
+"""Skips that a test run must not pass over in silence."""
 
 from __future__ import annotations
 

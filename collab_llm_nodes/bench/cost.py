@@ -1,4 +1,4 @@
-"""What an API would charge: paper 003, Table 1."""
+"""Prices that an API would charge: paper 003, Table 1."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ class _Row:
         self._later_tokens += metrics.tokens - first
 
     def result(self) -> dict[str, Any]:
-        """As :func:`run_edge_cloud` returns it."""
+        """Return the figures of one mode at one point, in the form of :func:`run_edge_cloud`."""
         total = self._total
         return {
             "ms_per_token": 1e3 * self._later_s / self._later_tokens,

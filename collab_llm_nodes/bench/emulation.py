@@ -42,7 +42,7 @@ class PacedEngine:
         self.decode = engine.decode
 
     def open(self, prompt: EncodedPrompt) -> PacedSession:
-        """As ``Engine.open``."""
+        """Open a session, like ``Engine.open``, whose passes take at least ``t_p_s``."""
         return PacedSession(self._engine.open(prompt), self.t_p_s)
 
     def as_engine(self) -> Engine:

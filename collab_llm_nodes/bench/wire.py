@@ -184,7 +184,7 @@ class Call:
             self._end(Unavailable("the call was given up"))
 
     async def _wait(self) -> None:
-        """Until something was heard of the call."""
+        """Wait until something was heard of the call."""
         if self._error is not None:
             raise self._error
         self._waiting = asyncio.get_running_loop().create_future()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated
 
 import typer
 
 from collab_llm_nodes.bench.harness import on_this_machine
+from collab_llm_nodes.bench.hostile import ATTACK_NAMES
 from collab_llm_nodes.cli.options import JsonOption, PlotOption, SeedOption
 from collab_llm_nodes.cli.output import console, write_json
 
@@ -70,6 +72,20 @@ def bench_engine(
     raise typer.Exit(0 if results["mismatches"] == 0 else 1)
 
 
+def _known_attacks(names: list[str] | None) -> list[str] | None:
+    """Return ``names``.
+
+    Raises:
+        typer.BadParameter: a name is unknown; the message tells the nearest and all known ones.
+    """
+    for name in names or ():
+        if name not in ATTACK_NAMES:
+            close = difflib.get_close_matches(name, ATTACK_NAMES, 1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise typer.BadParameter(f"{name!r} is unknown; {hint}known: {', '.join(ATTACK_NAMES)}")
+    return names
+
+
 @app.command("verifier")
 def bench_verifier(
     clients: Annotated[str, typer.Option(help="Numbers of robots, separated by commas.")] = (
@@ -80,7 +96,12 @@ def bench_verifier(
         bool, typer.Option("--hostile", help="A few robots beside attackers instead.")
     ] = False,
     attack: Annotated[
-        list[str] | None, typer.Option(help="With --hostile: only this one; repeat.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            callback=_known_attacks,
+            help=f"With --hostile: only this one; repeat. Names: {', '.join(ATTACK_NAMES)}.",
+        ),
     ] = None,
     front: Annotated[
         bool, typer.Option("--front", help="With --hostile: HAProxy before the verifier.")
@@ -94,17 +115,14 @@ def bench_verifier(
     Exits with 0 only if every verdict is the one that a session alone gets; with --hostile only if
     the robots' waits, the verifier's memory, log and end stay within their goals as well.
     """
+    if not hostile and (attack or front):
+        raise typer.BadParameter("only with --hostile", param_hint="--attack, --front")
     if hostile:
-        from collab_llm_nodes.bench.hostile.attacks import ATTACKS
         from collab_llm_nodes.bench.hostile.report import run_hostile
 
-        if unknown := set(attack or ()) - set(ATTACKS):
-            raise typer.BadParameter(
-                f"{', '.join(unknown)}; known: {', '.join(ATTACKS)}", param_hint="--attack"
-            )
         results = on_this_machine(
             run_hostile,
-            attacks=attack or list(ATTACKS),
+            attacks=attack or list(ATTACK_NAMES),
             seconds=seconds,
             seed=seed,
             front=front,

@@ -1,4 +1,4 @@
-"""Who may see the page and command the robot: decided from a request's headers alone.
+"""Access to the page and to the robot, decided from a request's headers alone.
 
 Two guards, both before anything else sees a request:
 
@@ -7,7 +7,7 @@ Two guards, both before anything else sees a request:
   rebinding). With a token: who gave it, at the log-in page or as a bearer; compared in constant
   time. The log-in leaves a cookie that scripts cannot read and other sites cannot send. It is
   derived from the token, so a page stays logged in, and its emergency stop works, when the
-  dashboard is started anew; a new token ends all log-ins.
+  dashboard is restarted; a new token ends all log-ins.
 - **From where.** Requests must come from the page itself or from no web page at all: a browser says
   where a request comes from, and no other site may command the robot through it. Following a link
   to the page is allowed.
@@ -35,7 +35,7 @@ _AUTHORITY = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?
 
 
 class Refusal(Enum):
-    """Why a request is not served: HTTP status and words for people."""
+    """Reasons not to serve a request: HTTP status and words for people."""
 
     LOG_IN = (401, "log in with the dashboard's token")
     HOST = (403, "this dashboard serves this machine only, under its own name (localhost)")
@@ -48,7 +48,7 @@ class Refusal(Enum):
 
     @property
     def message(self) -> str:
-        """For people."""
+        """Words for people."""
         return self.value[1]
 
 
@@ -80,7 +80,7 @@ def authority(text: str, default_port: int = 80) -> tuple[str, int] | None:
 
 
 class Tries:
-    """How often a network may give a wrong token at the log-in page.
+    """Limit on the wrong tokens that a network may give at the log-in page.
 
     ``AT_ONCE`` times, then once every ``EVERY_S`` seconds. At most ``NETWORKS`` networks are told
     apart and those beyond share one allowance, which bounds the memory and the rate of them all.
@@ -140,7 +140,7 @@ class Access:
         self._value = said.hexdigest()
 
     def refusal(self, method: str, headers: Mapping[str, str], *, socket: bool) -> Refusal | None:
-        """Why not to serve a request; None to serve it.
+        """Return the reason not to serve a request; None to serve it.
 
         Args:
             headers: by lower-case name.

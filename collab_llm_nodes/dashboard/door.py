@@ -1,4 +1,4 @@
-"""Who holds a connection: strangers few and briefly, so that the emergency stop always gets one.
+"""Places for connections: few and short for strangers, so that the emergency stop always gets one.
 
 A connection begins as a stranger's and becomes known with the first request that the gate lets
 pass (``front.py``). Strangers have ``STRANGERS`` places. A newcomer always gets one: when all are
@@ -28,7 +28,7 @@ STRANGERS = 256
 STRANGER_S = 10.0
 """Seconds after which a stranger is cut off; request, log-in and answer must be over by then."""
 STRANGER_BYTES = 16384
-"""What a stranger may send in all: the head of a request and a log-in."""
+"""Most bytes that a stranger may send: the head of a request and a log-in."""
 KNOWN = 32
 """Places for known clients ..."""
 KNOWN_PER_VIEWER = 4
@@ -58,7 +58,7 @@ H = TypeVar("H", bound=Holder)
 
 
 class Places(Generic[H]):
-    """Who is connected. Whatever a method returns has lost its place and is to be cut off."""
+    """The connections. Those that a method returns have lost their place and are to be cut off."""
 
     def __init__(self, strangers: int, known: int) -> None:
         self._limits = (strangers, known)

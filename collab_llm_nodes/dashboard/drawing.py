@@ -127,7 +127,7 @@ def _line(name: str, colour: str, data: Sequence[Any], **more: Any) -> dict[str,
 
 
 def stages_chart(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Where the time of each answer went [ms]."""
+    """Draw where the time of each answer went [ms]."""
     series = [
         {
             "type": "bar",

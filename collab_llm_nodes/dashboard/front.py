@@ -1,4 +1,4 @@
-"""What answers whatever happens: emergency stop, reset, camera, log-in; and the gate before it all.
+"""Requests that are always answered: emergency stop, reset, camera, log-in; and the gate before.
 
 Runs in an event loop and a thread of its own, with nothing in it that takes long. The emergency
 stop is published from here, past the ROS thread: a page that lags, a busy ROS thread or a dead web
@@ -30,7 +30,7 @@ BAR = (STATIC / "bar.html").read_text(encoding="utf-8")
 _ONLY_THE_STOP = (STATIC / "stop.html").read_text(encoding="utf-8")
 _LOG_IN = (STATIC / "log_in.html").read_text(encoding="utf-8")
 CONFIRM_S = 0.6
-"""How long an emergency stop is repeated until motion_guard confirms it; then the page asks
+"""Time for which an emergency stop is repeated until motion_guard confirms it; then the page asks
 again."""
 _REPEAT_S = 0.05
 _RESET_S = 3.0
@@ -104,7 +104,7 @@ def make_front(robot: Robot, access: Access, pages: App) -> App:
 
     @front.get("/stop")
     async def stop_page() -> Response:
-        """For a phone beside the robot."""
+        """Return the page with the stop alone, for a phone beside the robot."""
         return only_the_stop()
 
     @front.get("/static/{name}")
@@ -162,7 +162,10 @@ def _gate(app: App, access: Access) -> App:
 
 
 def _headers(scope: MutableMapping[str, Any]) -> dict[str, str]:
-    """By lower-case name; one that was given twice has both values, so that neither is believed."""
+    """Return the headers by lower-case name.
+
+    One that was given twice has both values, so that neither is believed.
+    """
     headers: dict[str, str] = {}
     for raw_name, raw_value in scope["headers"]:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
@@ -200,7 +203,10 @@ async def _refuse(
 
 
 async def _token_of(request: Request) -> str:
-    """From the form; "" for anything that is none. A body without end ends with its connection."""
+    """Return the token in the form, "" if there is none.
+
+    A body without end ends with its connection.
+    """
     body = b""
     try:
         async for part in request.stream():

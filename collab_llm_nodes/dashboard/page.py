@@ -27,7 +27,7 @@ _LOADING = 16
 
 
 class Host:
-    """Whom the pages show; changed from the node's thread, read in the pages'.
+    """The robot that the pages show; changed from the node's thread, read in the pages'.
 
     Attributes:
         robot: None while no node serves.
@@ -280,7 +280,7 @@ def _heading(text: str) -> None:
 
 
 def goal_text(goal: Goal) -> str:
-    """How the instruction fares."""
+    """Return how the instruction fares, in words."""
     if goal.state == "sent":
         return f'"{goal.instruction}": sent'
     if goal.state == "cancelling":
@@ -295,7 +295,7 @@ def goal_text(goal: Goal) -> str:
 
 
 def action_text(action: Action | None) -> str:
-    """What the robot was told to do."""
+    """Return what the robot was told to do, in words."""
     if action is None:
         return "no action yet"
     if action.reason:

@@ -1,4 +1,4 @@
-"""What the web side needs of the node."""
+"""The node, as the web side sees it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Robot(Protocol):
         """The newest camera picture as JPEG, with its number; (0, b"") before the first."""
 
     def motion(self) -> tuple[Motion | None, float]:
-        """What motion_guard said last, and how old that is [s]."""
+        """Return what motion_guard said last, and how old that is [s]."""
 
     def emergency_stop(self) -> int:
         """Publish the emergency stop, from the calling thread; how many subscribers there are."""
@@ -30,7 +30,7 @@ class Robot(Protocol):
         """Have an instruction followed."""
 
     def is_stop(self, instruction: str) -> bool:
-        """Whether an instruction only asks to stop; it is followed at any time, by cancelling."""
+        """Return True if an instruction only asks to stop; it cancels, at any time."""
 
     def cancel(self) -> None:
         """Have the instruction under way ended, whoever gave it."""

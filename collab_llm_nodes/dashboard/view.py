@@ -1,4 +1,4 @@
-"""What the page shows, from what the graph says: pure; no clock, no ROS, no browser.
+"""Content of the page, made from what the graph says: pure; no clock, no ROS, no browser.
 
 The node tells a :class:`View` what it hears; :meth:`View.snapshot` is what the pages are given, an
 immutable value that crosses threads by reference. Memory is bounded whatever arrives.
@@ -26,12 +26,12 @@ STATUSES = 400
 TEXT = 4000
 """Characters of any text that is shown; texts come from models and strangers."""
 SILENT_S = 3.0
-"""What is published about once a second and was not heard for so long is stale; diagnostics that
-come more seldom, after three times their usual pause."""
+"""Silence after which something that is published about once a second is stale. Diagnostics that
+come more seldom are stale after three times their usual pause."""
 
 
 class Level(IntEnum):
-    """Of diagnostics, the numbers of ``diagnostic_msgs/DiagnosticStatus``."""
+    """Levels of diagnostics, the numbers of ``diagnostic_msgs/DiagnosticStatus``."""
 
     OK = 0
     WARN = 1
@@ -110,7 +110,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Pose:
-    """Of the robot in the odometry frame [m, rad]."""
+    """Pose of the robot in the odometry frame [m, rad]."""
 
     x: float = 0.0
     y: float = 0.0
@@ -119,7 +119,7 @@ class Pose:
 
 @dataclass(frozen=True)
 class Action:
-    """What was read from an answer; see ``msg/NavigationAction``.
+    """Action that was read from an answer; see ``msg/NavigationAction``.
 
     Attributes:
         kind: "none", "stop", "forward" or "turn".
@@ -137,7 +137,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Motion:
-    """What motion_guard says; see ``msg/MotionState``."""
+    """State of motion_guard; see ``msg/MotionState``."""
 
     allowed: bool = False
     emergency_stop: bool = False
@@ -163,7 +163,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Health:
-    """How one node is.
+    """Health of one node.
 
     Attributes:
         level, message: of its worst part.
@@ -210,7 +210,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Direction:
-    """Where the target is, as the model matched it.
+    """Direction of the target, as the model matched it.
 
     Attributes:
         angle: from straight ahead [rad], + = left.
@@ -231,7 +231,7 @@ class Snapshot:
     words: tuple[Word, ...] = ()
     action: Action | None = None
     done: float = 0.0
-    """How much of the action, by odometry: 0 to 1."""
+    """Share of the action that is done, by odometry: 0 to 1."""
     direction: Direction | None = None
     link: Link = field(default_factory=Link)
     goal: Goal = field(default_factory=Goal)
@@ -241,7 +241,7 @@ class Snapshot:
     rtts: tuple[float, ...] = ()
     """[s] one per second, the newest last; nan while the link is not up."""
     sampled_at: float = 0.0
-    """When the newest of ``rtts`` was taken [s]."""
+    """Time at which the newest of ``rtts`` was taken [s]."""
     health: tuple[Health, ...] = ()
     frame_age: float | None = None
     """[s] since the picture came; None before the first."""
@@ -277,8 +277,10 @@ def wrapped(angle: float) -> float:
 
 
 def direction(angle: float, fov: float) -> Direction:
-    """Where ``angle`` [rad, + = left] is in the picture of a camera that looks straight ahead and
-    sees ``fov`` [rad] from left to right (pinhole model)."""
+    """Return where ``angle`` [rad, + = left] is in the picture.
+
+    The camera looks straight ahead and sees ``fov`` [rad] from left to right (pinhole model).
+    """
     angle = wrapped(angle)
     if abs(angle) >= fov / 2:
         return Direction(angle, 0.0 if angle > 0 else 1.0, False)
@@ -286,7 +288,7 @@ def direction(angle: float, fov: float) -> Direction:
 
 
 class Path:
-    """Where the robot was: at most ``PATH_POINTS`` points, however far it goes.
+    """Path of the robot: at most ``PATH_POINTS`` points, however far it goes.
 
     When it is full every other point goes, and from then on they are twice as far apart.
     """
@@ -308,7 +310,7 @@ class Path:
 
 
 class View:
-    """What was heard so far."""
+    """State of the page, made of what was heard so far."""
 
     def __init__(self, camera_fov: float) -> None:
         """``camera_fov``: [rad] what the camera sees from left to right."""
@@ -421,7 +423,7 @@ class View:
         )
 
     def _travelled(self) -> float:
-        """Since the action began, along its kind: [m] or [rad]."""
+        """Return the motion since the action began, along its kind: [m] or [rad]."""
         start, here, action = self._action_from, self._pose or self._action_from, self._action
         if action is not None and action.kind == "turn":
             return wrapped(here.yaw - start.yaw)
@@ -450,7 +452,7 @@ class View:
         return replace(link, state="UNKNOWN", error="cloud_verifier_bridge is silent")
 
     def _all_health(self, now: float) -> tuple[Health, ...]:
-        """By node, the worst first; what was not heard of late is stale."""
+        """Return the health by node, the worst first; what was not heard of late is stale."""
         nodes: dict[str, list[tuple[str, Level, str]]] = {}
         for name, status in self._statuses.items():
             silent = now - status.at > max(SILENT_S, 3 * status.pause)

@@ -35,7 +35,7 @@ class Outcome:
 
 
 class Draws(Protocol):
-    """Where the randomness of a law comes from; the tests enumerate it instead."""
+    """Source of a law's randomness; the tests enumerate it instead."""
 
     def accept(self, probability: float, position: int) -> bool: ...
 
@@ -155,7 +155,7 @@ def propose_rows(
     max_support: int,
     draws: Draws | None = None,
 ) -> list[tuple[int, SparseDistribution | None]]:
-    """As :func:`propose`, for several continuations with distributions ``q`` [n, V]."""
+    """Propose like :func:`propose` for several continuations with distributions ``q`` [n, V]."""
     if draws is None:
         draws = KeyedDraws(config.seed)
     if not config.sends_probabilities:

@@ -1,4 +1,4 @@
-"""From logits to the distribution that is sampled, and its compact form for the wire."""
+"""The distribution that is sampled, made from logits, and its compact form for the wire."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SamplingConfig:
 
     @property
     def sends_probabilities(self) -> bool:
-        """Whether a draft must travel with the distributions it was drawn from."""
+        """Return True if a draft must travel with the distributions it was drawn from."""
         return not self.greedy and self.law == "rejection"
 
 
@@ -147,7 +147,7 @@ class SparseDistribution:
 
     @classmethod
     def _unchecked(cls, ids: NDArray[np.int32], probs: NDArray[np.float32]) -> SparseDistribution:
-        """For arrays made here: to check them costs a fifth of making them."""
+        """Make one from arrays of this module without the checks, which are a fifth of the cost."""
         made = object.__new__(cls)
         object.__setattr__(made, "ids", ids)
         object.__setattr__(made, "probs", probs)
@@ -182,7 +182,7 @@ adds up to next to nothing (of vocabularies below a million), and normalising li
 
 
 def to_wire_rows(p: NDArray[np.float64], max_support: int) -> list[SparseDistribution]:
-    """As :func:`to_wire`, for each row of ``p`` [n, V], in a few operations on all of them."""
+    """Convert like :func:`to_wire` each row of ``p`` [n, V], in a few operations on all of them."""
     if max_support < 1:
         raise ConfigError("must be >= 1", field="max_support")
     best = p > _VANISHES
@@ -221,7 +221,10 @@ def _keep_nucleus(p: NDArray[np.float64], top_p: float) -> None:
 
 
 def _most_probable(p: NDArray[np.float64], count: int) -> NDArray[np.intp]:
-    """At least ``count`` tokens of ``p`` [V], most probable first, the lower id first in a tie."""
+    """Return at least ``count`` tokens of ``p`` [V].
+
+    The most probable comes first, the lower id in a tie.
+    """
     candidates = np.arange(len(p))
     if count < len(p):
         candidates = np.flatnonzero(p >= np.partition(p, -count)[-count])

@@ -92,7 +92,7 @@ def gathers(cache: StaticCache, new: int, end: int) -> bool:
     A copy of few bytes costs less than the calls that it saves: 16 short sessions of the embedded
     target need 1.7 times the time one by one. A copy of many costs more than reading them in
     place: 16 sessions of a 12x384 model with 64 columns (2.3 MB each) need 1.8 times the time
-    together, as the allocator maps so large a tensor anew for each pass.
+    together, as the allocator maps so large a tensor again for each pass.
     """
     return new <= SHORT and end * cache.column_bytes <= GATHERED
 

@@ -18,7 +18,7 @@ from collab_llm_nodes.models.loading import LoadedModel
 
 
 class EagerBackend:
-    """As ``backend.Backend``; one session at a time."""
+    """A ``backend.Backend`` that runs one session at a time."""
 
     batches = False
 

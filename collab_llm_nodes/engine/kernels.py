@@ -20,8 +20,8 @@ FEW = 16
 def kernel_rows(rows: int) -> int:
     """Rows to compute where ``rows`` are wanted: three, or an eighth, more at most.
 
-    oneDNN makes its kernels anew for every number of rows, half a megabyte and some milliseconds
-    each time, and lets go of few of them. So there are to be few numbers: 76 up to 4096 rows.
+    oneDNN makes a kernel for every number of rows and keeps most of them: half a megabyte and some
+    milliseconds each. So there are to be few numbers: 76 up to 4096 rows.
     """
     if rows <= FEW:
         return rows
@@ -76,7 +76,7 @@ class Linear:
 
 
 class ModuleLinear:
-    """As :class:`Linear`, over modules that compute for themselves: quantised ones."""
+    """A :class:`Linear` over modules that compute for themselves: quantised ones."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = tuple(modules)

@@ -13,7 +13,7 @@ from collab_llm_nodes.errors import ModelError
 
 @dataclass(frozen=True)
 class Architecture:
-    """What differs between architectures.
+    """Differences between architectures.
 
     Attributes:
         vision: it takes images, and its positions are three-dimensional (M-RoPE).

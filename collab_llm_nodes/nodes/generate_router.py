@@ -2,7 +2,7 @@
 
 Feedback, cancellations and the result are copied as they are, so a caller sees what the protocol's
 own server says. The router adds what only somebody in between can: a typed error for a protocol
-that it does not know, for a server that is not there, and for one that dies in mid-goal. The
+that it does not know, for a server that is not there, and for one that dies during a goal. The
 navigator does not go through it.
 """
 
@@ -185,7 +185,7 @@ class _Passage:
         refused = self.sent is not None and self.sent.refused
         self.end(
             Unavailable(
-                "it refused the goal" if refused else "it has started anew in mid-goal",
+                "it refused the goal" if refused else "it was restarted during the goal",
                 field=f"{self.server.protocol}/generate",
                 remedy="see the log of its server",
             )
@@ -398,7 +398,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
                 passage.sent.call_off()
                 passage.end(_late(passage))
             elif now - passage.asked_again > config.silence_s:
-                passage.asked_again = now  # one that has started anew does not know the goal
+                passage.asked_again = now  # one that was restarted does not know the goal
                 passage.sent.ask_again()
 
 

@@ -33,7 +33,7 @@ LOST_S = 5.0
 """A navigator that is not there for so long does not come back."""
 CANCEL_DEADLINE_S = 5.0
 NAVIGATOR_DEADLINE_S = 5.0
-"""Who wants to stop waits no longer for a navigator."""
+"""Longest wait for a navigator that is to be told to stop."""
 
 
 class _Client:
@@ -84,7 +84,10 @@ class _Client:
             self.goal.ask_again()
 
     def _send_when_complete(self) -> None:
-        """In separate processes the navigator is up long before the models are loaded."""
+        """Send the goal once the whole graph is there.
+
+        In separate processes the navigator is up long before the models are loaded.
+        """
         there = {
             "the action navigate (navigator)": self._present,
             "the action edge_cloud/generate (draft_vlm)": self._answers.server_is_ready(),

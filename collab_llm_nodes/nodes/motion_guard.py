@@ -78,7 +78,7 @@ class MotionGuardConfig(GuardConfig):
 
 
 def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
-    """As ``guarded``; after an error, whatever it is, the robot is stopped first."""
+    """Guard a callback like ``guarded``; after any error the robot is stopped first."""
 
     @guarded
     @functools.wraps(callback)

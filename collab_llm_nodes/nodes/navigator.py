@@ -66,7 +66,7 @@ _LOGGED = 120
 _LOG_S = 0.1
 """Goals may come as fast as somebody sends them; of the lines about them, one in this time."""
 _PATIENCE_S = 5.0
-"""What is missing for so long after the activation is told."""
+"""Time after the activation from which the log tells what is missing."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class _Run:
 
 
 def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
-    """As ``guarded``; an error that nobody foresaw stops the robot first, and ends the goal."""
+    """Guard a callback; an unforeseen error stops the robot first, and ends the goal."""
 
     @guarded
     @wraps(callback)
@@ -528,7 +528,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         self._follow_up(self._run, 1.5 / self.config.rate)
 
     def _follow_up(self, run_: _Run, spacing: float = 0.0) -> None:
-        """After any event: command what the mission wants; end what nobody waits for any more."""
+        """Command what the mission wants after an event, and end what nobody waits for any more."""
         mission = run_.mission
         if mission.phase is not run_.phase:
             run_.phase = mission.phase
@@ -589,7 +589,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         sent.add_done_callback(partial(self._on_goal_response, run_, number))
 
     def _on_goal_response(self, run_: _Run, number: int, sent: Future) -> None:
-        """In any state: what was given up while it was on its way is cancelled all the same."""
+        """Take the answer to a goal; one that was given up on its way is cancelled all the same."""
         handle: ClientGoalHandle = sent.result()
         awaited = number == run_.number and run_.mission.answering
         if not handle.accepted:

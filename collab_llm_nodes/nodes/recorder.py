@@ -72,7 +72,7 @@ ASKED = ("navigator", "draft_vlm", "navigation_action_parser")
 INFO = "recording"
 _TYPE = re.compile(r"([a-z][a-z0-9_]*)/msg/([A-Z][A-Za-z0-9]*)")
 _LOOK_S = 0.2
-"""How often new topics are looked for."""
+"""Time between two looks for new topics."""
 _MB = 10**6
 _DEPTH = 1000
 """Messages that wait for the disk, per topic."""
@@ -252,7 +252,7 @@ class Recorder(ManagedNode[RecorderConfig]):
             self._ask_parameters(node)
 
     def _listen(self, topic: str, publishers: list[TopicEndpointInfo]) -> None:
-        """Subscribe, or subscribe anew when the publishers' quality of service asks for it."""
+        """Subscribe, or subscribe again when the publishers' quality of service asks for it."""
         qos = _fitting([p.qos_profile for p in publishers])
         types = sorted({p.topic_type for p in publishers})
         known = self._heard.get(topic)
@@ -316,7 +316,7 @@ class Recorder(ManagedNode[RecorderConfig]):
     # The parameters of those who ask and answer.
 
     def _ask_parameters(self, node: str) -> None:
-        """Once it is there; later changes are announced."""
+        """Ask a node for its parameters once it is there; later changes are announced."""
         if node in self._asked:
             return
         if node not in self._askers:

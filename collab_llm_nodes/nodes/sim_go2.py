@@ -2,7 +2,7 @@
 
 Publishes ``/clock``, ``odom``, ``image`` and ``image/compressed``; obeys ``cmd_vel`` until it is
 silent for ``watchdog``. ``ground_truth/...`` tells evaluations what the robot itself cannot know.
-Setting the parameter ``seed`` enters another room; the service ``reset`` starts the same one anew.
+Setting the parameter ``seed`` enters another room; the service ``reset`` starts the same one again.
 
 Time is the simulator's own and never goes back. It runs ``real_time_factor`` times as fast as
 the machine's. With ``lockstep`` it also advances by one step per received command while the robot

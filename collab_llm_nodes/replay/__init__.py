@@ -1,1 +1,1 @@
-"""Recorded drives: bags written, read, mended, and answered anew to see what differs."""
+"""Recorded drives: bags written, read, mended, and answered again to see what differs."""

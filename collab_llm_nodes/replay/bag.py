@@ -165,7 +165,7 @@ def new_bag(path: Path, storage: str) -> Writer:
 
 
 def _compressed(chunk: bytes) -> bytes:
-    """With a checksum of the content, which whoever unpacks it checks."""
+    """Compress ``chunk`` with a checksum of the content, which any reader checks."""
     return zstd.compress(chunk, options={zstd.CompressionParameter.checksum_flag: 1})
 
 
@@ -353,14 +353,14 @@ def _ends_well(file: Path) -> bool:
 
 
 def _fault_of_mcap(file: Path) -> str:
-    """Of its index; chunks are checked as they are read."""
+    """Return the fault of the index, "" if there is none; chunks are checked as they are read."""
     with file.open("rb") as opened:
         stored, computed = _index_checksums(opened)
     return "its index does not have its checksum" if stored not in (0, computed) else ""
 
 
 def _fault_of_sqlite3(file: Path) -> str:
-    """Of its structure: all that can be told without checksums."""
+    """Return the fault of the structure, "" if there is none; there are no checksums."""
     with closing(sqlite3.connect(f"{file.absolute().as_uri()}?immutable=1", uri=True)) as base:
         (found,) = base.execute("PRAGMA integrity_check(1)").fetchone()
     return "" if found == "ok" else " ".join(str(found).split())
@@ -372,7 +372,7 @@ def _mending(path: Path) -> str:
 
 @contextmanager
 def damage(path: Path, remedy: str = "") -> Iterator[None]:
-    """What parsers raise for a damaged bag becomes one typed error."""
+    """Turn what parsers raise for a damaged bag into one typed error."""
     try:
         yield
     except CollabError:

@@ -79,7 +79,7 @@ class Report:
         return table
 
     def as_json(self, *, texts: bool) -> dict[str, Any]:
-        """What is the same whenever the same bag meets the same models, and apart from it times."""
+        """Return figures that depend on bag and models only, and apart from them times."""
         return {
             "steps": len(self.recording.steps),
             "compared": len(self.compared),

@@ -1,4 +1,4 @@
-"""What can be read of a bag that was never closed, or is cut short, as a whole bag.
+"""Recovery of a bag that was never closed, or is cut short: its readable part as a whole bag.
 
 A recorder that was killed leaves a storage file without index and no ``metadata.yaml``. Of an mcap
 file everything up to the first incomplete record is kept; of an sqlite3 file everything up to the

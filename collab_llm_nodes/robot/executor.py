@@ -42,7 +42,7 @@ ZERO = Velocity()
 
 
 class Outcome(Enum):
-    """How a step ended; RUNNING while it has not, IDLE before the first."""
+    """End of a step; RUNNING while it has not ended, IDLE before the first."""
 
     IDLE = "idle"
     RUNNING = "running"
@@ -54,7 +54,7 @@ class Outcome(Enum):
     """No odometry for longer than the watchdog allows, or the clock jumped."""
     CANCELLED = "cancelled"
     FAILED = "failed"
-    """Who else carries it out (robot/steps.py) reports an error."""
+    """Something else carries the step out (robot/steps.py), and reports an error."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ExecutorConfig:
 
 
 class _Limits(NamedTuple):
-    """Of one kind of motion, in m or rad and s."""
+    """Limits of one kind of motion, in m or rad and s."""
 
     top: float
     acceleration: float
@@ -149,7 +149,7 @@ class StepExecutor:
 
     @property
     def time_left(self) -> float:
-        """At least so long the step still takes [s]."""
+        """Least time that the step still takes [s]."""
         return max(0.0, self.remaining) / self._limits().top
 
     def start(
@@ -233,7 +233,7 @@ class StepExecutor:
         return ZERO
 
     def _limits(self) -> _Limits:
-        """Of the kind of motion under way."""
+        """Return the limits of the kind of motion under way."""
         c = self.config
         if self._turning:
             top = max(self._share * c.angular_speed, c.least_angular_speed)
@@ -266,7 +266,7 @@ class StepExecutor:
         self._last = pose
 
     def _progresses(self, now: float) -> bool:
-        """Whether the last window shows at least the configured share of the commanded motion."""
+        """Return True if the last window shows at least the configured share of the motion."""
         self._window.append((now, self.travelled, self._commanded))
         while len(self._window) > 2 and self._window[1][0] <= now - self.config.progress_window:
             self._window.popleft()

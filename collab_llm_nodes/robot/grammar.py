@@ -1,4 +1,4 @@
-"""From a model's text to one safe motion step: an anchored grammar, not a search for words.
+"""Reading of a model's text as one safe motion step: an anchored grammar, not a search for words.
 
     answer   = [ reason ] [ connective ] marker [ "to" ] [ ":" ] [ quote ] action [ punctuation ]
              | action [ punctuation ]
@@ -35,7 +35,7 @@ from collab_llm_nodes.robot.observations import Observations
 
 
 class Kind(IntEnum):
-    """What to do; the numbers of ``msg/NavigationAction``."""
+    """Kinds of action; the numbers of ``msg/NavigationAction``."""
 
     NONE = 0
     STOP = 1
@@ -44,7 +44,7 @@ class Kind(IntEnum):
 
 
 class Code(IntEnum):
-    """Why there is, or is no, motion; the numbers of ``msg/NavigationAction``."""
+    """Reasons for motion or none; the numbers of ``msg/NavigationAction``."""
 
     OK = 0
     UNREADABLE = 1
@@ -75,7 +75,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class GrammarConfig:
-    """What is an action, and the limits of one step. Longer or wider ones are refused, not clamped.
+    """Phrases of actions, and the limits of one step. Longer steps are refused, not clamped.
 
     A phrase is literal words; ``{distance}`` stands for a number with "cm" or "m", ``{angle}`` for
     one with "degree" or "rad". Spaces may be any white space, letters of either case.
@@ -144,7 +144,7 @@ _WORD = re.compile(r"[a-z]+(?:['-][a-z]+)*", re.IGNORECASE | re.ASCII)
 
 
 def _check_phrases(field: str, phrases: Sequence[str], slot: str) -> None:
-    """Raises ConfigError for phrases that are not literal words with ``slot`` once."""
+    """Raise ConfigError for phrases that are not literal words with ``slot`` once."""
     if not 0 < len(phrases) <= _MOST_PHRASES:
         raise ConfigError(f"{len(phrases)} phrases", field=field, remedy=f"1 to {_MOST_PHRASES}")
     form = f"words and {slot} once" if slot else "words"
@@ -167,7 +167,7 @@ def _check_phrases(field: str, phrases: Sequence[str], slot: str) -> None:
 
 
 def _check_things(things: Sequence[str]) -> None:
-    """Raises ConfigError for what is no name, or would let a reason speak of motions."""
+    """Raise ConfigError for what is no name, or would let a reason speak of motions."""
     if len(things) > _MOST_THINGS:
         raise ConfigError(f"{len(things)} names", field="things", remedy=f"at most {_MOST_THINGS}")
     for thing in things:
@@ -182,7 +182,7 @@ def _check_things(things: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class ParsedAction:
-    """What a text asks for.
+    """The action that a text asks for.
 
     Attributes:
         kind: NONE unless ``code`` is OK.
@@ -223,7 +223,7 @@ _UNITS = {
         r"radians?|rad": 1.0,
     },
 }
-"""What one of the unit is in m or rad."""
+"""Size of each unit in m or rad."""
 _TAIL = re.compile(r"[\s.!\"'*]*\Z", _FLAGS)
 _SENTENCE_END = re.compile(r"[.!?;\n]")
 _CLAUSE_END = re.compile(r"[.!?;:,\n]")
@@ -426,7 +426,11 @@ def _unfenced(text: str) -> str:
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Raises ValueError where a key stands twice: which one counts is nobody's guess."""
+    """Return ``pairs`` as a mapping.
+
+    Raises:
+        ValueError: a key stands twice, so that nobody can know which one counts.
+    """
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a key stands twice")
     return dict(pairs)
@@ -470,7 +474,7 @@ def _name(match: re.Match[str]) -> str:
 def _objection(
     grammar: _Grammar, text: str, reason: tuple[int, int], action: re.Match[str]
 ) -> ParsedAction | None:
-    """What in the reason, or in a second order, speaks against ``action``."""
+    """Return the refusal if the reason, or a second order, speaks against ``action``; else None."""
     first, last = reason
     orders = [m for m in grammar.marker_words.finditer(text) if m.start() != last]
     numbered = [m for m in grammar.action.finditer(text, first, last) if _name(m) != "stop"]
@@ -498,7 +502,7 @@ def _objection(
 
 
 def _explain(grammar: _Grammar, text: str, begin: int, end: int | None = None) -> ParsedAction:
-    """Why ``text[begin:end]`` is not of the grammar: the most telling code."""
+    """Return the most telling refusal of ``text[begin:end]``, which is not of the grammar."""
     end = len(text) if end is None else end
     mentions = list(grammar.mention.finditer(text, begin, end))
     negation = _NEGATION.search(text, begin, end)

@@ -26,7 +26,8 @@ HELD_S = 1.0
 """An emergency stop that was pressed so recently is taken as pressed still (a button repeats)."""
 
 _BURST_S = 0.1
-"""Of acceleration at once: messages do not come evenly, and legged robots ignore slow starts."""
+"""Time whose acceleration is allowed at once: messages do not come evenly, and legged robots ignore
+slow starts."""
 
 _LEAST_REPEAT_S = 0.2
 """Zero is sent again for this long whatever odometry says: it may be older than the stop."""
@@ -36,7 +37,7 @@ _FORGET_S = 1.0
 
 
 class Source(Enum):
-    """What must be fresh while the robot moves; the values are names of ``FreshnessConfig``."""
+    """Sources that must be fresh while the robot moves, named as in ``FreshnessConfig``."""
 
     COMMAND = "command"
     ODOMETRY = "odometry"
@@ -60,7 +61,7 @@ REASONS = {
     "STALE_RANGE": "the range finder is silent: is its driver running (topic range)?",
     "OBSTACLE": "something is in the way: turning only",
 }
-"""Why motion is refused: code and words."""
+"""Reasons to refuse motion: code and words."""
 
 _STALE = {
     Source.ODOMETRY: "STALE_ODOMETRY",
@@ -116,7 +117,7 @@ class LimitsConfig:
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """What motion needs, and its limits."""
+    """Conditions and limits of motion."""
 
     freshness: FreshnessConfig = field(default_factory=FreshnessConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
@@ -145,7 +146,7 @@ class GuardConfig:
 
 @dataclass(frozen=True)
 class GuardState:
-    """As ``MotionState.msg`` tells it.
+    """State of the guard, in the form of ``MotionState.msg``.
 
     Attributes:
         allowed: velocities are passed on; with OBSTACLE among the reasons, turns only.
@@ -225,7 +226,7 @@ class Guard:
         self._hear(Source.CAMERA, age, wall)
 
     def on_link(self, up: bool, age: float, wall: float) -> None:
-        """What the bridge to the verifier knows of the link."""
+        """Take what the bridge to the verifier knows of the link."""
         self._link_up = self._hear(Source.LINK, age, wall) and up
 
     def on_gap(self, source: Source, gap: float, age: float, wall: float) -> None:
@@ -255,7 +256,7 @@ class Guard:
         return self._set(ZERO, wall, ())
 
     def tick(self, wall: float) -> Velocity | None:
-        """What to send without a command: a stop, less speed, zero once more; or None."""
+        """Return what to send without a command: a stop, less speed, zero once more; or None."""
         if self.velocity == ZERO:
             if self.silence(Source.COMMAND, wall) > _FORGET_S:
                 self._asked, self._valid = ZERO, True
@@ -270,7 +271,7 @@ class Guard:
         return None
 
     def watches(self, wall: float) -> bool:
-        """Whether ``tick`` is to be called often: the robot moves, or a stop is being repeated."""
+        """Return True if ``tick`` is to be called often: during a motion or a repeated stop."""
         if self.velocity != ZERO:
             return True
         rest = self._stands and not self._silent(Source.ODOMETRY, wall)
@@ -280,7 +281,7 @@ class Guard:
     # What is.
 
     def state(self, wall: float) -> GuardState:
-        """For people and other nodes."""
+        """Return the state for people and other nodes."""
         stops, limit = self._stops(wall), self.speed_limit(wall)
         reasons = stops if limit > 0.0 else (*stops, "OBSTACLE")
         words = [REASONS[code] for code in reasons]
@@ -304,7 +305,7 @@ class Guard:
         return config.limits.linear_speed * share
 
     def silence(self, source: Source, wall: float) -> float:
-        """Since ``source`` was heard last [s]; ``inf`` if it never was."""
+        """Return the time since ``source`` was heard last [s]; ``inf`` if it never was."""
         return wall - self._heard.get(source, -math.inf)
 
     # How it decides.
@@ -341,7 +342,7 @@ class Guard:
         return obstacle.scan if source is Source.SCAN else obstacle.range
 
     def _hear(self, source: Source, age: float, wall: float) -> bool:
-        """Whether this is a sign of life; what is not tells nothing else either."""
+        """Return True if this is a sign of life; other messages tell nothing else either."""
         limit = self.config.freshness.max_age
         fresh: bool = not limit or -limit <= age <= limit
         if fresh:
@@ -365,7 +366,7 @@ class Guard:
 
 
 class _Ramp:
-    """How fast a speed may grow: at ``acceleration`` on average, a small burst at once."""
+    """Limit on the growth of a speed: ``acceleration`` on average, a small burst at once."""
 
     def __init__(self) -> None:
         self.speed = 0.0

@@ -17,7 +17,7 @@ ARM_S = 3.0
 REQUEST_S = 0.5
 """Longest wait for an answer."""
 STOP_S = 2.0
-"""For so long a stop that is not answered, or refused, is sent again."""
+"""Time for which a stop that is not answered, or refused, is sent again."""
 
 
 class Increments:

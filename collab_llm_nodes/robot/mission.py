@@ -10,7 +10,7 @@ With ``overlap`` the next answer is asked for while the robot still moves. That 
 place of what is left of the step, measured from where its picture was taken.
 
 Somebody else may forbid motion (``on_motion_state``; the node ``motion_guard``). That ends a step,
-not the mission: it looks anew once motion is allowed again, and gives up after a while.
+not the mission: it looks again once motion is allowed, and gives up after a while.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class MissionConfig:
 
 
 class Phase(Enum):
-    """What the mission waits for."""
+    """Phase of a mission, by what it waits for."""
 
     OBSERVE = "observe"
     THINK = "think"
@@ -130,7 +130,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Ending:
-    """Why it ended: ``code`` is the name of a status constant of ``action/Navigate``."""
+    """Reason of the end: ``code`` is the name of a status constant of ``action/Navigate``."""
 
     code: str
     message: str = ""
@@ -146,12 +146,12 @@ _FATAL = {
 """Failures of an answer that asking again cannot cure."""
 
 _STATUS_OF = {Code.UNVERIFIED: "UNAVAILABLE", Code.STALE: "NO_OBSERVATION"}
-"""What too many refusals of one kind mean for the mission; UNREADABLE otherwise."""
+"""Status of a mission after too many refusals of one kind; UNREADABLE for the others."""
 
 
 @dataclass(frozen=True)
 class Permission:
-    """Whether the robot may move, as ``msg/MotionState`` tells it."""
+    """Permission to move, as ``msg/MotionState`` tells it."""
 
     allowed: bool = True
     emergency_stop: bool = False
@@ -170,7 +170,7 @@ NO_GUARD = Permission(
 _MOVED_M = 0.02
 """Less is no motion (m, or rad)."""
 _REMEMBERED_S = 3.0
-"""How long a pose is kept, for pictures that come late."""
+"""Time for which a pose is kept, for pictures that come late."""
 
 
 def check_instruction(instruction: str, config: MissionConfig) -> None:
@@ -288,7 +288,7 @@ class Mission:
     def on_action(
         self, action: ParsedAction, now: float, wall: float, *, verified: bool = True
     ) -> bool:
-        """What the parser read from the answer about ``asked``; True: a step begins.
+        """Take what the parser read from the answer about ``asked``; return True if a step begins.
 
         What is not ``verified`` is done in part and slowly; it cannot end the mission well.
         """
@@ -333,7 +333,7 @@ class Mission:
             self.on_failure(_STATUS_OF.get(action.code, "UNREADABLE"), _refusal(action), now, wall)
 
     def on_motion_state(self, permission: Permission, now: float, wall: float) -> None:
-        """Whether, and how fast, the robot may move from now on."""
+        """Take whether, and how fast, the robot may move from now on."""
         self._permission, self._permitted_at = permission, wall
         self._executor.limit = permission.speed_limit
         if permission.emergency_stop:
@@ -379,7 +379,7 @@ class Mission:
         self._after_step(now, wall)
 
     def tick(self, now: float, wall: float) -> None:
-        """At a fixed rate: deadlines."""
+        """Check the deadlines; to be called at a fixed rate."""
         c = self.config
         waited = wall - max(self._phase_since, self._ask_after)
         if self.phase is Phase.ENDED:
@@ -429,7 +429,7 @@ class Mission:
         )
 
     def _pose_at(self, stamp: float) -> Pose2D | None:
-        """Where the robot was at ``stamp``; of what is remembered, the pose nearest in time."""
+        """Return the robot's pose at ``stamp``: of those remembered, the nearest in time."""
         return min(self._poses, key=lambda p: abs(p[0] - stamp))[1] if self._poses else None
 
     def _listen_to_the_guard(self, now: float, wall: float) -> None:

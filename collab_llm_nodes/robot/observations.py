@@ -33,21 +33,24 @@ THINGS = """
     sign sink socket sofa spoon stage stone stool stove street suitcase switch table target
     television thing tile toilet towel toy trash tray tree truck tv umbrella vase vehicle wall
     wardrobe washer wheel whiteboard window
-    beige big black blue bright brown dark golden gray green grey large little long metal narrow
-    orange pink plastic purple red round short silver small square striped tall thick thin tiny
-    transparent turquoise violet white wide wooden yellow
 """
-"""Names and qualities of things; ``grammar.things`` adds to them.
+"""Names of things; ``grammar.things`` adds to them.
 
 People, animals, stairs, edges and lights are not among them: they speak against a motion by being
 there.
 """
+QUALITIES = """
+    beige big black blue bright brown dark golden gray green grey large little long metal narrow
+    orange pink plastic purple red round short silver small square striped tall thick thin tiny
+    transparent turquoise violet white wide wooden yellow
+"""
+"""Qualities of things. None of them orders a motion, so "and" may join them: "red and white"."""
 _GROUND = frozenset(
     f"{name}{ending}"
     for name in ("bridge", "floor", "ground", "path", "road", "room", "street", "way")
     for ending in ("", "s")
 )
-"""What carries the robot; whoever does not see it, or is off it, had better not move."""
+"""Ground that carries the robot; if it does not see it, or is off it, it had better not move."""
 
 _WORDS = {
     "R": "it they me",
@@ -81,9 +84,10 @@ _WORDS = {
 contraction is of two kinds."""
 _KINDS = {word: kind for kind, words in _WORDS.items() for word in words.split()}
 
+_QUALITY = rf"(?:{'|'.join(QUALITIES.split())})\b"
 _TOKEN = re.compile(
     r"(?P<T>some way\b|[0-9]{1,4}(?:\.[0-9]{1,2})? ?(?:cm|m|met(?:er|re)s?|feet)\b)"
-    r"|(?P<O>stop signs?\b)"
+    rf"|(?P<O>stop signs?\b|{_QUALITY}(?: and {_QUALITY})+)"
     "|(?P<word>[a-z]+(?:['\N{RIGHT SINGLE QUOTATION MARK}][a-z]+)?)"
     r"|(?P<full>[.!;\n])|(?P<comma>,)|(?P<space>\s)|(?P<other>.)",
     re.IGNORECASE | re.ASCII,
@@ -114,7 +118,7 @@ Span = tuple[int, int]
 
 
 class _Part:
-    """What stands between two commas or conjunctions.
+    """The words between two commas or conjunctions.
 
     Attributes:
         words: its words.
@@ -128,7 +132,7 @@ class _Part:
         self._goes_on = False
 
     def may_go_on(self) -> bool:
-        """Whether it is a place so far. Asked at the first "and"; at the next ones it is not."""
+        """Return True if it is a place so far, at the first "and"; False at any further one."""
         first, self._goes_on = not self._goes_on, True
         return first and _PLACE.fullmatch(self.kinds) is not None
 
@@ -149,12 +153,12 @@ class Observations:
 
     def __init__(self, things: Sequence[str] = ()) -> None:
         self._kinds: dict[str, str] = {}
-        for word in [*THINGS.split(), *(w for name in things for w in name.lower().split())]:
+        for word in " ".join((THINGS, QUALITIES, *things)).lower().split():
             self._kinds |= dict.fromkeys((word, f"{word}s", f"{word}es"), "O")
         self._kinds |= _KINDS
 
     def objection(self, text: str, begin: int, end: int, action: str) -> Span | None:
-        """Where ``text[begin:end]`` holds more than plain observations; None if it does not.
+        """Return where ``text[begin:end]`` holds more than plain observations; None if it does not.
 
         Args:
             action: "left" or "right" for turns. Only the other side named is an objection.
@@ -185,7 +189,7 @@ class Observations:
 
 
 def _objection(sentence: list[_Part], action: str) -> Span | None:
-    """Where a sentence, which may be empty, is no observation."""
+    """Return where a sentence, which may be empty, is no observation; None if it is one."""
     forms = [_CLAUSE]
     for part in sentence:
         sides = _SIDES & part.words

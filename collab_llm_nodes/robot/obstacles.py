@@ -1,4 +1,4 @@
-"""How far the robot may go ahead before it touches something: pure, from ranges.
+"""Distance that the robot may go ahead before it touches something: pure, from ranges.
 
 What counts lies in the corridor that the robot sweeps when it goes straight on. Sensors are taken
 to be mounted level; what they do not see (glass, a step down) is not there.
@@ -18,7 +18,7 @@ _USES = ("off", "optional", "required")
 
 @dataclass(frozen=True)
 class ObstacleConfig:
-    """Which sensors look ahead, where they sit, and what is too near."""
+    """Sensors that look ahead, where they sit, and what is too near."""
 
     scan: str = setting(
         "off",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 DEFAULT_TEMPLATE = "{instruction}. history: {history}."
-"""What the embedded pair was trained on. Another model needs to be told what it may answer."""
+"""Template that the embedded pair was trained on. Another model must be told its answers."""
 
 HISTORY_LENGTH = 2
 """Actions of the past that the text mentions: what a search needs to keep its direction."""

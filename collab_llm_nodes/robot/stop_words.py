@@ -18,11 +18,21 @@ _DOING = (
     *("rolling", "proceeding", "continuing", "advancing", "navigating", "following", "looking"),
     *("searching",),
 )
+_SWITCHING_OFF = tuple(
+    f"{verb} {what} {way}"
+    for verb, way in (
+        *(("turn", "off"), ("switch", "off"), ("shut", "off"), ("shut", "down")),
+        *(("power", "off"), ("power", "down")),
+    )
+    for what in ("", "it", "it all", "yourself", "everything", "the robot", "the system")
+    + ("the power", "power", "the engine", "the motor", "the motors", "all motors", "motors")
+)
 STOP_WORDS = (
     *("stop", "emergency stop", "emergency", "e-stop", "estop", "brake", "cease", "quit", "end"),
     *("halt", "freeze", "wait", "pause", "cancel", "abort", "hold", "hold on", "whoa", "enough"),
     *("stand still", "hold still", "keep still", "be still", "stay", "stay put", "do nothing"),
-    *("come to a stop", "come to a halt", "stand down", "shut down"),
+    *("come to a stop", "come to a halt", "stand down", "shutdown", "deactivate", "off"),
+    *_SWITCHING_OFF,
     *(f"stop {doing}" for doing in _DOING),
     *(f"{no} {verb}" for no in ("don't", "don't you", "do not", "not", "never") for verb in _VERBS),
     *("stopp", "anhalten", "halt an", "stehen bleiben", "bleib stehen", "warte"),  # German
@@ -35,7 +45,7 @@ STOP_WORDS = (
     *("停", "停止", "停下", "别动", "不要动"),  # Chinese
     *("止まれ", "止まって", "ストップ", "動くな", "멈춰", "정지"),  # Japanese, Korean
 )
-"""What is taken for "stop", in any case, with any punctuation, with or without accents."""
+"""Phrases that mean "stop", in any case, with any punctuation, with or without accents."""
 
 _BESIDE_IT = """
     please now immediately instantly at once right away quickly already completely robot hey ok okay
@@ -45,7 +55,7 @@ _BESIDE_IT = """
     what where are youre doing
     forward forwards back backward backwards left around about further any
     mission task goal job trip navigation motion movement position place motor
-    motors wheel wheels engine engines
+    motors wheel wheels engine engines power yourself system
     in for while bit one two three four five six seven eight nine ten
     moment second seconds sec minute minutes min s
     bitte sofort svp por favor
@@ -59,7 +69,7 @@ _SIGNS = dict.fromkeys(map(ord, "\N{OCTAGONAL SIGN}\N{NO ENTRY}\N{RAISED HAND}")
 
 
 def asks_to_stop(instruction: str, stop_words: Sequence[str] = STOP_WORDS) -> bool:
-    """Whether ``instruction`` says nothing but stop, or forbids a motion first.
+    """Return True if ``instruction`` says nothing but stop, or forbids a motion first.
 
     "Go to the bus stop" and "stop at the door" say more. Whatever follows "stop driving" or "do not
     go" does not matter: a model that is asked about "do not go to the door" goes there.

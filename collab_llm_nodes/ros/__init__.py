@@ -1,1 +1,1 @@
-"""What the ROS 2 nodes share: managed base, endpoints, health, message conversion, clients."""
+"""Parts that the ROS 2 nodes share: managed base, endpoints, health, messages, clients."""

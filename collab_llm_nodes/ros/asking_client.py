@@ -58,7 +58,7 @@ class AskingClient(GraphClient):
             DeadlineExceeded: it does not come.
         """
         picture = CompressedImage(format="jpeg", data=array("B", jpeg))
-        picture.header.stamp = self._start_anew()
+        picture.header.stamp = self._next_stamp()
         self._pictures.publish(picture)
         self.wait(lambda: self._observation is not None, deadline_s, "the observation")
         observation = self._observation
@@ -77,8 +77,8 @@ class AskingClient(GraphClient):
         raise_for(result.status)
         return result
 
-    def _start_anew(self) -> TimeMsg:
-        """The stamp of the next picture; nothing has been heard about it yet."""
+    def _next_stamp(self) -> TimeMsg:
+        """Return the stamp of the next picture, and forget what was heard of the last one."""
         with self.changed:
             self._observation = None
             self.forget()

@@ -34,7 +34,7 @@ TOPICS = {"image": "image", "compressed": "image/compressed"}
 """Sources that are topics."""
 
 MULTICAST = "230.1.1.1:1720"
-"""Where the Go2 sends its front camera."""
+"""Address to which the Go2 sends its front camera."""
 
 _NEEDS_URL = {
     "v4l2": "a device: /dev/video0, or 0",
@@ -126,7 +126,7 @@ class Frame:
 
 
 _NAMED = r"\b((?:user|proxy)-pw|passphrase|password|passwd|pwd|token)=(?:\"[^\"]*\"|[^\s&]*)"
-"""As GStreamer's elements and cameras' URLs call them."""
+"""Secrets by the names that GStreamer's elements and cameras' URLs give them."""
 
 
 def without_password(url: str) -> str:
@@ -237,7 +237,7 @@ def _cv2() -> Any:
 
 
 def check_backend(source: str) -> None:
-    """Raises ConfigError when this OpenCV cannot open such a source at all."""
+    """Raise ConfigError if this OpenCV cannot open such a source at all."""
     try:
         cv2 = _cv2()
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What demo, benchmarks and replay have in common: a client of a running graph, with deadlines.
+"""Client of a running graph, with deadlines, that demo, benchmarks and replay share.
 
 Not a node of the robot. The caller's thread waits; callbacks run in the executor's.
 """
@@ -51,7 +51,7 @@ class GraphClient:
         self._context.try_shutdown()
 
     def result(self, call: Callable[[], Any], deadline_s: float, what: str) -> Any:
-        """What the future that ``call`` makes comes to.
+        """Return the result of the future that ``call`` makes.
 
         It is made in the executor's thread: rclpy's action client, which has no lock, would not
         know of a request whose answer comes at once.
@@ -104,13 +104,13 @@ class GraphClient:
                 self.wait(lambda: ended, _CALLED_OFF_S, "the cancellation")
             raise
         if ended[0] is None:
-            refused = "refused it" if sent[0].refused else "has started anew"
+            refused = "refused it" if sent[0].refused else "was restarted"
             told = f"no {what}: {type(goal).__qualname__}: the server {refused}"
             raise Unavailable(told, remedy="see the log of the node")
         return ended[0]
 
     def wait(self, condition: Callable[[], Any], deadline_s: float, what: str) -> None:
-        """Until ``condition()`` is true.
+        """Wait until ``condition()`` is true.
 
         Raises:
             DeadlineExceeded: ``what`` was waited for in vain.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rclpy.clock import Clock, ClockType
 
 STEADY = Clock(clock_type=ClockType.STEADY_TIME)
-"""For deadlines of the machine (network, models), which simulated time must not stretch."""
+"""Clock for deadlines of the machine (network, models), which simulated time must not stretch."""
 
 
 def wall() -> float:

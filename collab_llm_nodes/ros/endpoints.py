@@ -1,4 +1,4 @@
-"""What the topics and services of every node can do beyond rclpy's, without a line in the node.
+"""Abilities of every node's topics and services beyond rclpy's, without a line in the node.
 
 - Quality of service can be overridden by parameter (``qos_overrides./topic.subscription.depth``).
 - Incompatible QoS at the other end is said once, and reported as long as it lasts.
@@ -136,7 +136,7 @@ class Endpoints:
     # What came of it.
 
     def restart(self) -> None:
-        """From now on there should be messages."""
+        """Expect messages from now on."""
         for traffic in (*self._received.values(), *self._published.values()):
             traffic.restart(time.monotonic())
 
@@ -191,7 +191,7 @@ class Endpoints:
     def _overridable(
         self, topic: str, profile: QoSProfile | int, offered: bool
     ) -> QoSOverridingOptions:
-        """What parameters may change."""
+        """Return the policies that parameters may change."""
         if profile is self._commands:
             policies = [QoSPolicyKind.RELIABILITY]
         else:
@@ -219,7 +219,7 @@ class Endpoints:
             self._node.get_logger().warning(f"{message}; see qos_overrides in docs/diagnostics.md")
 
     def _lasts(self, topic: str, mismatch: _Mismatch) -> bool:
-        """Whether anybody is still incompatible: DDS tells only of those who come."""
+        """Return True if anybody is still incompatible: DDS tells only of those who come."""
         resolved, ours = self._node.resolve_topic_name(topic), mismatch.qos
         if mismatch.offered:
             peers = self._node.get_subscriptions_info_by_topic(resolved)

@@ -41,7 +41,7 @@ class SentGoal:
 
     Args:
         on_end: called with the result; None: the server refused the goal (``refused``) or does not
-            know it, such as one that has started anew.
+            know it, such as one that was restarted.
         on_feedback: called with feedback messages.
 
     Attributes:
@@ -73,7 +73,7 @@ class SentGoal:
         self._handle.cancel_goal_async()
 
     def ask_again(self) -> None:
-        """Ask a server that has started anew, and that nobody has asked, for the result."""
+        """Ask a server for the result again, in case it was restarted since it was asked."""
         if self._asked:  # else it may not have arrived there yet
             self._ask()
 

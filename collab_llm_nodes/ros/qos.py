@@ -12,7 +12,7 @@ CAMERA = QoSProfile(
 BUTTON = QoSProfile(
     depth=50, history=HistoryPolicy.KEEP_LAST, reliability=ReliabilityPolicy.BEST_EFFORT
 )
-"""What people press: a newer message (let go) must not take the place of one not yet looked at."""
+"""Profile of what people press: a newer message (let go) must not replace one not yet looked at."""
 
 COMMAND = QoSProfile(
     depth=1, history=HistoryPolicy.KEEP_LAST, reliability=ReliabilityPolicy.RELIABLE

@@ -61,7 +61,7 @@ class Nav2Output:
         self._goal: ClientGoalHandle | None = None
 
     def start(self, action: ParsedAction, speed: float, allowance: float) -> None:
-        """As ``StepOutput.start``; how fast ``spin`` turns is nav2's to say."""
+        """Start a step like ``StepOutput.start``; nav2 decides how fast ``spin`` turns."""
         self.cancel()
         client = self._clients[action.kind]
         if not client.server_is_ready():
@@ -78,7 +78,7 @@ class Nav2Output:
         sent.add_done_callback(partial(self._on_response, self._number))
 
     def cancel(self) -> None:
-        """As ``StepOutput.cancel``; a goal that is accepted only later is cancelled then."""
+        """Cancel like ``StepOutput.cancel``; a goal accepted only later is cancelled then."""
         self._number += 1
         if self._goal is not None:
             self._goal.cancel_goal_async()
@@ -167,11 +167,11 @@ class IncrementsOutput:
         return self._machine.message
 
     def start(self, action: ParsedAction, speed: float, allowance: float) -> None:
-        """As ``StepOutput.start``; how fast it goes is the robot's to say."""
+        """Start a step like ``StepOutput.start``; the robot decides how fast it goes."""
         self._services.send(self._machine.start(action, wall()))
 
     def cancel(self) -> None:
-        """As ``StepOutput.cancel``."""
+        """Cancel like ``StepOutput.cancel``."""
         self._services.send(self._machine.cancel(wall()))
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ OUTPUTS: dict[str, Callable[[Node], Output]] = {
     "nav2": Nav2Output,
     "increments": IncrementsOutput,
 }
-"""By the value of the parameter ``output``."""
+"""The outputs by the value of the parameter ``output``."""
 
 
 def make_output(name: str, node: Node) -> Output | None:

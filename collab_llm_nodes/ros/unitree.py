@@ -107,7 +107,7 @@ STATE_TOPIC = "/sportmodestate"
 
 
 def sport_state(msg: Any) -> SportState:
-    """What of the vendor's message matters for motion."""
+    """Return the part of the vendor's message that matters for motion."""
     speed = math.hypot(float(msg.velocity[0]), float(msg.velocity[1]))
     return SportState(msg.error_code, msg.mode, speed, float(msg.yaw_speed))
 

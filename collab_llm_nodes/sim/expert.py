@@ -1,4 +1,4 @@
-"""What the camera sees, by geometry alone, and what a good navigator does about it.
+"""The camera's view, by geometry alone, and the action that a good navigator takes.
 
 Words and actions share one set of thresholds: a direction word and a distance word determine
 the action, so an answer's reason and its action can never disagree.
@@ -123,7 +123,7 @@ def action_for(direction_word: str, distance_word: str) -> str:
 
 
 def search(history: Sequence[str]) -> str:
-    """What to do with nothing in view: go on turning the way of the last turn, left if none."""
+    """Return the action with nothing in view: turn as in the last turn, left if there is none."""
     for action in reversed(history[-HISTORY:]):
         if action.startswith("turn "):
             return "turn right 45 degree" if " right " in action else "turn left 45 degree"
@@ -138,5 +138,5 @@ def decide(sight: Sight, history: Sequence[str]) -> str:
 
 
 def reached(room: Room, base: Pose) -> bool:
-    """Whether a stop here counts as success."""
+    """Return True if a stop here counts as success."""
     return math.hypot(room.goal.x - base.x, room.goal.y - base.y) <= SUCCESS_DISTANCE

@@ -155,7 +155,7 @@ class Renderer:
         self._room = room
 
     def picture(self, base: Pose) -> np.ndarray:
-        """What the robot's camera sees from ``base``: uint8 [84, 168, 3]."""
+        """Return the picture of the robot's camera at ``base``: uint8 [84, 168, 3]."""
         self._aim(base)
         self._camera.update_scene(self._data, camera="robot")
         return self._camera.render()
@@ -212,7 +212,7 @@ def from_jpeg(data: bytes) -> np.ndarray:
 
 
 def footprint(room: Room, base: Pose, cell: int = 4) -> np.ndarray:
-    """Which thing each ``cell`` x ``cell`` pixel block shows: int8 [84/cell, 168/cell], -1 = none.
+    """Return the thing in each ``cell`` x ``cell`` pixel block: int8 [84/cell, 168/cell], -1: none.
 
     By geometry (projected outlines, painted far to near), as a stand-in for a segmentation
     render, which would double the cost of a picture.

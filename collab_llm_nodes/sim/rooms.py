@@ -27,7 +27,7 @@ _TARGET_GAP = 1.4
 
 @dataclass(frozen=True)
 class Pose:
-    """Where something stands and looks: x, y in m, yaw in rad (0 = +x, + = left)."""
+    """Place and heading of something: x, y in m, yaw in rad (0 = +x, + = left)."""
 
     x: float
     y: float

@@ -32,12 +32,12 @@ class AdapterConfig:
     layers: tuple[int, ...] = ()
     """Exits, counted in layers done; all but the last one when empty."""
     width: int = 0
-    """Of the bottleneck; 0 is one linear map."""
+    """Width of the bottleneck; 0 is one linear map."""
     steps: int = 1_500
     batch: int = 24
     learning_rate: float = 2e-3
     reworded: float = 0.0
-    """As in ``TrainConfig``."""
+    """The same as in ``TrainConfig``."""
     bfloat16: bool = True
     seed: int = 1
 

@@ -29,7 +29,7 @@ class Size:
 TARGET = Size(128, 5, 320, 4, 2, 96, 4, 3)
 DRAFT = Size(64, 2, 160, 2, 1, 48, 2, 3, 2)
 MICRO = Size(32, 2, 48, 1, 1, 16, 1, 1, 2)
-"""For tests."""
+"""Size for tests."""
 SIZES = {"target": TARGET, "draft": DRAFT, "micro": MICRO}
 
 

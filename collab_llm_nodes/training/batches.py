@@ -160,7 +160,7 @@ class Batches:
         return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def question_ids(self, prompt: str) -> tuple[int, ...]:
-        """What follows the picture, up to where the answer starts."""
+        """Return the ids between the picture and the start of the answer."""
         return self._encode(f"{prompt}<|im_end|>\n<|im_start|>assistant\n")
 
     def make(

@@ -86,7 +86,10 @@ def snapshot(
 
 
 def _token_bits(canvas: np.ndarray) -> np.ndarray:
-    """For each image token the bits of the things that fill 5 % of it, or their largest part."""
+    """Return the things in each image token as bits.
+
+    A thing is in a token of which it fills 5 %, and in the one that holds its largest part.
+    """
     side = TOKEN_PX // _CELL
     blocks = canvas.reshape(TOKEN_ROWS, side, TOKEN_COLUMNS, side).swapaxes(1, 2)
     bits = np.zeros(TOKENS, np.uint8)

@@ -1,4 +1,4 @@
-"""What the models can do: perception on held-out pictures, success in fresh rooms, tau."""
+"""Abilities of the models: perception on held-out pictures, success in fresh rooms, tau."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def held_out_figures(
 
 
 def refused(said: Iterable[str]) -> int:
-    """How many answers the action grammar refuses in its default form."""
+    """Number of answers that the action grammar refuses in its default form."""
     return sum(parse(text).code is not Code.OK for text in said)
 
 
@@ -221,7 +221,7 @@ def summary(episodes: Sequence[Episode]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """What ``collab-llm eval nav`` measures."""
+    """Settings of ``collab-llm eval nav``."""
 
     target: str = "nav-target"
     """A shipped model, or the folder of a checkpoint."""

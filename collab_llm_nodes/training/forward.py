@@ -27,7 +27,7 @@ LONGEST_TEXT = 96
 
 
 class Output(NamedTuple):
-    """What a training step needs."""
+    """Results of a forward pass that a training step needs."""
 
     vision: Tensor
     """[B, tokens, D]: the image tokens as they enter the language model."""

@@ -168,7 +168,7 @@ WORDS = ("red", "green", "blue", "yellow", "box", "ball", "cone", "bottle") + (
 
 @dataclass(frozen=True)
 class Wish:
-    """How a person asks for a thing: a verb in a frame, an article or none, a way of writing."""
+    """One way to ask for a thing: a verb in a frame, an article or none, a way of writing."""
 
     verb: str
     frame: str = FRAMES[0]
@@ -213,7 +213,7 @@ class Wishes:
 
 
 TRAINED = Wishes((*VERBS, *OTHER_VERBS), (FRAMES[0],) * (len(FRAMES) // 4) + FRAMES)
-"""What the wording stage of the training draws from; a verb alone is the commonest frame."""
+"""Wishes of the training's wording stage; a verb alone is the commonest frame."""
 HELD_OUT = {
     "verb": Wishes(HELD_OUT_VERBS, [frame for frame in FRAMES if "{verb}" in frame]),
     "frame": Wishes(TRAINED.verbs, HELD_OUT_FRAMES),

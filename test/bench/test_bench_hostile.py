@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 from fake_models import VOCABULARY, FakeEngine, as_engine, encode
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner
 
-from collab_llm_nodes.bench.hostile import report
+from collab_llm_nodes.bench.hostile import ATTACK_NAMES, report
 from collab_llm_nodes.bench.hostile.attacks import ATTACKS, Attacker
 from collab_llm_nodes.bench.hostile.pictures import flat_png, progressive_jpeg
 from collab_llm_nodes.bench.hostile.report import GOALS, Site, read_log, withstand
@@ -219,8 +220,66 @@ def test_the_command_says_whether_all_goals_are_met(
     assert results["goals"]["sigterm_s"] == 11.0
 
 
-def test_an_unknown_attack_is_refused_with_those_that_are_known() -> None:
-    command = ["bench", "verifier", "--hostile", "--attack", "none"]
-    done = CliRunner().invoke(app, command, env={"COLUMNS": "400"})
+def test_the_table_is_readable_at_80_columns() -> None:
+    bad = {name: 8.0 * goal + 7777.5 for name, goal in GOALS.items()}
+    good = dict.fromkeys(GOALS, 0)
+    rows = {name: bad if i % 2 else good for i, name in enumerate(ATTACKS)}
+    results = {
+        "front": True,
+        "goals": {"sigterm_s": 11.0},
+        "hostile": {**rows, "sigterm_s": 12.5},
+    }
+    told = io.StringIO()
+    report.show(results, list(ATTACKS), Console(file=told, width=80))
+    lines = told.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in told.getvalue()
+    words = told.getvalue().split()
+    assert all(words.count(name) == 1 for name in ATTACKS)
+    for name, goal in GOALS.items():  # each is missed in every other row
+        assert words.count(name) >= len(ATTACKS) // 2
+        assert words.count(f"{8.0 * goal + 7777.5:.0f}") >= len(ATTACKS) // 2
+    assert "12.5" in words
+
+
+def test_an_attack_that_only_a_proxy_can_hold_off_misses_nothing_without_one() -> None:
+    bad = {name: goal + 1.0 for name, goal in GOALS.items()}
+    for front in (False, True):
+        results = {
+            "front": front,
+            "goals": {"sigterm_s": 11.0},
+            "hostile": {"rapid_reset": bad, "sigterm_s": 1.0},
+        }
+        told = io.StringIO()
+        report.show(results, ["rapid_reset"], Console(file=told, width=80))
+        assert ("no goal " in told.getvalue()) is not front
+        assert ("tracebacks 1" in told.getvalue()) is front
+
+
+def test_the_help_lists_the_attacks() -> None:
+    assert tuple(ATTACKS) == ATTACK_NAMES
+    done = CliRunner().invoke(app, ["bench", "verifier", "--help"], env={"COLUMNS": "80"})
+    assert done.exit_code == 0
+    for name in ATTACKS:
+        assert name in done.output
+
+
+def test_an_unknown_attack_is_refused_with_the_nearest_and_those_that_are_known() -> None:
+    command = ["bench", "verifier", "--hostile", "--attack", "rapid-rest"]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "800"})
     assert done.exit_code == 2
-    assert "rapid_reset" in done.output
+    assert "--attack" in done.output
+    assert "did you mean rapid_reset?" in done.output
+    assert all(name in done.output for name in ATTACKS)
+    command[-1] = "qqq"
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "800"})
+    assert done.exit_code == 2
+    assert "did you mean" not in done.output
+    assert "png_bomb" in done.output
+
+
+@pytest.mark.parametrize("option", [["--attack", "garbage"], ["--front"]])
+def test_options_of_an_attack_need_hostile(option: list[str]) -> None:
+    done = CliRunner().invoke(app, ["bench", "verifier", *option], env={"COLUMNS": "400"})
+    assert done.exit_code == 2
+    assert "--hostile" in done.output

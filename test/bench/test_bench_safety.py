@@ -91,7 +91,7 @@ def test_what_is_broken_stops_the_robot_in_time(drive: Drive, late: bool) -> Non
 
 
 def test_a_velocity_stays_in_force_until_another_comes(drive: Drive) -> None:
-    """Whoever is killed in mid-motion publishes nothing more, and the robot goes on."""
+    """A node that is killed during a motion publishes nothing more, and the robot goes on."""
     drive.watch.on_action(Permitted(True, 9.0), drive.now)
     drive.go(LEFT, 0.5)
     drive.watch.on_broken("the death of the guard", drive.now)

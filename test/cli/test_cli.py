@@ -305,7 +305,7 @@ def test_interrupted_while_it_imports_a_program_ends_quietly(
 
 
 def console_scripts() -> dict[str, str]:
-    """What setup.cfg has each executable start."""
+    """Executables that setup.cfg names, and the function that each starts."""
     config = ConfigParser()
     config.read(ROOT / "setup.cfg")
     lines = config["options.entry_points"]["console_scripts"].split("\n")[1:]

@@ -34,7 +34,7 @@ from collab_llm_nodes.dashboard.access import (
 from collab_llm_nodes.network import network_of
 
 FILES = 256
-"""How many files the attacked server may have open ..."""
+"""Number of files that the attacked server may have open ..."""
 CONNECTIONS = 400
 """... and how many connections the attacker keeps trying to hold."""
 STOP_S = 10.0
@@ -89,7 +89,7 @@ REST = st.text("[]:@./\\#?%-_ \t\r\n,;evil.com0189", max_size=12)
 
 @given(st.sampled_from(GOOD_HOSTS), st.integers(0, 14), st.integers(0, 14), REST)
 def test_no_mutated_host_is_this_machine(host: str, begin: int, length: int, put: str) -> None:
-    """Whatever passes is one of this machine's names and a number, to the last character."""
+    """A host that passes is one of this machine's names and a number, to the last character."""
     mutated = host[:begin] + put + host[begin + length :]
     if Access("127.0.0.1", 8080, "").refusal("GET", {"host": mutated}, socket=False) is None:
         name, _, port = mutated.rpartition(":") if mutated[-1] not in "]t1" else (mutated, "", "")
@@ -262,7 +262,7 @@ def stop(port: int) -> float:
 class Attack:
     """Holds ``CONNECTIONS`` connections that begin with ``first`` until it is ended.
 
-    ``more`` is sent on each again and again. A connection that the server ends is opened anew.
+    ``more`` is sent on each again and again. A connection that the server ends is opened again.
     """
 
     def __init__(

@@ -187,7 +187,7 @@ def test_a_reset_that_was_given_up_does_not_come_later(graph: Any, guard: Guard)
 
 
 @pytest.mark.ros
-def test_cancel_frees_the_page_when_the_navigator_was_started_anew(graph: Any) -> None:
+def test_cancel_frees_the_page_when_the_navigator_was_restarted(graph: Any) -> None:
     """The one that took the goal was killed, and another came before the loss was noticed."""
     from rclpy.action import ActionServer
     from rclpy.task import Future as RosFuture
@@ -203,7 +203,7 @@ def test_cancel_frees_the_page_when_the_navigator_was_started_anew(graph: Any) -
         return await endless
 
     node = start(graph, Dashboard, port=0)
-    old, new = graph.node("navigator"), graph.node("navigator_anew")
+    old, new = graph.node("navigator"), graph.node("navigator_new")
     first = ActionServer(old, Navigate, "navigate", follow)
     instructions = old.create_publisher(String, "instruction", STATE)
     graph.wait_for(node._navigate.server_is_ready, 30.0)

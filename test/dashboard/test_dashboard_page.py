@@ -53,16 +53,16 @@ class Page:
         return self.browser.find_element("css selector", selector)
 
     def script(self, code: str) -> Any:
-        """What JavaScript returns."""
+        """Return what JavaScript returns."""
         return self.browser.execute_script(f"return {code}")
 
     def text(self, name: str) -> str:
-        """Of an element that ``page.py`` names, or of the bar."""
+        """Return the text of an element that ``page.py`` names, or of the bar."""
         selector = f"[data-id={name}], #{name}"
         return str(self.script(f"document.querySelector({selector!r})?.innerText ?? ''"))
 
     def wait(self, condition: Any, what: str) -> Any:
-        """Until ``condition()``; fails after a minute with what the page shows."""
+        """Wait until ``condition()``; fail after a minute with what the page shows."""
         due = time.monotonic() + 60.0
         while not (value := condition()):
             if time.monotonic() > due:
@@ -72,7 +72,7 @@ class Page:
         return value
 
     def log(self) -> list[str]:
-        """What went wrong in the browser."""
+        """Return what went wrong in the browser."""
         entries = self.browser.get_log("browser")
         return [e["message"] for e in entries if e["level"] == "SEVERE"]
 

@@ -44,7 +44,7 @@ def test_the_words_of_the_page() -> None:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Without a token."""
+    """A server without a token."""
     pytest.importorskip("nicegui", reason="pip install -r requirements/dashboard.txt")
     server = Server()
     yield server

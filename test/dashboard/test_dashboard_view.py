@@ -133,7 +133,7 @@ def test_the_path_keeps_its_length_and_its_end() -> None:
     assert PATH_POINTS / 2 <= len(path.points) <= PATH_POINTS
     assert path.points[0] == (0.0, 0.0)
     assert path.points[-1][0] == pytest.approx(2000.0, abs=15.0)
-    path.add(-500.0, 3.0)  # another room, or odometry began anew
+    path.add(-500.0, 3.0)  # another room, or odometry began again
     assert path.points == [(-500.0, 3.0)]
 
 

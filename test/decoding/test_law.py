@@ -241,7 +241,7 @@ def check_keyed_law(law: ModuleType, config: SamplingConfig, seeds: int = 3000) 
 
 
 def check_no_stream_is_read_twice(law: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within one round every random number serves one decision."""
+    """Check that every random number serves one decision within one round."""
     read: list[tuple[object, ...]] = []
 
     def recorded(*key: object) -> float:

@@ -343,7 +343,7 @@ def test_a_pass_stays_on_the_models_device_and_waits_for_nothing(
 ) -> None:
     """The meta device computes nothing: tensors of two devices, and reading a result, fail there.
 
-    So it stands for a GPU, on which each such read would make the host wait in mid-pass.
+    So it stands for a GPU, on which each such read would make the host wait during a pass.
     """
     own = tiny_model(architecture, exit_layers=(1, 2))
     assert own.adapters is not None

@@ -59,7 +59,7 @@ def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @dataclass
 class Model:
-    """What a session must stand for: tokens behind the prompt, and the path of each node."""
+    """The content that a session must have: tokens behind the prompt, and the path of each node."""
 
     session: Session
     trunk: list[int] = field(default_factory=list)
@@ -261,7 +261,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 def test_a_fingerprint_is_of_the_model_and_not_of_its_layout() -> None:
     loaded = load(ModelConfig(str(tiny_folder("opt"))))  # its own, which it changes
     before = fingerprint(loaded.model)
-    Engine(loaded)  # lays weights out anew
+    Engine(loaded)  # lays the weights out again
     assert fingerprint(loaded.model) == before
     layer: Any = decoder_parts(loaded.model).layers[0]
     with torch.no_grad():

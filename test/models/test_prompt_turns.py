@@ -21,7 +21,7 @@ ASKED, ANSWERED = Turn("user", "where is the ball"), Turn("assistant", "far left
 
 
 def spelled(prompt: Prompt, loaded: LoadedModel) -> str:
-    """What the model reads, image features as none."""
+    """Return the text that the model reads, image features as none."""
     ids = list(encode(prompt, loaded).ids)
     return str(loaded.tokenizer.decode(ids)).replace("<|image_pad|>", "")
 

@@ -136,7 +136,7 @@ class Camera:
         self.graph.wait_for(send)
 
     def status(self, level: bytes, words: str) -> Callable[[], Any]:
-        """Whether the newest report has ``level`` and ``words``."""
+        """Return True if the newest report has ``level`` and ``words``."""
 
         def look() -> Any:
             own = [s for a in self.health for s in a.status if s.name == "camera_ingest: node"]

@@ -81,8 +81,10 @@ def test_sampling_and_the_service_twin(edge: Edge, target: Engine) -> None:
 @pytest.mark.ros
 @pytest.mark.parametrize("window", [0, 16], ids=["on_its_verdict", "ahead"])
 def test_what_the_cache_asks_for_is_drafted_and_sent_once(ros_graph: Any, window: int) -> None:
-    """With a last layer that does nothing the last exit is always right, and slow verdicts leave
-    time to draft for it."""
+    """The last exit is always right, as the last layer does nothing.
+
+    Slow verdicts leave time to draft for it.
+    """
     loaded = load(ModelConfig(path=str(tiny_folder(ARCHITECTURE, 0)), exit_layers=(3,)))
     last: Any = decoder_parts(loaded.model).layers[-1]
     with torch.no_grad():
@@ -355,7 +357,7 @@ def test_no_secret_is_a_parameter(ros_graph: Any) -> None:
 def test_the_graph_recovers_with_its_verifier(
     ros_graph: Any, target: Engine, expected: tuple[int, ...]
 ) -> None:
-    """Restarted in mid-answer: the same answer. Gone: a status in time. Back: answers again."""
+    """Restarted during an answer: the same answer. Gone: a status in time. Back: answers again."""
     slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=0.2)
     verifier = start_server(slow, target)
     edge = Edge(ros_graph, verifier.port)

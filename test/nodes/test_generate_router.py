@@ -279,7 +279,7 @@ def test_an_inactive_router_says_so(ros_graph: Any, caller: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_server_that_dies_in_mid_goal_is_noticed(
+def test_a_server_that_dies_during_a_goal_is_noticed(
     caller: Any, process: Callable[[str], ServerProcess], number: int
 ) -> None:
     """A killed process leaves the graph seconds later only, and one that hangs never does."""
@@ -295,7 +295,7 @@ def test_a_server_that_dies_in_mid_goal_is_noticed(
     assert result.text == "far left "
 
 
-def test_a_server_that_starts_anew_has_lost_the_goal(
+def test_a_restarted_server_has_lost_the_goal(
     caller: Any, process: Callable[[str], ServerProcess]
 ) -> None:
     """It gives signs of life, but knows nothing of the goal."""

@@ -90,7 +90,7 @@ class Stage:
         return all(abs(v) < 1e-3 for v in self.server.velocity)
 
     def says(self, level: bytes, words: str) -> Callable[[], bool]:
-        """Whether the driver's newest report has ``level`` and ``words``."""
+        """Return True if the driver's newest report has ``level`` and ``words``."""
 
         def look() -> bool:
             own = [s for a in self.health for s in a.status if s.name == "go2_driver: node"]
@@ -220,7 +220,7 @@ def test_a_signal_stops_the_robot_before_the_process_ends(
         stage.wait(stage.stands)
 
 
-def test_the_guard_killed_in_mid_motion_the_driver_stops(graph: Any) -> None:
+def test_the_guard_killed_during_a_motion_the_driver_stops(graph: Any) -> None:
     with process("motion_guard", **GUARD) as child:
         stage = Stage(graph, {}, topic="cmd_vel_nav")
         stage.walks()
@@ -471,7 +471,7 @@ def test_a_text_turns_the_robot_and_an_unreadable_one_does_nothing(graph: Any) -
     assert chain.server.travelled < 0.05
 
 
-def test_the_emergency_stop_reaches_the_robot_in_mid_motion(graph: Any) -> None:
+def test_the_emergency_stop_reaches_the_robot_during_a_motion(graph: Any) -> None:
     script = ["the next action is move forward 75 cm"]
     chain = Chain(graph, script, mission__executor__linear_speed=0.2)
     handle = chain.robot.send()

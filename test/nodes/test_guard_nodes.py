@@ -92,7 +92,7 @@ class World:
         twist.linear.x, twist.angular.z = linear, angular
 
     def got(self, linear: float, angular: float = 0.0) -> bool:
-        """Whether the robot's last velocity is this one."""
+        """Return True if the robot's last velocity is this one."""
         if not self.sent:
             return False
         twist = getattr(self.sent[-1], "twist", self.sent[-1])
@@ -107,7 +107,7 @@ class World:
         return self.got(0.0)
 
     def state(self, *reasons: str) -> bool:
-        """Whether the last state has exactly these reasons."""
+        """Return True if the last state has exactly these reasons."""
         return bool(self.states) and list(self.states[-1].reasons) == list(reasons)
 
     def wait(self, condition: Callable[[], Any]) -> None:

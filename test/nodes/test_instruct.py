@@ -147,7 +147,7 @@ def test_instruct_ends_when_the_navigator_is_gone(ros_graph: Any) -> None:
     assert "UNAVAILABLE" in said
 
 
-def test_a_navigator_that_has_started_anew_has_forgotten_the_goal(ros_graph: Any) -> None:
+def test_a_navigator_that_was_restarted_has_forgotten_the_goal(ros_graph: Any) -> None:
     navigator = FakeNavigator(ros_graph)
     client = _Client("find it", context=ros_graph.context)
     ros_graph.add(client.node)
@@ -171,7 +171,7 @@ def test_ctrl_c_cancels(ros_graph: Any) -> None:
 
 
 def test_an_instruction_to_stop_cancels_what_another_gave(ros_graph: Any) -> None:
-    """Without waiting for models and link: it needs neither."""
+    """It does not wait for models and link: it needs neither."""
     navigator = FakeNavigator(ros_graph, complete=False)
     client = ActionClient(ros_graph.node("other"), Navigate, "navigate")
     ros_graph.wait_for(client.server_is_ready)

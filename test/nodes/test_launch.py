@@ -131,12 +131,12 @@ class Package:
         return calls
 
     def override(self, executable: str, node: str) -> dict[str, Any]:
-        """What the launch arguments made of a node's parameters."""
+        """Return the values that the launch arguments gave a node's parameters."""
         content = yaml.safe_load((self.seen / f"{executable}.yaml").read_text())
         return dict(content[node]["ros__parameters"])
 
     def discovery(self, executable: str) -> str:
-        """Whom it may find."""
+        """Return the discovery range of ``executable``."""
         return (self.seen / executable).read_text().strip()
 
 
@@ -266,7 +266,7 @@ def test_a_log_level_that_is_none_is_one_clear_line(package: Package, file: str)
 
 
 def test_the_log_level_is_that_of_our_own_loggers(package: Package) -> None:
-    """That of rcl's is another matter: hundreds of thousands of lines."""
+    """The level of rcl's is another matter: hundreds of thousands of lines."""
     expected = [f"fleet.one.{name}" for name in COMPOSED]
     arguments = {"namespace": "/fleet/one", "log_level": "debug"}
     started = package.started(expected, "go2.launch.py", **arguments)
@@ -313,7 +313,7 @@ def description(file: str) -> Iterator[Any]:
 
 @pytest.mark.parametrize("file", ["sim.launch.py", "two_robots.launch.py"])
 def test_no_argument_is_shown_that_has_no_effect(description: Any, file: str) -> None:
-    """What ``--show-args`` lists: choices where there are some, and no robot's driver."""
+    """``--show-args`` lists choices where there are some, and no robot's driver."""
     shown = {argument.name: argument for argument in description.get_launch_arguments()}
     if "driver" in shown:
         assert shown["driver"].choices == ["sim"]
@@ -380,7 +380,7 @@ def test_everything_starts_answers_and_ends(ros_context: Any, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_robots_in_one_domain_both_finish_a_mission(ros_context: Any) -> None:
-    """With the shipped models; what each is to find is in its own room."""
+    """The robots use the shipped models; the thing each is to find is in its own room."""
     arguments = {"verifier": f"127.0.0.1:{51000 + ros_context.get_domain_id()}"}
     for number in (1, 2):
         arguments[f"instruction{number}"] = f"find the {make_room(number).goal.name}"

@@ -1,4 +1,4 @@
-"""The link is lost in mid-answer: the real nodes under both policies, and the robot behind them."""
+"""The link is lost during an answer: the real nodes under both policies, and the robot behind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OK = Status.OK
 
 @pytest.fixture
 def link(target: Engine) -> Iterator[LinkProxy]:
-    """To a verifier slow enough to lose it in mid-answer."""
+    """Return a link to a verifier slow enough to lose it during an answer."""
     with start_server(SLOW, target) as verifier, LinkProxy(f"127.0.0.1:{verifier.port}") as link:
         yield link
 
@@ -50,7 +50,7 @@ def make_edge(ros_graph: Any, link: LinkProxy, **policy: Any) -> Edge:
     return edge
 
 
-def lose_in_mid_answer(edge: Edge, link: LinkProxy) -> tuple[Generate.Result, float]:
+def lose_during_an_answer(edge: Edge, link: LinkProxy) -> tuple[Generate.Result, float]:
     """The result, and how long after the loss it came."""
     edge.verdicts.clear()
     handle = edge.graph.ask(edge.action.send_goal_async, edge.goal())
@@ -66,7 +66,7 @@ def test_draft_only_finishes_the_answer_and_says_so(
 ) -> None:
     """Draft and target are one model here, so even the unverified rest is known."""
     edge = make_edge(ros_graph, link, policy="draft_only", after_s=2.0)
-    result, _ = lose_in_mid_answer(edge, link)
+    result, _ = lose_during_an_answer(edge, link)
     assert (result.status.code, result.status.message) == (OK, "")
     assert all(v.status.code == Status.OK for v in edge.verdicts)  # before the link's own deadline
     assert tuple(result.tokens) == expected
@@ -113,7 +113,7 @@ def test_draft_only_answers_without_a_bridge(
 
 def test_an_unverified_rest_that_does_not_end_is_an_error(ros_graph: Any, link: LinkProxy) -> None:
     edge = make_edge(ros_graph, link, policy="draft_only", after_s=2.0, max_unverified=1)
-    result, _ = lose_in_mid_answer(edge, link)
+    result, _ = lose_during_an_answer(edge, link)
     assert result.status.code == Status.UNAVAILABLE
     assert "link_loss.max_unverified" in result.status.message
     assert not result.verified
@@ -122,7 +122,7 @@ def test_an_unverified_rest_that_does_not_end_is_an_error(ros_graph: Any, link: 
 
 def test_hold_ends_with_a_status(ros_graph: Any, link: LinkProxy) -> None:
     edge = make_edge(ros_graph, link)
-    result, took = lose_in_mid_answer(edge, link)
+    result, took = lose_during_an_answer(edge, link)
     assert result.status.code in (Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED)
     assert GeneratedText.UNVERIFIED not in result.sources
     assert not result.verified

@@ -27,7 +27,7 @@ __all__ = ["graph"]  # a fixture
 
 
 def allowed(robot: Robot) -> bool | None:
-    """What the navigator has heard of motion_guard; None if nothing."""
+    """Return what the navigator has heard of motion_guard; None if nothing."""
     heard = robot.navigator._permission
     return heard and heard[0].allowed
 

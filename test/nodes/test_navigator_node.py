@@ -23,7 +23,7 @@ __all__ = ["graph"]  # fixture
 
 
 def logged(graph: Any, capfd: pytest.CaptureFixture[str], *wanted: str) -> str:
-    """What has been logged since the last call; returns when it holds all that is wanted."""
+    """Return what has been logged since the last call, once it holds all that is wanted."""
     told = ""
 
     def complete() -> bool:

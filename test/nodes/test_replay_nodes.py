@@ -62,12 +62,12 @@ class Robot:
         return recorder
 
     def heard(self) -> bool:
-        """By a recorder, on every topic."""
+        """Return True if a recorder listens on every topic."""
         publishers = (self.texts, self.frames, self.state)
         return all(p.get_subscription_count() > 0 for p in publishers)
 
     def written(self, recorder: Recorder, count: int) -> None:
-        """Until so many messages are in the bag."""
+        """Wait until so many messages are in the bag."""
 
         def values() -> dict[str, Any]:
             return recorder.diagnose()[2]
@@ -132,7 +132,7 @@ def test_a_topic_that_appears_or_changes_later_is_followed(robot: Robot) -> None
 
 
 def test_a_topic_that_comes_back_with_another_type_is_recorded(robot: Robot) -> None:
-    """As ``cmd_vel`` does when motion_guard is started anew, with stamps."""
+    """``cmd_vel`` does so when motion_guard is restarted with stamps."""
     recorder = robot.record()
     robot.graph.wait_for(robot.heard, PATIENCE_S)
     first = robot.node.create_publisher(String, "later", RESULT)

@@ -48,7 +48,7 @@ def test_no_option_is_a_path_an_address_or_a_secret(name: str) -> None:
 
 
 def test_the_registry_imports_no_protocol() -> None:
-    """Who only lists protocols need not wait for torch."""
+    """A caller that only lists protocols need not wait for torch."""
     code = (
         "import sys, collab_llm_nodes.protocols.registry;"
         "print({'torch', 'grpc', 'rclpy'} & set(sys.modules))"

@@ -76,7 +76,7 @@ def test_what_is_written_is_read(tmp_path: Path, storage: str) -> None:
 
 
 def test_definitions_have_the_hashes_of_rosidl() -> None:
-    """What the generators of the interfaces say: else rosbag2 would not take them for the same."""
+    """The hashes are those of the generators; with others, rosbag2 would see other types."""
     prefix = storage_of("collab_llm")
     for file in sorted(prefix.glob("*.json")):
         name = f"collab_llm/msg/{file.stem}"
@@ -388,7 +388,7 @@ def test_a_bad_bag_is_one_clear_error_and_status_2(
 def test_fields_of_another_version_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the bag says of its types counts, not what is installed; and that lacks what we need."""
+    """The types in the bag count, not the installed ones; and the bag lacks what we need."""
 
     def of_old(name: str) -> tuple[str, str]:
         text = definition(name)[0].replace("bool final ", "bool last ")

@@ -1,4 +1,4 @@
-"""With ROS's own ``ros2 bag``: it reads our bags, we read its, and it plays into our nodes."""
+"""Bags and ROS's own ``ros2 bag``: it reads our bags, we read its, and it plays into our nodes."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from collab_llm_nodes.robot.grammar import Code, GrammarConfig, Kind, parse
         ("The next action is turn right 45 degrees", Kind.TURN, -math.radians(45)),
         ("the next action is stop.", Kind.STOP, 0.0),
         ("the red ball is far left. the next action is turn left 15 degree.", Kind.TURN, 0.2617994),
+        ("The sign is red and white, the next action is stop.", Kind.STOP, 0.0),
         ("it is not in view, so the next action is turn left 45 deg.", Kind.TURN, 0.7853982),
         ("a stop sign is ahead. the next action is move forward 50 cm.", Kind.FORWARD, 0.5),
         ("Move forward 75 cm", Kind.FORWARD, 0.75),

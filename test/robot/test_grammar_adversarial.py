@@ -57,6 +57,11 @@ def disagreements(config: GrammarConfig, count: int) -> tuple[list[str], int]:
     return wrong, orders
 
 
+def found_out(config: GrammarConfig) -> bool:
+    """Return True if parser and oracle disagree; more texts are read only if fewer show nothing."""
+    return any(disagreements(config, count)[0] for count in (2_000, 6_000, 20_000))
+
+
 @pytest.mark.parametrize("config", [PLAIN, WIDE, OTHER_WORDS], ids=["plain", "lenient", "other"])
 def test_texts_move_the_robot_exactly_as_the_grammar_says(config: GrammarConfig) -> None:
     """120,000 in all, against a second reader."""
@@ -210,6 +215,7 @@ def test_things_that_are_none_are_refused(things: tuple[str, ...]) -> None:
 def test_looser_observations_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     anything = re.compile("(?s).*")
     own = observations._CLAUSE.pattern
+    token, quality = observations._TOKEN.pattern, observations._QUALITY
     mutations = {
         "any form": ("_CLAUSE", anything),
         "places of any form": ("_PLACE", anything),
@@ -218,12 +224,13 @@ def test_looser_observations_would_be_found_out(monkeypatch: pytest.MonkeyPatch)
         "ground out of sight": ("_GROUND", frozenset()),
         "negation of anything": ("_CLAUSE", re.compile(own.replace("V(?:", "[DTOpRV](?:"))),
         "any subject": ("_CLAUSE", re.compile(own.replace("(?!b)", "").replace("D{0,2}", "D*"))),
+        "any words joined": ("_TOKEN", re.compile(token.replace(quality, "[a-z]+"), re.I)),
         "no rule": ("_objection", lambda *_: None),
     }
     for name, (attribute, mutation) in mutations.items():
         with monkeypatch.context() as patch:
             patch.setattr(observations, attribute, mutation)
-            assert disagreements(PLAIN, 6_000)[0], name
+            assert found_out(PLAIN), name
 
 
 def test_a_looser_grammar_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +246,7 @@ def test_a_looser_grammar_would_be_found_out(monkeypatch: pytest.MonkeyPatch) ->
         "_TAIL": re.compile(""),  # words after the action
         "_NEGATION": re.compile("(?!)"),
         "_CONDITION": re.compile("(?!)"),
-        "_FLAGS": re.IGNORECASE,  # look-alike letters; takes effect on what is compiled anew
+        "_FLAGS": re.IGNORECASE,  # look-alike letters; takes effect on what is compiled again
         "_compiled": loosened("marker", start[start.index("[^") :]),  # in the middle of a clause
         "_objection": lambda *_: None,
     }
@@ -248,4 +255,4 @@ def test_a_looser_grammar_would_be_found_out(monkeypatch: pytest.MonkeyPatch) ->
             patch.setattr(grammar, name, mutation)
             if name == "_FLAGS":
                 patch.setattr(grammar, "_compiled", grammar._Grammar)
-            assert disagreements(WIDE, 6_000)[0], name
+            assert found_out(WIDE), name

@@ -54,6 +54,7 @@ PIECES = (
         "2 m ",
         "stop sign ",
         "some way ",
+        "red and ",
         "there is ",
         "[",
         "{",
@@ -116,7 +117,7 @@ def test_reading_takes_time_in_proportion_to_the_text(words: str) -> None:
 
 @pytest.mark.parametrize("piece", [". ", "the next action is ", "!", "the next action is 0.", " "])
 def test_a_stream_takes_time_in_proportion_to_the_text(piece: str) -> None:
-    """However small the pieces in which it comes."""
+    """The size of the pieces in which it comes does not matter."""
 
     def read(size: int) -> None:
         parser = StreamingParser(GrammarConfig(max_characters=100_000))

@@ -299,7 +299,7 @@ def test_zero_is_repeated_until_the_robot_stands() -> None:
 
 
 def test_a_robot_that_somebody_else_moves_is_left_alone() -> None:
-    """With its remote control, say: the guard must not fight it for ever."""
+    """The guard must not fight a remote control for ever, say."""
     robot = Robot()
     robot.wall += 10.0
     robot.guard.on_odometry(0.0, False, robot.wall)

@@ -24,7 +24,7 @@ def test_the_emergency_stop_ends_the_mission_in_every_phase() -> None:
         assert drive.mission.velocity == ZERO
 
 
-def test_a_refusal_ends_the_step_and_a_permission_makes_it_look_anew() -> None:
+def test_a_refusal_ends_the_step_and_a_permission_makes_it_look_again() -> None:
     drive = moving(replace(CONFIG, max_blocked=1))
     drive.refuse("STALE_CAMERA")
     assert drive.mission.velocity == ZERO

@@ -63,8 +63,8 @@ def test_unlocking_can_be_forbidden() -> None:
     assert {call.api for _, call in bench.sent} == {Api.STOP_MOVE}
 
 
-def test_joints_that_somebody_locks_in_mid_motion_stay_locked() -> None:
-    """With the remote control: that is meant as a stop."""
+def test_joints_that_somebody_locks_during_a_motion_stay_locked() -> None:
+    """Somebody who locks them with the remote control means a stop."""
     bench = Bench()
     bench.command = AHEAD
     bench.run(1.0)

@@ -1,4 +1,4 @@
-"""Which instructions only ask to stop."""
+"""Instructions that only ask to stop."""
 
 from __future__ import annotations
 
@@ -64,6 +64,22 @@ def test_every_word_asks_to_stop_however_it_is_written(word: str) -> None:
         "brake",
         "quit",
         "end",
+        "power off",
+        "Power off the motors!",
+        "power the robot down",
+        "turn off",
+        "turn it off now",
+        "turn off the engine, please",
+        "could you turn yourself off?",
+        "turn off to the left",  # it may be a way to go, but in doubt it is a stop
+        "switch off all motors",
+        "switch the motors off",
+        "shut down",
+        "shut it down",
+        "Shut off the power!",
+        "motors off",
+        "deactivate the wheels",
+        "back off",
         "emergency",
         "this is an emergency",
         "\N{OCTAGONAL SIGN}",
@@ -96,6 +112,19 @@ def test_asks_to_stop(instruction: str) -> None:
         "turn left and stop",
         "go forward, then stop",
         "move 2 m forward",
+        "turn off the light",
+        "turn the light off",
+        "turn off at the door",
+        "switch off the lamp",
+        "shut down the computer on the desk",
+        "shut the door",
+        "power on",
+        "turn on the motors",
+        "find the power switch",
+        "go to the off switch",
+        "do not shut down",
+        "never switch off",
+        "the ball is 2 m off",
         "do not stop moving",
         "never stop driving",
         "do not stop",

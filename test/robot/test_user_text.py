@@ -1,4 +1,4 @@
-"""What the navigator asks the model."""
+"""The navigator's question to the model."""
 
 from __future__ import annotations
 

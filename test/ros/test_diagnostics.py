@@ -315,7 +315,7 @@ def test_incompatible_qos_is_said_and_reported_while_it_lasts(
 
 
 def test_incompatible_subscribers_are_reported_as_well(ros_graph: Any, reports: Reports) -> None:
-    """Of a publisher whose reliability somebody has lowered."""
+    """Somebody has lowered the reliability of the publisher."""
     override = {"qos_overrides./observation.publisher.reliability": "best_effort"}
     start(ros_graph, CameraIngest, source="compressed", **override)
     reports.user.create_subscription(Observation, "observation", print, RESULT)

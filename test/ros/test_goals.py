@@ -115,7 +115,7 @@ def test_the_result_is_told_once(ros_graph: Any) -> None:
 def test_a_cancellation_that_comes_before_its_goal_is_repeated(
     ros_graph: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a bad network it can, and finds nothing; the acceptance may get lost as well."""
+    """It can on a bad network, and finds nothing; the acceptance may get lost as well."""
     monkeypatch.setattr(goals, "ANSWER_S", 2.0)
     held: list[Callable[[], Future]] = []
 

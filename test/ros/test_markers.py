@@ -65,7 +65,7 @@ def test_markers_show_path_direction_and_step() -> None:
     assert drawn(picture)["step"].action == Marker.DELETE
 
 
-def test_the_path_is_bounded_and_begins_anew_elsewhere() -> None:
+def test_the_path_is_bounded_and_begins_again_elsewhere() -> None:
     picture, config = Picture(), MarkersConfig(path_points=10, path_spacing=0.1)
     for i in range(50):
         picture.on_pose(Pose2D(0.2 * i, 0.0, 0.0), config)

@@ -158,7 +158,7 @@ def assert_answers_right(engine: FakeEngine, server: ServerHandle, robots: int) 
 
 
 def test_more_robots_than_caches_lose_no_token(serve: Serve) -> None:
-    """Whoever is evicted replays; everybody gets the answer it would have got alone."""
+    """An evicted robot replays; all of them get the answers that they would have got alone."""
     engine = FakeEngine(1)
     limits, batch = Limits(max_sessions=2), BatchConfig(evict_idle_s=0.0)
     server = serve(engine, limits=limits, batch=batch)
@@ -299,7 +299,7 @@ def test_an_exit_that_cannot_be_judged_disturbs_nobody(
 def test_in_a_shared_pass_each_hears_what_it_would_alone(
     monkeypatch: pytest.MonkeyPatch, all_at_once: bool
 ) -> None:
-    """Also if there is no memory to judge all of them at once."""
+    """The same holds if there is no memory to judge all of them at once."""
     engine = Passes()
     compute = compute_of(engine, max_sessions=8, batch=BatchConfig(max_wait_s=0.0))
 

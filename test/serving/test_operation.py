@@ -1,4 +1,4 @@
-"""What operators see of a verifier, how it fails, and how it treats who is slow or silent."""
+"""A verifier in operation: what operators see, how it fails, and how it treats slow clients."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_logits_that_are_not_finite_fail_their_session_only(serve: Serve, join: 
 
 
 class StuckCaches(FakeEngine):
-    """To free a cache fails, as after a CUDA error."""
+    """An engine whose caches cannot be freed, as after a CUDA error."""
 
     def open(self, prompt: EncodedPrompt) -> FakeSession:
         session = super().open(prompt)
@@ -451,7 +451,7 @@ def test_the_benchmark_counts_tokens_and_notices_a_wrong_one(serve: Serve, load:
 
 
 def test_the_robots_of_the_benchmark_take_their_time(serve: Serve) -> None:
-    """As long as the recorded drafts took, in front of every round."""
+    """Every round is preceded by the time that the recorded drafts took."""
     engine, pause_s = FakeEngine(1), 0.02
     server = serve(engine, limits=Limits(max_sessions=16))
     own = recording(engine, "room")

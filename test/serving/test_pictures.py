@@ -67,7 +67,7 @@ def with_reader(
     config: PictureConfig = PATIENT,
     limits: PictureLimits = LIMITS,
 ) -> T:
-    """What ``use`` returns; then no process is left."""
+    """Return what ``use`` returns; no process is left then."""
 
     async def run() -> T:
         reader = PictureReader(config, limits, tiny_model("qwen2_vl"))

@@ -1,4 +1,4 @@
-"""Who computes next and who holds a KV cache: the laws of the scheduler."""
+"""The laws of the scheduler: the next to compute, and the holders of KV caches."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ ROBOT, FLOOD = Peer("robot:1", "robot"), Peer("flood:1", "flood")
 
 
 def order(line: FairLine[Any], count: int) -> list[Any]:
-    """Whose turns they are, one after the other."""
+    """Return whose turns they are, one after the other."""
     out = []
     for _ in range(count):
         key = line.next()

@@ -249,6 +249,12 @@ KNOWN_WORDS = (
     "{being} is right in front of me",
     "there is {being} 5 cm in front of me",
     "i see {being}",
+    "red and white",
+    "{thing} red and white",
+    "is {thing} red and white",
+    "{thing} is red and exit",
+    "{thing} is red and not white",
+    "{thing} is red and white and close {thing}",
 )
 """Said with the words of observations, but none."""
 

@@ -19,7 +19,7 @@ TOKEN = "a token that is long enough"
 
 
 class FakeRobot:
-    """What the web side needs of the node, and what it asked for."""
+    """The node as the web side sees it; remembers what it was asked for."""
 
     def __init__(self) -> None:
         self.stops = 0

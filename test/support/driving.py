@@ -68,14 +68,14 @@ class Drive:
         return top
 
     def permit(self, **fields: Any) -> None:
-        """What motion_guard says."""
+        """Tell the mission what motion_guard says."""
         self.mission.on_motion_state(Permission(**fields), self.now, self.now)
 
     def refuse(self, *reasons: str) -> None:
         self.permit(allowed=False, reasons=reasons, text="because", speed_limit=0.0)
 
     def code(self) -> str:
-        """Of the ending; "" while there is none."""
+        """Code of the ending; "" while there is none."""
         return self.mission.ending.code if self.mission.ending else ""
 
     def message(self) -> str:

@@ -129,7 +129,7 @@ class FakeEngine:
     def answer(
         self, prompt: EncodedPrompt, sampling: SamplingConfig, max_tokens: int
     ) -> tuple[int, ...]:
-        """What this model alone says (greedy and coupled laws)."""
+        """Return what this model alone says (greedy and coupled laws)."""
         tokens: list[int] = []
         while len(tokens) < max_tokens and (not tokens or tokens[-1] not in self.eos):
             p = distribution(self.logits((*prompt.ids, *tokens)), sampling)

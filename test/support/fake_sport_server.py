@@ -93,7 +93,7 @@ class SportServer:
             return 3204, "", b""
 
     def stand_up(self, now: float, deaf_s: float) -> None:
-        """As by remote control: joints locked, and deaf for a while once they are unlocked."""
+        """Stand up as by remote control: joints locked, and deaf for a while after unlocking."""
         self.machine, self.deaf_until = LOCKED, now + deaf_s
 
     def advance(self, now: float) -> None:

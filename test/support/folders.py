@@ -1,4 +1,4 @@
-"""Where things lie in the source tree."""
+"""Places in the source tree."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ SUPPORT = ROOT / "test" / "support"
 ROOM = ROOT / "test" / "bags" / "room"
 """A recorded room; see ``scripts/record_test_bag.sh``."""
 OLD_ROOM = ROOM.with_name("room_v1")
-"""A room as it was recorded before ``Status`` and the figures by name; never recorded anew."""
+"""A room as it was recorded before ``Status`` and the figures by name; never recorded again."""
 
 
 def environment(*folders: Path) -> dict[str, str]:

@@ -5,9 +5,10 @@ expressions: from the end of the text backwards, character by character, and slo
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from collab_llm_nodes.robot.grammar import GrammarConfig, Kind
-from collab_llm_nodes.robot.observations import THINGS
+from collab_llm_nodes.robot.observations import QUALITIES, THINGS
 
 SPACE = " \t\n\r\f\v"
 WORD = "abcdefghijklmnopqrstuvwxyz0123456789_"
@@ -71,6 +72,7 @@ ADVERBS = words(
 NOUNS = words(
     "front center centre middle side end top bottom distance background foreground <sign>"
 )
+JOINABLE = words(QUALITIES)
 GROUND = words("bridge floor ground path road room street way")
 GROUND |= {name + "s" for name in GROUND}
 PRONOUNS = {"it", "they", "me"}
@@ -80,7 +82,7 @@ LOWER = {ord(c): ord(c.lower()) for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 
 
 class Oracle:
-    """What ``text`` orders, if all of it is in the grammar of ``config``."""
+    """The order in a text, if all of it is in the grammar of ``config``."""
 
     def __init__(self, config: GrammarConfig) -> None:
         self.orders = [
@@ -94,7 +96,7 @@ class Oracle:
             for name, words in self.orders
             if (name, [w for w in words if w[0] != "{"]) not in KNOWN
         ]
-        names = [*THINGS.split(), *" ".join(config.things).lower().split()]
+        names = [*THINGS.split(), *QUALITIES.split(), *" ".join(config.things).lower().split()]
         self.nouns = {n + ending for n in names for ending in ("", "s", "es")} - RESERVED | NOUNS
         self.plain = config.reason == "plain"
         self.verbs = VERBS | {next(w for w in words if w[0] != "{") for _, words in self.orders}
@@ -283,6 +285,8 @@ def spoken(s: str) -> list[str]:
                 word, end = "<distance>", end + 4
             elif word == "stop" and follows(s, end, ["sign", "signs"]):
                 word, end = "<sign>", run(s, end + 1, LETTERS)
+            while word in JOINABLE and follows(s, end, ["and"]) and follows(s, end + 4, JOINABLE):
+                end = run(s, end + len(" and "), LETTERS)
             said += SHORT.get(word, [word])
         elif s[at] in DIGITS:
             end = distance(s, at)
@@ -298,13 +302,13 @@ def spoken(s: str) -> list[str]:
     return said
 
 
-def follows(s: str, at: int, words: list[str]) -> bool:
+def follows(s: str, at: int, words: Collection[str]) -> bool:
     """One of ``words`` stands at ``at``, after one space."""
     return s[at : at + 1] == " " and s[at + 1 : run(s, at + 1, WORD)] in words
 
 
 def distance(s: str, at: int) -> int:
-    """Where "2.5 m" ends that begins at ``at``; ``at`` if there is none."""
+    """Return where "2.5 m" ends that begins at ``at``; ``at`` if there is none."""
     end = run(s, at, DIGITS)
     if end - at > 4:
         return at
@@ -318,7 +322,7 @@ def distance(s: str, at: int) -> int:
 
 
 def phrase(s: str, at: int, words: list[str], with_number: bool = True) -> tuple[int, float]:
-    """Where ``words`` end that begin at ``at``, and the number in them; -1 if they do not."""
+    """Return where ``words`` that begin at ``at`` end, and the number in them; -1 if nowhere."""
     value = 0.0
     for i, word in enumerate(words):
         start = skip(s, at) if i else at
@@ -356,7 +360,7 @@ def quantity(s: str, at: int, slot: str) -> tuple[int, float]:
 
 
 def opens(between: str) -> bool:
-    """What may stand between marker and action: "to", a colon, quotes."""
+    """Return True for what may stand between marker and action: "to", a colon, quotes."""
     for rest in (between, between.lstrip(SPACE)[2:] if leads_with_to(between) else between):
         rest = rest.lstrip(SPACE)
         rest = rest[1:].lstrip(SPACE) if rest.startswith(":") else rest
@@ -390,7 +394,7 @@ def without_connective(before: str) -> str:
 
 
 def finds(s: str, word: str) -> list[int]:
-    """Where ``word`` stands; every place for an empty one."""
+    """Return the places of ``word``; every place for an empty one."""
     if not word:
         return list(range(len(s)))
     found, at = [], s.find(word)

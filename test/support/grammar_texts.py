@@ -73,6 +73,9 @@ OBSERVATIONS = (
     "the floor is visible and the box is on the path",
     "on the left stands the ball; it is very close!",
     "i am next to the stop sign",
+    "the sign is red and white",
+    "i see a red and white sign on the far left",
+    "the box is round and small and blue, near",
 )
 NEARLY = (
     "the ball is not on the left",
@@ -96,6 +99,9 @@ NEARLY = (
     "i cannot see the floor",
     "there is no road in view",
     "i am off the path",
+    "the sign is red and exit",
+    "the sign is red and stop",
+    "red and white",
 )
 REASONS_OF = {PLAIN: OBSERVATIONS * 2 + NEARLY + REASONS}
 SIGNS = (".", ",", "!", "?", ":", ";", "\n", " ", "  ", '"', "*", "'", "-", "")
@@ -146,6 +152,7 @@ WORDS += [
     "unicorn",
     "some way",
     "2 m",
+    "red and white",
     ",",
 ]
 ALIKE = str.maketrans("sk5 ", "\u017f\u212a\u0665\u2009")

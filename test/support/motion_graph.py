@@ -101,7 +101,7 @@ PATIENT = {
 
 
 COMMANDS = "cmd_vel_nav"
-"""Where the navigator publishes velocities."""
+"""Topic on which the navigator publishes velocities."""
 
 
 class Robot:
@@ -209,7 +209,7 @@ class Robot:
         self.texts.publish(message)
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        """For answers that go on in the middle of what they cause."""
+        """Wait for ``condition()``, in answers that go on in the middle of what they cause."""
         over = Future()
         timer = self.user.create_timer(0.02, lambda: over.set_result(None) if condition() else None)
         await over
@@ -229,7 +229,7 @@ class Robot:
         return self.graph.ask(handle.get_result_async, timeout=20.0).result
 
     def stands(self) -> bool:
-        """Whether the last command is zero, as it must be at every end."""
+        """Return True if the last command is zero, as it must be at every end."""
         return bool(self.commands) and self.commands[-1] == Twist()
 
     def moved(self) -> bool:

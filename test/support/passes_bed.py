@@ -75,7 +75,7 @@ Join = Callable[[ServerHandle], RawClient]
 
 
 def client_of(server: ServerHandle) -> RawClient:
-    """On a connection of its own."""
+    """Return a client on a connection of its own."""
     return RawClient(grpc.insecure_channel(f"127.0.0.1:{server.port}"))
 
 

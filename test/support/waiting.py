@@ -1,4 +1,4 @@
-"""For what nothing announces, such as the doings of other processes."""
+"""Waits for what nothing announces, such as the doings of other processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def comes_true(condition: Callable[[], object], timeout_s: float) -> bool:
-    """Whether ``condition`` is true, or will be within ``timeout_s``."""
+    """Return True if ``condition`` is true, or becomes true within ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -24,7 +24,7 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether the process has ended, or will have within some seconds.
+    """Return True if the process has ended, or ends within some seconds.
 
     One that nobody has waited for yet counts: an orphan's new parent may take its time.
     """

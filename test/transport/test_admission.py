@@ -1,4 +1,4 @@
-"""What one client can take from the others: streams, before and after it has shown a token."""
+"""Limits on what one client can take from the others, before and after it has shown a token."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def channel(port: int) -> grpc.Channel:
 
 
 def answers(port: int) -> bool:
-    """Whether a robot that connects now gets a session."""
+    """Return True if a robot that connects now gets a session."""
     client = RawClient(channel(port))
     client.send(OPEN)
     said = client.next()
@@ -380,7 +380,7 @@ def test_metrics_are_for_get(server: ServerHandle, request_: bytes, status: byte
 
 
 def test_strangers_write_nothing_into_the_log(tmp_path: Path) -> None:
-    """Of ``collab-llm verifier`` itself: gRPC's core decides at its import what it says."""
+    """The log is that of ``collab-llm verifier``: gRPC's core decides at import what it says."""
     config = tmp_path / "verifier.yaml"
     port = free_port()
     config.write_text(

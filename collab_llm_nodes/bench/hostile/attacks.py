@@ -1,6 +1,7 @@
 """The attacks: each a coroutine that goes through one attack and is called again when it returns.
 
-To add one, write a coroutine with one sentence of documentation and put it into ``ATTACKS``.
+To add one, write a coroutine with one sentence of documentation, put it into ``ATTACKS``, and its
+name into ``ATTACK_NAMES`` of the package.
 Payloads are made beforehand and sending is paced: an attacker shares the cores of the verifier
 here, and what it computes must not become what is measured.
 """

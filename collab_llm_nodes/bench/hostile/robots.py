@@ -88,7 +88,7 @@ def _mean(times_s: Sequence[float]) -> float:
 
 
 class Robots:
-    """Some robots, each at an address of its own; every other one connects anew for each answer."""
+    """Some robots, each at an address of its own; every other one reconnects for each answer."""
 
     def __init__(self, door: Door, recordings: Sequence[Recording]) -> None:
         self._recordings = recordings

@@ -24,7 +24,7 @@ _START_S = 10.0  # for the loop's thread to do what it does at once
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """What a link does to what it carries; both directions alike."""
+    """Properties of a link, the same in both directions."""
 
     delay_s: float = setting(0.0, "One way [s].", low=0.0, high=60.0)
     jitter_s: float = setting(
@@ -51,7 +51,7 @@ class LinkProfile:
 
 
 class Lane:
-    """When things that enter one direction of a link leave it.
+    """One direction of a link: computes when the things that enter it leave it.
 
     Attributes:
         lost, reordered: how many things were dropped, and how many left early.
@@ -68,11 +68,11 @@ class Lane:
         self._last = max(self._last, until)
 
     def backlog(self, now: float) -> float:
-        """How long a thing that enters now waits for the capacity [s]."""
+        """Return how long a thing that enters now waits for the capacity [s]."""
         return max(0.0, self._free - now)
 
     def leaves(self, now: float, size: int, *, packet: bool = False) -> float | None:
-        """When ``size`` bytes that enter at ``now`` leave; None if they are lost.
+        """Return when ``size`` bytes that enter at ``now`` leave; None if they are lost.
 
         Things leave in the order they entered, but for packets that are chosen to overtake: those
         skip delay and queue. Only packets are lost or overtake.
@@ -119,7 +119,7 @@ class Wire(Generic[T]):
             self._rearm()
 
     def clear(self) -> None:
-        """What is under way is gone."""
+        """Drop everything that is under way."""
         self._under_way.clear()
         self._rearm()
 

@@ -69,13 +69,13 @@ class PacketLink:
 
     @contextlib.contextmanager
     def at_near(self) -> Iterator[None]:
-        """The calling thread is in the near namespace; sockets and processes made there stay."""
+        """Put the calling thread into the near namespace; sockets and processes made there stay."""
         with _inside(self._near):
             yield
 
     @contextlib.contextmanager
     def at_far(self) -> Iterator[None]:
-        """As ``at_near``, at the other end."""
+        """Put the calling thread into the far namespace, like ``at_near``."""
         with _inside(self._far):
             yield
 
@@ -158,7 +158,7 @@ class _Way:
 
 
 def why_not() -> str:
-    """Why there can be no ``PacketLink`` here; empty if there can."""
+    """Return why there can be no ``PacketLink`` here; empty if there can."""
     try:
         with contextlib.ExitStack() as held:
             _make_end(PacketLink.NEAR, held)

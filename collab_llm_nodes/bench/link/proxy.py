@@ -79,7 +79,7 @@ class LinkProxy:
 
     @property
     def profile(self) -> LinkProfile:
-        """As it is now."""
+        """The current profile."""
         return self._profile
 
     @property
@@ -121,7 +121,7 @@ class LinkProxy:
         self._thread.call(setattr, self, "_refusing", True)
 
     def swallow(self, count: int) -> None:
-        """Of the next ``count`` connections nothing ever gets through, as if every SYN was lost."""
+        """Let nothing through on the next ``count`` connections, as if every SYN was lost."""
         self._thread.call(setattr, self, "_to_swallow", count)
 
     def half_open(self) -> None:

@@ -56,7 +56,7 @@ from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConf
 DELAY_S = 0.02
 MAX_TOKENS = 48
 DEADLINE_S = 20.0
-"""Of one answer; one that is not over a second later hangs."""
+"""Deadline of one answer; an answer that is not over a second later hangs."""
 _PASSES = 4
 LAW = SamplingConfig()
 """Greedy, so that one wrong token is a wrong answer and not bad luck."""
@@ -67,7 +67,7 @@ class Scenario:
     """One way to disturb the link during a run.
 
     Attributes:
-        cuts: connections reset in mid-answer.
+        cuts: connections reset during an answer.
         outages_s: how long the link refuses new ones after a cut, in turn.
     """
 
@@ -265,7 +265,7 @@ def differences(tokens: Sequence[int], expected: Sequence[int]) -> int:
 
 
 class Saboteur:
-    """Cuts the link in mid-answer and measures how soon the answer goes on.
+    """Cut the link during an answer and measure how soon the answer goes on.
 
     Each cut follows some verdict by a random part of a round, in a thread of its own, so that it
     meets drafts and verdicts on their way.
@@ -375,7 +375,7 @@ def verdict_s(bed: Bed, prompt: Prompt, answer: Sequence[int], repeats: int = 9)
 def silence(
     bed: Bed, prompt: Prompt, expected: Sequence[int], fall_silent: Callable[[], None]
 ) -> dict[str, Any]:
-    """``fall_silent`` in mid-answer: nothing comes any more, and no reset tells of it.
+    """Let the link fall silent during an answer: nothing comes any more, and no reset tells of it.
 
     Returns:
         ``over_after_s`` from then to the end of the answer, which is ``error`` or has

@@ -45,7 +45,7 @@ SCRIPTED: Layout = {
     "eyes": ("camera_ingest", "cloud_verifier_bridge", "navigation_action_parser"),
     "navigator": ("navigator",),
 }
-"""Without a draft model; the navigator alone in a process that can be killed."""
+"""Layout without a draft model; the navigator has a process that can be killed."""
 SHIPPED: Layout = {
     "motion": ("sim_go2", "motion_guard"),
     "graph": (
@@ -58,7 +58,7 @@ SHIPPED: Layout = {
         "navigator",
     ),
 }
-"""As ``sim.launch.py`` starts them."""
+"""Layout that ``sim.launch.py`` starts."""
 REAL_TIME = {
     "sim_go2:real_time_factor": "1.0",
     "sim_go2:lockstep": "false",

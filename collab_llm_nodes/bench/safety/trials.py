@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collab_llm_nodes.bench.safety.client import SafetyClient
 
 CONTROL_PERIOD_S = 0.05
-"""Of the navigator's commands, and of the simulator's steps."""
+"""Period of the navigator's commands, and of the simulator's steps."""
 _SETTLE_S = 0.2  # zero for so long is a stop
 _EARLY_S = (0.1, 0.35)  # after the beginning of a motion; a step takes 2.6 s
 _DEADLINE_S = 60.0

@@ -1,4 +1,4 @@
-"""What processes take of the machine, and whether their memory grows."""
+"""Memory and processor time of processes, and whether the memory grows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 LEAK_MB_PER_HOUR = 20.0
 """A steeper growth of resident memory after warm-up counts as a leak."""
 LEAST_S = 300.0
-"""What grows for less than this cannot be told from warm-up."""
+"""Growth over a shorter time cannot be told from warm-up."""
 
 
 def cpu_seconds(pid: int) -> float:

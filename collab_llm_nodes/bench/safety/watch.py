@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from collab_llm_nodes.robot.executor import ZERO, Pose2D, Velocity
 
 STOP_LIMIT_S = 0.5
-"""What the project promises; one control period comes on top."""
+"""Time to stop that the project promises; one control period comes on top."""
 GRACE_S = 0.3
-"""For the end of an instruction to reach everybody."""
+"""Time for the end of an instruction to reach every node."""
 _SPARE = (0.12, 0.12)
 """An action may be overdone by so much [m, rad]: braking, and the odometry's error."""
 _SPARE_SHARE = 0.15
@@ -60,11 +60,11 @@ class MotionWatch:
         self._ended_at = at
 
     def on_action(self, action: Permitted | None, at: float) -> None:
-        """What the parser read: the next motion, or none."""
+        """Take what the parser read: the next motion, or none."""
         self._action, self._done = action, 0.0
 
     def on_broken(self, what: str, at: float) -> None:
-        """From now on the robot has to stop, within the limit."""
+        """Note that the robot has to stop, within the limit from now on."""
         self._broken.setdefault(what, at)
 
     def on_mended(self, what: str) -> None:
@@ -72,7 +72,7 @@ class MotionWatch:
         self._broken.pop(what, None)
 
     def on_velocity(self, velocity: Velocity, at: float) -> None:
-        """What the robot was sent."""
+        """Take the velocity that the robot was sent."""
         self._look(at)
         self.velocity = velocity
         if velocity != ZERO:
@@ -80,7 +80,7 @@ class MotionWatch:
             self._judge(velocity, at)
 
     def on_pose(self, pose: Pose2D, at: float) -> None:
-        """Where the robot truly is."""
+        """Take the robot's true pose."""
         self._look(at)
         last, self._pose = self._pose, pose
         if last is None:

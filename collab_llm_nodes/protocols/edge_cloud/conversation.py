@@ -196,7 +196,7 @@ class Verifier(StreamService[Reply]):
         self._compute.open(client, target)
 
     def _read_prompt(self, client: Client, asked: Prompt, opened: Open) -> TargetSession:
-        """In the reader's thread: prompt to ids, pictures to features."""
+        """Turn the prompt into ids and the pictures into features, in the reader's thread."""
         prompt = self._encode_prompt(asked)
         room = self._engine.context - len(prompt.ids)
         if opened.max_tokens > room:

@@ -33,7 +33,7 @@ class RemoteRunner:
         verifier: the link; stays the caller's to close.
         gamma: draft tokens per round; 0 lets the verifier decode alone.
         predraft, ahead: what is done while the verifier works.
-        planner: chooses anew for each answer, if enabled.
+        planner: chooses the way of decoding for each answer, if enabled.
         encode: prompts to the draft model's ids; by default as ``draft.loaded`` does it.
     """
 

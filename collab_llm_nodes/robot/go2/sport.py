@@ -1,4 +1,4 @@
-"""How one speaks with a Unitree Go2: what may be asked of it, its answers, when it obeys. No I/O.
+"""Conversation with a Unitree Go2: what may be asked of it, its answers, when it obeys. No I/O.
 
 Facts: unitree_ros2 (v0.2, 2025-07, and later), unitree_sdk2_python, and the vendor's pages on the
 sport services. All times are seconds of the machine's monotonic clock.
@@ -64,7 +64,7 @@ CODES = {
     4202: "the motion service is not ready",
     4205: "the motion service is not ready",
 }
-"""What the vendor's codes mean."""
+"""Meanings of the vendor's codes."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a call; ``code`` 0 is success, see ``CODES``."""
+    """Result of a call; ``code`` 0 is success, see ``CODES``."""
 
     call: Call
     code: int
@@ -143,7 +143,7 @@ class Requests:
 
 
 class Stance(Enum):
-    """Whether the robot would obey a velocity."""
+    """Stance of the robot, which decides whether it would obey a velocity."""
 
     READY = "ready"
     LOCKED = "standing with locked joints"
@@ -161,7 +161,7 @@ _STANCES = {
     1017: Stance.READY,  # endurance gait
     2007: Stance.READY,  # dodging
 }
-"""Of the state machine's numbers. Greeting, lying, sitting, flips and unknown ones are OTHER."""
+"""Stances by the state machine's number. All others, such as sitting and lying, are OTHER."""
 
 _STANCES_OF_MODES = {
     0: Stance.READY,  # idle, standing
@@ -170,12 +170,12 @@ _STANCES_OF_MODES = {
     6: Stance.LOCKED,
     7: Stance.DAMPED,
 }
-"""Of ``mode``, for firmware that leaves the state machine's number empty."""
+"""Stances by ``mode``, for firmware that leaves the state machine's number empty."""
 
 
 @dataclass(frozen=True)
 class SportState:
-    """What of SportModeState matters for motion.
+    """The part of SportModeState that matters for motion.
 
     Attributes:
         machine: number of the state machine; the vendor's field is called ``error_code``.
@@ -222,7 +222,7 @@ REST = Command()
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why the robot does not, or might not, do as it is told: a code and words."""
+    """Reason why the robot does not, or might not, do as it is told: a code and words."""
 
     code: str = ""
     text: str = ""
@@ -236,7 +236,7 @@ FINE = Trouble()
 
 @dataclass(frozen=True)
 class Go2Config:
-    """How the robot is driven."""
+    """Settings of the robot's driver."""
 
     avoid: bool = setting(
         False,
@@ -286,7 +286,7 @@ class Go2Config:
 
 
 class Phase(Enum):
-    """What the driver is doing."""
+    """Present work of the driver."""
 
     STANDING = "standing"
     STOPPING = "stopping"
@@ -320,7 +320,7 @@ class Go2:
         self._unlocked_at, self._tries = -math.inf, 0
         self._stop_began = self._stop_sent = -math.inf
         self._stop_answered, self._stop_first = False, 0
-        self._overruled = False  # by whoever locked the joints in mid-motion
+        self._overruled = False  # by whoever locked the joints during a motion
         self._complaint: Answer | None = None
         self._done: dict[Api, int] = {}  # number of the last call that was
         self._avoidance = Avoidance()
@@ -535,7 +535,7 @@ class Avoidance:
         return [self._pending]
 
     def on_answer(self, answer: Answer, now: float) -> None:
-        """Go on in the sequence; after any failure begin anew, after a pause."""
+        """Go on in the sequence; after any failure begin again, after a pause."""
         if answer.call != self._pending:
             return
         self._pending = None
@@ -559,7 +559,7 @@ def _clamp(value: float, most: float) -> float:
 
 
 class ClockAlignment:
-    """How late the robot's messages are, without trusting that its clock and ours agree.
+    """Delay of the robot's messages, without trusting that its clock and ours agree.
 
     The message that travelled fastest shows the clocks' difference best; what came later than it
     was delayed by so much. Clocks drift, hence the slow growth. A robot's clock that is set makes

@@ -63,7 +63,7 @@ def target_of(architecture: str) -> Engine:
 
 @cache
 def alone(architecture: str, prompt: Prompt, sampling: SamplingConfig) -> tuple[int, ...]:
-    """What the target says without any of this."""
+    """Return what the target says without any of this."""
     target = target_of(architecture)
     encoded = encode_for_model(prompt, target.loaded)
     return tuple(reference.generate(target.loaded, encoded, sampling, MAX_TOKENS, target.eos))
@@ -149,7 +149,7 @@ def test_drafts_side_by_side_are_those_made_alone_at_one_calculation_a_step(
 
 def test_an_exit_that_is_not_finite_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     class Overflow(FakeEngine):
-        """As an adapter whose sums exceed fp16."""
+        """An adapter whose sums exceed fp16."""
 
         def logits(self, context: Sequence[int], layer: int | None = None) -> torch.Tensor:
             sound = super().logits(context, layer)
@@ -206,7 +206,7 @@ def test_robots_do_not_disturb_one_another(remote: tuple[str, Engine, VerifierCl
 
 
 def test_bad_prompts_are_refused_by_name(remote: tuple[str, Engine, VerifierClient]) -> None:
-    """By the edge before anything is sent; the verifier's own checks are in test_verifier.py."""
+    """The edge refuses them before anything is sent; test_verifier.py has the verifier's checks."""
     architecture, _, client = remote
     run = RemoteRunner(DRAFTS["noisy"](architecture), client)
     for prompt in (Prompt(""), Prompt("go", (b"no JPEG",)), Prompt("x" * 9000)):

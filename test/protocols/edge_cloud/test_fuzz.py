@@ -299,7 +299,7 @@ class Wire:
             raise ConnectionError("it hung up")
 
     def check(self) -> str:
-        """How it ended; every refusal has a type."""
+        """Return how it ended; every refusal has a type."""
         for message in self.sent[:-1]:
             assert isinstance(message, Opened | EarlyExit | Verdict), message
         refusal = self._refusal
@@ -468,5 +468,5 @@ def test_what_one_client_can_make_the_verifier_keep_is_bounded() -> None:
 
 
 def read(message: pb.ClientMessage) -> ClientMessage:
-    """As it comes in."""
+    """Return ``message`` as the server decodes it."""
     return codec.decode_client(message.SerializeToString())

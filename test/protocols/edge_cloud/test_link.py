@@ -75,7 +75,7 @@ def test_a_stream_lost_between_rounds_is_made_again_by_the_next_draft_only() -> 
     assert link.on_connected(99.1) == [Send(OPEN), Send(DRAFT)]
 
 
-def test_back_off_doubles_up_to_its_limit_and_starts_anew_after_an_answer() -> None:
+def test_back_off_doubles_up_to_its_limit_and_starts_over_after_an_answer() -> None:
     config = LinkConfig(verdict_deadline_s=600, backoff_initial_s=0.1, backoff_max_s=0.3)
     link = SessionLink(OPEN, config)
     link.start(0.0)

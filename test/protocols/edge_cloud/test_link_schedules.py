@@ -48,7 +48,7 @@ LAWS = [GREEDY, SamplingConfig(1.0, seed=5), SamplingConfig(1.0, law="coupled", 
 
 @dataclass
 class Weather:
-    """What the link does to messages; all draws from one source, so a case can be repeated."""
+    """Effects of the link on messages; all draws are from one source, so a case can be repeated."""
 
     draws: random.Random
     breaks: int = 0  # so many times the stream dies, with everything in flight

@@ -239,7 +239,7 @@ def test_pushes_stay_within_what_the_verifier_keeps() -> None:
 def profile(
     t_p: float, t_q: float, t_c: float, alpha: float, *, pass_s: float | None = None
 ) -> Profile:
-    """What a robot would have measured at an operating point."""
+    """Return what a robot would have measured at an operating point."""
     p = Profile()
     for _ in range(100):
         p.on_pass(1, t_p)

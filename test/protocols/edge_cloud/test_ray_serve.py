@@ -219,7 +219,7 @@ class Cluster:
         return self._process.wait(WAIT_S)
 
     def end(self) -> None:
-        """Whatever happened, nothing is left running."""
+        """End everything, whatever happened: nothing is left running."""
         if self._process.poll() is None:
             self.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -286,7 +286,7 @@ def draft() -> Engine:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, and the tokens that a single server gives."""
+    """A question, and the tokens that a single server gives."""
 
     prompt: Prompt
     sampling: SamplingConfig
@@ -334,7 +334,7 @@ def answers(
 
 
 def meet(barrier: threading.Barrier) -> Callable[[tuple[int, ...]], None]:
-    """For ``on_tokens``: at its first tokens each answer waits until all the others have some."""
+    """Hold each answer at its first tokens until all the others have some; for ``on_tokens``."""
     mine = threading.local()
 
     def at_first_tokens(tokens: tuple[int, ...]) -> None:

@@ -329,7 +329,7 @@ def test_the_cache_is_freed_however_a_client_leaves(
     assert engine.alive == 0
 
 
-def test_a_client_that_vanishes_in_mid_verification_stops_it(
+def test_a_client_that_vanishes_during_a_verification_stops_it(
     serve: Serve, raw: Callable[[int], RawClient], caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = Gate(2)

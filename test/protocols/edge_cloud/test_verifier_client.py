@@ -74,7 +74,7 @@ def test_a_hanging_model_ends_in_deadline_exceeded(serve: Serve, connect: Connec
 
 
 def test_an_answer_leaves_nothing_to_the_garbage_collector(serve: Serve, connect: Connect) -> None:
-    """Which comes late: until then pictures and caches of many answers would stand."""
+    """The collector comes late: until then pictures and caches of many answers would stay."""
     client = connect(serve(FakeEngine(1)).port)
     followed: list[weakref.ref[EncodedPrompt]] = []
     freed: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -116,7 +116,7 @@ def test_the_answer_survives_a_restart_between_rounds(serve: Serve, connect: Con
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig(1.0, seed=4)])
-def test_the_answer_survives_a_kill_in_mid_verification(
+def test_the_answer_survives_a_kill_during_a_verification(
     serve: Serve, connect: Connect, sampling: SamplingConfig
 ) -> None:
     calm = runner(connect(serve(FakeEngine(1)).port)).generate(PROMPT, sampling, 24)
