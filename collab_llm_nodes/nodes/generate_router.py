@@ -33,15 +33,12 @@ from collab_llm_nodes.errors import (
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.convert import status_of
 from collab_llm_nodes.ros.generation_host import MAX_DEADLINE_S
-from collab_llm_nodes.ros.goals import SentGoal, ask_for_life
+from collab_llm_nodes.ros.goals import RESULT_S, SentGoal, ask_for_life, drop_contents
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
-_RESULT_S = 15
-"""Time for which a result waits for its caller [s]; rclpy's default of 15 minutes would keep all
-pictures of that time."""
 _WATCH_S = 0.05
 """Period at which deadlines and servers are looked at [s]."""
 _PROBE_S = 1.0
@@ -232,7 +229,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
             result_service_qos_profile=REQUESTS,
             cancel_service_qos_profile=REQUESTS,
             feedback_pub_qos_profile=RESULT,
-            result_timeout=_RESULT_S,
+            result_timeout=RESULT_S,
         )
 
     def deactivate(self) -> None:
@@ -285,6 +282,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
             outcome = error
         finally:
             self._passages.pop(key, None)
+            drop_contents(goal.request)
             if passage is not None and passage.sent is not None:
                 passage.sent.forget()
         if isinstance(outcome, CollabError):
@@ -305,8 +303,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
     ) -> Generate.Result:
         """End ``goal`` by an error of the router's own, with the text so far."""
         self.failed += 1
-        told = f"generate: {error.code}: {error}"
-        self.get_logger().warning(told, throttle_duration_sec=1.0)
+        self.warn_of("generate", error)
         result = Generate.Result(header=goal.request.header)
         result.status = status_of(error)
         if passage is not None and passage.last is not None:

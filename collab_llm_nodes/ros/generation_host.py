@@ -20,7 +20,7 @@ from functools import partial
 from threading import Lock
 from typing import Any
 
-from rclpy.action import ActionServer, CancelResponse, GoalResponse
+from rclpy.action import ActionServer, CancelResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.task import Future
@@ -58,15 +58,12 @@ from collab_llm_nodes.ros.convert import (
     sampling_from,
     status_of,
 )
+from collab_llm_nodes.ros.goals import RESULT_S, drop_contents
 from collab_llm_nodes.ros.health import AnswerLimits, Answers, Level, Status
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
 MAX_DEADLINE_S = 86400.0
-_RESULT_S = 15
-"""Time for which a result waits for its caller, who should ask when the goal is accepted [s].
-rclpy's default of 15 minutes would keep the pictures of all goals of that time; and announcing a
-goal leaks memory in proportion to the goals that are kept."""
 _WATCH_S = 0.05
 """Period at which the deadlines of waiting requests are looked at."""
 _FAREWELL_S = 1.0
@@ -149,12 +146,11 @@ class GenerationHost:
             Generate,
             self.action,
             self._execute,
-            goal_callback=self._on_goal,
             cancel_callback=self._on_cancel,
             goal_service_qos_profile=REQUESTS,
             result_service_qos_profile=REQUESTS,
             cancel_service_qos_profile=REQUESTS,
-            result_timeout=_RESULT_S,
+            result_timeout=RESULT_S,
         )
         # An awaiting service callback occupies its callback group: in the node's own, exclusive
         # one it would block the very responses that its answer may wait for.
@@ -210,15 +206,8 @@ class GenerationHost:
 
     # Callbacks of actions and services, which must answer in any state of the node.
 
-    def _on_goal(self, goal: Generate.Goal) -> GoalResponse:
-        """Refuse what cannot be answered, as far as that is known without reading the picture."""
-        try:
-            self._read(goal)
-        except CollabError as error:
-            return self._node.refuse_goal(self.action, error)
-        return GoalResponse.ACCEPT
-
     async def _execute(self, goal: ServerGoalHandle) -> Generate.Result:
+        """Answer a goal. All are accepted, because a refusal cannot say why."""
         result = Generate.Result(header=goal.request.header)
         goal_id = bytes(goal.goal_id.uuid)
 
@@ -231,7 +220,7 @@ class GenerationHost:
             goal.publish_feedback(update)
 
         try:
-            job = self._read(goal.request)  # again: the node may be busy or inactive by now
+            job = self._read(goal.request)
             job.feedback = feedback
             self._goals[goal_id] = job
             if goal.is_cancel_requested:  # it came before this coroutine began
@@ -241,7 +230,9 @@ class GenerationHost:
             finally:
                 del self._goals[goal_id]
         except CollabError as error:
+            self._node.warn_of(self.action, error)
             result.status = status_of(error)
+        drop_contents(goal.request)
         if result.status.code == result.status.OK:
             goal.succeed()
         elif goal.is_cancel_requested:

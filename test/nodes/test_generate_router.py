@@ -25,6 +25,8 @@ from collab_llm.action import Generate
 from collab_llm.msg import Status
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.generate_router import GenerateRouter, GenerateRouterConfig, _Server
+from collab_llm_nodes.protocols import registry
+from collab_llm_nodes.ros.protocol_server import ProtocolServer
 
 pytestmark = pytest.mark.ros
 
@@ -162,6 +164,35 @@ def test_a_failure_of_the_server_is_told_as_it_is(ros_graph: Any, caller: Any) -
     assert (result.text, result.status.message) == ("because ", "fail")
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, "prompt: is empty (say something)"),
+        ({"option_names": ["shuot"], "option_values": ["true"]}, "did you mean shout?"),
+        ({"prompt": "hey", "option_names": ["pause_s"], "option_values": ["99"]}, "pause_s: 99.0"),
+    ],
+)
+def test_bad_input_is_told_as_the_server_tells_it(
+    ros_graph: Any,
+    caller: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any],
+    told: str,
+) -> None:
+    monkeypatch.setitem(registry.PROTOCOLS, "echo", "echo_protocol")
+    server = ros_graph.add(ProtocolServer("echo", context=ros_graph.context))
+    server.start()
+    routed = caller(protocols=["echo"])
+    direct = ActionClient(ros_graph.node("user"), Generate, "echo/generate")
+    ros_graph.wait_for(direct.server_is_ready)
+    handle = ros_graph.ask(direct.send_goal_async, Generate.Goal(**fields))
+    status = ros_graph.ask(handle.get_result_async).result.status
+    assert status.code == Status.INVALID_INPUT
+    assert told in status.message
+    assert routed.ask(protocol="echo", **{"prompt": "", **fields})[1].status == status
+    ros_graph.do(server.stop)
+
+
 def test_a_cancellation_reaches_the_server(ros_graph: Any, caller: Any) -> None:
     server = serve(ros_graph, "first")
     sent = caller().send("wait far left")
@@ -248,7 +279,7 @@ def test_a_server_that_keeps_no_deadline_does_not_hold_the_caller(
     ros_graph.wait_for(lambda: GoalStatus.STATUS_CANCELED in server.statuses)
 
 
-def test_a_refusal_is_told(ros_graph: Any, caller: Any) -> None:
+def test_a_refusal_by_somebody_elses_server_is_told(ros_graph: Any, caller: Any) -> None:
     serve(ros_graph, "first")
     result = caller().ask("refuse")[1]
     assert result.status.code == Status.UNAVAILABLE

@@ -112,23 +112,49 @@ def test_options_are_for_one_answer_only(served: Served) -> None:
         ({"deadline_s": -1.0}, "deadline_s: must be in"),
     ],
 )
-def test_bad_input_is_refused_by_name(
+def test_bad_input_is_told_by_name(
     served: Served, fields: dict[str, Any], told: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert not served.send(**{"prompt": "hey", **fields}).accepted
+    status = served.ask(**{"prompt": "hey", **fields}).status
+    assert status.code == Status.INVALID_INPUT
+    assert status.message.startswith(told)
     logged: list[str] = []
 
     def said() -> bool:
         logged.append(capfd.readouterr().err)
-        return f"echo/generate: goal refused: INVALID_INPUT: {told}" in "".join(logged)
+        return f"echo/generate: INVALID_INPUT: {told}" in "".join(logged)
 
     served.graph.wait_for(said)
     assert served.ask("hey").text == "hey"
 
 
+def test_two_faults_within_a_second_are_both_logged(
+    served: Served, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        served.ask("")
+        served.ask("hey", deadline_s=-1.0)
+    logged = capfd.readouterr().err
+    assert "echo/generate: INVALID_INPUT: prompt: is empty" in logged
+    assert "echo/generate: INVALID_INPUT: deadline_s: must be in" in logged
+
+
+def test_a_goal_that_is_over_keeps_no_contents(served: Served) -> None:
+    """rclpy keeps it for seconds, with all that it holds."""
+    goals: list[Any] = []
+    served.graph.do(
+        served.server.host._action.register_handle_accepted_callback,
+        lambda goal: (goals.append(goal), goal.execute()),
+    )
+    picture = CompressedImage(format="jpeg", data=b"x")
+    assert served.ask("hey", document_names=["a"], document_contents=["b"]).text == "hey [a: b]"
+    assert served.ask("hey", images=[picture]).status.code == Status.INVALID_INPUT
+    assert [(g.request.images, g.request.document_contents) for g in goals] == [([], []), ([], [])]
+
+
 def test_roles_must_end_with_the_user(served: Served) -> None:
-    turns: dict[str, Any] = {"turn_roles": ["user", "assistant"], "turn_contents": ["a", "b"]}
-    assert not served.send(**turns).accepted
+    result = served.ask(turn_roles=["user", "assistant"], turn_contents=["a", "b"])
+    assert result.status.message.startswith("turn_roles[1]: 'assistant'")
 
 
 def test_cancel_ends_an_answer_between_two_words(served: Served) -> None:
@@ -154,7 +180,7 @@ def test_what_waits_has_its_own_deadline_and_more_is_refused(served: Served) -> 
     first = served.send("one two", **SLOW)
     hasty = served.send("three", deadline_s=0.2)
     others = [served.send("four") for _ in range(2)]
-    assert not served.send("too many").accepted
+    assert served.ask("too many").status.code == Status.BUSY
     late = served.graph.ask(hasty.get_result_async).result
     assert late.status.code == Status.DEADLINE_EXCEEDED
     assert "in progress" in late.status.message
