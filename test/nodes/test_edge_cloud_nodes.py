@@ -375,7 +375,7 @@ def test_results_are_not_kept_for_long(
     ros_graph: Any, verifier: ServerHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each keeps its goal, and that its picture."""
-    monkeypatch.setattr(generation_host, "_RESULT_S", 1)
+    monkeypatch.setattr(generation_host, "RESULT_S", 1)
     edge = Edge(ros_graph, verifier.port)
     handle = ros_graph.ask(edge.action.send_goal_async, edge.goal())
     kept = ros_graph.ask(handle.get_result_async)
