@@ -30,6 +30,7 @@ from collab_llm_nodes.errors import (
     InvalidInput,
     Unavailable,
 )
+from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.convert import status_of
 from collab_llm_nodes.ros.generation_host import MAX_DEADLINE_S
@@ -52,9 +53,9 @@ class GenerateRouterConfig:
     """Parameters of the node."""
 
     protocols: tuple[str, ...] = setting(
-        ("edge_cloud",),
-        "Protocols that a goal may name, each served at <protocol>/generate; a goal that names none"
-        " gets the first.",
+        tuple(registry.PROTOCOLS),
+        "Protocols that a goal may name, each served at <protocol>/generate; by default all of the"
+        " package. A goal that names none gets the first.",
         read_only=True,
     )
     discovery_s: float = setting(
@@ -195,6 +196,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("generate_router", GenerateRouterConfig, **node_arguments)
         self._servers: dict[str, _Server] = {}
+        self._met: set[str] = set()  # protocols whose server was there once
         self._passages: dict[bytes, _Passage] = {}
         self._watched_at = time.monotonic()
         self.passed = 0
@@ -255,11 +257,17 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
         timer = self.create_timer(0.02, retire, clock=STEADY)
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
+        """Miss a server only if it was there before, or no other is: few graphs serve all."""
         level, message, _ = super().diagnose()
-        absent = [s.protocol for s in self._servers.values() if not s.client.server_is_ready()]
-        if self.active and absent:
-            level, message = Level.WARN, f"not there: {', '.join(f'{p}/generate' for p in absent)}"
+        there = {name for name, each in self._servers.items() if each.client.server_is_ready()}
+        self._met |= there
+        missed = [name for name in self._servers if name not in there]
+        if there:
+            missed = [name for name in missed if name in self._met]
+        if self.active and missed:
+            level, message = Level.WARN, f"not there: {', '.join(f'{p}/generate' for p in missed)}"
         values = {
+            "served": " ".join(sorted(there)),
             "in_progress": len(self._passages),
             "passed_on": self.passed,
             "failed": self.failed,

@@ -200,6 +200,8 @@ class Entry:
         takes: which of "chat" (more than one turn), "images" and "documents" it makes use of; a
             request with others is refused.
         check: raises InvalidInput for a request that can be refused without the models.
+        service: type in ``srv/`` of a blocking twin of the action, whose fields are named as in
+            ``Generate`` and may lack those it has no use for; the service is ``<name>_generate``.
     """
 
     name: str
@@ -207,3 +209,4 @@ class Entry:
     start: Callable[[Any, Resources], Running]
     takes: frozenset[str] = frozenset()
     check: Callable[[Request], None] = _accept
+    service: str = ""

@@ -1,6 +1,7 @@
 """Everything that a server of a protocol needs besides the protocol, once for all of them.
 
-A :class:`GenerationHost` offers the action ``<protocol>/generate`` and, if wished, a service twin.
+A :class:`GenerationHost` offers the action ``<protocol>/generate``, and its service twin if the
+protocol names one.
 It queues, refuses, watches deadlines, cancels, tells the answer so far (feedback and the topic
 ``generated_text``) and reports health. The protocol runs in threads of the host's; ROS callbacks
 only start and end answers, so they answer at once in any state of the node.
@@ -26,6 +27,7 @@ from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.task import Future
 from std_msgs.msg import Header
 
+from collab_llm import srv
 from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText
 from collab_llm_nodes.config import check_ranges, setting
@@ -118,17 +120,9 @@ class GenerationHost:
     Args:
         node: its configuration is both ``HostConfig`` and the protocol's; read for every request.
         entry, running: the protocol; ``running`` is the host's to close.
-        service: type and name of a blocking twin of the action, whose fields are named as in
-            ``Generate``; it may lack those it has no use for.
     """
 
-    def __init__(
-        self,
-        node: ManagedNode[Any],
-        entry: Entry,
-        running: Running,
-        service: tuple[type, str] | None = None,
-    ) -> None:
+    def __init__(self, node: ManagedNode[Any], entry: Entry, running: Running) -> None:
         self._node = node
         self._entry = entry
         self.running = running
@@ -155,8 +149,12 @@ class GenerationHost:
         # An awaiting service callback occupies its callback group: in the node's own, exclusive
         # one it would block the very responses that its answer may wait for.
         self.group = ReentrantCallbackGroup()
-        self._service = service and node.create_service(
-            *service, self._serve, qos_profile=REQUESTS, callback_group=self.group
+        self._service = entry.service and node.create_service(
+            getattr(srv, entry.service),
+            f"{entry.name}_generate",
+            self._serve,
+            qos_profile=REQUESTS,
+            callback_group=self.group,
         )
 
     def cancel_all(self) -> None:

@@ -13,6 +13,7 @@ import yaml
 from rclpy.node import Node
 
 from collab_llm_nodes import programs
+from collab_llm_nodes.protocols import registry
 
 
 def warn_of_misspelt_nodes(nodes: list[Node], arguments: list[str]) -> None:
@@ -22,7 +23,9 @@ def warn_of_misspelt_nodes(nodes: list[Node], arguments: list[str]) -> None:
     and other packages, so any other foreign name is in order.
     """
     files = {file.stem for file in Path(programs.__file__).parent.glob("nodes/*.py")}
-    known = files & set(vars(programs)) - {"graph", "motion"}  # a node has its file's name
+    several = {"graph", "motion", "protocol_server"}
+    known = files & set(vars(programs)) - several  # a node has its file's name
+    known |= {f"{protocol}_server" for protocol in registry.PROTOCOLS}
     known |= {node.get_name() for node in nodes}
     for option, file in pairwise(arguments):
         if option != "--params-file":

@@ -26,6 +26,7 @@ from collab_llm.msg import Status
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.generate_router import GenerateRouter, GenerateRouterConfig, _Server
 from collab_llm_nodes.protocols import registry
+from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.protocol_server import ProtocolServer
 
 pytestmark = pytest.mark.ros
@@ -215,7 +216,8 @@ def test_two_goals_at_once(ros_graph: Any, caller: Any) -> None:
     assert waiting[1].end()[1].text == "b "
     ros_graph.do(first.release)
     assert waiting[0].end()[1].text == "a "
-    assert routed.router.diagnose()[2] == {"in_progress": 0, "passed_on": 3, "failed": 0}
+    told = {"served": "first second", "in_progress": 0, "passed_on": 3, "failed": 0}
+    assert routed.router.diagnose()[2] == told
 
 
 def test_the_server_gets_the_time_that_is_left(ros_graph: Any, caller: Any) -> None:
@@ -246,12 +248,21 @@ def test_an_impossible_deadline_is_refused(caller: Any, deadline_s: float) -> No
 
 def test_a_server_that_is_not_there_is_named(ros_graph: Any, caller: Any) -> None:
     serve(ros_graph, "second")
-    routed = caller(discovery_s=0.2)
-    result = routed.ask("say hello")[1]
+    result = caller(discovery_s=0.2).ask("say hello")[1]
     assert result.status.code == Status.UNAVAILABLE
     assert "first/generate" in result.status.message
-    ros_graph.wait_for(lambda: "first/generate" in routed.router.diagnose()[1])
-    assert "second/generate" not in routed.router.diagnose()[1]
+
+
+def test_a_server_that_has_gone_is_missed(ros_graph: Any, caller: Any) -> None:
+    routed = caller(protocols=["first", "second", "third"])
+    told = routed.router.diagnose
+    assert told()[:2] == (Level.WARN, "not there: first/generate, second/generate, third/generate")
+    first, second = serve(ros_graph, "first"), serve(ros_graph, "second")
+    ros_graph.wait_for(lambda: told()[2]["served"] == "first second")
+    assert told()[:2] == (Level.OK, "active"), "nobody has promised the third"
+    ros_graph.do(second.action.destroy)
+    ros_graph.wait_for(lambda: told()[:2] == (Level.WARN, "not there: second/generate"))
+    assert first.requests == []
 
 
 def test_the_deadline_holds_while_a_server_is_looked_for(caller: Any) -> None:
@@ -366,6 +377,10 @@ def test_a_stall_of_the_router_is_no_silence_of_the_server() -> None:
     server.expect(200.0)
     assert server.look(200.4, 5.0) == "", "its last result may be on its way"
     assert server.look(200.6, 5.0) == "has gone"
+
+
+def test_every_protocol_of_the_registry_may_be_named() -> None:
+    assert GenerateRouterConfig().protocols == tuple(registry.PROTOCOLS)
 
 
 @pytest.mark.parametrize("protocols", [(), ("a", "a"), ("a/b",), ("",), ("~",)])

@@ -16,6 +16,7 @@ from sensor_msgs.msg import CompressedImage
 
 from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText, Status
+from collab_llm.srv import EdgeCloudGenerate
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import Answer
 from collab_llm_nodes.ros.protocol_server import ProtocolServer
@@ -89,6 +90,15 @@ def test_chat_turns_and_documents_reach_the_protocol(served: Served) -> None:
         document_contents=["text of a"],
     )
     assert result.text == "and now [a: text of a]"
+
+
+def test_the_blocking_twin_gives_the_same_answer(served: Served) -> None:
+    twin = served.user.create_client(EdgeCloudGenerate, "echo_generate")
+    served.graph.wait_for(twin.service_is_ready)
+    answered = served.graph.ask(twin.call_async, EdgeCloudGenerate.Request(prompt="hey"))
+    assert (answered.status.code, answered.text) == (Status.OK, "hey")
+    refused = served.graph.ask(twin.call_async, EdgeCloudGenerate.Request())
+    assert refused.status == served.ask("").status
 
 
 def test_options_are_for_one_answer_only(served: Served) -> None:
