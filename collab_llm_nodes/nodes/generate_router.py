@@ -345,11 +345,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
         request.protocol = request.protocol or self.config.protocols[0]
         server = self._servers.get(request.protocol)
         if server is None:
-            raise InvalidInput(
-                f"unknown protocol {request.protocol[:60]!r}",
-                field="protocol",
-                remedy=f"one of {', '.join(self._servers)}",
-            )
+            raise registry.unknown(request.protocol, self._servers)
         if not 0.0 <= request.deadline_s <= MAX_DEADLINE_S:
             raise InvalidInput(
                 f"must be in 0..{MAX_DEADLINE_S:g} s",

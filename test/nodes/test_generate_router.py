@@ -235,8 +235,12 @@ def test_an_unknown_protocol_names_the_known_ones(caller: Any) -> None:
     status, result = caller().ask("say hello", "telepathy")
     assert status == GoalStatus.STATUS_ABORTED
     assert result.status.code == Status.INVALID_INPUT
-    assert "telepathy" in result.status.message
-    assert "first, second" in result.status.message
+    assert "'telepathy' (one of first, second)" in result.status.message
+
+
+def test_a_misspelt_protocol_names_the_nearest(caller: Any) -> None:
+    status = caller().ask("say hello", "secnod")[1].status
+    assert status.message == "protocol: unknown protocol 'secnod' (did you mean second?)"
 
 
 @pytest.mark.parametrize("deadline_s", [-1.0, float("nan"), 1e6])
