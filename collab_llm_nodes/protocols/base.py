@@ -36,6 +36,7 @@ class Request:
     Attributes:
         id: names the answer in every message about it; unique.
         config: an ``Entry.config`` in which this request's options are set.
+        options: names of the fields of ``config`` that the request has set for itself.
         turns: the chat; the last turn is the user's.
         images: JPEG bytes, in the order of the prompt.
         max_tokens: length limit of the answer [tokens]; 0: the configuration's.
@@ -56,6 +57,7 @@ class Request:
     frame_id: str = ""
     asked_at: float = 0.0
     raw: bool = False
+    options: frozenset[str] = frozenset()
 
     @property
     def prompt(self) -> str:

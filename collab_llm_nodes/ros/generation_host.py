@@ -285,6 +285,7 @@ class GenerationHost:
             stamp_ns=stamp.sec * 10**9 + stamp.nanosec,
             frame_id=msg.header.frame_id,
             asked_at=now,
+            options=frozenset(names),
         )
         with of_a_request():
             self._entry.check(request)

@@ -18,7 +18,7 @@ from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText, Status
 from collab_llm.srv import EdgeCloudGenerate
 from collab_llm_nodes.protocols import registry
-from collab_llm_nodes.protocols.base import Answer
+from collab_llm_nodes.protocols.base import Answer, Request
 from collab_llm_nodes.ros.protocol_server import ProtocolServer
 from collab_llm_nodes.ros.qos import RESULT
 
@@ -105,6 +105,22 @@ def test_options_are_for_one_answer_only(served: Served) -> None:
     options: dict[str, Any] = {"option_names": ["shout"], "option_values": ["true"]}
     assert served.ask("hey", **options).text == "HEY"
     assert served.ask("hey").text == "hey"
+
+
+def test_a_protocol_is_told_which_options_are_given(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An option given with the value that is configured is given all the same."""
+    requests: list[Request] = []
+
+    def run(request: Request, *_: Any) -> Answer:
+        requests.append(request)
+        return Answer()
+
+    monkeypatch.setattr(served.server.host.running, "run", run)
+    served.ask("hey", option_names=["shout"], option_values=["false"])
+    served.ask("hey")
+    assert [request.options for request in requests] == [{"shout"}, set()]
 
 
 @pytest.mark.parametrize(

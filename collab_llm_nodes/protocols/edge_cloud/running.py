@@ -111,9 +111,7 @@ class EdgeCloud:
             if error.field == "text":
                 error.field = "prompt"  # as requests call it
             raise
-        chosen = config.client.gamma
-        own = chosen != self._config.client.gamma  # this request's, which no planner overrules
-        self._mode = mode = Mode(chosen, ahead=True) if own else self.planner.choose()
+        self._mode = mode = self._choose(request)
         drafter = Drafter(self._engine, encoded, request.sampling, config.drafter)
         generation = _Generation(self, request, mode, drafter, emit)
         failure: CollabError | None = None
@@ -124,6 +122,15 @@ class EdgeCloud:
         finally:
             drafter.close()
         return generation.answer(failure)
+
+    def _choose(self, request: Request) -> Mode:
+        """Return the way to decode: the planner's choice, unless the request names a length."""
+        config: EdgeCloudConfig = request.config
+        gamma = config.client.gamma
+        if "client.gamma" in request.options:
+            return Mode(gamma, ahead=True)
+        self.planner.configure(config.planner, gamma, config.ahead.push_depth)  # set anew, perhaps
+        return self.planner.choose()
 
     def health(self) -> Mapping[str, object]:
         """Return mode of decoding, memory and device."""

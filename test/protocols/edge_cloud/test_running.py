@@ -18,6 +18,7 @@ from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import Control, Progress, Request, Resources, Running, Turn
 from collab_llm_nodes.protocols.edge_cloud.carrier import VerifierCarrier
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig
+from collab_llm_nodes.protocols.edge_cloud.planner import PlannerConfig
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
 from collab_llm_nodes.protocols.edge_cloud.running import EdgeCloudConfig
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
@@ -82,11 +83,31 @@ def test_the_answer_is_the_targets_and_is_told_as_it_grows(
 def test_an_option_changes_the_drafts_and_not_the_answer(running: Running) -> None:
     plain = running.run(request(), lambda told: None, in_time())
     longer = replace(CONFIG, client=ClientConfig(gamma=6, max_tokens=MAX_TOKENS))
-    asked = request(config=longer)
+    asked = request(config=longer, options=frozenset({"client.gamma"}))
     answer = running.run(asked, lambda told: None, in_time())
     assert answer.tokens == plain.tokens
     assert answer.metrics.rounds < plain.metrics.rounds
     assert running.health()["mode"] == "push_ahead(6)"
+
+
+@pytest.mark.parametrize("gamma", [3, 6])
+def test_the_planner_is_overruled_by_a_length_that_is_given_and_by_no_other(
+    running: Running, gamma: int
+) -> None:
+    """3 is what is configured at the start; 6 is set later, and is then the configured one."""
+    client = ClientConfig(gamma=gamma, max_tokens=MAX_TOKENS)
+    planned = replace(CONFIG, client=client, planner=PlannerConfig(enabled=True))
+    running.run(request(config=planned), lambda told: None, in_time())
+    assert running.health()["mode"] == "ar", "the planner measures the cloud alone first"
+    given = request(config=planned, options=frozenset({"client.gamma"}))
+    running.run(given, lambda told: None, in_time())
+    assert running.health()["mode"] == f"push_ahead({gamma})"
+
+
+def test_a_length_that_is_set_later_counts(running: Running) -> None:
+    later = replace(CONFIG, client=ClientConfig(gamma=5, max_tokens=MAX_TOKENS))
+    running.run(request(config=later), lambda told: None, in_time())
+    assert running.health()["mode"] == "push_ahead(5)"
 
 
 def test_a_limit_of_the_request_counts(running: Running) -> None:
