@@ -89,12 +89,19 @@ class HostConfig:
 
 
 class _Job:
-    """One answer, from the request to its end."""
+    """One answer, from the request to its end.
 
-    def __init__(self, request: Request, header: Header, for_motion: bool, due: float) -> None:
+    Attributes:
+        question: field of the caller's that holds the turn to be answered.
+    """
+
+    def __init__(
+        self, request: Request, header: Header, for_motion: bool, question: str, due: float
+    ) -> None:
         self.request = request
         self.header = header
         self.for_motion = for_motion
+        self.question = question
         self.control = Control(due)
         self.begun = False  # its turn has come, or it was given up before
         self.told: Progress = Progress()  # what was published last
@@ -112,6 +119,11 @@ class _Job:
     def ended(self, error: CollabError) -> Answer:
         """Return the answer that ends with ``error``: it is what was told last."""
         return Answer(**{**vars(self.told), "verified": False}, error=error)
+
+    def rename_field(self, error: CollabError) -> None:
+        """Have an error of the question name the caller's field."""
+        if error.field == "prompt":
+            error.field = self.question
 
 
 class GenerationHost:
@@ -287,10 +299,18 @@ class GenerationHost:
             asked_at=now,
             options=frozenset(names),
         )
-        with of_a_request():
-            self._entry.check(request)
+        for_motion = getattr(msg, "for_motion", False)
+        chat = getattr(msg, "turn_contents", ())
+        question = f"turn_contents[{len(chat) - 1}]" if chat else "prompt"
         due = now + (msg.deadline_s or config.deadline_s)
-        return _Job(request, msg.header, getattr(msg, "for_motion", False), due)
+        job = _Job(request, msg.header, for_motion, question, due)
+        try:
+            with of_a_request():
+                self._entry.check(request)
+        except CollabError as error:
+            job.rename_field(error)
+            raise
+        return job
 
     def _turns(self, msg: Any) -> tuple[Turn, ...]:
         roles, contents = getattr(msg, "turn_roles", ()), getattr(msg, "turn_contents", ())
@@ -415,6 +435,8 @@ class GenerationHost:
             answer = job.ended(CollabError(f"{type(error).__name__}: {error}"))
             log.error(str(answer.error), throttle_duration_sec=1.0)
         try:
+            if answer.error is not None:
+                job.rename_field(answer.error)
             job.answer = replace(answer, text=_sendable(answer.text))
             self._tell(job, answer, answer)
         except Exception as error:  # noqa: BLE001 - the caller waits for ``over`` in any case

@@ -134,6 +134,10 @@ def test_a_protocol_is_told_which_options_are_given(
         ({"option_names": ["pause_s"], "option_values": []}, "option_values: 1 names and 0"),
         ({"images": [CompressedImage(format="jpeg", data=b"x")]}, "images: echo takes no images"),
         ({"turn_roles": ["user"], "turn_contents": ["a"]}, "prompt: given beside chat turns"),
+        (
+            {"prompt": "", "turn_roles": ["user"] * 2, "turn_contents": ["a", ""]},
+            "turn_contents[1]: is empty",
+        ),
         ({"document_names": ["a"]}, "document_contents: 0, expected 1"),
         ({"deadline_s": -1.0}, "deadline_s: must be in"),
     ],

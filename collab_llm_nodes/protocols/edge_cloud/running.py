@@ -108,8 +108,7 @@ class EdgeCloud:
         try:
             encoded = encode(prompt, self._engine.loaded, config.prompt)
         except InvalidInput as error:
-            if error.field == "text":
-                error.field = "prompt"  # as requests call it
+            _rename_field(error)
             raise
         self._mode = mode = self._choose(request)
         drafter = Drafter(self._engine, encoded, request.sampling, config.drafter)
@@ -119,6 +118,7 @@ class EdgeCloud:
             generation.decode(control)
         except CollabError as caught:
             failure = caught
+            _rename_field(failure)
         finally:
             drafter.close()
         return generation.answer(failure)
@@ -307,6 +307,12 @@ class _Generation:
         finally:
             over.set()
             watching.join()
+
+
+def _rename_field(error: CollabError) -> None:
+    """Have an error of a prompt's text name the request's field."""
+    if error.field == "text":
+        error.field = "prompt"
 
 
 def _client_config(request: Request, gamma: int) -> ClientConfig:

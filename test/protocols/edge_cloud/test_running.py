@@ -18,6 +18,7 @@ from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import Control, Progress, Request, Resources, Running, Turn
 from collab_llm_nodes.protocols.edge_cloud.carrier import VerifierCarrier
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig
+from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.planner import PlannerConfig
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
 from collab_llm_nodes.protocols.edge_cloud.running import EdgeCloudConfig
@@ -140,6 +141,19 @@ def test_bad_content_is_named_as_the_request_names_it(running: Running) -> None:
     with pytest.raises(InvalidInput) as told:
         running.run(bad, lambda told: None, in_time())
     assert told.value.field == "prompt"
+
+
+def test_what_the_verifier_refuses_is_named_as_the_request_names_it(target: Engine) -> None:
+    config = VerifierConfig(address="127.0.0.1:0", limits=Limits(max_prompt_chars=20))
+    with start_server(config, target) as server:
+        client = VerifierClient(ClientLinkConfig(address=f"127.0.0.1:{server.port}"))
+        edge = registry.find("edge_cloud").start(CONFIG, Resources(VerifierCarrier(client)))
+        long = request(turns=(Turn("user", "word " * 8),))
+        error = edge.run(long, lambda told: None, in_time()).error
+        edge.close()
+        client.close()
+    assert isinstance(error, InvalidInput)
+    assert str(error) == "prompt: 40 characters (send at most 20)"
 
 
 def test_without_a_carrier_it_does_not_start() -> None:
