@@ -566,7 +566,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         run_.metrics = GenerationMetrics()
         if self._generate is None or not self._generate.server_is_ready():
             asked = self.config.answer.action
-            self._fail(run_, "UNAVAILABLE", f"no node offers {asked}: is draft_vlm up?")
+            self._fail(run_, "UNAVAILABLE", f"the action {asked} is not there: start its server")
             return
         answer, limit = self.config.answer, self.config.mission.answer_timeout
         goal = Generate.Goal(
@@ -593,7 +593,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
         awaited = number == run_.number and run_.mission.answering
         if not handle.accepted:
             if awaited:
-                self._fail(run_, "UNAVAILABLE", "draft_vlm refused the question: its log says why")
+                told = f"the server of {self.config.answer.action} refused: its log says why"
+                self._fail(run_, "UNAVAILABLE", told)
         elif not awaited:
             handle.cancel_goal_async()
         else:
