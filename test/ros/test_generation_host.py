@@ -172,10 +172,12 @@ def test_two_faults_within_a_second_are_both_logged(
 def test_a_goal_that_is_over_keeps_no_contents(served: Served) -> None:
     """rclpy keeps it for seconds, with all that it holds."""
     goals: list[Any] = []
-    served.graph.do(
-        served.server.host._action.register_handle_accepted_callback,
-        lambda goal: (goals.append(goal), goal.execute()),
-    )
+
+    def note(goal: Any) -> None:
+        goals.append(goal)
+        goal.execute()
+
+    served.graph.do(served.server.host._action.register_handle_accepted_callback, note)
     picture = CompressedImage(format="jpeg", data=b"x")
     assert served.ask("hey", document_names=["a"], document_contents=["b"]).text == "hey [a: b]"
     assert served.ask("hey", images=[picture]).status.code == Status.INVALID_INPUT
