@@ -13,7 +13,7 @@ from tiny_models import scene, tiny_folder, tiny_model
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import Cancelled, ConfigError, DeadlineExceeded, InvalidInput
 from collab_llm_nodes.models.loading import ModelConfig
-from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import Control, Progress, Request, Resources, Running, Turn
 from collab_llm_nodes.protocols.edge_cloud.carrier import VerifierCarrier
@@ -21,7 +21,7 @@ from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.planner import PlannerConfig
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
-from collab_llm_nodes.protocols.edge_cloud.running import EdgeCloudConfig
+from collab_llm_nodes.protocols.edge_cloud.running import EdgeCloud, EdgeCloudConfig
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 
@@ -154,6 +154,25 @@ def test_what_the_verifier_refuses_is_named_as_the_request_names_it(target: Engi
         client.close()
     assert isinstance(error, InvalidInput)
     assert str(error) == "prompt: 40 characters (send at most 20)"
+
+
+def test_prompts_that_the_two_sides_encode_differently_are_told(
+    target: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    draft = Engine(tiny_model(ARCHITECTURE, seed=0))
+    other = encode(Prompt("another text that is longer", (scene(1),)), draft.loaded)
+    expected = InProcessRunner(draft, target, gamma=3).generate(
+        Prompt(PROMPT, (scene(1),)), max_tokens=MAX_TOKENS
+    )
+    with start_server(VerifierConfig(address="127.0.0.1:0"), target) as server:
+        client = VerifierClient(ClientLinkConfig(address=f"127.0.0.1:{server.port}"))
+        carrier = Resources(VerifierCarrier(client))
+        EdgeCloud(draft, CONFIG, carrier).run(request(), lambda told: None, in_time())
+        assert "drafts will be poor" not in caplog.text
+        differs = EdgeCloud(draft, CONFIG, carrier, lambda prompt: other)
+        assert differs.run(request(), lambda told: None, in_time()).tokens == expected.tokens
+        client.close()
+    assert "drafts will be poor" in caplog.text
 
 
 def test_without_a_carrier_it_does_not_start() -> None:
