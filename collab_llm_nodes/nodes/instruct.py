@@ -118,8 +118,9 @@ class _Client:
             self._parameters.call_async(wanted).add_done_callback(self._on_parameters)
 
     def _on_parameters(self, asked: Future) -> None:
-        action, protocol = (value.string_value for value in asked.result().values)
-        if self._answers is None:
+        values = [value.string_value for value in asked.result().values]
+        if self._answers is None and len(values) == 2 and values[0]:  # else it is not ours
+            action, protocol = values
             self._action_asked, self._answers = action, ActionClient(self.node, Generate, action)
             self._needs_link = "edge_cloud" in (protocol, *action.split("/"))
 

@@ -310,6 +310,8 @@ class GenerationHost:
         except CollabError as error:
             job.rename_field(error)
             raise
+        except Exception as error:  # noqa: BLE001 - rclpy would end the goal with the status OK
+            raise CollabError(f"{type(error).__name__}: {error}") from error
         return job
 
     def _turns(self, msg: Any) -> tuple[Turn, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -228,6 +229,15 @@ def test_an_unforeseen_error_reaches_the_caller_beside_what_was_said(served: Ser
     assert result.status.message == "RuntimeError: as asked"
     assert (result.text, result.verified) == ("a crash", False)
     assert served.ask("again").status.code == Status.OK
+
+
+def test_an_unforeseen_error_of_a_check_reaches_the_caller(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = replace(served.server.entry, check=lambda request: 1 / 0)
+    monkeypatch.setattr(served.server.host, "_entry", entry)
+    status = served.ask("hey").status
+    assert (status.code, status.message) == (Status.INTERNAL, "ZeroDivisionError: division by zero")
 
 
 def test_a_nul_does_not_end_the_text(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
