@@ -310,7 +310,7 @@ class GenerationHost:
         except CollabError as error:
             job.rename_field(error)
             raise
-        except Exception as error:  # noqa: BLE001 - rclpy would end the goal with the status OK
+        except Exception as error:  # rclpy would end the goal with the status OK
             raise CollabError(f"{type(error).__name__}: {error}") from error
         return job
 
