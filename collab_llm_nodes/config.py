@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
@@ -82,8 +82,8 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any], *, path: str = "") ->
     fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in mapping:
         if key not in fields:
-            known = ", ".join(sorted(fields))
-            raise ConfigError("unknown key", field=_join(path, key), remedy=f"known keys: {known}")
+            remedy = did_you_mean(str(key), fields, f"known keys: {', '.join(sorted(fields))}")
+            raise ConfigError("unknown key", field=_join(path, key), remedy=remedy)
     values = {k: _convert(hints[k], v, _join(path, k)) for k, v in mapping.items()}
     try:
         return cls(**values)

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return the remedy for a ``name`` that is unknown: the nearest one, else ``otherwise``."""
+    close = difflib.get_close_matches(name[:64], list(known), 1)
+    return f"did you mean {close[0]}?" if close else otherwise
+
 
 class CollabError(Exception):
     """Base of all errors of this package.

@@ -39,6 +39,7 @@ ARGUMENTS = {
     "model": ("", "Draft model: folder or hub id. Empty: as in params_file, or the embedded."),
     "verifier": ("", "Verifier, host:port. Empty: as in params_file."),
     "instruction": ("", "Followed once everything is up. Empty: send goals to `navigate`."),
+    "protocols": ("", "Further protocols to serve, by name: each by a node NAME_server."),
     "namespace": ("", "Namespace of the nodes and their topics."),
     "clock": ("/clock", "Simulated time. A relative name lies in the namespace."),
     "seed": ("", "Room of driver:=sim. Empty: as in robot_file."),
@@ -100,7 +101,7 @@ def _nodes(context: LaunchContext) -> list[Node]:
         "namespace": value("namespace"),
         "parameters": [*files, overrides],
         "remappings": [("/clock", value("clock"))],
-        "ros_arguments": _log_levels(value("namespace"), value("log_level")),
+        "ros_arguments": _log_levels(value),
         "output": "screen",
         "sigterm_timeout": "20",  # s; results are delivered and models freed first
     }
@@ -120,6 +121,10 @@ def _nodes(context: LaunchContext) -> list[Node]:
             Node(executable=name, name=name, **common, **needed)
             for name in (*DRIVERS[value("driver")], "motion_guard", *NODES)
         ]
+    for protocol in value("protocols").split():
+        name = f"{protocol}_server"
+        server: dict[str, Any] = {"executable": "protocol_server", "arguments": [protocol]}
+        started.append(Node(name=name, **server, **common, **restarted))
     for flag, executable in EXTRAS.items():
         if value(flag) == "true":
             started.append(Node(executable=executable, name=executable, **common, **restarted))
@@ -129,11 +134,17 @@ def _nodes(context: LaunchContext) -> list[Node]:
     return started
 
 
-def _log_levels(namespace: str, level: str) -> list[str]:
+def _names(value: Callable[[str], str]) -> list[str]:
+    """The names of all nodes that may be started."""
+    servers = [f"{protocol}_server" for protocol in value("protocols").split()]
+    return [*NODES, *servers, "motion_guard", "go2_driver", "sim_go2", *EXTRAS.values()]
+
+
+def _log_levels(value: Callable[[str], str]) -> list[str]:
     """ROS arguments that set the level of our own nodes' loggers; rcl and DDS have theirs."""
-    space = "".join(f"{part}." for part in namespace.split("/") if part)
-    names = (*NODES, "motion_guard", "go2_driver", "sim_go2", *EXTRAS.values())
-    return [word for name in names for word in ("--log-level", f"{space}{name}:={level}")]
+    space = "".join(f"{part}." for part in value("namespace").split("/") if part)
+    levels = [f"{space}{name}:={value('log_level')}" for name in _names(value)]
+    return [word for level in levels for word in ("--log-level", level)]
 
 
 def _file(argument: str, value: str, config: Path) -> str:
@@ -153,8 +164,7 @@ def _overrides(value: Callable[[str], str], share: Path) -> str:
     """
     space = f"/{value('namespace').strip('/')}".rstrip("/")
     nodes: dict[str, dict[str, Any]] = {
-        f"{space}/{name}": {"autostart": value("autostart") == "true"}
-        for name in (*NODES, "motion_guard", "go2_driver", "sim_go2", *EXTRAS.values())
+        f"{space}/{name}": {"autostart": value("autostart") == "true"} for name in _names(value)
     }
     model = value("model")
     if not model and Path(value("params_file")).name == "embedded.yaml":

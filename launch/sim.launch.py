@@ -29,6 +29,7 @@ ROBOT = {
     "model": ("", "Draft model: folder or hub id. Empty: as in params_file, or the embedded."),
     "verifier": ("127.0.0.1:50551", "The verifier, host:port; one is started there."),
     "instruction": ("", "Followed once everything is up. Empty: send goals to `navigate`."),
+    "protocols": ("", "Further protocols to serve, by name: each by a node NAME_server."),
     "namespace": ("", "Namespace of the nodes and their topics, the clock among them."),
     "clock": ("clock", "Simulated time. A relative name lies in the namespace."),
     "seed": ("", "The room. Empty: as in robot_file."),

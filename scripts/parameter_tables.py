@@ -12,9 +12,11 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
 from collab_llm_nodes.ros.managed_node import CommonConfig, ManagedNode
 from collab_llm_nodes.ros.parameters import flatten
+from collab_llm_nodes.ros.protocol_server import server_config
 
 VERIFIER = """## The verifier's file
 
@@ -47,7 +49,11 @@ def nodes() -> list[tuple[str, type]]:
                 for base in getattr(kind, "__orig_bases__", ()):
                     if issubclass(typing.get_origin(base) or object, ManagedNode):
                         found.append((file.stem, typing.get_args(base)[0]))
-    return found
+    for protocol in registry.PROTOCOLS:
+        entry = registry.find(protocol)
+        if not any(issubclass(config, entry.config) for _, config in found):
+            found.append((f"{protocol}_server", server_config(entry)))
+    return sorted(found, key=lambda each: each[0])
 
 
 def table(config: type) -> list[str]:

@@ -21,7 +21,7 @@ from sensor_msgs.msg import CompressedImage
 from std_msgs.msg import Header
 
 from collab_llm.msg import Draft, EarlyExit, Status, Verdict
-from collab_llm.srv import CloseSession, EdgeCloudGenerate, OpenSession, PreDraft
+from collab_llm.srv import CloseSession, OpenSession, PreDraft
 from collab_llm_nodes.config import setting
 from collab_llm_nodes.errors import Cancelled, DeadlineExceeded, InvalidInput, Unavailable
 from collab_llm_nodes.models.threads import set_threads
@@ -86,7 +86,6 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
             "edge_cloud",
             name="draft_vlm",
             config_type=DraftVlmConfig,
-            service=(EdgeCloudGenerate, "edge_cloud_generate"),
             **node_arguments,
         )
         self._sessions: dict[str, _Session] = {}

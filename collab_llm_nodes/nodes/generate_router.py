@@ -30,18 +30,16 @@ from collab_llm_nodes.errors import (
     InvalidInput,
     Unavailable,
 )
+from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.convert import status_of
 from collab_llm_nodes.ros.generation_host import MAX_DEADLINE_S
-from collab_llm_nodes.ros.goals import SentGoal, ask_for_life
+from collab_llm_nodes.ros.goals import RESULT_S, SentGoal, ask_for_life, drop_contents
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
-_RESULT_S = 15
-"""Time for which a result waits for its caller [s]; rclpy's default of 15 minutes would keep all
-pictures of that time."""
 _WATCH_S = 0.05
 """Period at which deadlines and servers are looked at [s]."""
 _PROBE_S = 1.0
@@ -55,9 +53,9 @@ class GenerateRouterConfig:
     """Parameters of the node."""
 
     protocols: tuple[str, ...] = setting(
-        ("edge_cloud",),
-        "Protocols that a goal may name, each served at <protocol>/generate; a goal that names none"
-        " gets the first.",
+        tuple(registry.PROTOCOLS),
+        "Protocols that a goal may name, each served at <protocol>/generate; by default all of the"
+        " package. A goal that names none gets the first.",
         read_only=True,
     )
     discovery_s: float = setting(
@@ -198,6 +196,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("generate_router", GenerateRouterConfig, **node_arguments)
         self._servers: dict[str, _Server] = {}
+        self._met: set[str] = set()  # protocols whose server was there once
         self._passages: dict[bytes, _Passage] = {}
         self._watched_at = time.monotonic()
         self.passed = 0
@@ -232,7 +231,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
             result_service_qos_profile=REQUESTS,
             cancel_service_qos_profile=REQUESTS,
             feedback_pub_qos_profile=RESULT,
-            result_timeout=_RESULT_S,
+            result_timeout=RESULT_S,
         )
 
     def deactivate(self) -> None:
@@ -258,11 +257,17 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
         timer = self.create_timer(0.02, retire, clock=STEADY)
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
+        """Miss a server only if it was there before, or no other is: few graphs serve all."""
         level, message, _ = super().diagnose()
-        absent = [s.protocol for s in self._servers.values() if not s.client.server_is_ready()]
-        if self.active and absent:
-            level, message = Level.WARN, f"not there: {', '.join(f'{p}/generate' for p in absent)}"
+        there = {name for name, each in self._servers.items() if each.client.server_is_ready()}
+        self._met |= there
+        missed = [name for name in self._servers if name not in there]
+        if there:
+            missed = [name for name in missed if name in self._met]
+        if self.active and missed:
+            level, message = Level.WARN, f"not there: {', '.join(f'{p}/generate' for p in missed)}"
         values = {
+            "served": " ".join(sorted(there)),
             "in_progress": len(self._passages),
             "passed_on": self.passed,
             "failed": self.failed,
@@ -285,6 +290,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
             outcome = error
         finally:
             self._passages.pop(key, None)
+            drop_contents(goal.request)
             if passage is not None and passage.sent is not None:
                 passage.sent.forget()
         if isinstance(outcome, CollabError):
@@ -305,8 +311,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
     ) -> Generate.Result:
         """End ``goal`` by an error of the router's own, with the text so far."""
         self.failed += 1
-        told = f"generate: {error.code}: {error}"
-        self.get_logger().warning(told, throttle_duration_sec=1.0)
+        self.warn_of("generate", error)
         result = Generate.Result(header=goal.request.header)
         result.status = status_of(error)
         if passage is not None and passage.last is not None:
@@ -340,11 +345,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
         request.protocol = request.protocol or self.config.protocols[0]
         server = self._servers.get(request.protocol)
         if server is None:
-            raise InvalidInput(
-                f"unknown protocol {request.protocol[:60]!r}",
-                field="protocol",
-                remedy=f"one of {', '.join(self._servers)}",
-            )
+            raise registry.unknown(request.protocol, self._servers)
         if not 0.0 <= request.deadline_s <= MAX_DEADLINE_S:
             raise InvalidInput(
                 f"must be in 0..{MAX_DEADLINE_S:g} s",

@@ -6,6 +6,7 @@ A client of the action ``navigate``, for people and launch files. Ctrl-C cancels
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
@@ -14,9 +15,11 @@ from typing import Any
 
 import rclpy
 from action_msgs.srv import CancelGoal
+from rcl_interfaces.srv import GetParameters
 from rclpy.action import ActionClient
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
+from rclpy.task import Future
 
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import LinkState, Status
@@ -31,6 +34,8 @@ START_DEADLINE_S = 300.0
 """Wait for the nodes and the verifier at most; models of many gigabytes may have to be loaded."""
 LOST_S = 5.0
 """A navigator that is not there for so long does not come back."""
+ASK_AGAIN_S = 1.0
+"""The answer to a question about parameters may get lost, see goals.py."""
 CANCEL_DEADLINE_S = 5.0
 NAVIGATOR_DEADLINE_S = 5.0
 """Longest wait for a navigator that is to be told to stop."""
@@ -56,9 +61,11 @@ class _Client:
         self.seen_at = time.monotonic()
         self.node = Node("instruct", **node_arguments)
         self._action = ActionClient(self.node, Navigate, "navigate")
-        # Only to see that it is there.
-        self._answers = ActionClient(self.node, Generate, "edge_cloud/generate")
-        self._link_up = False
+        self._parameters = self.node.create_client(GetParameters, "navigator/get_parameters")
+        self._asked_at = -math.inf
+        self._action_asked = ""
+        self._answers: ActionClient | None = None  # of that action, only to see that it is there
+        self._link_up, self._needs_link = False, True
         self.node.create_subscription(LinkState, "link_state", self._on_link, STATE)
         self._instruction = instruction
         self._present = self._given_up = False
@@ -88,11 +95,14 @@ class _Client:
 
         In separate processes the navigator is up long before the models are loaded.
         """
-        there = {
-            "the action navigate (navigator)": self._present,
-            "the action edge_cloud/generate (draft_vlm)": self._answers.server_is_ready(),
-            "the link to the verifier (cloud_verifier_bridge)": self._link_up,
-        }
+        there = {"the action navigate (navigator)": self._present}
+        if self._answers is None:
+            there["the navigator's parameter answer.action"] = False
+            self._ask_navigator()
+        else:
+            there[f"the action {self._action_asked}"] = self._answers.server_is_ready()
+        if self._needs_link:
+            there["the link to the verifier (cloud_verifier_bridge)"] = self._link_up
         before, self.missing = self.missing, [name for name, ready in there.items() if not ready]
         if self.missing:
             if self.missing != before:
@@ -101,6 +111,21 @@ class _Client:
             self.seen_at = time.monotonic()  # before `goal`, which makes the limit a short one
             goal = Navigate.Goal(instruction=self._instruction)
             self.goal = SentGoal(self.node, self._action, goal, self._on_end, self._on_feedback)
+
+    def _ask_navigator(self) -> None:
+        """Ask which action it asks, and by which protocol; again while no answer comes."""
+        now = time.monotonic()
+        if self._parameters.service_is_ready() and now - self._asked_at > ASK_AGAIN_S:
+            self._asked_at = now
+            wanted = GetParameters.Request(names=["answer.action", "answer.protocol"])
+            self._parameters.call_async(wanted).add_done_callback(self._on_parameters)
+
+    def _on_parameters(self, asked: Future) -> None:
+        values = [value.string_value for value in asked.result().values]
+        if self._answers is None and len(values) == 2 and values[0]:  # else it is not ours
+            action, protocol = values
+            self._action_asked, self._answers = action, ActionClient(self.node, Generate, action)
+            self._needs_link = "edge_cloud" in (protocol, *action.split("/"))
 
     def _on_link(self, link: LinkState) -> None:
         self._link_up = link.state == LinkState.UP

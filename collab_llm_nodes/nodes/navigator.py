@@ -54,7 +54,7 @@ from collab_llm_nodes.robot.prompt import DEFAULT_TEMPLATE, user_text
 from collab_llm_nodes.robot.steps import DelegatedSteps
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.ros.clock import STEADY, wall
-from collab_llm_nodes.ros.convert import code_of, of_a_request
+from collab_llm_nodes.ros.convert import code_of, of_a_request, status_named
 from collab_llm_nodes.ros.health import Faults, Level, Status, TopicLimits
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.program import run
@@ -397,8 +397,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         since: float,
     ) -> None:
         told = message or ("" if code == "OK" else code)
-        code_number = getattr(StatusMsg, code, StatusMsg.INTERNAL)
-        result.status = StatusMsg(code=code_number, message=told)
+        result.status = status_named(code, told)
         seconds = time.monotonic() - since
         told = f"goal {_name(goal)}: {code} after {result.steps} steps, {seconds:.1f} s"
         said = repr(message[:_LOGGED])  # some of it may be the verifier's words
@@ -567,7 +566,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         run_.metrics = GenerationMetrics()
         if self._generate is None or not self._generate.server_is_ready():
             asked = self.config.answer.action
-            self._fail(run_, "UNAVAILABLE", f"no node offers {asked}: is draft_vlm up?")
+            self._fail(run_, "UNAVAILABLE", f"the action {asked} is not there: start its server")
             return
         answer, limit = self.config.answer, self.config.mission.answer_timeout
         goal = Generate.Goal(
@@ -594,7 +593,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
         awaited = number == run_.number and run_.mission.answering
         if not handle.accepted:
             if awaited:
-                self._fail(run_, "UNAVAILABLE", "draft_vlm refused the question: its log says why")
+                told = f"the server of {self.config.answer.action} refused: its log says why"
+                self._fail(run_, "UNAVAILABLE", told)
         elif not awaited:
             handle.cancel_goal_async()
         else:

@@ -36,6 +36,7 @@ class Request:
     Attributes:
         id: names the answer in every message about it; unique.
         config: an ``Entry.config`` in which this request's options are set.
+        options: names of the fields of ``config`` that the request has set for itself.
         turns: the chat; the last turn is the user's.
         images: JPEG bytes, in the order of the prompt.
         max_tokens: length limit of the answer [tokens]; 0: the configuration's.
@@ -56,6 +57,7 @@ class Request:
     frame_id: str = ""
     asked_at: float = 0.0
     raw: bool = False
+    options: frozenset[str] = frozenset()
 
     @property
     def prompt(self) -> str:
@@ -200,6 +202,8 @@ class Entry:
         takes: which of "chat" (more than one turn), "images" and "documents" it makes use of; a
             request with others is refused.
         check: raises InvalidInput for a request that can be refused without the models.
+        service: type in ``srv/`` of a blocking twin of the action, whose fields are named as in
+            ``Generate`` and may lack those it has no use for; the service is ``<name>_generate``.
     """
 
     name: str
@@ -207,3 +211,4 @@ class Entry:
     start: Callable[[Any, Resources], Running]
     takes: frozenset[str] = frozenset()
     check: Callable[[Request], None] = _accept
+    service: str = ""

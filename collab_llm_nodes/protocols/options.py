@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from collab_llm_nodes.errors import ConfigError, InvalidInput
+from collab_llm_nodes.errors import ConfigError, InvalidInput, did_you_mean
 
 C = TypeVar("C")
 
@@ -43,12 +42,11 @@ def with_options(config: C, keys: Sequence[str], values: Sequence[str]) -> C:
     known = names(config)
     for i, (key, value) in enumerate(zip(keys, values, strict=True)):
         if key not in known:
-            close = difflib.get_close_matches(key, known, 1)
             may_be = f"one of {', '.join(known)}" if known else "this protocol has no options"
             raise InvalidInput(
                 "is no option of this protocol",
                 field=key[:64],
-                remedy=f"did you mean {close[0]}?" if close else may_be,
+                remedy=did_you_mean(key, known, may_be),
             )
         if key in keys[:i]:
             raise InvalidInput("is given twice", field=key, remedy="give it once")

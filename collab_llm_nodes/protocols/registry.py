@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
+from collections.abc import Collection
 
-from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.errors import InvalidInput, did_you_mean
 from collab_llm_nodes.protocols.base import Entry
 
 PROTOCOLS: dict[str, str] = {  # name: module that holds its ENTRY
@@ -27,12 +27,10 @@ def find(name: str) -> Entry:
     return entry
 
 
-def unknown(name: str, known: dict[str, str] | list[str]) -> InvalidInput:
-    """Return the error for a protocol ``name`` that is not among ``known``."""
-    close = difflib.get_close_matches(name, known, 1)
-    suggestion = f"did you mean {close[0]}? " if close else ""
+def unknown(name: str, known: Collection[str]) -> InvalidInput:
+    """Return the error for a protocol ``name`` that is none of ``known``."""
     return InvalidInput(
         f"unknown protocol {name[:64]!r}",
         field="protocol",
-        remedy=f"{suggestion}one of {', '.join(known)}",
+        remedy=did_you_mean(name, known, f"one of {', '.join(known)}"),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from collab_llm.msg import GenerationMetrics as MetricsMsg
 from collab_llm.msg import Status
 from collab_llm.msg import Verdict as VerdictMsg
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
-from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
+from collab_llm_nodes.errors import BY_CODE, CollabError, ConfigError, InvalidInput
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.edge_cloud.messages import (
@@ -25,6 +26,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Failure,
     Verdict,
     error_of,
+    failure_of,
 )
 
 _CODE_OF = {
@@ -34,9 +36,28 @@ _CODE_OF = {
 }
 
 
+_TURN = re.compile(r"turns(?:\[(\d+)\]\.(role|content))?")
+_FIELD = re.compile(r"([a-z_]\w*(?:\[\d+\])?(?:\.\w+)*): (.*)", re.DOTALL)
+
+
+def status_named(code: str, message: str) -> Status:
+    """Return the status whose code has the name ``code``, such as "UNAVAILABLE"."""
+    return Status(code=getattr(Status, code, Status.INTERNAL), message=message)
+
+
 def status_of(error: CollabError) -> Status:
-    """Return the message that tells of ``error``; the default ``Status()`` is OK."""
-    return Status(code=getattr(Status, error.code, Status.INTERNAL), message=str(error))
+    """Return the message that tells of ``error``; the default ``Status()`` is OK.
+
+    A turn is named as the interfaces of this package have it: ``turns[1].role`` is
+    ``turn_roles[1]``.
+    """
+    turn = _TURN.fullmatch(error.field)
+    if turn is None:
+        return status_named(error.code, str(error))
+    index, part = turn.groups()
+    name = f"turn_{part}s[{index}]" if part else "turn_contents"
+    renamed = CollabError(str(error.args[0]), field=name, remedy=error.remedy)
+    return status_named(error.code, str(renamed))
 
 
 def code_of(status: Status) -> str:
@@ -44,10 +65,20 @@ def code_of(status: Status) -> str:
     return _CODE_OF.get(status.code, CollabError.code)
 
 
+def error_from(status: Status) -> CollabError:
+    """Return the typed error that ``status`` tells of; its text is the message again.
+
+    The remedy stays a part of the message.
+    """
+    named = _FIELD.fullmatch(status.message)
+    name, said = named.groups() if named else ("", status.message)
+    return BY_CODE.get(code_of(status), CollabError)(said, field=name)
+
+
 def raise_for(status: Status) -> None:
     """Raise the typed error that ``status`` tells of; return if it is OK."""
     if status.code != Status.OK:
-        raise error_of(Failure(code_of(status), status.message))
+        raise error_from(status)
 
 
 @contextmanager
@@ -170,7 +201,7 @@ def verdict_to_msg(verdict: Verdict | Failure, header: Header, session_id: str) 
 def verdict_from_msg(msg: VerdictMsg) -> Verdict | Failure:
     """Back again."""
     if msg.status.code != Status.OK:
-        return Failure(code_of(msg.status), msg.status.message)
+        return failure_of(error_from(msg.status))
     return Verdict(
         msg.round, tuple(msg.tokens), msg.accepted, msg.finished, msg.compute_s, msg.queue_s
     )

@@ -1,6 +1,7 @@
 """Everything that a server of a protocol needs besides the protocol, once for all of them.
 
-A :class:`GenerationHost` offers the action ``<protocol>/generate`` and, if wished, a service twin.
+A :class:`GenerationHost` offers the action ``<protocol>/generate``, and its service twin if the
+protocol names one.
 It queues, refuses, watches deadlines, cancels, tells the answer so far (feedback and the topic
 ``generated_text``) and reports health. The protocol runs in threads of the host's; ROS callbacks
 only start and end answers, so they answer at once in any state of the node.
@@ -20,12 +21,13 @@ from functools import partial
 from threading import Lock
 from typing import Any
 
-from rclpy.action import ActionServer, CancelResponse, GoalResponse
+from rclpy.action import ActionServer, CancelResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.task import Future
 from std_msgs.msg import Header
 
+from collab_llm import srv
 from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText
 from collab_llm_nodes.config import check_ranges, setting
@@ -58,15 +60,12 @@ from collab_llm_nodes.ros.convert import (
     sampling_from,
     status_of,
 )
+from collab_llm_nodes.ros.goals import RESULT_S, drop_contents
 from collab_llm_nodes.ros.health import AnswerLimits, Answers, Level, Status
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
 MAX_DEADLINE_S = 86400.0
-_RESULT_S = 15
-"""Time for which a result waits for its caller, who should ask when the goal is accepted [s].
-rclpy's default of 15 minutes would keep the pictures of all goals of that time; and announcing a
-goal leaks memory in proportion to the goals that are kept."""
 _WATCH_S = 0.05
 """Period at which the deadlines of waiting requests are looked at."""
 _FAREWELL_S = 1.0
@@ -90,12 +89,19 @@ class HostConfig:
 
 
 class _Job:
-    """One answer, from the request to its end."""
+    """One answer, from the request to its end.
 
-    def __init__(self, request: Request, header: Header, for_motion: bool, due: float) -> None:
+    Attributes:
+        question: field of the caller's that holds the turn to be answered.
+    """
+
+    def __init__(
+        self, request: Request, header: Header, for_motion: bool, question: str, due: float
+    ) -> None:
         self.request = request
         self.header = header
         self.for_motion = for_motion
+        self.question = question
         self.control = Control(due)
         self.begun = False  # its turn has come, or it was given up before
         self.told: Progress = Progress()  # what was published last
@@ -114,6 +120,11 @@ class _Job:
         """Return the answer that ends with ``error``: it is what was told last."""
         return Answer(**{**vars(self.told), "verified": False}, error=error)
 
+    def rename_field(self, error: CollabError) -> None:
+        """Have an error of the question name the caller's field."""
+        if error.field == "prompt":
+            error.field = self.question
+
 
 class GenerationHost:
     """Serves a running protocol in ``node``.
@@ -121,17 +132,9 @@ class GenerationHost:
     Args:
         node: its configuration is both ``HostConfig`` and the protocol's; read for every request.
         entry, running: the protocol; ``running`` is the host's to close.
-        service: type and name of a blocking twin of the action, whose fields are named as in
-            ``Generate``; it may lack those it has no use for.
     """
 
-    def __init__(
-        self,
-        node: ManagedNode[Any],
-        entry: Entry,
-        running: Running,
-        service: tuple[type, str] | None = None,
-    ) -> None:
+    def __init__(self, node: ManagedNode[Any], entry: Entry, running: Running) -> None:
         self._node = node
         self._entry = entry
         self.running = running
@@ -149,18 +152,21 @@ class GenerationHost:
             Generate,
             self.action,
             self._execute,
-            goal_callback=self._on_goal,
             cancel_callback=self._on_cancel,
             goal_service_qos_profile=REQUESTS,
             result_service_qos_profile=REQUESTS,
             cancel_service_qos_profile=REQUESTS,
-            result_timeout=_RESULT_S,
+            result_timeout=RESULT_S,
         )
         # An awaiting service callback occupies its callback group: in the node's own, exclusive
         # one it would block the very responses that its answer may wait for.
         self.group = ReentrantCallbackGroup()
-        self._service = service and node.create_service(
-            *service, self._serve, qos_profile=REQUESTS, callback_group=self.group
+        self._service = entry.service and node.create_service(
+            getattr(srv, entry.service),
+            f"{entry.name}_generate",
+            self._serve,
+            qos_profile=REQUESTS,
+            callback_group=self.group,
         )
 
     def cancel_all(self) -> None:
@@ -210,15 +216,8 @@ class GenerationHost:
 
     # Callbacks of actions and services, which must answer in any state of the node.
 
-    def _on_goal(self, goal: Generate.Goal) -> GoalResponse:
-        """Refuse what cannot be answered, as far as that is known without reading the picture."""
-        try:
-            self._read(goal)
-        except CollabError as error:
-            return self._node.refuse_goal(self.action, error)
-        return GoalResponse.ACCEPT
-
     async def _execute(self, goal: ServerGoalHandle) -> Generate.Result:
+        """Answer a goal. All are accepted, because a refusal cannot say why."""
         result = Generate.Result(header=goal.request.header)
         goal_id = bytes(goal.goal_id.uuid)
 
@@ -231,7 +230,7 @@ class GenerationHost:
             goal.publish_feedback(update)
 
         try:
-            job = self._read(goal.request)  # again: the node may be busy or inactive by now
+            job = self._read(goal.request)
             job.feedback = feedback
             self._goals[goal_id] = job
             if goal.is_cancel_requested:  # it came before this coroutine began
@@ -241,7 +240,9 @@ class GenerationHost:
             finally:
                 del self._goals[goal_id]
         except CollabError as error:
+            self._node.warn_of(self.action, error)
             result.status = status_of(error)
+        drop_contents(goal.request)
         if result.status.code == result.status.OK:
             goal.succeed()
         elif goal.is_cancel_requested:
@@ -296,11 +297,22 @@ class GenerationHost:
             stamp_ns=stamp.sec * 10**9 + stamp.nanosec,
             frame_id=msg.header.frame_id,
             asked_at=now,
+            options=frozenset(names),
         )
-        with of_a_request():
-            self._entry.check(request)
+        for_motion = getattr(msg, "for_motion", False)
+        chat = getattr(msg, "turn_contents", ())
+        question = f"turn_contents[{len(chat) - 1}]" if chat else "prompt"
         due = now + (msg.deadline_s or config.deadline_s)
-        return _Job(request, msg.header, getattr(msg, "for_motion", False), due)
+        job = _Job(request, msg.header, for_motion, question, due)
+        try:
+            with of_a_request():
+                self._entry.check(request)
+        except CollabError as error:
+            job.rename_field(error)
+            raise
+        except Exception as error:  # rclpy would end the goal with the status OK
+            raise CollabError(f"{type(error).__name__}: {error}") from error
+        return job
 
     def _turns(self, msg: Any) -> tuple[Turn, ...]:
         roles, contents = getattr(msg, "turn_roles", ()), getattr(msg, "turn_contents", ())
@@ -425,6 +437,8 @@ class GenerationHost:
             answer = job.ended(CollabError(f"{type(error).__name__}: {error}"))
             log.error(str(answer.error), throttle_duration_sec=1.0)
         try:
+            if answer.error is not None:
+                job.rename_field(answer.error)
             job.answer = replace(answer, text=_sendable(answer.text))
             self._tell(job, answer, answer)
         except Exception as error:  # noqa: BLE001 - the caller waits for ``over`` in any case

@@ -19,11 +19,21 @@ from rclpy.node import Node
 from rclpy.task import Future
 from unique_identifier_msgs.msg import UUID
 
+from collab_llm.action import Generate
 from collab_llm_nodes.ros.clock import STEADY
 
 ANSWER_S = 3.0
 """A goal that is not answered for so long is asked about: it may be carried out, or never have
 arrived."""
+RESULT_S = 15
+"""Time for which a server keeps a goal that is over, for its caller to ask for the result [s].
+rclpy's default is 15 minutes; and announcing a goal leaks memory in proportion to the goals that
+are kept."""
+
+
+def drop_contents(goal: Generate.Goal) -> None:
+    """Free the pictures and documents of a goal that is over: rclpy keeps it for ``RESULT_S``."""
+    goal.images, goal.document_contents = [], []
 
 
 def ask_for_life(client: ActionClient) -> Future:
@@ -45,7 +55,7 @@ class SentGoal:
         on_feedback: called with feedback messages.
 
     Attributes:
-        refused: the server would not have it; its log says why, as ROS has no words for that.
+        refused: the server would not have it; ROS has no words for why, so its log may say it.
         status: how it ended, a ``GoalStatus``; set before ``on_end`` is called.
     """
 

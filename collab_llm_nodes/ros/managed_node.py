@@ -42,6 +42,7 @@ from collab_llm_nodes.ros.endpoints import Endpoints
 from collab_llm_nodes.ros.health import DiagnosticsConfig, Level, Status, TopicLimits
 from collab_llm_nodes.ros.parameters import declare, of_qos, read, refuse_unknown
 from collab_llm_nodes.ros.qos import COMMAND
+from collab_llm_nodes.ros.repeats import Repeats
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -126,6 +127,7 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
             self.add_post_set_parameters_callback(self._apply)
         self._diagnostics = Diagnostics(self)
         self._endpoints = Endpoints(self, COMMAND)
+        self._warned = Repeats()
         self._reporter = self.create_timer(
             self.common.diagnostics.period, self.report_health, clock=STEADY
         )
@@ -163,9 +165,14 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
 
     def refuse_goal(self, action: str, error: CollabError) -> GoalResponse:
         """Refuse a goal of ``action``; ROS has no words for why, so the log says it."""
-        told = f"{action}: goal refused: {error.code}: {str(error)[:300]}"
-        self.get_logger().warning(told, throttle_duration_sec=1.0)
+        self.warn_of(f"{action}: goal refused", error)
         return GoalResponse.REJECT
+
+    def warn_of(self, what: str, error: CollabError) -> None:
+        """Log a request that failed by its caller's fault; the same words once a second."""
+        told = f"{what}: {error.code}: {str(error)[:300]}"
+        if self._warned.admit(told, time.monotonic()):
+            self.get_logger().warning(told)
 
     def post(self, callback: Callable[..., Any], *args: Any) -> None:
         """Run ``callback(*args)`` in the node's own thread, in the order of the posts."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import sys
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescri
 from rclpy.node import Node
 
 from collab_llm_nodes.config import from_mapping
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.errors import ConfigError, did_you_mean
 
 C = TypeVar("C")
 
@@ -115,11 +114,10 @@ def refuse_unknown(node: Node) -> None:
     known = node.get_parameters_by_prefix("")
     for name in given:
         if not node.has_parameter(name) and not name.startswith("qos_overrides."):
-            close = difflib.get_close_matches(name, known, 1)
             raise ConfigError(
                 f"{node.get_name()} has no such parameter",
                 field=name,
-                remedy=f"did you mean {close[0]}?" if close else "see docs/parameters.md",
+                remedy=did_you_mean(name, known, "see docs/parameters.md"),
             )
 
 

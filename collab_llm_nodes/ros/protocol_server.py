@@ -22,7 +22,6 @@ class ProtocolServer(ManagedNode[C]):
         name: of the node; by default ``<protocol>_server``.
         config_type: the protocol's configuration and ``HostConfig`` in one frozen dataclass, for a
             node with further parameters; by default just these two.
-        service: type and name of a blocking twin of the action.
     """
 
     host: GenerationHost
@@ -33,13 +32,11 @@ class ProtocolServer(ManagedNode[C]):
         *,
         name: str = "",
         config_type: type[C] | None = None,
-        service: tuple[type, str] | None = None,
         **node_arguments: Any,
     ) -> None:
         self.entry = registry.find(protocol)
-        self._twin = service
         super().__init__(
-            name or f"{protocol}_server", config_type or _both(self.entry), **node_arguments
+            name or f"{protocol}_server", config_type or server_config(self.entry), **node_arguments
         )
 
     def resources(self) -> Resources:
@@ -51,7 +48,7 @@ class ProtocolServer(ManagedNode[C]):
     def configure(self) -> None:
         """Load the models and offer the interfaces; the load blocks the transition."""
         running = self.entry.start(self.config, self.resources())
-        self.host = GenerationHost(self, self.entry, running, self._twin)
+        self.host = GenerationHost(self, self.entry, running)
 
     def deactivate(self) -> None:
         self.host.cancel_all()
@@ -69,7 +66,7 @@ class ProtocolServer(ManagedNode[C]):
         return self.host.details(now)
 
 
-def _both(entry: Entry) -> type:
+def server_config(entry: Entry) -> type:
     """Return the parameters of a server of ``entry``: the protocol's, and the host's."""
     return dataclasses.make_dataclass(
         f"{entry.config.__name__}Server", (), bases=(entry.config, HostConfig), frozen=True

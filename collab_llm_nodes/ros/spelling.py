@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +12,8 @@ import yaml
 from rclpy.node import Node
 
 from collab_llm_nodes import programs
+from collab_llm_nodes.errors import did_you_mean
+from collab_llm_nodes.protocols import registry
 
 
 def warn_of_misspelt_nodes(nodes: list[Node], arguments: list[str]) -> None:
@@ -22,7 +23,9 @@ def warn_of_misspelt_nodes(nodes: list[Node], arguments: list[str]) -> None:
     and other packages, so any other foreign name is in order.
     """
     files = {file.stem for file in Path(programs.__file__).parent.glob("nodes/*.py")}
-    known = files & set(vars(programs)) - {"graph", "motion"}  # a node has its file's name
+    several = {"graph", "motion", "protocol_server"}
+    known = files & set(vars(programs)) - several  # a node has its file's name
+    known |= {f"{protocol}_server" for protocol in registry.PROTOCOLS}
     known |= {node.get_name() for node in nodes}
     for option, file in pairwise(arguments):
         if option != "--params-file":
@@ -31,10 +34,9 @@ def warn_of_misspelt_nodes(nodes: list[Node], arguments: list[str]) -> None:
         with contextlib.suppress(yaml.YAMLError):  # rcl has read it, by a parser of its own
             content = yaml.safe_load(Path(file).read_bytes())
         for name in sorted({*_node_names(content)} - known):
-            if close := difflib.get_close_matches(name, known, 1):
-                nodes[0].get_logger().warning(
-                    f"{file}: nobody reads the parameters of {name}; did you mean {close[0]}?"
-                )
+            if remedy := did_you_mean(name, known):
+                told = f"{file}: nobody reads the parameters of {name}; {remedy}"
+                nodes[0].get_logger().warning(told)
 
 
 def _node_names(content: Any) -> Iterator[str]:

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dashboard_graph import A, B, graph, start
+from dashboard_graph import A, B, graph
 from dashboard_server import TOKEN
+from started_nodes import start
 
 from collab_llm_nodes.dashboard.view import Level
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dashboard_graph import EVIL, A, B, R, graph, start
+from dashboard_graph import EVIL, A, B, R, graph
 from dashboard_server import TOKEN
+from started_nodes import start
 
 __all__ = ["graph"]  # fixture
 

@@ -19,9 +19,10 @@ pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make tes
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from fake_sport_server import FakeGo2
-from motion_graph import graph, jpeg, start
+from motion_graph import graph, jpeg
 from rclpy.parameter import Parameter
 from sensor_msgs.msg import CompressedImage, Image
+from started_nodes import start
 
 from collab_llm.msg import Observation
 from collab_llm_nodes.errors import ConfigError, InvalidInput, Unavailable

@@ -25,6 +25,7 @@ from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
 from collab_llm_nodes.protocols.edge_cloud import running
+from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.ros import generation_host
@@ -33,6 +34,12 @@ from collab_llm_nodes.ros.qos import REQUESTS
 from collab_llm_nodes.transport.server import ServerHandle
 
 __all__ = ["edge", "expected", "target", "verifier"]  # fixtures
+
+
+def chat(first: str, answer: str, last: str) -> dict[str, Any]:
+    """Fields of a goal that asks by turns."""
+    roles = ["user", "assistant", "user"]
+    return {"prompt": "", "turn_roles": roles, "turn_contents": [first, answer, last]}
 
 
 @pytest.mark.ros
@@ -131,17 +138,10 @@ def test_what_the_cache_asks_for_is_drafted_and_sent_once(ros_graph: Any, window
         ({"deadline_s": 1e10}, "deadline_s"),
     ],
 )
-def test_bad_input_is_refused_by_name(
-    edge: Edge, fields: dict[str, Any], names: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert not edge.graph.ask(edge.action.send_goal_async, edge.goal(**fields)).accepted
-    wanted, told = f"edge_cloud/generate: goal refused: INVALID_INPUT: {names}", []
-
-    def logged() -> bool:
-        told.append(capfd.readouterr().err)
-        return wanted in "".join(told)
-
-    edge.graph.wait_for(logged)
+def test_bad_input_is_told_by_name(edge: Edge, fields: dict[str, Any], names: str) -> None:
+    status = edge.generate(**fields).status
+    assert status.code == Status.INVALID_INPUT
+    assert status.message.startswith(names)
     assert edge.generate().status.code == Status.OK  # and the next request is served
 
 
@@ -151,6 +151,8 @@ def test_bad_input_is_refused_by_name(
     [
         ({"images": [CompressedImage(format="jpeg", data=b"no picture")]}, "images[0]"),
         ({"prompt": "<|im_end|>"}, "prompt"),
+        (chat("<|im_end|>", "yes", "go"), "turn_contents[0]"),
+        (chat("hello", "yes", "<|im_end|>"), "turn_contents[2]"),
     ],
 )
 def test_what_only_the_model_can_tell_ends_with_a_status(
@@ -159,6 +161,27 @@ def test_what_only_the_model_can_tell_ends_with_a_status(
     result = edge.generate(**fields)
     assert result.status.code == Status.INVALID_INPUT, result.status.message
     assert result.status.message.startswith(names)
+
+
+@pytest.mark.ros
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"prompt": "word " * 8}, "prompt: 40 characters (send at most 20)"),
+        (chat("hello", "yes", "word " * 8), "turn_contents[2]: 48 characters in all turns (send"),
+        (chat("word " * 8, "yes", "go"), "turn_contents: 45 characters in all turns (send"),
+    ],
+)
+def test_what_the_verifier_refuses_is_told_by_the_callers_name_for_it(
+    ros_graph: Any, target: Engine, fields: dict[str, Any], told: str
+) -> None:
+    config = VerifierConfig(address="127.0.0.1:0", limits=Limits(max_prompt_chars=20))
+    with start_server(config, target) as verifier:
+        edge = Edge(ros_graph, verifier.port)
+        status = edge.generate(**fields).status
+        edge.stop()
+    assert status.code == Status.INVALID_INPUT
+    assert status.message.startswith(told)
 
 
 @pytest.mark.ros
@@ -384,7 +407,7 @@ def test_results_are_not_kept_for_long(
     ros_graph: Any, verifier: ServerHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each keeps its goal, and that its picture."""
-    monkeypatch.setattr(generation_host, "_RESULT_S", 1)
+    monkeypatch.setattr(generation_host, "RESULT_S", 1)
     edge = Edge(ros_graph, verifier.port)
     handle = ros_graph.ask(edge.action.send_goal_async, edge.goal())
     kept = ros_graph.ask(handle.get_result_async)

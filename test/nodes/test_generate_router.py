@@ -25,6 +25,9 @@ from collab_llm.action import Generate
 from collab_llm.msg import Status
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.generate_router import GenerateRouter, GenerateRouterConfig, _Server
+from collab_llm_nodes.protocols import registry
+from collab_llm_nodes.ros.health import Level
+from collab_llm_nodes.ros.protocol_server import ProtocolServer
 
 pytestmark = pytest.mark.ros
 
@@ -162,6 +165,35 @@ def test_a_failure_of_the_server_is_told_as_it_is(ros_graph: Any, caller: Any) -
     assert (result.text, result.status.message) == ("because ", "fail")
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, "prompt: is empty (say something)"),
+        ({"option_names": ["shuot"], "option_values": ["true"]}, "did you mean shout?"),
+        ({"prompt": "hey", "option_names": ["pause_s"], "option_values": ["99"]}, "pause_s: 99.0"),
+    ],
+)
+def test_bad_input_is_told_as_the_server_tells_it(
+    ros_graph: Any,
+    caller: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any],
+    told: str,
+) -> None:
+    monkeypatch.setitem(registry.PROTOCOLS, "echo", "echo_protocol")
+    server = ros_graph.add(ProtocolServer("echo", context=ros_graph.context))
+    server.start()
+    routed = caller(protocols=["echo"])
+    direct = ActionClient(ros_graph.node("user"), Generate, "echo/generate")
+    ros_graph.wait_for(direct.server_is_ready)
+    handle = ros_graph.ask(direct.send_goal_async, Generate.Goal(**fields))
+    status = ros_graph.ask(handle.get_result_async).result.status
+    assert status.code == Status.INVALID_INPUT
+    assert told in status.message
+    assert routed.ask(protocol="echo", **{"prompt": "", **fields})[1].status == status
+    ros_graph.do(server.stop)
+
+
 def test_a_cancellation_reaches_the_server(ros_graph: Any, caller: Any) -> None:
     server = serve(ros_graph, "first")
     sent = caller().send("wait far left")
@@ -184,7 +216,8 @@ def test_two_goals_at_once(ros_graph: Any, caller: Any) -> None:
     assert waiting[1].end()[1].text == "b "
     ros_graph.do(first.release)
     assert waiting[0].end()[1].text == "a "
-    assert routed.router.diagnose()[2] == {"in_progress": 0, "passed_on": 3, "failed": 0}
+    told = {"served": "first second", "in_progress": 0, "passed_on": 3, "failed": 0}
+    assert routed.router.diagnose()[2] == told
 
 
 def test_the_server_gets_the_time_that_is_left(ros_graph: Any, caller: Any) -> None:
@@ -202,8 +235,12 @@ def test_an_unknown_protocol_names_the_known_ones(caller: Any) -> None:
     status, result = caller().ask("say hello", "telepathy")
     assert status == GoalStatus.STATUS_ABORTED
     assert result.status.code == Status.INVALID_INPUT
-    assert "telepathy" in result.status.message
-    assert "first, second" in result.status.message
+    assert "'telepathy' (one of first, second)" in result.status.message
+
+
+def test_a_misspelt_protocol_names_the_nearest(caller: Any) -> None:
+    status = caller().ask("say hello", "secnod")[1].status
+    assert status.message == "protocol: unknown protocol 'secnod' (did you mean second?)"
 
 
 @pytest.mark.parametrize("deadline_s", [-1.0, float("nan"), 1e6])
@@ -215,12 +252,21 @@ def test_an_impossible_deadline_is_refused(caller: Any, deadline_s: float) -> No
 
 def test_a_server_that_is_not_there_is_named(ros_graph: Any, caller: Any) -> None:
     serve(ros_graph, "second")
-    routed = caller(discovery_s=0.2)
-    result = routed.ask("say hello")[1]
+    result = caller(discovery_s=0.2).ask("say hello")[1]
     assert result.status.code == Status.UNAVAILABLE
     assert "first/generate" in result.status.message
-    ros_graph.wait_for(lambda: "first/generate" in routed.router.diagnose()[1])
-    assert "second/generate" not in routed.router.diagnose()[1]
+
+
+def test_a_server_that_has_gone_is_missed(ros_graph: Any, caller: Any) -> None:
+    routed = caller(protocols=["first", "second", "third"])
+    told = routed.router.diagnose
+    assert told()[:2] == (Level.WARN, "not there: first/generate, second/generate, third/generate")
+    first, second = serve(ros_graph, "first"), serve(ros_graph, "second")
+    ros_graph.wait_for(lambda: told()[2]["served"] == "first second")
+    assert told()[:2] == (Level.OK, "active"), "nobody has promised the third"
+    ros_graph.do(second.action.destroy)
+    ros_graph.wait_for(lambda: told()[:2] == (Level.WARN, "not there: second/generate"))
+    assert first.requests == []
 
 
 def test_the_deadline_holds_while_a_server_is_looked_for(caller: Any) -> None:
@@ -248,7 +294,7 @@ def test_a_server_that_keeps_no_deadline_does_not_hold_the_caller(
     ros_graph.wait_for(lambda: GoalStatus.STATUS_CANCELED in server.statuses)
 
 
-def test_a_refusal_is_told(ros_graph: Any, caller: Any) -> None:
+def test_a_refusal_by_somebody_elses_server_is_told(ros_graph: Any, caller: Any) -> None:
     serve(ros_graph, "first")
     result = caller().ask("refuse")[1]
     assert result.status.code == Status.UNAVAILABLE
@@ -335,6 +381,10 @@ def test_a_stall_of_the_router_is_no_silence_of_the_server() -> None:
     server.expect(200.0)
     assert server.look(200.4, 5.0) == "", "its last result may be on its way"
     assert server.look(200.6, 5.0) == "has gone"
+
+
+def test_every_protocol_of_the_registry_may_be_named() -> None:
+    assert GenerateRouterConfig().protocols == tuple(registry.PROTOCOLS)
 
 
 @pytest.mark.parametrize("protocols", [(), ("a", "a"), ("a/b",), ("",), ("~",)])

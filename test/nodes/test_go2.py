@@ -21,9 +21,10 @@ pytest.importorskip(
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from fake_sport_server import BALANCE, DAMPING, LOCKED, FakeGo2
 from geometry_msgs.msg import Twist, TwistStamped
-from motion_graph import Robot, graph, start
+from motion_graph import Robot, graph
 from nav_msgs.msg import Odometry
 from sensor_msgs.msg import Imu, Joy
+from started_nodes import start
 from std_srvs.srv import Trigger
 
 from collab_llm.msg import MotionState, Status

@@ -31,11 +31,16 @@ LINK = "the link to the verifier (cloud_verifier_bridge)"
 class FakeNavigator:
     """Offers ``navigate``; ends a goal when told to or when it is cancelled.
 
-    By default with all that a goal needs: ``generate`` and a link to the verifier.
+    By default with all that a goal needs: the action that it asks and a link to the verifier.
     """
 
-    def __init__(self, graph: Any, complete: bool = True) -> None:
+    def __init__(
+        self, graph: Any, complete: bool = True, action: str = "edge_cloud/generate"
+    ) -> None:
         self.node = graph.node("navigator")
+        self.action = action
+        self.node.declare_parameter("answer.action", action)
+        self.node.declare_parameter("answer.protocol", action.split("/")[0])
         self.links = self.node.create_publisher(LinkState, "link_state", STATE)
         self.goals: list[Any] = []
         self.over = Future()
@@ -45,9 +50,9 @@ class FakeNavigator:
             self.link(LinkState.UP)
 
     def load(self) -> None:
-        """Offer ``generate``, as draft_vlm does when its model is there."""
+        """Offer the action that it asks, as a server does when its models are there."""
         self.answers = ActionServer(
-            self.node, Generate, "edge_cloud/generate", lambda goal: Generate.Result()
+            self.node, Generate, self.action, lambda goal: Generate.Result()
         )
 
     def link(self, state: int) -> None:
@@ -111,7 +116,7 @@ def test_the_instruction_waits_for_the_models_and_the_link(
     navigator.link(LinkState.DOWN)
     client = _Client("find it", context=ros_graph.context)
     ros_graph.add(client.node)
-    ros_graph.wait_for(lambda: client._present and len(client.missing) == 2)
+    ros_graph.wait_for(lambda: client.missing == ["the action edge_cloud/generate", LINK])
     ros_graph.do(navigator.load)
     ros_graph.wait_for(lambda: client.missing == [LINK])
     assert client.goal is None
@@ -119,8 +124,19 @@ def test_the_instruction_waits_for_the_models_and_the_link(
     ros_graph.wait_for(lambda: navigator.goals)
     assert client.missing == []
     said = capfd.readouterr().err
-    assert f"waiting for the action edge_cloud/generate (draft_vlm), {LINK}\n" in said
+    assert f"waiting for the action edge_cloud/generate, {LINK}\n" in said
     assert said.endswith(f"waiting for {LINK}\n")
+
+
+def test_the_instruction_waits_for_the_action_that_the_navigator_asks(ros_graph: Any) -> None:
+    """Of a protocol that has no use for the link to the verifier."""
+    navigator = FakeNavigator(ros_graph, complete=False, action="echo/generate")
+    client = _Client("find it", context=ros_graph.context)
+    ros_graph.add(client.node)
+    ros_graph.wait_for(lambda: client.missing == ["the action echo/generate"])
+    assert client.goal is None
+    ros_graph.do(navigator.load)
+    ros_graph.wait_for(lambda: navigator.goals)
 
 
 def test_the_wait_for_the_models_has_a_deadline(

@@ -32,7 +32,7 @@ NODES = [
     "motion_guard",
 ]
 COMPOSED = ["graph", "motion"]
-EXTRAS = ["recorder", "dashboard", "markers", "instruct", "collab-llm"]
+EXTRAS = ["recorder", "dashboard", "markers", "instruct", "protocol_server", "collab-llm"]
 
 pytestmark = [pytest.mark.ros, pytest.mark.launch_files]
 
@@ -237,6 +237,17 @@ def test_dashboard_recording_and_markers_are_asked_for(package: Package, file: s
     recorder = package.override("recorder", "/recorder")
     assert recorder == {"autostart": True, "folder": "/tmp/drives"}
     assert package.discovery("dashboard") == package.discovery("motion")
+
+
+@pytest.mark.parametrize("file", ["sim.launch.py", "go2.launch.py"])
+def test_further_protocols_are_served(package: Package, file: str) -> None:
+    verifier = ["collab-llm"] if file == "sim.launch.py" else []
+    expected = [*COMPOSED, *verifier, "protocol_server"]
+    arguments = package.started(expected, file, protocols="echo")["protocol_server"]
+    assert arguments[0] == "echo"
+    assert "__node:=echo_server" in arguments
+    assert "echo_server:=info" in arguments
+    assert package.override("protocol_server", "/echo_server") == {"autostart": True}
 
 
 @pytest.mark.parametrize(

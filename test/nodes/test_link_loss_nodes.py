@@ -11,8 +11,9 @@ import pytest
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
 from edge_cloud_graph import Edge, expected, target
-from motion_graph import Robot, graph, start
+from motion_graph import Robot, graph
 from rclpy.parameter import Parameter
+from started_nodes import start
 
 from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText, NavigationAction, Status, Verdict

@@ -12,9 +12,10 @@ import pytest
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
 from geometry_msgs.msg import Twist, TwistStamped
-from motion_graph import Reader, Robot, graph, start
+from motion_graph import Reader, Robot, graph
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.parameter import Parameter
+from started_nodes import start
 
 from collab_llm.msg import NavigationAction, Status
 from collab_llm_nodes.errors import ConfigError

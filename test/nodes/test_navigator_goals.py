@@ -91,7 +91,7 @@ def test_no_generate_server_is_unavailable(graph: Any) -> None:
     graph.wait_for(lambda: not robot.navigator._generate.server_is_ready())
     result = robot.navigate()
     assert result.status.code == Status.UNAVAILABLE
-    assert "draft_vlm" in result.status.message
+    assert "edge_cloud/generate is not there" in result.status.message
 
 
 def test_cancel_in_the_middle_of_a_motion_stops_at_once(graph: Any) -> None:

@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
 
-from motion_graph import Robot, graph, hangs, start
+from motion_graph import Robot, graph, hangs
+from started_nodes import start
 
 from collab_llm.action import Generate
 from collab_llm.msg import Status

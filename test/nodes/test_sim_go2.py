@@ -11,11 +11,12 @@ from PIL import Image as Pil
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
 from geometry_msgs.msg import PoseStamped, Twist
-from motion_graph import graph, start
+from motion_graph import graph
 from nav_msgs.msg import Odometry
 from rclpy.action import ActionClient, ActionServer
 from rclpy.parameter import Parameter
 from sensor_msgs.msg import CompressedImage
+from started_nodes import start
 from std_srvs.srv import Trigger
 
 from collab_llm.action import Generate, Navigate

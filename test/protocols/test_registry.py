@@ -60,7 +60,7 @@ def test_the_registry_imports_no_protocol() -> None:
 
 
 def test_an_unknown_protocol_is_named_with_the_nearest() -> None:
-    with pytest.raises(InvalidInput, match="'edgecloud' .did you mean edge_cloud. one of") as told:
+    with pytest.raises(InvalidInput, match="'edgecloud' .did you mean edge_cloud.") as told:
         registry.find("edgecloud")
     assert told.value.field == "protocol"
 

@@ -371,6 +371,7 @@ def test_calls_of_services_are_published_as_the_parameter_says(ros_graph: Any) -
 # can repeat at the rate of a topic or of requests. Debug lines are for those who ask for them.
 ONCE = {"configure", "activate", "_transition", "_on_incompatible", "_spin", "_tell_ready"}
 ONCE |= {"spelling.py warn_of_misspelt_nodes"}
+ONCE |= {"managed_node.py warn_of"}  # once a second by what it says (repeats.py)
 ONCE |= {"go2_driver.py _make_transforms", "recorder.py _end", "recorder.py _look"}
 
 

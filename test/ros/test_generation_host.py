@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from sensor_msgs.msg import CompressedImage
 
 from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText, Status
+from collab_llm.srv import EdgeCloudGenerate
 from collab_llm_nodes.protocols import registry
-from collab_llm_nodes.protocols.base import Answer
+from collab_llm_nodes.protocols.base import Answer, Request
 from collab_llm_nodes.ros.protocol_server import ProtocolServer
 from collab_llm_nodes.ros.qos import RESULT
 
@@ -91,10 +93,35 @@ def test_chat_turns_and_documents_reach_the_protocol(served: Served) -> None:
     assert result.text == "and now [a: text of a]"
 
 
+def test_the_blocking_twin_gives_the_same_answer(served: Served) -> None:
+    twin = served.user.create_client(EdgeCloudGenerate, "echo_generate")
+    served.graph.wait_for(twin.service_is_ready)
+    answered = served.graph.ask(twin.call_async, EdgeCloudGenerate.Request(prompt="hey"))
+    assert (answered.status.code, answered.text) == (Status.OK, "hey")
+    refused = served.graph.ask(twin.call_async, EdgeCloudGenerate.Request())
+    assert refused.status == served.ask("").status
+
+
 def test_options_are_for_one_answer_only(served: Served) -> None:
     options: dict[str, Any] = {"option_names": ["shout"], "option_values": ["true"]}
     assert served.ask("hey", **options).text == "HEY"
     assert served.ask("hey").text == "hey"
+
+
+def test_a_protocol_is_told_which_options_are_given(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An option given with the value that is configured is given all the same."""
+    requests: list[Request] = []
+
+    def run(request: Request, *_: Any) -> Answer:
+        requests.append(request)
+        return Answer()
+
+    monkeypatch.setattr(served.server.host.running, "run", run)
+    served.ask("hey", option_names=["shout"], option_values=["false"])
+    served.ask("hey")
+    assert [request.options for request in requests] == [{"shout"}, set()]
 
 
 @pytest.mark.parametrize(
@@ -108,27 +135,59 @@ def test_options_are_for_one_answer_only(served: Served) -> None:
         ({"option_names": ["pause_s"], "option_values": []}, "option_values: 1 names and 0"),
         ({"images": [CompressedImage(format="jpeg", data=b"x")]}, "images: echo takes no images"),
         ({"turn_roles": ["user"], "turn_contents": ["a"]}, "prompt: given beside chat turns"),
+        (
+            {"prompt": "", "turn_roles": ["user"] * 2, "turn_contents": ["a", ""]},
+            "turn_contents[1]: is empty",
+        ),
         ({"document_names": ["a"]}, "document_contents: 0, expected 1"),
         ({"deadline_s": -1.0}, "deadline_s: must be in"),
     ],
 )
-def test_bad_input_is_refused_by_name(
+def test_bad_input_is_told_by_name(
     served: Served, fields: dict[str, Any], told: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert not served.send(**{"prompt": "hey", **fields}).accepted
+    status = served.ask(**{"prompt": "hey", **fields}).status
+    assert status.code == Status.INVALID_INPUT
+    assert status.message.startswith(told)
     logged: list[str] = []
 
     def said() -> bool:
         logged.append(capfd.readouterr().err)
-        return f"echo/generate: goal refused: INVALID_INPUT: {told}" in "".join(logged)
+        return f"echo/generate: INVALID_INPUT: {told}" in "".join(logged)
 
     served.graph.wait_for(said)
     assert served.ask("hey").text == "hey"
 
 
+def test_two_faults_within_a_second_are_both_logged(
+    served: Served, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        served.ask("")
+        served.ask("hey", deadline_s=-1.0)
+    logged = capfd.readouterr().err
+    assert "echo/generate: INVALID_INPUT: prompt: is empty" in logged
+    assert "echo/generate: INVALID_INPUT: deadline_s: must be in" in logged
+
+
+def test_a_goal_that_is_over_keeps_no_contents(served: Served) -> None:
+    """rclpy keeps it for seconds, with all that it holds."""
+    goals: list[Any] = []
+
+    def note(goal: Any) -> None:
+        goals.append(goal)
+        goal.execute()
+
+    served.graph.do(served.server.host._action.register_handle_accepted_callback, note)
+    picture = CompressedImage(format="jpeg", data=b"x")
+    assert served.ask("hey", document_names=["a"], document_contents=["b"]).text == "hey [a: b]"
+    assert served.ask("hey", images=[picture]).status.code == Status.INVALID_INPUT
+    assert [(g.request.images, g.request.document_contents) for g in goals] == [([], []), ([], [])]
+
+
 def test_roles_must_end_with_the_user(served: Served) -> None:
-    turns: dict[str, Any] = {"turn_roles": ["user", "assistant"], "turn_contents": ["a", "b"]}
-    assert not served.send(**turns).accepted
+    result = served.ask(turn_roles=["user", "assistant"], turn_contents=["a", "b"])
+    assert result.status.message.startswith("turn_roles[1]: 'assistant'")
 
 
 def test_cancel_ends_an_answer_between_two_words(served: Served) -> None:
@@ -154,7 +213,7 @@ def test_what_waits_has_its_own_deadline_and_more_is_refused(served: Served) -> 
     first = served.send("one two", **SLOW)
     hasty = served.send("three", deadline_s=0.2)
     others = [served.send("four") for _ in range(2)]
-    assert not served.send("too many").accepted
+    assert served.ask("too many").status.code == Status.BUSY
     late = served.graph.ask(hasty.get_result_async).result
     assert late.status.code == Status.DEADLINE_EXCEEDED
     assert "in progress" in late.status.message
@@ -170,6 +229,17 @@ def test_an_unforeseen_error_reaches_the_caller_beside_what_was_said(served: Ser
     assert result.status.message == "RuntimeError: as asked"
     assert (result.text, result.verified) == ("a crash", False)
     assert served.ask("again").status.code == Status.OK
+
+
+def test_an_unforeseen_error_of_a_check_reaches_the_caller(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(request: Request) -> None:
+        raise RuntimeError("as asked")
+
+    monkeypatch.setattr(served.server.host, "_entry", replace(served.server.entry, check=check))
+    status = served.ask("hey").status
+    assert (status.code, status.message) == (Status.INTERNAL, "RuntimeError: as asked")
 
 
 def test_a_nul_does_not_end_the_text(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,8 +262,15 @@ def test_a_dynamic_parameter_applies_where_rclpy_does_not_tell_afterwards(
     ros_graph.wait_for(lambda: node.config.max_age == 7.5)
 
 
-@pytest.mark.parametrize("program", ["graph", "draft_vlm"])
-def test_help_does_not_wait_for_torch(program: str) -> None:
+@pytest.mark.parametrize(
+    ("program", "about"),
+    [
+        ("graph", "edge-cloud speculation (paper 003)"),
+        ("draft_vlm", "edge-cloud speculation (paper 003)"),
+        ("protocol_server", "the protocol: one of edge_cloud"),
+    ],
+)
+def test_help_does_not_wait_for_torch(program: str, about: str) -> None:
     script = (
         "import sys\n"
         "from collab_llm_nodes.ros.program import run\n"
@@ -276,7 +283,7 @@ def test_help_does_not_wait_for_torch(program: str) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "edge-cloud speculation (paper 003)" in done.stdout
+    assert about in done.stdout
 
 
 def test_what_is_process_wide_is_set_before_any_node_starts(ros_context: Any) -> None:

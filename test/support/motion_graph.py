@@ -16,9 +16,9 @@ from geometry_msgs.msg import Twist
 from nav_msgs.msg import Odometry
 from PIL import Image as Pil
 from rclpy.action import ActionClient, ActionServer, CancelResponse
-from rclpy.parameter import Parameter
 from rclpy.task import Future
 from sensor_msgs.msg import CompressedImage
+from started_nodes import start, stopped_at_the_end
 
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import GeneratedText, MotionState, NavigationAction, Observation, Status
@@ -30,22 +30,8 @@ from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
 @pytest.fixture
 def graph(ros_graph: Any) -> Iterator[Any]:
     """The running graph; nodes started in it are stopped in the thread that ran them."""
-    ros_graph.started = []
-    yield ros_graph
-    for node in ros_graph.started:
-        node.post(node.stop)
-    ros_graph.wait_for(lambda: not any(node.active for node in ros_graph.started))
-
-
-def start(graph: Any, node_type: type, **parameters: Any) -> Any:
-    """Start a node in the graph's own thread; ``__`` stands for the dot of a nested parameter."""
-    overrides = [Parameter(name.replace("__", "."), value=v) for name, v in parameters.items()]
-    node = node_type(context=graph.context, parameter_overrides=overrides)
-    graph.add(node)
-    graph.started.append(node)
-    node.post(node.start)
-    graph.wait_for(lambda: node.active)
-    return node
+    with stopped_at_the_end(ros_graph):
+        yield ros_graph
 
 
 def jpeg(width: int = 16, height: int = 8, format: str = "JPEG") -> bytes:

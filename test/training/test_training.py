@@ -480,7 +480,7 @@ def test_configurations_refuse_what_makes_no_sense() -> None:
         TrainConfig(role="teacher")
     with pytest.raises(ConfigError, match="fresh"):
         EvalConfig(seed=1_000_000)
-    with pytest.raises(ConfigError, match="unknown key"):
+    with pytest.raises(ConfigError, match="unknown key .did you mean learning_rate"):
         from_mapping(TrainConfig, json.loads('{"learningrate": 1.0}'))
 
 

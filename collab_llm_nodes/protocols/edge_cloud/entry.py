@@ -6,5 +6,10 @@ from collab_llm_nodes.protocols.base import Entry
 from collab_llm_nodes.protocols.edge_cloud.running import EdgeCloudConfig, check, start
 
 ENTRY = Entry(
-    "edge_cloud", EdgeCloudConfig, start, takes=frozenset({"chat", "images"}), check=check
+    "edge_cloud",
+    EdgeCloudConfig,
+    start,
+    takes=frozenset({"chat", "images"}),
+    check=check,
+    service="EdgeCloudGenerate",
 )

@@ -224,14 +224,18 @@ class Planner:
     """
 
     def __init__(self, config: PlannerConfig, gamma: int, depth: int) -> None:
-        self._config = config
-        self._depth = depth
-        self._first = Mode(gamma, ahead=True)
+        self.configure(config, gamma, depth)
         self._answers = 0
         self._last: dict[Mode, int] = {}  # answer for which a mode was chosen last
         self._bias: dict[Mode, Mean] = {}  # of modes that were used: time taken over predicted
         self._bias_of_kind = {kind: Mean(1.0, weight=16) for kind in ("ar", "sd", "push_ahead")}
         self.profile = Profile()
+
+    def configure(self, config: PlannerConfig, gamma: int, depth: int) -> None:
+        """Take other settings for the answers to come; measurements stay."""
+        self._config = config
+        self._depth = depth
+        self._first = Mode(gamma, ahead=True)
 
     def on_answer(self, mode: Mode, metrics: EdgeCloudMetrics) -> None:
         """Compare the rounds of a complete answer in ``mode`` with what was predicted."""

@@ -1,32 +1,34 @@
-"""The edge client over a real link but without ROS, for benchmarks and checks.
+"""Edge-cloud speculation over a real link but without ROS, for benchmarks and checks.
 
-Same loop, same link, same verifier as the nodes; only the topics between them are missing.
+The protocol as its server runs it, with gRPC as its carrier; only the nodes around it are missing.
 """
 
 from __future__ import annotations
 
-import logging
+import time
 from collections.abc import Callable
+from typing import cast
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
+from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
+from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols.base import Control, Request, Resources
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
-from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient
-from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter, DrafterConfig
-from collab_llm_nodes.protocols.edge_cloud.loop import EdgeLoop
-from collab_llm_nodes.protocols.edge_cloud.messages import Opened, ServerMessage, open_message
-from collab_llm_nodes.protocols.edge_cloud.planner import Planner, PlannerConfig, settings_of
+from collab_llm_nodes.protocols.edge_cloud.carrier import VerifierCarrier
+from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, Source
+from collab_llm_nodes.protocols.edge_cloud.drafter import DrafterConfig
+from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
+from collab_llm_nodes.protocols.edge_cloud.planner import Planner, PlannerConfig
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.protocols.edge_cloud.runner import Generation
+from collab_llm_nodes.protocols.edge_cloud.running import EdgeCloud, EdgeCloudConfig
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import VerifierClient
-
-log = logging.getLogger(__name__)
 
 
 class RemoteRunner:
     """Decodes against a verifier on the network. One answer per call; calls may run in parallel
-    (what the planner learns of them is then approximate).
+    (what the planner learns of them, and ``Generation.mode``, are then approximate).
 
     Args:
         draft: the draft model.
@@ -49,13 +51,20 @@ class RemoteRunner:
         drafter: DrafterConfig | None = None,
         encode: Callable[[Prompt], EncodedPrompt] | None = None,
     ) -> None:
-        self._draft = draft
-        self._verifier = verifier
-        self._predraft = predraft or PreDraftConfig()
-        self._ahead = ahead or AheadConfig()
-        self.planner = Planner(planner or PlannerConfig(), gamma, self._ahead.push_depth)
-        self._drafter = drafter or DrafterConfig()
-        self._encode = encode or self._encode_as_loaded
+        self._config = EdgeCloudConfig(
+            client=ClientConfig(gamma),
+            drafter=drafter or DrafterConfig(),
+            predraft=predraft or PreDraftConfig(),
+            ahead=ahead or AheadConfig(),
+            planner=planner or PlannerConfig(),
+        )
+        carrier = VerifierCarrier(verifier)
+        self._edge = EdgeCloud(draft, self._config, Resources(carrier), encode)
+
+    @property
+    def planner(self) -> Planner:
+        """What has been measured, and what is made of it."""
+        return self._edge.planner
 
     def generate(
         self,
@@ -67,48 +76,25 @@ class RemoteRunner:
     ) -> Generation:
         """Decode one answer; its law is the target's alone, whatever the draft and the link.
 
+        Args:
+            on_tokens: called with each verdict's new tokens.
+
         Raises:
             CollabError: bad input, the verifier's typed failure, or no answer in time.
         """
-        sampling = sampling or SamplingConfig()
-        encoded = self._encode(prompt)
-        drafter = Drafter(self._draft, encoded, sampling, self._drafter)
-        mode = self.planner.choose()
-        predraft, ahead = settings_of(mode, self._predraft, self._ahead)
-        client = EdgeClient(ClientConfig(mode.gamma, max_tokens))
-        loop = EdgeLoop(
-            client,
-            drafter,
-            lambda draft: session.send(draft),
-            predraft=predraft,
-            ahead=ahead,
-            profile=self.planner.profile,
-            on_tokens=on_tokens,
+        request = Request(
+            id="",
+            config=self._config,
+            turns=(*prompt.turns, Turn("user", prompt.text)),
+            images=prompt.images,
+            sampling=sampling or SamplingConfig(),
+            max_tokens=max_tokens,
+            raw=prompt.raw,
         )
-
-        def receive(message: ServerMessage) -> None:
-            if isinstance(message, Opened) and message.prompt_tokens != len(encoded.ids):
-                log.warning(
-                    "the prompt is %d tokens here and %d at the verifier: drafts will be poor",
-                    len(encoded.ids),
-                    message.prompt_tokens,
-                )
-            loop.post(message)
-
-        opened = open_message(prompt, sampling, max_tokens, self._draft.vocabulary)
-        session = self._verifier.open(opened, receive)
-        try:
-            loop.run(deadline_s)
-        finally:
-            session.close()
-            drafter.close()
-        client.metrics.bytes_up = session.bytes_up
-        client.metrics.bytes_down = session.bytes_down
-        self.planner.on_answer(mode, client.metrics)
-        text = self._draft.decode(client.generated)
-        return Generation(
-            tuple(client.generated), tuple(client.sources), text, client.metrics, mode
-        )
-
-    def _encode_as_loaded(self, prompt: Prompt) -> EncodedPrompt:
-        return encode(prompt, self._draft.loaded)
+        control = Control(time.monotonic() + deadline_s)
+        answer = self._edge.run(request, lambda progress: None, control, on_tokens)
+        if answer.error is not None:
+            raise answer.error
+        sources = tuple(Source(source) for source in answer.sources)
+        metrics = cast(EdgeCloudMetrics, answer.metrics)
+        return Generation(answer.tokens, sources, answer.text, metrics, self._edge.mode)

@@ -25,7 +25,7 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.models.detokenising import Detokeniser
 from collab_llm_nodes.models.loading import ModelConfig, load
-from collab_llm_nodes.models.prompt import Prompt, PromptLimits, check_prompt, encode
+from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, PromptLimits, check_prompt, encode
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.carrier import Carrier, Session
@@ -33,7 +33,13 @@ from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClien
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter, DrafterConfig
 from collab_llm_nodes.protocols.edge_cloud.link_loss import LinkLossConfig, Patience, finish_alone
 from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, Event
-from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Failure, open_message
+from collab_llm_nodes.protocols.edge_cloud.messages import (
+    Draft,
+    EarlyExit,
+    Failure,
+    Opened,
+    open_message,
+)
 from collab_llm_nodes.protocols.edge_cloud.planner import Mode, Planner, PlannerConfig, settings_of
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 
@@ -86,52 +92,87 @@ def start(config: EdgeCloudConfig, resources: Resources) -> EdgeCloud:
 
 
 class EdgeCloud:
-    """Edge-cloud speculation with its draft model loaded."""
+    """Edge-cloud speculation with its draft model loaded.
+
+    Args:
+        encode: prompts to the draft model's ids; by default as ``engine.loaded`` does it.
+
+    Attributes:
+        mode: of the answer that began last.
+    """
 
     parallel = 1  # one draft model, which does not batch answers
 
-    def __init__(self, engine: Engine, config: EdgeCloudConfig, resources: Resources) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        config: EdgeCloudConfig,
+        resources: Resources,
+        encode: Callable[[Prompt], EncodedPrompt] | None = None,
+    ) -> None:
         self._engine = engine
         self._config = config
         self._carrier: Carrier = resources.carrier
         self._log = resources.log
+        self._own_encode = encode
         self.planner = Planner(config.planner, config.client.gamma, config.ahead.push_depth)
-        self._mode: Mode | None = None  # of the last answer
-        model = engine.loaded.model
-        parts = (*model.parameters(), *model.buffers())
-        self._weights = sum(part.numel() * part.element_size() for part in parts)
+        self.mode: Mode | None = None
 
-    def run(self, request: Request, emit: Callable[[Progress], None], control: Control) -> Answer:
-        """Decode one answer; its law is the target's alone, whatever the draft and the link."""
+    def run(
+        self,
+        request: Request,
+        emit: Callable[[Progress], None],
+        control: Control,
+        on_tokens: Callable[[tuple[int, ...]], None] = lambda tokens: None,
+    ) -> Answer:
+        """Decode one answer; its law is the target's alone, whatever the draft and the link.
+
+        Args:
+            on_tokens: called with each verdict's new tokens at once, before the next draft leaves.
+        """
         config: EdgeCloudConfig = request.config
         prompt = _prompt(request)
         try:
-            encoded = encode(prompt, self._engine.loaded, config.prompt)
+            encoded = self._encode(prompt, config.prompt)
         except InvalidInput as error:
-            if error.field == "text":
-                error.field = "prompt"  # as requests call it
+            _rename_field(error)
             raise
-        chosen = config.client.gamma
-        own = chosen != self._config.client.gamma  # this request's, which no planner overrules
-        self._mode = mode = Mode(chosen, ahead=True) if own else self.planner.choose()
+        self.mode = mode = self._choose(request)
         drafter = Drafter(self._engine, encoded, request.sampling, config.drafter)
-        generation = _Generation(self, request, mode, drafter, emit)
+        generation = _Generation(self, request, mode, drafter, len(encoded.ids), emit, on_tokens)
         failure: CollabError | None = None
         try:
             generation.decode(control)
         except CollabError as caught:
             failure = caught
+            _rename_field(failure)
         finally:
             drafter.close()
         return generation.answer(failure)
 
+    def _encode(self, prompt: Prompt, limits: PromptLimits) -> EncodedPrompt:
+        if self._own_encode is not None:
+            return self._own_encode(prompt)
+        return encode(prompt, self._engine.loaded, limits)
+
+    def _choose(self, request: Request) -> Mode:
+        """Return the way to decode: the planner's choice, unless the request names a length."""
+        config: EdgeCloudConfig = request.config
+        gamma = config.client.gamma
+        if "client.gamma" in request.options:
+            return Mode(gamma, ahead=True)
+        self.planner.configure(config.planner, gamma, config.ahead.push_depth)  # set anew, perhaps
+        return self.planner.choose()
+
     def health(self) -> Mapping[str, object]:
         """Return mode of decoding, memory and device."""
-        device = self._engine.loaded.device
+        model, device = self._engine.loaded.model, self._engine.loaded.device
+        parts = (*model.parameters(), *model.buffers())
+        weights = sum(part.numel() * part.element_size() for part in parts)
         values: dict[str, object] = {
             "model": self._config.model.path,
-            "mode": self._mode.name if self._mode else "",
-            "weights_mib": f"{self._weights / 2**20:.1f}",
+            "mode": self.mode.name if self.mode else "",
+            "weights_mib": f"{weights / 2**20:.1f}",
             "device": str(device),
         }
         if device.type == "cuda":
@@ -152,12 +193,15 @@ class _Generation:
         request: Request,
         mode: Mode,
         drafter: Drafter,
+        prompt_tokens: int,
         emit: Callable[[Progress], None],
+        on_tokens: Callable[[tuple[int, ...]], None],
     ) -> None:
         config: EdgeCloudConfig = request.config
         self._owner, self._request, self._mode, self._emit = owner, request, mode, emit
+        self._hear = on_tokens
         self._link_loss = config.link_loss
-        self._drafter = drafter
+        self._drafter, self._prompt_tokens = drafter, prompt_tokens
         self._text = Detokeniser(owner._engine.decode)
         self._told = 0  # tokens that were emitted
         self._patience = Patience(config.link_loss.after_s)
@@ -245,6 +289,11 @@ class _Generation:
         now = time.monotonic()
         if isinstance(event, EarlyExit):
             self._patience.on_heard(now, waiting=True)
+        if isinstance(event, Opened) and event.prompt_tokens != self._prompt_tokens:
+            self._owner._log.warning(
+                f"the prompt is {self._prompt_tokens} tokens here and {event.prompt_tokens} at the"
+                " verifier: drafts will be poor"
+            )
         self._loop.post(event)
 
     def _send(self, draft: Draft) -> None:
@@ -255,6 +304,7 @@ class _Generation:
     def _on_tokens(self, tokens: tuple[int, ...]) -> None:
         awaited = self._client.in_flight is not None
         self._patience.on_heard(time.monotonic(), waiting=awaited)
+        self._hear(tokens)
 
     def _tell(self) -> None:
         if len(self._client.generated) > self._told:
@@ -300,6 +350,12 @@ class _Generation:
         finally:
             over.set()
             watching.join()
+
+
+def _rename_field(error: CollabError) -> None:
+    """Have an error of a prompt's text name the request's field."""
+    if error.field == "text":
+        error.field = "prompt"
 
 
 def _client_config(request: Request, gamma: int) -> ClientConfig:

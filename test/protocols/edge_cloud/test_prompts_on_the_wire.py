@@ -13,7 +13,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.loading import ModelConfig, load
-from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.turns import MAX_TURNS, Turn
 from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud import verifier_pb2 as pb
@@ -112,8 +112,8 @@ def check_answer(draft: Engine, target: Engine, prompt: Prompt) -> None:
         with VerifierClient(link) as client:
             runner = RemoteRunner(draft, client)
             assert runner.generate(prompt, max_tokens=12).tokens == expected.tokens
-            turns = (*TURNS, *TURNS[1:] * 40)
+            fine, turns = encode(prompt, draft.loaded), (*TURNS, *TURNS[1:] * 40)
             with pytest.raises(InvalidInput, match="83 turns"):
-                RemoteRunner(draft, client, encode=lambda _: runner._encode(prompt)).generate(
+                RemoteRunner(draft, client, encode=lambda _: fine).generate(
                     Prompt("go", turns=turns)
                 )

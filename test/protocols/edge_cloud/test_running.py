@@ -13,13 +13,15 @@ from tiny_models import scene, tiny_folder, tiny_model
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import Cancelled, ConfigError, DeadlineExceeded, InvalidInput
 from collab_llm_nodes.models.loading import ModelConfig
-from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import Control, Progress, Request, Resources, Running, Turn
 from collab_llm_nodes.protocols.edge_cloud.carrier import VerifierCarrier
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig
+from collab_llm_nodes.protocols.edge_cloud.info import Limits
+from collab_llm_nodes.protocols.edge_cloud.planner import PlannerConfig
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
-from collab_llm_nodes.protocols.edge_cloud.running import EdgeCloudConfig
+from collab_llm_nodes.protocols.edge_cloud.running import EdgeCloud, EdgeCloudConfig
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 
@@ -82,11 +84,31 @@ def test_the_answer_is_the_targets_and_is_told_as_it_grows(
 def test_an_option_changes_the_drafts_and_not_the_answer(running: Running) -> None:
     plain = running.run(request(), lambda told: None, in_time())
     longer = replace(CONFIG, client=ClientConfig(gamma=6, max_tokens=MAX_TOKENS))
-    asked = request(config=longer)
+    asked = request(config=longer, options=frozenset({"client.gamma"}))
     answer = running.run(asked, lambda told: None, in_time())
     assert answer.tokens == plain.tokens
     assert answer.metrics.rounds < plain.metrics.rounds
     assert running.health()["mode"] == "push_ahead(6)"
+
+
+@pytest.mark.parametrize("gamma", [3, 6])
+def test_the_planner_is_overruled_by_a_length_that_is_given_and_by_no_other(
+    running: Running, gamma: int
+) -> None:
+    """3 is what is configured at the start; 6 is set later, and is then the configured one."""
+    client = ClientConfig(gamma=gamma, max_tokens=MAX_TOKENS)
+    planned = replace(CONFIG, client=client, planner=PlannerConfig(enabled=True))
+    running.run(request(config=planned), lambda told: None, in_time())
+    assert running.health()["mode"] == "ar", "the planner measures the cloud alone first"
+    given = request(config=planned, options=frozenset({"client.gamma"}))
+    running.run(given, lambda told: None, in_time())
+    assert running.health()["mode"] == f"push_ahead({gamma})"
+
+
+def test_a_length_that_is_set_later_counts(running: Running) -> None:
+    later = replace(CONFIG, client=ClientConfig(gamma=5, max_tokens=MAX_TOKENS))
+    running.run(request(config=later), lambda told: None, in_time())
+    assert running.health()["mode"] == "push_ahead(5)"
 
 
 def test_a_limit_of_the_request_counts(running: Running) -> None:
@@ -119,6 +141,38 @@ def test_bad_content_is_named_as_the_request_names_it(running: Running) -> None:
     with pytest.raises(InvalidInput) as told:
         running.run(bad, lambda told: None, in_time())
     assert told.value.field == "prompt"
+
+
+def test_what_the_verifier_refuses_is_named_as_the_request_names_it(target: Engine) -> None:
+    config = VerifierConfig(address="127.0.0.1:0", limits=Limits(max_prompt_chars=20))
+    with start_server(config, target) as server:
+        client = VerifierClient(ClientLinkConfig(address=f"127.0.0.1:{server.port}"))
+        edge = registry.find("edge_cloud").start(CONFIG, Resources(VerifierCarrier(client)))
+        long = request(turns=(Turn("user", "word " * 8),))
+        error = edge.run(long, lambda told: None, in_time()).error
+        edge.close()
+        client.close()
+    assert isinstance(error, InvalidInput)
+    assert str(error) == "prompt: 40 characters (send at most 20)"
+
+
+def test_prompts_that_the_two_sides_encode_differently_are_told(
+    target: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    draft = Engine(tiny_model(ARCHITECTURE, seed=0))
+    other = encode(Prompt("another text that is longer", (scene(1),)), draft.loaded)
+    expected = InProcessRunner(draft, target, gamma=3).generate(
+        Prompt(PROMPT, (scene(1),)), max_tokens=MAX_TOKENS
+    )
+    with start_server(VerifierConfig(address="127.0.0.1:0"), target) as server:
+        client = VerifierClient(ClientLinkConfig(address=f"127.0.0.1:{server.port}"))
+        carrier = Resources(VerifierCarrier(client))
+        EdgeCloud(draft, CONFIG, carrier).run(request(), lambda told: None, in_time())
+        assert "drafts will be poor" not in caplog.text
+        differs = EdgeCloud(draft, CONFIG, carrier, lambda prompt: other)
+        assert differs.run(request(), lambda told: None, in_time()).tokens == expected.tokens
+        client.close()
+    assert "drafts will be poor" in caplog.text
 
 
 def test_without_a_carrier_it_does_not_start() -> None:

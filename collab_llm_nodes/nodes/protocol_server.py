@@ -1,0 +1,31 @@
+"""The server of one protocol: ``protocol_server NAME`` runs the node ``NAME_server``.
+
+It hosts the action ``NAME/generate`` for any protocol of ``protocols/registry.py`` that needs
+nothing else of ROS; ``edge_cloud``, which does, has ``draft_vlm``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.protocols import registry
+from collab_llm_nodes.ros.program import argument_parser, read_arguments, run
+from collab_llm_nodes.ros.protocol_server import ProtocolServer
+
+
+def main() -> int:
+    """Run the server of the protocol that the command line names."""
+    parser = argument_parser(__doc__ or "")
+    known = ", ".join(registry.PROTOCOLS)
+    parser.add_argument("protocol", metavar="NAME", help=f"the protocol: one of {known}")
+    try:
+        protocol = read_arguments(parser).protocol
+    except ConfigError as error:
+        print(f"{error.code}: {error}", file=sys.stderr)
+        return 1
+    return run(lambda: ProtocolServer(protocol), args=sys.argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
