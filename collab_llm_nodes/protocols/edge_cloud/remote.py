@@ -63,7 +63,7 @@ class RemoteRunner:
 
     @property
     def planner(self) -> Planner:
-        """What has been measured, and what is made of it."""
+        """The measurements, and the choice of a way to decode that they lead to."""
         return self._edge.planner
 
     def generate(
