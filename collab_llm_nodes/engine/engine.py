@@ -109,8 +109,10 @@ class Engine:
             fingerprint(model),
             self._embedding.dtype,
             (self.num_layers, 2 * keys, int(attention.head_dim)),
+            self._embedding.shape[1],
             self.context,
             self.vocab_size,
+            self.loaded,
         )
 
     def decode(self, tokens: Sequence[int]) -> str:

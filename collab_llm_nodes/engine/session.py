@@ -146,12 +146,10 @@ class Session:
         self._check_open()
         if not self.length:
             raise InvalidInput("nothing has been fed", field="file", remedy="feed prompt.ids first")
-        features = None
-        if self.length < len(self._prompt.ids) and self._prompt.image_grid_thw is not None:
-            self.encode_images()  # the rest of the prompt needs them
-            features = self._image_features
+        self.encode_images()  # whoever feeds the prompt from an earlier length needs them
         keys_values = torch.cat(self._engine._backend.parts(self._cache, self.length), dim=2)
-        SavedSession(keys_values, self._prompt, features).write(file, self._engine._fit)
+        saved = SavedSession(keys_values, self._prompt, self._image_features)
+        saved.write(file, self._engine._fit)
 
     def feed(
         self, ids: Sequence[int], on_exit: OnExit | None = None, last: int | None = None

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import gc
-import os
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
-from tiny_models import tiny_folder, tiny_model, tiny_prompt
+from tiny_models import tiny_model, tiny_prompt
 from torch.nn import functional
 
 from collab_llm_nodes.engine import attention, cache
 from collab_llm_nodes.engine.cache import StaticCache
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
-from collab_llm_nodes.errors import Cancelled, InvalidInput, ModelError, ProtocolError
+from collab_llm_nodes.errors import Cancelled, ProtocolError
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
-from collab_llm_nodes.models.fingerprint import fingerprint
-from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, encode
 
 BACKENDS = ("static", "eager")
@@ -176,97 +171,6 @@ def test_a_fork_of_a_closed_session_is_refused() -> None:
     session.close()
     with pytest.raises(ProtocolError, match="closed"):
         session.fork()
-
-
-# ---------------------------------------------------------------- files
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_sessions_go_from_one_backend_to_the_other(architecture: str, tmp_path: Path) -> None:
-    file, loaded = tmp_path / "session", tiny_model(architecture)
-    for first, second in (BACKENDS, BACKENDS[::-1]):
-        session, prompt = opened(Engine(loaded, backend=first))
-        for held in (3, len(prompt.ids) + 2):  # within the prompt, before its images; behind it
-            session.feed([*prompt.ids, 20, 21][session.length : held], last=0)
-            session.save(file)
-            engine = Engine(loaded, backend=second)
-            restored = engine.restore(file)
-            assert restored.length == held
-            rest = [*prompt.ids, 20, 21, 22][held:]
-            torch.testing.assert_close(
-                restored.feed(rest, last=1)[0],
-                alone(engine, prompt, [20, 21, 22]),
-                atol=1e-4,
-                rtol=1e-4,
-            )
-    assert os.listdir(tmp_path) == ["session"], "nothing is left beside it"
-
-
-def test_a_restored_session_is_the_saved_one_to_the_last_bit(tmp_path: Path) -> None:
-    engine = Engine(tiny_model("qwen2"))
-    session, prompt = opened(engine)
-    session.feed([*prompt.ids, 5, 6], last=0)
-    session.save(tmp_path / "s")
-    assert engine.restore(tmp_path / "s").feed([8]).equal(session.feed([8]))
-
-
-def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    engine, file = Engine(tiny_model("llama")), tmp_path / "session"
-    session, prompt = opened(engine)
-    with pytest.raises(InvalidInput, match="nothing has been fed"):
-        session.save(file)
-    session.feed(prompt.ids, last=0)
-    with pytest.raises(InvalidInput, match="cannot write"):
-        session.save(tmp_path / "no such folder" / "session")
-    session.save(file)
-    for other in (tiny_model("llama", seed=1), tiny_model("qwen2")):
-        with pytest.raises(ModelError, match="with model"):
-            Engine(other).restore(file)
-    tensors, fit = load_file(file), engine._fit
-    facts = {
-        "format": "collab_llm session 1",
-        "model": fit.model,
-        "dtype": "torch.float32",
-        "position": str(len(prompt.ids)),
-        "position_delta": "0",
-    }
-    held = tensors["keys_values"]
-    broken = tmp_path / "broken"
-    for changed, named, error in (
-        ({}, {"format": "another"}, InvalidInput),
-        ({}, {"dtype": "torch.bfloat16"}, ModelError),
-        ({}, {"position": str(len(prompt.ids) - 1)}, InvalidInput),
-        ({}, {"position": "many"}, InvalidInput),
-        ({"keys_values": held[1:].contiguous()}, {}, InvalidInput),
-        ({"keys_values": held.double()}, {}, InvalidInput),
-        ({"prompt_ids": torch.tensor([engine.vocab_size])}, {}, InvalidInput),
-        ({"prompt_ids": torch.tensor([-1])}, {}, InvalidInput),
-        ({"position_ids": torch.zeros(3, 1, dtype=torch.int64)}, {}, InvalidInput),
-    ):
-        save_file({**tensors, **changed}, broken, {**facts, **named})
-        with pytest.raises(error) as caught:
-            engine.restore(broken)
-        assert caught.value.field == "file"
-    save_file(tensors, broken, facts)
-    assert engine.restore(broken).length == len(prompt.ids), "the file was right but for that"
-    data = file.read_bytes()
-    for content in (b"", data[:100], data[:-1], b"\xff" * 64):
-        broken.write_bytes(content)
-        with pytest.raises(InvalidInput):
-            engine.restore(broken)
-    with pytest.raises(InvalidInput, match="not a readable session"):
-        engine.restore(tmp_path / "none")
-
-
-def test_a_fingerprint_is_of_the_model_and_not_of_its_layout() -> None:
-    loaded = load(ModelConfig(str(tiny_folder("opt"))))  # its own, which it changes
-    before = fingerprint(loaded.model)
-    Engine(loaded)  # lays weights out anew
-    assert fingerprint(loaded.model) == before
-    layer: Any = decoder_parts(loaded.model).layers[0]
-    with torch.no_grad():
-        layer.fc1.weight[0, 0] += 1
-        assert fingerprint(loaded.model) != before
 
 
 # ---------------------------------------------------------------- one pass
