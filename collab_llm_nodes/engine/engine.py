@@ -191,6 +191,7 @@ class Engine:
             if layer < self.num_layers:
                 check()
 
+        before = [feed.session.columns for feed in feeds]
         chunks: list[Chunk] = []
         try:
             row = 0
@@ -200,8 +201,8 @@ class Engine:
                 row += len(feed.ids)
             outputs = self._backend.forward(chunks, embedded, after_layer)
         except BaseException as error:  # whatever ends the pass, the sessions are as before it
-            for feed, chunk in zip(feeds, chunks, strict=False):
-                feed.session._undo(chunk)
+            for feed, columns in zip(feeds, before, strict=True):
+                feed.session._undo(columns)
             if isinstance(error, _NoneLeft):
                 assert watch is not None
                 return [watch.failed[i] for i in range(len(feeds))]
@@ -215,7 +216,7 @@ class Engine:
                 except Exception as error:  # noqa: BLE001 - ends this feed only
                     failed[i] = error
             if i in failed:
-                feed.session._undo(chunk)
+                feed.session._undo(chunk.start)
             elif feed.parents is None:
                 feed.session._tree.cut(chunk.end)
             results.append(failed.get(i, output.logits))

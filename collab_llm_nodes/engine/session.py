@@ -303,10 +303,10 @@ class Session:
         mask = torch.from_numpy(self._tree.grow(parents, positions))
         return Chunk(self._cache, before, len(parents), torch.tensor(positions), mask, keep)
 
-    def _undo(self, chunk: Chunk) -> None:
-        """Forget the columns of a chunk whose pass has failed."""
-        self._tree.shrink(chunk.start)
-        self._engine._backend.cut(self._cache, chunk.start)
+    def _undo(self, columns: int) -> None:
+        """Forget the columns from ``columns`` on: their pass has failed, or has never begun."""
+        self._tree.shrink(columns)
+        self._engine._backend.cut(self._cache, columns)
 
     def _positions(self, start: int, count: int) -> int | Tensor:
         """Positions of the trunk's columns from ``start``: the first, or M-RoPE's [3, count]."""

@@ -15,6 +15,7 @@ from tiny_models import tiny_model, tiny_prompt
 from torch.nn import functional
 
 from collab_llm_nodes.engine import attention, cache
+from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.cache import StaticCache
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
@@ -242,6 +243,32 @@ def test_a_pass_ended_between_layers_leaves_sessions_as_they_were(after: int, ba
     for session, prompt in sessions:
         assert session.length == len(prompt.ids) + 3
         near(session.feed([50])[0], alone(engine, prompt, [20, 21, 22, 50]))
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_pass_that_cannot_begin_leaves_sessions_as_they_were(
+    fails: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny_model("llama"))
+    sessions = [opened(engine, i) for i in range(2)]
+    for session, prompt in sessions:
+        session.feed(prompt.ids, last=0)
+    begin, failing = Session._begin, sessions[fails][0]
+
+    def begins(self: Session, feed: Feed) -> Chunk:
+        chunk = begin(self, feed)  # what it has done so far is undone, too
+        if self is failing:
+            raise MemoryError
+        return chunk
+
+    feeds = [Feed(s, [40, 41], parents=[s.length - 1, s.length]) for s, _ in sessions]
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_begin", begins)
+        with pytest.raises(MemoryError):
+            engine.run(feeds)
+    for session, prompt in sessions:
+        assert session.columns == len(prompt.ids)
+        near(session.grow([50], [session.length - 1])[0], alone(engine, prompt, [50]))
 
 
 def test_the_last_layer_is_not_asked_after() -> None:
