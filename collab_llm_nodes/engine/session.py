@@ -222,7 +222,10 @@ class Session:
         return {old: new for new, old in enumerate(kept)}
 
     def close(self) -> None:
-        """Free the KV cache."""
+        """Free the KV cache, and of what forks share the columns that only this session reads."""
+        if self._closed:
+            return
+        self._engine._backend.cut(self._cache, 0)
         self._cache = None
         self._closed = True
         self._image_features = None

@@ -185,7 +185,10 @@ class StageSession:
         return twin
 
     def close(self) -> None:
-        """Free the keys and values."""
+        """Free the keys and values, as ``session.Session.close``."""
+        if self._closed:
+            return
+        self._stage._backend.cut(self._cache, 0)
         self._cache = None
         self._closed = True
         self._tree.cut(0)

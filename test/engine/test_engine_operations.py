@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -145,15 +146,16 @@ def test_a_shared_prefix_is_held_once_until_its_last_session_is_closed() -> None
     alone_bytes = session.own_bytes
     assert session.shared_bytes == 0
     forks = [session.fork() for _ in range(8)]
-    column = session.shared_bytes // len(long)
-    assert {s.shared_bytes for s in (session, *forks)} == {len(long) * column}
+    assert isinstance(session._cache, StaticCache)
+    column = session._cache.column_bytes
+    assert {s.shared_bytes for s in (session, *forks)} == {alone_bytes}
     assert sum(s.own_bytes for s in (session, *forks)) == 0, "only what differs costs memory"
     for number, fork in enumerate(forks):
         near(fork.feed([number])[0], alone(engine, prompt, [*[7] * 300, number]))
         assert fork.own_bytes <= cache.BLOCK * column < alone_bytes
     grandchild = forks[3].fork()
     assert isinstance(forks[3]._cache, StaticCache)
-    storage = weakref.ref(forks[3]._cache.shared[0])
+    storage = weakref.ref(forks[3]._cache.shared[0].part.columns)
     for closed in (session, forks[0], *forks[4:], forks[3], forks[1], forks[2]):
         closed.close()
         assert closed.own_bytes == closed.shared_bytes == 0
@@ -163,6 +165,107 @@ def test_a_shared_prefix_is_held_once_until_its_last_session_is_closed() -> None
     grandchild.close()
     gc.collect()
     assert storage() is None
+
+
+def held_bytes(*sessions: Session) -> int:
+    """Bytes of all memory that the caches keep alive, each counted once."""
+    found = {}
+    for session in sessions:
+        if isinstance(session._cache, StaticCache):
+            parts = [share.part.columns for share in session._cache.shared]
+            for tensor in (session._cache.own, *parts):
+                storage = tensor.untyped_storage()
+                found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
+
+
+def test_rolling_back_returns_memory() -> None:
+    engine = Engine(tiny_model("llama"))
+    session, prompt = opened(engine)
+    session.feed([*prompt.ids, *([7] * 400)], last=0)
+    assert isinstance(session._cache, StaticCache)
+    block = cache.BLOCK * session._cache.column_bytes
+    assert session.length > 3 * cache.BLOCK
+    assert held_bytes(session) == 4 * block
+    session.length = 130
+    assert held_bytes(session) == 4 * block, "half of it: few tokens must not cost a copy"
+    session.length = 100
+    assert held_bytes(session) == session.own_bytes == block
+    kept = [*prompt.ids, *([7] * 400)][:100]
+    near(session.feed([9])[0], engine.open(EncodedPrompt(())).feed([*kept, 9], last=1)[0])
+
+
+def test_what_no_fork_reads_is_returned() -> None:
+    engine = Engine(tiny_model("llama"))
+    session, prompt = opened(engine)
+    long = [*prompt.ids, *([7] * 400)]
+    session.feed(long, last=0)
+    assert isinstance(session._cache, StaticCache)
+    block = cache.BLOCK * session._cache.column_bytes
+    forks = [session.fork() for _ in range(4)]
+    assert held_bytes(session, *forks) == 4 * block
+    for fork, length in zip(forks, (20, 200, 120, 20), strict=True):
+        fork.length = length
+    assert held_bytes(session, *forks) == 4 * block, "one session still reads all of it"
+    session.close()
+    assert held_bytes(*forks) == 4 * block, "200 columns are in two of four blocks"
+    forks[1].close()
+    assert held_bytes(forks[0], *forks[2:]) == block, "held once, by whoever is left"
+    for fork, length in ((forks[0], 20), (forks[2], 120), (forks[3], 20)):
+        near(fork.feed([9])[0], engine.open(EncodedPrompt(())).feed([*long[:length], 9], last=1)[0])
+    forks[2].length = 30
+    grandchild = forks[2].fork()
+    for fork in (forks[0], forks[2], forks[3]):
+        fork.close()
+        fork.close()  # twice is no mistake
+    near(grandchild.feed([9])[0], engine.open(EncodedPrompt(())).feed([*long[:30], 9], last=1)[0])
+
+
+def test_a_rollback_needs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(tiny_model("llama"))
+    session, prompt = opened(engine)
+    session.feed([*prompt.ids, *([7] * 400)], last=0)
+    whole = session.own_bytes
+
+    def full(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "_resized", full)
+        session.length = len(prompt.ids)
+    assert (session.length, session.own_bytes) == (len(prompt.ids), whole)
+    near(session.feed([9])[0], alone(engine, prompt, [9]))
+    session.length = len(prompt.ids)
+    assert session.own_bytes < whole
+
+
+def test_forks_of_several_threads_give_back_what_none_reads() -> None:
+    engine = Engine(tiny_model("llama"))
+    session, prompt = opened(engine)
+    session.feed([*prompt.ids, *([7] * 400)], last=0)
+    forks = [session.fork() for _ in range(4)]
+    session.close()
+
+    def work(number: int) -> Session:
+        fork = forks[number]
+        for length in range(400, 40, -30):
+            fork.length = length - number
+            twin = fork.fork()
+            fork.close()
+            fork = twin
+        near(fork.feed([9])[0], expected[number])
+        return fork
+
+    tokens = [*prompt.ids, *([7] * 400)]
+    expected = [
+        engine.open(EncodedPrompt(())).feed([*tokens[: 70 - n], 9], last=1)[0] for n in range(4)
+    ]
+    with ThreadPoolExecutor(4) as threads:
+        last = list(threads.map(work, range(4)))
+    assert isinstance(last[0]._cache, StaticCache)
+    assert held_bytes(*last) <= (2 + 4) * cache.BLOCK * last[0]._cache.column_bytes, (
+        "two blocks of the prefix, and one for what each fork has been fed"
+    )
 
 
 def test_a_fork_of_a_closed_session_is_refused() -> None:
