@@ -60,8 +60,8 @@ class Backend(Protocol):
 
     batches: bool
 
-    def side_by_side(self, cache: Any, new: int, end: int) -> bool:
-        """Return True for chunks that gain by standing next to each other in a pass.
+    def company(self, cache: Any, new: int, end: int) -> tuple[int, ...]:
+        """Return a key: chunks of one key gain by standing next to each other in a pass.
 
         Args:
             new: new tokens of the chunk.

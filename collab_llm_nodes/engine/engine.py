@@ -170,11 +170,11 @@ class Engine:
                 results.update(zip(group, outcomes, strict=True))
         return [results[number] for number in range(len(feeds))]
 
-    def _place(self, feed: Feed) -> tuple[bool, int]:
-        """Return where a feed stands in a pass: those whose attention is batched side by side."""
+    def _place(self, feed: Feed) -> tuple[tuple[int, ...], int]:
+        """Return where a feed stands in a pass: those that attend together side by side."""
         new, session = len(feed.ids), feed.session
         before = session.length if feed.parents is None else session.columns
-        return not self._backend.side_by_side(session._cache, new, before + new), new
+        return self._backend.company(session._cache, new, before + new), new
 
     @torch.inference_mode()
     def _pass(

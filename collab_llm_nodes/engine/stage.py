@@ -218,10 +218,10 @@ class StageSession:
         if deepest > stage.context:
             raise InvalidInput(f"{deepest} tokens, the model reads {stage.context}", field="rows")
 
-    def _place(self, feed: StageFeed) -> tuple[bool, int]:
+    def _place(self, feed: StageFeed) -> tuple[tuple[int, ...], int]:
         new = len(feed.rows)
         before = self.length if feed.parents is None else self.columns
-        return not self._stage._backend.side_by_side(self._cache, new, before + new), new
+        return self._stage._backend.company(self._cache, new, before + new), new
 
     def _position(self, column: int) -> int:
         return column if column < self.length else self._tree.position(column)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import tiny_model, tiny_prompt
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from collab_llm_nodes.engine import attention, cache
 from collab_llm_nodes.engine.backend import Chunk
-from collab_llm_nodes.engine.cache import StaticCache
+from collab_llm_nodes.engine.cache import Part, StaticCache
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import Cancelled, ProtocolError
@@ -44,11 +47,12 @@ def near(found: torch.Tensor | Exception, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-4)
 
 
-@pytest.fixture(params=[1 << 20, 0], ids=["gathered", "in place"])
+@pytest.fixture(params=[1 << 20, 1 << 13, 0], ids=["gathered", "forks together", "in place"])
 def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiny sessions share parts as long ones do, gathered or in place."""
+    """Tiny sessions share parts as long ones do, gathered or in place, in groups of a few."""
     monkeypatch.setattr(cache, "BLOCK", 4)
     monkeypatch.setattr(attention, "GATHERED", request.param)
+    monkeypatch.setattr(attention, "TOGETHER", 1 << 16)
 
 
 # ---------------------------------------------------------------- all operations, any order
@@ -165,6 +169,82 @@ def test_a_shared_prefix_is_held_once_until_its_last_session_is_closed() -> None
     grandchild.close()
     gc.collect()
     assert storage() is None
+
+
+class Reads(TorchDispatchMode):
+    """Counts the products with columns of one part, by their number of rows."""
+
+    def __init__(self, part: torch.Tensor) -> None:
+        super().__init__()
+        self._place = part.untyped_storage().data_ptr()
+        self.rows: Counter[int] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() in ("aten::bmm", "aten::baddbmm"):
+            rows, columns = args[-2:]
+            if columns.untyped_storage().data_ptr() == self._place:
+                self.rows[rows.shape[1]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2_vl", "opt"])  # shared heads, and not
+def test_forks_read_their_common_prefix_once(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny_model(architecture))
+    session, prompt = opened(engine)
+    n = len(prompt.ids)
+    session.feed([*prompt.ids, *([7] * 200)], last=0)
+    forks = [session.fork() for _ in range(4)]
+    assert isinstance(session._cache, StaticCache)
+    monkeypatch.setattr(attention, "GATHERED", 20 * session._cache.column_bytes)
+    for number, fork in enumerate(forks):
+        fork.feed([8] * number)
+    ends = [[7] * 200 + [8] * number for number in range(4)]
+    feeds = [
+        Feed(session, [10]),
+        Feed(forks[0], [11, 12]),
+        Feed(forks[1], [13], parents=[n + 99]),
+        Feed(forks[2], [14, 15], parents=[n + 201, n + 49]),  # they hide parts of the prefix
+        Feed(forks[3], [16] * 20),  # too many to attend with others
+    ]
+    paths = [[7] * 200 + [10], ends[0] + [11, 12], [7] * 100 + [13], [7] * 50 + [15]]
+    share = session._cache.shared[0].part.columns
+    with Reads(share) as seen:
+        results = engine.run(feeds)
+    query, keys = engine._backend._heads.query, engine._backend._heads.key  # type: ignore[attr-defined]
+    together = 4 * 2 * query // keys  # chunks, slots of each
+    assert seen.rows == {together: 2 * engine.num_layers}, "keys and values, once in each layer"
+    for result, path in zip(results, [*paths, ends[3] + [16] * 20], strict=True):
+        assert isinstance(result, torch.Tensor), result
+        near(result[-1], alone(engine, prompt, path))
+    assert isinstance(results[3], torch.Tensor)
+    near(results[3][0], alone(engine, prompt, [*ends[2], 14]))
+    forks[2].retain(forks[2].columns - 1)
+    results = engine.run([Feed(fork, [17]) for fork in forks])
+    for result, path in zip(
+        results, [paths[1], ends[1], paths[3], ends[3] + [16] * 20], strict=True
+    ):
+        assert isinstance(result, torch.Tensor), result
+        near(result[0], alone(engine, prompt, [*path, 17]))
+
+
+def test_no_tensor_of_sessions_that_attend_together_is_too_large() -> None:
+    heads = attention.Heads(6, 6, 64)
+    empty = StaticCache.empty(12, 12, 64, torch.empty(0))
+    prefix = Part(torch.empty(12, 12, 1, 64).expand(-1, -1, 5000, -1))
+    for forks, columns, each in (
+        (False, 50, 50 * empty.column_bytes),
+        (True, 5000 + 54, 54 * empty.column_bytes),
+        (True, 5000 + 17, 16 * 6 * 5017 * 4),  # the scores are larger
+    ):
+        chunks = []
+        for _ in range(40):
+            cache = StaticCache([prefix.share(5000)] if forks else [], empty.own)
+            chunks.append(Chunk(cache, columns - 16, 16, 0, None, 0))
+        batches = attention._batches(chunks, heads, forks=forks)
+        assert [chunk for batch in batches for chunk in batch] == chunks
+        assert {len(batch) for batch in batches[:-1]} == {attention.TOGETHER // each}
 
 
 def held_bytes(*sessions: Session) -> int:
