@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -15,7 +15,7 @@ from collab_llm_nodes.engine.cache import StaticCache
 
 SHORT = 16  # new tokens up to which sessions attend together, and masks are views of a table
 GATHERED = 2 << 20  # bytes of keys and values of one session up to which they are copied
-TOGETHER = 32 << 20  # bytes up to which sessions share one tensor
+TOGETHER = 32 << 20  # bytes of those of all sessions up to which they are copied
 FEW = 4  # query rows of a head for which products cost less than the fused attention
 
 
@@ -117,9 +117,8 @@ def company(cache: StaticCache, new: int, end: int) -> tuple[int, ...]:
     The empty key is that of a chunk that attends alone.
 
     A copy of few bytes costs less than the calls that it saves: 16 short sessions of the embedded
-    target need 1.7 times the time one by one. A copy of many costs more than reading them in
-    place: 16 sessions of a 12x384 model with 64 columns (2.3 MB each) need 1.8 times the time
-    together, as the allocator maps so large a tensor anew for each pass.
+    target need 1.7 times the time one by one. A copy of more costs what it saves: with one thread
+    4 to 16 sessions of 2 to 3 MB take as long either way.
 
     Args:
         new: new tokens of the chunk.
@@ -138,34 +137,39 @@ def grouped(chunks: Sequence[Chunk], heads: Heads, masks: Masks) -> list[Gathere
     for chunk in chunks:
         chunk.cache.reserve(chunk.end)
     groups: list[Gathered | InPlace] = []
-    row = 0
+    row, room = 0, TOGETHER
     for key, found in groupby(chunks, lambda c: company(c.cache, c.new, c.end)):
-        forks = len(key) > 1
-        for together in _batches(found, heads, forks=forks) if key else ([c] for c in found):
-            if len(together) > 1:
-                groups.append(Gathered(together, row, heads, masks, forks=forks))
-            else:
-                groups.append(InPlace(together[0], row, heads, masks))
-            row = groups[-1].rows.stop
+        several, forks = list(found), len(key) > 1
+        count = _fitting(several, room, heads, forks=forks) if key else 0
+        if count > 1:
+            together = Gathered(several[:count], row, heads, masks, forks=forks)
+            groups.append(together)
+            row, room = together.rows.stop, room - together.bytes
+            del several[:count]
+        for chunk in several:
+            groups.append(InPlace(chunk, row, heads, masks))
+            row += chunk.new
     return groups
 
 
-def _batches(chunks: Iterable[Chunk], heads: Heads, *, forks: bool) -> list[list[Chunk]]:
-    """Divide chunks so that no tensor that a batch fills is larger than ``TOGETHER``."""
-    batches: list[list[Chunk]] = []
+def _fitting(chunks: Sequence[Chunk], room: int, heads: Heads, *, forks: bool) -> int:
+    """Return how many of the first chunks fill no more than ``room`` bytes with their columns.
+
+    The C library's allocator keeps up to 32 MB that are freed. What exceeds that is mapped anew,
+    page by page, in each pass, which takes longer than reading the columns in place.
+
+    Args:
+        forks: the columns of the prefix are left out, and the scores of a layer must fit, too.
+    """
     new = columns = 0
-    for chunk in chunks:
+    for number, chunk in enumerate(chunks):
         own = chunk.end - chunk.cache.offset if forks else chunk.end
         new, columns = max(new, chunk.new), max(columns, own)
-        each = columns * chunk.cache.column_bytes
-        if forks:  # scores
-            each = max(each, 4 * heads.query * new * chunk.end)
-        if batches and (len(batches[-1]) + 1) * each <= TOGETHER:
-            batches[-1].append(chunk)
-        else:
-            batches.append([chunk])
-            new, columns = chunk.new, own
-    return batches
+        copied = columns * chunk.cache.column_bytes
+        scores = 4 * heads.query * new * chunk.end if forks else 0
+        if (number + 1) * copied > room or (number + 1) * scores > TOGETHER:
+            return number
+    return len(chunks)
 
 
 class InPlace:
@@ -244,6 +248,7 @@ class Gathered:
 
     Attributes:
         rows: those of all chunks, among those of the pass.
+        bytes: what the copied columns take.
     """
 
     def __init__(
@@ -261,6 +266,7 @@ class Gathered:
         self.rows = slice(first_row, first_row + rows)
         self._mask = masks.several(chunks, new, skip, longest)
         self._columns = self._gather(longest)  # [layers, chunks, 2 * kv_heads, longest, head_dim]
+        self.bytes = self._columns.nbytes
         self._keys = self._columns[:, :, : heads.key].unbind(0)
         self._values = self._columns[:, :, heads.key :].unbind(0)
         self._written = self._columns[:, :, :, longest - new :].unbind(0)

@@ -229,22 +229,50 @@ def test_forks_read_their_common_prefix_once(
         near(result[0], alone(engine, prompt, [*path, 17]))
 
 
-def test_no_tensor_of_sessions_that_attend_together_is_too_large() -> None:
-    heads = attention.Heads(6, 6, 64)
-    empty = StaticCache.empty(12, 12, 64, torch.empty(0))
-    prefix = Part(torch.empty(12, 12, 1, 64).expand(-1, -1, 5000, -1))
-    for forks, columns, each in (
-        (False, 50, 50 * empty.column_bytes),
-        (True, 5000 + 54, 54 * empty.column_bytes),
-        (True, 5000 + 17, 16 * 6 * 5017 * 4),  # the scores are larger
-    ):
-        chunks = []
-        for _ in range(40):
-            cache = StaticCache([prefix.share(5000)] if forks else [], empty.own)
-            chunks.append(Chunk(cache, columns - 16, 16, 0, None, 0))
-        batches = attention._batches(chunks, heads, forks=forks)
-        assert [chunk for batch in batches for chunk in batch] == chunks
-        assert {len(batch) for batch in batches[:-1]} == {attention.TOGETHER // each}
+@pytest.mark.parametrize("forks", [True, False])
+def test_sessions_beyond_a_limit_attend_in_place(
+    forks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny_model("llama"))
+    session, prompt = opened(engine)
+    session.feed([*prompt.ids, *([7] * 200)], last=0)
+    assert isinstance(session._cache, StaticCache)
+    column = session._cache.column_bytes
+    own = 5 if forks else session.length + 5
+    monkeypatch.setattr(attention, "GATHERED", own * column)
+    sessions = [session.fork() for _ in range(6)]
+    for number, fork in enumerate(sessions):
+        fork.feed([8, 8, 8, number], last=0)
+    seen: list[tuple[int, int]] = []
+
+    class Seen(attention.Gathered):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            seen.append((len(args[0]), self.bytes))
+
+    monkeypatch.setattr(attention, "Gathered", Seen)
+    for room, expected in ((6, 6), (5, 5), (2, 2), (1, 0)):
+        seen.clear()
+        monkeypatch.setattr(attention, "TOGETHER", room * own * column)
+        results = engine.run([Feed(s, [9]) for s in sessions])
+        assert seen == ([(expected, expected * own * column)] if expected else [])
+        for number, (one, result) in enumerate(zip(sessions, results, strict=True)):
+            assert isinstance(result, torch.Tensor), result
+            near(result[0], alone(engine, prompt, [*[7] * 200, 8, 8, 8, number, 9]))
+            one.length -= 1
+
+
+def test_scores_of_forks_must_fit_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = attention.Heads(query=6, key=2, dim=16)
+    prefix = Part(torch.empty(1, 4, 5000, 16))
+    chunks = [
+        Chunk(StaticCache([prefix.share(5000)], torch.empty(1, 4, 8, 16)), 5000, 8, 0, None, 0)
+        for _ in range(9)
+    ]
+    scores = 4 * 6 * 8 * 5008  # bytes: queries by columns, float32
+    monkeypatch.setattr(attention, "TOGETHER", 7 * scores)
+    for room, fitting in ((7 * scores, 7), (2 * 8 * 4 * 16 * 4, 2)):
+        assert attention._fitting(chunks, room, heads, forks=True) == fitting
 
 
 def held_bytes(*sessions: Session) -> int:
