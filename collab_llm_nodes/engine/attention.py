@@ -68,7 +68,7 @@ class Masks:
         if any(chunk.mask is not None for chunk in chunks):
             seen = [_aligned(c, new, skip, longest) for c in chunks]
             return self._from(torch.stack(seen))[:, None]
-        padding = torch.tensor([longest - (chunk.end - skip) for chunk in chunks])
+        padding = torch.tensor([longest - chunk.end + skip for chunk in chunks])
         hidden = torch.arange(longest) < padding[:, None]
         causal = self._causal(new, longest - new)
         return causal.masked_fill(hidden.to(causal.device)[:, None, None], -torch.inf)
@@ -124,9 +124,11 @@ def company(cache: StaticCache, new: int, end: int) -> tuple[int, ...]:
         new: new tokens of the chunk.
         end: first column behind them.
     """
-    if new <= SHORT and end * cache.column_bytes <= GATHERED:
+    if new > SHORT:
+        return ()
+    if end * cache.column_bytes <= GATHERED:
         return (0,)
-    if new <= SHORT and cache.shared and (end - cache.offset) * cache.column_bytes <= GATHERED:
+    if cache.shared and (end - cache.offset) * cache.column_bytes <= GATHERED:
         last = cache.shared[-1]  # who shares it shares all before it
         return id(last.part), last.columns
     return ()
@@ -321,11 +323,10 @@ class Gathered:
         )
         targets, sources, paddings = [], [], []
         for row, chunk in zip(gathered.unbind(1), self._chunks, strict=True):
-            first = longest - (chunk.end - self._skip)
+            first = longest - chunk.end + self._skip
             if first:
                 paddings.append(row.narrow(2, 0, first))
-            parts = chunk.cache.parts(chunk.start)
-            for part in parts[len(chunk.cache.shared) :] if self._skip else parts:
+            for part in chunk.cache.parts(chunk.start, self._skip):
                 targets.append(row.narrow(2, first, part.shape[2]))
                 sources.append(part)
                 first += part.shape[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -12,8 +12,7 @@ AfterLayer = Callable[[int, Tensor], None]
 """(layers done, hidden states [rows, hidden_size]), valid only during the call."""
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """The last rows of one chunk.
 
     Attributes:

@@ -28,7 +28,8 @@ def _fitted(columns: Tensor, used: int) -> Tensor:
 
     Two blocks are never too many, so that a rollback to a shared prefix allocates nothing.
     """
-    if columns.shape[2] <= 2 * max(BLOCK, _blocks(used)):
+    capacity = columns.shape[2]
+    if capacity <= 2 * BLOCK or capacity <= 2 * _blocks(used):
         return columns
     try:
         return _resized(columns, used, _blocks(used))
@@ -109,7 +110,7 @@ class StaticCache:
     @property
     def offset(self) -> int:
         """Shared columns."""
-        return sum(share.columns for share in self.shared)
+        return sum(share.columns for share in self.shared) if self.shared else 0
 
     @cached_property
     def column_bytes(self) -> int:
@@ -129,10 +130,14 @@ class StaticCache:
         if wanted > capacity:
             self.own = _resized(self.own, capacity, _blocks(wanted))
 
-    def parts(self, columns: int) -> list[Tensor]:
-        """Return views of the first ``columns`` columns, in order."""
-        if not self.shared:
-            return [self.own[:, :, :columns]] if columns else []
+    def parts(self, columns: int, skip: int = 0) -> list[Tensor]:
+        """Return views of the first ``columns`` columns, in order; or without all shared ones.
+
+        Args:
+            skip: ``offset``, to leave out the shared columns; or 0.
+        """
+        if skip or not self.shared:
+            return [self.own.narrow(2, 0, columns - skip)] if columns > skip else []
         found = []
         for share in self.shared:
             taken = min(columns, share.columns)
@@ -143,12 +148,12 @@ class StaticCache:
 
     def written(self, start: int, end: int) -> Tensor:
         """Return a view of own columns, to be written to."""
-        return self.own[:, :, start - self.offset : end - self.offset]
+        return self.own.narrow(2, start - self.offset, end - start)
 
     def cut(self, columns: int) -> None:
         """Free the columns from ``columns`` on."""
         used = max(0, columns - self.offset)
-        while self.offset > columns:
+        while self.shared and self.offset > columns:
             last = self.shared.pop()
             kept = max(0, columns - self.offset)
             if kept:

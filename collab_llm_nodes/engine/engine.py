@@ -191,7 +191,7 @@ class Engine:
             if layer < self.num_layers:
                 check()
 
-        before = [feed.session.columns for feed in feeds]
+        before = [feed.session._tree.columns for feed in feeds]
         chunks: list[Chunk] = []
         try:
             row = 0
