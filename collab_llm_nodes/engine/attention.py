@@ -301,8 +301,10 @@ class Gathered:
                 query, keys, values, attn_mask=self._mask
             )
         else:
-            shared = (by_layer[layer] for by_layer in self._prefix)
-            output = _behind_prefix(query, *shared, self._prefix_mask, keys, values, self._mask)
+            shared_keys, shared_values = (by_layer[layer] for by_layer in self._prefix)
+            output = _behind_prefix(
+                query, shared_keys, shared_values, self._prefix_mask, keys, values, self._mask
+            )
         output = _rows(output, new, heads)
         return output if self._slots is None else output[self._slots]
 
