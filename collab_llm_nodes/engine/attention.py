@@ -1,4 +1,4 @@
-"""Attention of one pass: each session over its own cache in place, short ones together."""
+"""Attention of one pass: short sessions together, forks over their common prefix, others alone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.cache import StaticCache
 
 SHORT = 16  # new tokens up to which sessions attend together, and masks are views of a table
-GATHERED = 2 << 20  # bytes of keys and values up to which sessions attend together
+GATHERED = 2 << 20  # bytes of keys and values of one session up to which they are copied
+TOGETHER = 32 << 20  # bytes of those of all sessions up to which they are copied
 FEW = 4  # query rows of a head for which products cost less than the fused attention
+
+
+Parts = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -53,14 +57,34 @@ class Masks:
         new = chunk.new
         return None if new == 1 else self._causal(new, chunk.start)
 
-    def several(self, chunks: Sequence[Chunk], new: int, longest: int) -> Tensor:
-        """Return the masks [chunks, 1, new * queries, longest] of chunks aligned at their ends."""
+    def several(self, chunks: Sequence[Chunk], new: int, skip: int, longest: int) -> Tensor:
+        """Return the masks [chunks, 1, new * queries, longest] of chunks aligned at their ends.
+
+        Args:
+            new: most new tokens of a chunk.
+            skip: first columns, which are left out.
+            longest: most columns of a chunk behind those.
+        """
         if any(chunk.mask is not None for chunk in chunks):
-            return self._from(torch.stack([_aligned(c, new, longest) for c in chunks]))[:, None]
-        padding = torch.tensor([longest - chunk.end for chunk in chunks])
+            seen = [_aligned(c, new, skip, longest) for c in chunks]
+            return self._from(torch.stack(seen))[:, None]
+        padding = torch.tensor([longest - chunk.end + skip for chunk in chunks])
         hidden = torch.arange(longest) < padding[:, None]
         causal = self._causal(new, longest - new)
         return causal.masked_fill(hidden.to(causal.device)[:, None, None], -torch.inf)
+
+    def prefix(self, chunks: Sequence[Chunk], new: int, columns: int) -> Tensor | None:
+        """Return the masks [chunks, 1, new * queries, columns] of the first columns.
+
+        None where no chunk hides any, as is usual: trees grow behind a prompt.
+        """
+        if all(chunk.mask is None or bool(chunk.mask[:, :columns].all()) for chunk in chunks):
+            return None
+        seen = torch.ones(len(chunks), new, columns, dtype=torch.bool)
+        for row, chunk in zip(seen, chunks, strict=True):
+            if chunk.mask is not None:
+                row[new - chunk.new :] = chunk.mask[:, :columns]
+        return self._from(seen)[:, None]
 
     def _from(self, seen: Tensor) -> Tensor:
         hidden = ~seen.to(self._table.device)
@@ -75,42 +99,79 @@ class Masks:
         return mask.repeat_interleave(self._queries, dim=0)
 
 
-def _aligned(chunk: Chunk, new: int, longest: int) -> Tensor:
+def _aligned(chunk: Chunk, new: int, skip: int, longest: int) -> Tensor:
     """Return bool [new, longest]: the columns each slot sees; the last slots are the chunk's."""
     seen = torch.zeros(new, longest, dtype=torch.bool)
     seen[:, -1] = True  # of a slot that nobody uses: no softmax over nothing
     own = chunk.mask
     if own is None:
         own = torch.ones(chunk.new, chunk.end, dtype=torch.bool).tril_(chunk.start)
-    seen[new - chunk.new :, longest - chunk.end :] = own
+    seen[new - chunk.new :, longest - (chunk.end - skip) :] = own[:, skip:]
     return seen
 
 
-def gathers(cache: StaticCache, new: int, end: int) -> bool:
-    """Return True for a chunk that attends together with others of its kind.
+def company(cache: StaticCache, new: int, end: int) -> tuple[int, ...]:
+    """Return the key of the chunks that a chunk attends together with.
+
+    Short chunks have one key, and forks with few columns of their own have that of their prefix.
+    The empty key is that of a chunk that attends alone.
 
     A copy of few bytes costs less than the calls that it saves: 16 short sessions of the embedded
-    target need 1.7 times the time one by one. A copy of many costs more than reading them in
-    place: 16 sessions of a 12x384 model with 64 columns (2.3 MB each) need 1.8 times the time
-    together, as the allocator maps so large a tensor again for each pass.
+    target need 1.7 times the time one by one. A copy of more costs what it saves: with one thread
+    4 to 16 sessions of 2 to 3 MB take as long either way.
+
+    Args:
+        new: new tokens of the chunk.
+        end: first column behind them.
     """
-    return new <= SHORT and end * cache.column_bytes <= GATHERED
+    if new > SHORT:
+        return ()
+    if end * cache.column_bytes <= GATHERED:
+        return (0,)
+    if cache.shared and (end - cache.offset) * cache.column_bytes <= GATHERED:
+        last = cache.shared[-1]  # who shares it shares all before it
+        return id(last.part), last.columns
+    return ()
 
 
 def grouped(chunks: Sequence[Chunk], heads: Heads, masks: Masks) -> list[Gathered | InPlace]:
-    """Divide the chunks of a pass into groups, in order; their caches get room."""
+    """Divide the chunks of a pass, sorted by ``company``, into groups; their caches get room."""
     for chunk in chunks:
         chunk.cache.reserve(chunk.end)
     groups: list[Gathered | InPlace] = []
-    row = 0
-    for _, found in groupby(chunks, lambda c: 0 if gathers(c.cache, c.new, c.end) else id(c)):
-        together = list(found)
-        if len(together) > 1:
-            groups.append(Gathered(together, row, heads, masks))
-        else:
-            groups.append(InPlace(together[0], row, heads, masks))
-        row = groups[-1].rows.stop
+    row, room = 0, TOGETHER
+    for key, found in groupby(chunks, lambda c: company(c.cache, c.new, c.end)):
+        several, forks = list(found), len(key) > 1
+        count = _fitting(several, room, heads, forks=forks) if key else 0
+        if count > 1:
+            together = Gathered(several[:count], row, heads, masks, forks=forks)
+            groups.append(together)
+            row, room = together.rows.stop, room - together.bytes
+            del several[:count]
+        for chunk in several:
+            groups.append(InPlace(chunk, row, heads, masks))
+            row += chunk.new
     return groups
+
+
+def _fitting(chunks: Sequence[Chunk], room: int, heads: Heads, *, forks: bool) -> int:
+    """Return how many of the first chunks fill no more than ``room`` bytes with their columns.
+
+    The C library's allocator keeps up to 32 MB that are freed. What exceeds that is mapped anew,
+    page by page, in each pass, which takes longer than reading the columns in place.
+
+    Args:
+        forks: the columns of the prefix are left out, and the scores of a layer must fit, too.
+    """
+    new = columns = 0
+    for number, chunk in enumerate(chunks):
+        own = chunk.end - chunk.cache.offset if forks else chunk.end
+        new, columns = max(new, chunk.new), max(columns, own)
+        copied = columns * chunk.cache.column_bytes
+        scores = 4 * heads.query * new * chunk.end if forks else 0
+        if (number + 1) * copied > room or (number + 1) * scores > TOGETHER:
+            return number
+    return len(chunks)
 
 
 class InPlace:
@@ -128,9 +189,7 @@ class InPlace:
         self._whole = chunk.new > SHORT and chunk.start == 0 and chunk.mask is None
         self._mask = None if self._whole else masks.one(chunk)
         parts = chunk.cache.parts(chunk.end)
-        # [layers][parts], each [kv_heads, columns, head_dim]
-        self._keys = list(zip(*(part[:, : heads.key].unbind(0) for part in parts), strict=True))
-        self._values = list(zip(*(part[:, heads.key :].unbind(0) for part in parts), strict=True))
+        self._keys, self._values = _by_layer(parts, heads)
         self._written = chunk.cache.written(chunk.start, chunk.end).unbind(0)
         own = parts[-1]
         cheap = own.device.type == "cpu" and own.dtype == torch.float32
@@ -174,6 +233,8 @@ class InPlace:
 class Gathered:
     """Several chunks whose columns are copied side by side, to attend in one call.
 
+    Forks leave out the columns that they share: these are read in place, once for all.
+
     Chunks are aligned at their ends, so that the new columns are the last ones of each. Each has as
     many slots for queries as the chunk with the most new tokens, and uses its last ones. Two
     chunks, of 6 columns with 3 new ones and of 4 columns with 1 new one::
@@ -189,17 +250,25 @@ class Gathered:
 
     Attributes:
         rows: those of all chunks, among those of the pass.
+        bytes: what the copied columns take.
     """
 
-    def __init__(self, chunks: Sequence[Chunk], first_row: int, heads: Heads, masks: Masks) -> None:
+    def __init__(
+        self, chunks: Sequence[Chunk], first_row: int, heads: Heads, masks: Masks, *, forks: bool
+    ) -> None:
         self._chunks = chunks
         self._heads = heads
+        first = chunks[0].cache
+        self._skip = skip = first.offset if forks else 0
+        self._prefix = _by_layer(first.parts(skip), heads) if forks else None
         self._new = new = max(chunk.new for chunk in chunks)
-        self._longest = longest = max(chunk.end for chunk in chunks)
+        self._prefix_mask = masks.prefix(chunks, new, skip) if forks else None
+        self._longest = longest = max(chunk.end for chunk in chunks) - skip
         rows = sum(chunk.new for chunk in chunks)
         self.rows = slice(first_row, first_row + rows)
-        self._mask = masks.several(chunks, new, longest)
+        self._mask = masks.several(chunks, new, skip, longest)
         self._columns = self._gather(longest)  # [layers, chunks, 2 * kv_heads, longest, head_dim]
+        self.bytes = self._columns.nbytes
         self._keys = self._columns[:, :, : heads.key].unbind(0)
         self._values = self._columns[:, :, heads.key :].unbind(0)
         self._written = self._columns[:, :, :, longest - new :].unbind(0)
@@ -225,12 +294,17 @@ class Gathered:
             self._written[layer][chunk, :, slot] = written
             padded = query.new_zeros(count * new, heads.query, heads.dim)
             query = padded.index_copy_(0, self._slots, query)
-        output = functional.scaled_dot_product_attention(
-            _by_key_head(query, count, heads),
-            self._keys[layer],
-            self._values[layer],
-            attn_mask=self._mask,
-        )
+        query = _by_key_head(query, count, heads)
+        keys, values = self._keys[layer], self._values[layer]
+        if self._prefix is None:
+            output = functional.scaled_dot_product_attention(
+                query, keys, values, attn_mask=self._mask
+            )
+        else:
+            shared_keys, shared_values = (by_layer[layer] for by_layer in self._prefix)
+            output = _behind_prefix(
+                query, shared_keys, shared_values, self._prefix_mask, keys, values, self._mask
+            )
         output = _rows(output, new, heads)
         return output if self._slots is None else output[self._slots]
 
@@ -251,10 +325,10 @@ class Gathered:
         )
         targets, sources, paddings = [], [], []
         for row, chunk in zip(gathered.unbind(1), self._chunks, strict=True):
-            first = longest - chunk.end
+            first = longest - chunk.end + self._skip
             if first:
                 paddings.append(row.narrow(2, 0, first))
-            for part in chunk.cache.parts(chunk.start):
+            for part in chunk.cache.parts(chunk.start, self._skip):
                 targets.append(row.narrow(2, first, part.shape[2]))
                 sources.append(part)
                 first += part.shape[2]
@@ -263,6 +337,13 @@ class Gathered:
         if targets:
             torch._foreach_copy_(targets, sources)
         return gathered
+
+
+def _by_layer(parts: Sequence[Tensor], heads: Heads) -> tuple[list[Parts], list[Parts]]:
+    """Return keys and values: [layers][parts], each [kv_heads, columns, head_dim]."""
+    keys = zip(*(part[:, : heads.key].unbind(0) for part in parts), strict=True)
+    values = zip(*(part[:, heads.key :].unbind(0) for part in parts), strict=True)
+    return list(keys), list(values)
 
 
 def _by_key_head(query: Tensor, count: int, heads: Heads) -> Tensor:
@@ -311,3 +392,45 @@ def _by_products(
             output = torch.baddbmm(output, weight, value)
     assert output is not None
     return output
+
+
+def _behind_prefix(
+    query: Tensor,
+    prefix_keys: Parts,
+    prefix_values: Parts,
+    prefix_mask: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+) -> Tensor:
+    """Attend to a prefix that all chunks share, and to the columns of each behind it.
+
+    The queries of all chunks are the rows of one product with the prefix.
+
+    Args:
+        query: [chunks, kv_heads, rows, head_dim].
+        prefix_keys, prefix_values: by part, [kv_heads, columns, head_dim].
+        prefix_mask: additive [chunks, 1, rows, columns of the prefix], None to see all.
+        keys, values: [chunks, kv_heads, columns, head_dim].
+        mask: additive [chunks, 1, rows, columns].
+
+    Returns:
+        [chunks, kv_heads, rows, head_dim].
+    """
+    count, heads, rows, dim = query.shape
+    query = query * dim**-0.5
+    flat = query.transpose(0, 1).reshape(heads, count * rows, dim)
+    own = torch.matmul(query, keys.transpose(2, 3)).add_(mask).transpose(0, 1)
+    scores = [torch.bmm(flat, key.transpose(1, 2)) for key in prefix_keys]
+    if prefix_mask is not None:
+        hidden = prefix_mask.transpose(0, 1).reshape(1, count * rows, -1)
+        sizes = [key.shape[1] for key in prefix_keys]
+        scores = [s + h for s, h in zip(scores, hidden.split(sizes, -1), strict=True)]
+    joined = torch.cat([*scores, own.reshape(heads, count * rows, -1)], dim=-1)
+    weights = joined.softmax(-1, dtype=torch.float32).to(query.dtype)
+    *shared, last = weights.split([*(k.shape[1] for k in prefix_keys), keys.shape[2]], -1)
+    output = torch.bmm(shared[0], prefix_values[0])
+    for weight, value in zip(shared[1:], prefix_values[1:], strict=True):
+        output = torch.baddbmm(output, weight, value)
+    last = last.reshape(heads, count, rows, -1).transpose(0, 1)
+    return torch.matmul(last, values).add_(output.view(heads, count, rows, dim).transpose(0, 1))

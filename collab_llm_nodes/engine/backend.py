@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -12,8 +12,7 @@ AfterLayer = Callable[[int, Tensor], None]
 """(layers done, hidden states [rows, hidden_size]), valid only during the call."""
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """The last rows of one chunk.
 
     Attributes:
@@ -60,8 +59,8 @@ class Backend(Protocol):
 
     batches: bool
 
-    def side_by_side(self, cache: Any, new: int, end: int) -> bool:
-        """Return True for chunks that gain by standing next to each other in a pass.
+    def company(self, cache: Any, new: int, end: int) -> tuple[int, ...]:
+        """Return a key: chunks of one key gain by standing next to each other in a pass.
 
         Args:
             new: new tokens of the chunk.

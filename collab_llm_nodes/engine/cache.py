@@ -1,14 +1,83 @@
-"""Keys and values of one session in tensors of their own; a shared prefix is held once."""
+"""Keys and values of one session in tensors of their own; a shared prefix is held once.
+
+A rollback, or the close of a session, gives memory back: if more than half of a tensor is unused,
+what is still read is copied, and the tensor is freed. That copies less than has been written, and
+a rollback by a few tokens copies nothing.
+"""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from functools import cached_property
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 BLOCK = 128  # columns by which a cache grows, and below which a fork copies instead of sharing
+
+
+def _blocks(columns: int) -> int:
+    """Return the columns that are allocated where ``columns`` are wanted."""
+    return -(-columns // BLOCK) * BLOCK
+
+
+def _fitted(columns: Tensor, used: int) -> Tensor:
+    """Return the tensor; or a copy of its first ``used`` columns, if more than half are unused.
+
+    Two blocks are never too many, so that a rollback to a shared prefix allocates nothing.
+    """
+    capacity = columns.shape[2]
+    if capacity <= 2 * BLOCK or capacity <= 2 * _blocks(used):
+        return columns
+    try:
+        return _resized(columns, used, _blocks(used))
+    except torch.OutOfMemoryError:  # a rollback needs no memory: it is returned at the next one
+        return columns
+
+
+def _resized(columns: Tensor, used: int, capacity: int) -> Tensor:
+    """Return the first ``used`` columns in a tensor with room for ``capacity``."""
+    layers, heads, _, head_dim = columns.shape
+    resized = columns.new_empty(layers, heads, capacity, head_dim)
+    resized[:, :, :used] = columns[:, :, :used]
+    return resized
+
+
+class Part:
+    """Columns that several sessions read and nobody writes.
+
+    Attributes:
+        columns: [layers, 2 * kv_heads, columns, head_dim]; a shorter copy takes their place when
+            no session reads the others.
+    """
+
+    def __init__(self, columns: Tensor) -> None:
+        self.columns = columns
+        self._shares: WeakSet[Share] = WeakSet()
+        self._lock = threading.Lock()  # the sessions may belong to several threads
+
+    def share(self, columns: int) -> Share:
+        """Return the first ``columns`` columns for one more session."""
+        share = Share(self, columns)
+        with self._lock:
+            self._shares.add(share)
+        return share
+
+    def cut(self, share: Share, columns: int) -> None:
+        """Let ``share`` read ``columns`` columns only, 0 if it is left."""
+        with self._lock:
+            share.columns = columns
+            self.columns = _fitted(self.columns, max(s.columns for s in self._shares))
+
+
+@dataclass(eq=False)
+class Share:
+    """The first ``columns`` columns of a part, as one session reads them."""
+
+    part: Part
+    columns: int
 
 
 @dataclass
@@ -26,11 +95,11 @@ class StaticCache:
                  nobody writes them                    session alone
 
     Attributes:
-        shared: parts that forks read together.
+        shared: columns that forks read together.
         own: this session's part; its column 0 is column ``offset`` of the session.
     """
 
-    shared: list[Tensor]
+    shared: list[Share]
     own: Tensor
 
     @classmethod
@@ -41,7 +110,7 @@ class StaticCache:
     @property
     def offset(self) -> int:
         """Shared columns."""
-        return sum(part.shape[2] for part in self.shared)
+        return sum(share.columns for share in self.shared) if self.shared else 0
 
     @cached_property
     def column_bytes(self) -> int:
@@ -52,39 +121,45 @@ class StaticCache:
     @property
     def shared_bytes(self) -> int:
         """Bytes that other sessions may hold, too."""
-        return self.offset * self.column_bytes
+        return sum(share.part.columns.nbytes for share in self.shared)
 
     def reserve(self, columns: int) -> None:
         """Make room for ``columns`` columns."""
-        layers, heads, capacity, head_dim = self.own.shape
+        capacity = self.own.shape[2]
         wanted = columns - self.offset
         if wanted > capacity:
-            grown = self.own.new_empty(layers, heads, -(-wanted // BLOCK) * BLOCK, head_dim)
-            grown[:, :, :capacity] = self.own
-            self.own = grown
+            self.own = _resized(self.own, capacity, _blocks(wanted))
 
-    def parts(self, columns: int) -> list[Tensor]:
-        """Return views of the first ``columns`` columns, in order."""
-        if not self.shared:
-            return [self.own[:, :, :columns]] if columns else []
+    def parts(self, columns: int, skip: int = 0) -> list[Tensor]:
+        """Return views of the first ``columns`` columns, in order; or without all shared ones.
+
+        Args:
+            skip: ``offset``, to leave out the shared columns; or 0.
+        """
+        if skip or not self.shared:
+            return [self.own.narrow(2, 0, columns - skip)] if columns > skip else []
         found = []
-        for part in (*self.shared, self.own):
-            taken = min(columns, part.shape[2])
+        for share in self.shared:
+            taken = min(columns, share.columns)
             if taken:
-                found.append(part[:, :, :taken])
+                found.append(share.part.columns[:, :, :taken])
                 columns -= taken
-        return found
+        return [*found, self.own[:, :, :columns]] if columns else found
 
     def written(self, start: int, end: int) -> Tensor:
         """Return a view of own columns, to be written to."""
-        return self.own[:, :, start - self.offset : end - self.offset]
+        return self.own.narrow(2, start - self.offset, end - start)
 
     def cut(self, columns: int) -> None:
         """Free the columns from ``columns`` on."""
-        while self.offset > columns:
+        used = max(0, columns - self.offset)
+        while self.shared and self.offset > columns:
             last = self.shared.pop()
-            if columns > self.offset:
-                self.shared.append(last[:, :, : columns - self.offset])
+            kept = max(0, columns - self.offset)
+            if kept:
+                self.shared.append(last)
+            last.part.cut(last, kept)
+        self.own = _fitted(self.own, used)
 
     def move(self, kept: list[int]) -> None:
         """Make column ``kept[i]`` column ``i``; free the others."""
@@ -111,10 +186,12 @@ class StaticCache:
         """
         own = columns - self.offset
         if own >= BLOCK:
-            behind = self.written(columns, used).clone()
-            self.shared.append(self.own[:, :, :own])
-            self.own = behind
+            part = Part(self.own)
+            self.own = self.written(columns, used).clone()
+            self.shared.append(part.share(own))
+            part.cut(self.shared[-1], own)
             own = 0
-        twin = StaticCache([*self.shared], self.own[:, :, : max(0, own)].clone())
+        twin = StaticCache([], self.own[:, :, : max(0, own)].clone())
+        twin.shared = [share.part.share(share.columns) for share in self.shared]
         twin.cut(columns)
         return twin

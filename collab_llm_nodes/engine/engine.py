@@ -109,8 +109,10 @@ class Engine:
             fingerprint(model),
             self._embedding.dtype,
             (self.num_layers, 2 * keys, int(attention.head_dim)),
+            self._embedding.shape[1],
             self.context,
             self.vocab_size,
+            self.loaded,
         )
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -168,11 +170,11 @@ class Engine:
                 results.update(zip(group, outcomes, strict=True))
         return [results[number] for number in range(len(feeds))]
 
-    def _place(self, feed: Feed) -> tuple[bool, int]:
-        """Return where a feed stands in a pass: those whose attention is batched side by side."""
+    def _place(self, feed: Feed) -> tuple[tuple[int, ...], int]:
+        """Return where a feed stands in a pass: those that attend together side by side."""
         new, session = len(feed.ids), feed.session
         before = session.length if feed.parents is None else session.columns
-        return not self._backend.side_by_side(session._cache, new, before + new), new
+        return self._backend.company(session._cache, new, before + new), new
 
     @torch.inference_mode()
     def _pass(
@@ -189,6 +191,7 @@ class Engine:
             if layer < self.num_layers:
                 check()
 
+        before = [feed.session._tree.columns for feed in feeds]
         chunks: list[Chunk] = []
         try:
             row = 0
@@ -198,8 +201,8 @@ class Engine:
                 row += len(feed.ids)
             outputs = self._backend.forward(chunks, embedded, after_layer)
         except BaseException as error:  # whatever ends the pass, the sessions are as before it
-            for feed, chunk in zip(feeds, chunks, strict=False):
-                feed.session._undo(chunk)
+            for feed, columns in zip(feeds, before, strict=True):
+                feed.session._undo(columns)
             if isinstance(error, _NoneLeft):
                 assert watch is not None
                 return [watch.failed[i] for i in range(len(feeds))]
@@ -213,7 +216,7 @@ class Engine:
                 except Exception as error:  # noqa: BLE001 - ends this feed only
                     failed[i] = error
             if i in failed:
-                feed.session._undo(chunk)
+                feed.session._undo(chunk.start)
             elif feed.parents is None:
                 feed.session._tree.cut(chunk.end)
             results.append(failed.get(i, output.logits))

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from collab_llm_nodes.errors import InvalidInput, ModelError
-from collab_llm_nodes.models.prompt import EncodedPrompt
+from collab_llm_nodes.models.loading import LoadedModel
+from collab_llm_nodes.models.prompt import EncodedPrompt, check_encoded
 
 FORMAT = "collab_llm session 1"
 
@@ -27,15 +28,19 @@ class Fit:
         model: fingerprint of the model.
         dtype: of keys and values.
         shape: (layers, 2 * kv_heads, head_dim).
+        width: columns of an image feature.
         context: most columns.
         vocab_size: token ids are below it.
+        loaded: the model itself, against which prompts are checked.
     """
 
     model: str
     dtype: torch.dtype
     shape: tuple[int, int, int]
+    width: int
     context: int
     vocab_size: int
+    loaded: LoadedModel
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class SavedSession:
     Attributes:
         keys_values: [layers, 2 * kv_heads, columns, head_dim], the keys' heads first.
         prompt: without pixels.
-        image_features: of the prompt's images, None where there are none or all have been fed.
+        image_features: [placeholder ids of the prompt, width]; None without images.
     """
 
     keys_values: Tensor
@@ -110,7 +115,10 @@ class SavedSession:
             tensors.get("position_ids"),
             delta,
         )
-        return cls(tensors["keys_values"], prompt, tensors.get("image_features"))
+        check_encoded(prompt, fit.loaded, "file")
+        features = tensors.get("image_features")
+        _check_features(features, prompt, fit)
+        return cls(tensors["keys_values"], prompt, features)
 
 
 def _check_facts(facts: dict[str, str], fit: Fit) -> None:
@@ -134,15 +142,32 @@ def _check_tensors(tensors: dict[str, Tensor], columns: int, fit: Fit) -> None:
     held, ids = tensors.get("keys_values"), tensors.get("prompt_ids")
     if held is None or held.shape != (layers, heads, columns, width) or held.dtype != fit.dtype:
         _refuse(f"keys and values are not those of {columns} columns")
+    if not _finite(held):
+        _refuse("keys and values are not finite")
     if not columns <= fit.context:
         _refuse(f"{columns} columns, the model reads {fit.context}")
     if ids is None or ids.ndim != 1 or ids.dtype != torch.int64:
         _refuse("the prompt's ids are missing")
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < fit.vocab_size:
         _refuse("a prompt id is outside the vocabulary")
-    positions = tensors.get("position_ids")
-    if positions is not None and positions.shape != (3, len(ids)):
-        _refuse("there is not one position for each prompt id")
+
+
+def _check_features(features: Tensor | None, prompt: EncodedPrompt, fit: Fit) -> None:
+    """Refuse features that are not those of the (checked) prompt's images."""
+    if prompt.image_grid_thw is None:
+        if features is not None:
+            _refuse("image features without images")
+        return
+    count = prompt.ids.count(fit.loaded.model.config.image_token_id)
+    if features is None or features.shape != (count, fit.width) or features.dtype != fit.dtype:
+        _refuse(f"image_features is not {fit.dtype} [{count}, {fit.width}]")
+    if not _finite(features):
+        _refuse("image features are not finite")
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Return False if a number is infinite or none at all; in one reading, without a mask."""
+    return not tensor.numel() or all(bool(end.isfinite()) for end in tensor.aminmax())
 
 
 def _refuse(message: str) -> NoReturn:

@@ -146,12 +146,10 @@ class Session:
         self._check_open()
         if not self.length:
             raise InvalidInput("nothing has been fed", field="file", remedy="feed prompt.ids first")
-        features = None
-        if self.length < len(self._prompt.ids) and self._prompt.image_grid_thw is not None:
-            self.encode_images()  # the rest of the prompt needs them
-            features = self._image_features
+        self.encode_images()  # whoever feeds the prompt from an earlier length needs them
         keys_values = torch.cat(self._engine._backend.parts(self._cache, self.length), dim=2)
-        SavedSession(keys_values, self._prompt, features).write(file, self._engine._fit)
+        saved = SavedSession(keys_values, self._prompt, self._image_features)
+        saved.write(file, self._engine._fit)
 
     def feed(
         self, ids: Sequence[int], on_exit: OnExit | None = None, last: int | None = None
@@ -224,7 +222,10 @@ class Session:
         return {old: new for new, old in enumerate(kept)}
 
     def close(self) -> None:
-        """Free the KV cache."""
+        """Free the KV cache, and of what forks share the columns that only this session reads."""
+        if self._closed:
+            return
+        self._engine._backend.cut(self._cache, 0)
         self._cache = None
         self._closed = True
         self._image_features = None
@@ -305,10 +306,10 @@ class Session:
         mask = torch.from_numpy(self._tree.grow(parents, positions))
         return Chunk(self._cache, before, len(parents), torch.tensor(positions), mask, keep)
 
-    def _undo(self, chunk: Chunk) -> None:
-        """Forget the columns of a chunk whose pass has failed."""
-        self._tree.shrink(chunk.start)
-        self._engine._backend.cut(self._cache, chunk.start)
+    def _undo(self, columns: int) -> None:
+        """Forget the columns from ``columns`` on: their pass has failed, or has never begun."""
+        self._tree.shrink(columns)
+        self._engine._backend.cut(self._cache, columns)
 
     def _positions(self, start: int, count: int) -> int | Tensor:
         """Positions of the trunk's columns from ``start``: the first, or M-RoPE's [3, count]."""

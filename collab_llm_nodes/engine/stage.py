@@ -75,27 +75,31 @@ class Stage:
         Raises:
             InvalidInput: ids outside the vocabulary, states of another shape, or more than fit.
             ProtocolError: a session is closed, is here twice, or belongs to another stage. If
-                anything is raised, all sessions are as they were.
+                anything is raised, all sessions are as they were, but that a feed behind the trunk
+                drops all nodes as soon as layers run.
         """
         if len({id(feed.session) for feed in feeds}) < len(feeds):
             raise ProtocolError("a session takes part once in a pass")
         for feed in feeds:
             feed.session._check(feed, self)
         order = sorted(range(len(feeds)), key=lambda i: feeds[i].session._place(feeds[i]))
-        chunks: list[Chunk] = []
+        if not order:
+            return []
+        before = [feed.session.columns for feed in feeds]
         try:
-            chunks += [feeds[i].session._begin(feeds[i]) for i in order]
-            rows = torch.cat([self._rows(feeds[i].rows) for i in order]) if order else None
-            if rows is None:
-                return []
+            chunks = [feeds[i].session._begin(feeds[i]) for i in order]
+            rows = torch.cat([self._rows(feeds[i].rows) for i in order])
+            for i in order:
+                if feeds[i].parents is None:
+                    feeds[i].session._drop_nodes()
             hidden = self._backend.hidden(chunks, rows, None, enter=self.takes_ids)
             if self.gives_logits:
                 outputs = [output.logits for output in self._backend.outputs(hidden, chunks)]
             else:
                 outputs = list(hidden.split([chunk.new for chunk in chunks]))
         except BaseException:  # whatever ends the pass, the sessions are as before it
-            for i, chunk in zip(order, chunks, strict=False):
-                feeds[i].session._tree.shrink(chunk.start)
+            for feed, columns in zip(feeds, before, strict=True):
+                feed.session._undo(columns)
             raise
         for i, chunk in zip(order, chunks, strict=True):
             if feeds[i].parents is None:
@@ -181,7 +185,10 @@ class StageSession:
         return twin
 
     def close(self) -> None:
-        """Free the keys and values."""
+        """Free the keys and values, as ``session.Session.close``."""
+        if self._closed:
+            return
+        self._stage._backend.cut(self._cache, 0)
         self._cache = None
         self._closed = True
         self._tree.cut(0)
@@ -211,25 +218,32 @@ class StageSession:
         if deepest > stage.context:
             raise InvalidInput(f"{deepest} tokens, the model reads {stage.context}", field="rows")
 
-    def _place(self, feed: StageFeed) -> tuple[bool, int]:
+    def _place(self, feed: StageFeed) -> tuple[tuple[int, ...], int]:
         new = len(feed.rows)
         before = self.length if feed.parents is None else self.columns
-        return not self._stage._backend.side_by_side(self._cache, new, before + new), new
+        return self._stage._backend.company(self._cache, new, before + new), new
 
     def _position(self, column: int) -> int:
         return column if column < self.length else self._tree.position(column)
 
     def _begin(self, feed: StageFeed) -> Chunk:
+        """Turn a (checked) feed into the backend's chunk; nodes are added to the tree."""
         new = len(feed.rows)
         keep = new if feed.last is None else feed.last
         if feed.parents is None:
-            start = self.length
-            self._stage._backend.cut(self._cache, start)
-            self._tree.cut(start)
-            return Chunk(self._cache, start, new, start, None, keep)
+            return Chunk(self._cache, self.length, new, self.length, None, keep)
         start, positions = self.columns, list[int]()
         for parent in feed.parents:
             own = parent - start
             positions.append(1 + (positions[own] if own >= 0 else self._position(parent)))
         mask = torch.from_numpy(self._tree.grow(feed.parents, positions))
         return Chunk(self._cache, start, new, torch.tensor(positions), mask, keep)
+
+    def _drop_nodes(self) -> None:
+        self._stage._backend.cut(self._cache, self.length)
+        self._tree.cut(self.length)
+
+    def _undo(self, columns: int) -> None:
+        """Forget the columns from ``columns`` on: their pass has failed, or has never begun."""
+        self._tree.shrink(columns)
+        self._stage._backend.cut(self._cache, columns)

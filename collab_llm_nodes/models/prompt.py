@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from itertools import groupby
+from typing import Any, NoReturn
 
 import torch
 from jinja2.exceptions import TemplateError
@@ -119,6 +121,46 @@ def encode(
     return EncodedPrompt(ids, pixels, grid, positions, delta)
 
 
+def check_encoded(prompt: EncodedPrompt, loaded: LoadedModel, field: str) -> None:
+    """Refuse an encoded prompt, read from somewhere, that ``encode`` cannot have returned.
+
+    Args:
+        field: names the prompt in errors.
+
+    Raises:
+        InvalidInput: ids, grid and positions contradict each other, or the model sees no images.
+    """
+    ids, grid, positions = prompt.ids, prompt.image_grid_thw, prompt.position_ids
+
+    def refuse(message: str) -> NoReturn:
+        raise InvalidInput(message, field=field, remedy="encode the prompt again")
+
+    if loaded.image_processor is None:
+        if grid is not None or positions is not None or prompt.position_delta:
+            refuse("images, or their positions, for a model that reads text only")
+        return
+    placeholder, merge = loaded.model.config.image_token_id, loaded.image_processor.merge_size
+    if grid is not None:
+        if grid.dtype != torch.int64 or grid.ndim != 2 or grid.shape[1] != 3 or not len(grid):
+            refuse("image_grid_thw is not int64 [images, 3]")
+        for time, height, width in grid.tolist():
+            if min(time, height, width) < 1 or height % merge or width % merge:
+                refuse(f"no image has {time} x {height} x {width} patches")
+    runs = [len(list(run)) for token, run in groupby(ids) if token == placeholder]
+    if runs != ([] if grid is None else _features(grid, merge)):
+        refuse("image_grid_thw is not that of the image placeholders")
+    if positions is None and grid is None and not prompt.position_delta:
+        return  # positions by index, as those of text are
+    expected, delta = _positions(ids, grid, loaded)
+    if (
+        positions is None
+        or positions.dtype != torch.int64
+        or not torch.equal(positions, expected)
+        or prompt.position_delta != delta
+    ):
+        refuse("position_ids or position_delta is not that of the ids and the images")
+
+
 def check_prompt(prompt: Prompt, limits: PromptLimits, field: str = "text") -> None:
     """Refuse what no model need be asked about; ``field`` names ``prompt.text`` in errors.
 
@@ -229,8 +271,13 @@ def _ids(prompt: Prompt, grid: Tensor | None, loaded: LoadedModel) -> tuple[int,
         )
     if grid is None:
         return tuple(ids)
-    features = iter((grid.prod(dim=1) // loaded.image_processor.merge_size**2).tolist())
+    features = iter(_features(grid, loaded.image_processor.merge_size))
     return tuple(x for i in ids for x in [i] * (next(features) if i == placeholder else 1))
+
+
+def _features(grid: Tensor, merge: int) -> list[int]:
+    """Return the number of features of each image, which is that of its placeholder ids."""
+    return [math.prod(row) // merge**2 for row in grid.tolist()]
 
 
 def _chat(prompt: Prompt, loaded: LoadedModel) -> str:

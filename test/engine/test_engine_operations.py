@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 import weakref
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
-from tiny_models import tiny_folder, tiny_model, tiny_prompt
+from tiny_models import tiny_model, tiny_prompt
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from collab_llm_nodes.engine import attention, cache
-from collab_llm_nodes.engine.cache import StaticCache
+from collab_llm_nodes.engine.backend import Chunk
+from collab_llm_nodes.engine.cache import Part, StaticCache
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
-from collab_llm_nodes.errors import Cancelled, InvalidInput, ModelError, ProtocolError
+from collab_llm_nodes.errors import Cancelled, ProtocolError
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
-from collab_llm_nodes.models.fingerprint import fingerprint
-from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, encode
 
 BACKENDS = ("static", "eager")
@@ -47,11 +47,12 @@ def near(found: torch.Tensor | Exception, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-4)
 
 
-@pytest.fixture(params=[1 << 20, 0], ids=["gathered", "in place"])
+@pytest.fixture(params=[1 << 20, 1 << 13, 0], ids=["gathered", "forks together", "in place"])
 def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiny sessions share parts as long ones do, gathered or in place."""
+    """Tiny sessions share parts as long ones do, gathered or in place, in groups of a few."""
     monkeypatch.setattr(cache, "BLOCK", 4)
     monkeypatch.setattr(attention, "GATHERED", request.param)
+    monkeypatch.setattr(attention, "TOGETHER", 1 << 16)
 
 
 # ---------------------------------------------------------------- all operations, any order
@@ -149,15 +150,16 @@ def test_a_shared_prefix_is_held_once_until_its_last_session_is_closed() -> None
     alone_bytes = session.own_bytes
     assert session.shared_bytes == 0
     forks = [session.fork() for _ in range(8)]
-    column = session.shared_bytes // len(long)
-    assert {s.shared_bytes for s in (session, *forks)} == {len(long) * column}
+    assert isinstance(session._cache, StaticCache)
+    column = session._cache.column_bytes
+    assert {s.shared_bytes for s in (session, *forks)} == {alone_bytes}
     assert sum(s.own_bytes for s in (session, *forks)) == 0, "only what differs costs memory"
     for number, fork in enumerate(forks):
         near(fork.feed([number])[0], alone(engine, prompt, [*[7] * 300, number]))
         assert fork.own_bytes <= cache.BLOCK * column < alone_bytes
     grandchild = forks[3].fork()
     assert isinstance(forks[3]._cache, StaticCache)
-    storage = weakref.ref(forks[3]._cache.shared[0])
+    storage = weakref.ref(forks[3]._cache.shared[0].part.columns)
     for closed in (session, forks[0], *forks[4:], forks[3], forks[1], forks[2]):
         closed.close()
         assert closed.own_bytes == closed.shared_bytes == 0
@@ -169,6 +171,211 @@ def test_a_shared_prefix_is_held_once_until_its_last_session_is_closed() -> None
     assert storage() is None
 
 
+class Reads(TorchDispatchMode):
+    """Counts the products with columns of one part, by their number of rows."""
+
+    def __init__(self, part: torch.Tensor) -> None:
+        super().__init__()
+        self._place = part.untyped_storage().data_ptr()
+        self.rows: Counter[int] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() in ("aten::bmm", "aten::baddbmm"):
+            rows, columns = args[-2:]
+            if columns.untyped_storage().data_ptr() == self._place:
+                self.rows[rows.shape[1]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2_vl", "opt"])  # shared heads, and not
+def test_forks_read_their_common_prefix_once(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny_model(architecture))
+    session, prompt = opened(engine)
+    n = len(prompt.ids)
+    session.feed([*prompt.ids, *([7] * 200)], last=0)
+    forks = [session.fork() for _ in range(4)]
+    assert isinstance(session._cache, StaticCache)
+    monkeypatch.setattr(attention, "GATHERED", 20 * session._cache.column_bytes)
+    for number, fork in enumerate(forks):
+        fork.feed([8] * number)
+    ends = [[7] * 200 + [8] * number for number in range(4)]
+    feeds = [
+        Feed(session, [10]),
+        Feed(forks[0], [11, 12]),
+        Feed(forks[1], [13], parents=[n + 99]),
+        Feed(forks[2], [14, 15], parents=[n + 201, n + 49]),  # they hide parts of the prefix
+        Feed(forks[3], [16] * 20),  # too many to attend with others
+    ]
+    paths = [[7] * 200 + [10], ends[0] + [11, 12], [7] * 100 + [13], [7] * 50 + [15]]
+    share = session._cache.shared[0].part.columns
+    with Reads(share) as seen:
+        results = engine.run(feeds)
+    query, keys = engine._backend._heads.query, engine._backend._heads.key  # type: ignore[attr-defined]
+    together = 4 * 2 * query // keys  # chunks, slots of each
+    assert seen.rows == {together: 2 * engine.num_layers}, "keys and values, once in each layer"
+    for result, path in zip(results, [*paths, ends[3] + [16] * 20], strict=True):
+        assert isinstance(result, torch.Tensor), result
+        near(result[-1], alone(engine, prompt, path))
+    assert isinstance(results[3], torch.Tensor)
+    near(results[3][0], alone(engine, prompt, [*ends[2], 14]))
+    forks[2].retain(forks[2].columns - 1)
+    results = engine.run([Feed(fork, [17]) for fork in forks])
+    for result, path in zip(
+        results, [paths[1], ends[1], paths[3], ends[3] + [16] * 20], strict=True
+    ):
+        assert isinstance(result, torch.Tensor), result
+        near(result[0], alone(engine, prompt, [*path, 17]))
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_sessions_beyond_a_limit_attend_in_place(
+    forks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny_model("llama"))
+    session, prompt = opened(engine)
+    session.feed([*prompt.ids, *([7] * 200)], last=0)
+    assert isinstance(session._cache, StaticCache)
+    column = session._cache.column_bytes
+    own = 5 if forks else session.length + 5
+    monkeypatch.setattr(attention, "GATHERED", own * column)
+    sessions = [session.fork() for _ in range(6)]
+    for number, fork in enumerate(sessions):
+        fork.feed([8, 8, 8, number], last=0)
+    seen: list[tuple[int, int]] = []
+
+    class Seen(attention.Gathered):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            seen.append((len(args[0]), self.bytes))
+
+    monkeypatch.setattr(attention, "Gathered", Seen)
+    for room, expected in ((6, 6), (5, 5), (2, 2), (1, 0)):
+        seen.clear()
+        monkeypatch.setattr(attention, "TOGETHER", room * own * column)
+        results = engine.run([Feed(s, [9]) for s in sessions])
+        assert seen == ([(expected, expected * own * column)] if expected else [])
+        for number, (one, result) in enumerate(zip(sessions, results, strict=True)):
+            assert isinstance(result, torch.Tensor), result
+            near(result[0], alone(engine, prompt, [*[7] * 200, 8, 8, 8, number, 9]))
+            one.length -= 1
+
+
+def test_scores_of_forks_must_fit_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = attention.Heads(query=6, key=2, dim=16)
+    prefix = Part(torch.empty(1, 4, 5000, 16))
+    chunks = [
+        Chunk(StaticCache([prefix.share(5000)], torch.empty(1, 4, 8, 16)), 5000, 8, 0, None, 0)
+        for _ in range(9)
+    ]
+    scores = 4 * 6 * 8 * 5008  # bytes: queries by columns, float32
+    monkeypatch.setattr(attention, "TOGETHER", 7 * scores)
+    for room, fitting in ((7 * scores, 7), (2 * 8 * 4 * 16 * 4, 2)):
+        assert attention._fitting(chunks, room, heads, forks=True) == fitting
+
+
+def held_bytes(*sessions: Session) -> int:
+    """Bytes of all memory that the caches keep alive, each counted once."""
+    found = {}
+    for session in sessions:
+        if isinstance(session._cache, StaticCache):
+            parts = [share.part.columns for share in session._cache.shared]
+            for tensor in (session._cache.own, *parts):
+                storage = tensor.untyped_storage()
+                found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
+
+
+def test_rolling_back_returns_memory() -> None:
+    engine = Engine(tiny_model("llama"))
+    session, prompt = opened(engine)
+    session.feed([*prompt.ids, *([7] * 400)], last=0)
+    assert isinstance(session._cache, StaticCache)
+    block = cache.BLOCK * session._cache.column_bytes
+    assert session.length > 3 * cache.BLOCK
+    assert held_bytes(session) == 4 * block
+    session.length = 130
+    assert held_bytes(session) == 4 * block, "half of it: few tokens must not cost a copy"
+    session.length = 100
+    assert held_bytes(session) == session.own_bytes == block
+    kept = [*prompt.ids, *([7] * 400)][:100]
+    near(session.feed([9])[0], engine.open(EncodedPrompt(())).feed([*kept, 9], last=1)[0])
+
+
+def test_what_no_fork_reads_is_returned() -> None:
+    engine = Engine(tiny_model("llama"))
+    session, prompt = opened(engine)
+    long = [*prompt.ids, *([7] * 400)]
+    session.feed(long, last=0)
+    assert isinstance(session._cache, StaticCache)
+    block = cache.BLOCK * session._cache.column_bytes
+    forks = [session.fork() for _ in range(4)]
+    assert held_bytes(session, *forks) == 4 * block
+    for fork, length in zip(forks, (20, 200, 120, 20), strict=True):
+        fork.length = length
+    assert held_bytes(session, *forks) == 4 * block, "one session still reads all of it"
+    session.close()
+    assert held_bytes(*forks) == 4 * block, "200 columns are in two of four blocks"
+    forks[1].close()
+    assert held_bytes(forks[0], *forks[2:]) == block, "held once, by whoever is left"
+    for fork, length in ((forks[0], 20), (forks[2], 120), (forks[3], 20)):
+        near(fork.feed([9])[0], engine.open(EncodedPrompt(())).feed([*long[:length], 9], last=1)[0])
+    forks[2].length = 30
+    grandchild = forks[2].fork()
+    for fork in (forks[0], forks[2], forks[3]):
+        fork.close()
+        fork.close()  # twice is no mistake
+    near(grandchild.feed([9])[0], engine.open(EncodedPrompt(())).feed([*long[:30], 9], last=1)[0])
+
+
+def test_a_rollback_needs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(tiny_model("llama"))
+    session, prompt = opened(engine)
+    session.feed([*prompt.ids, *([7] * 400)], last=0)
+    whole = session.own_bytes
+
+    def full(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "_resized", full)
+        session.length = len(prompt.ids)
+    assert (session.length, session.own_bytes) == (len(prompt.ids), whole)
+    near(session.feed([9])[0], alone(engine, prompt, [9]))
+    session.length = len(prompt.ids)
+    assert session.own_bytes < whole
+
+
+def test_forks_of_several_threads_give_back_what_none_reads() -> None:
+    engine = Engine(tiny_model("llama"))
+    session, prompt = opened(engine)
+    session.feed([*prompt.ids, *([7] * 400)], last=0)
+    forks = [session.fork() for _ in range(4)]
+    session.close()
+
+    def work(number: int) -> Session:
+        fork = forks[number]
+        for length in range(400, 40, -30):
+            fork.length = length - number
+            twin = fork.fork()
+            fork.close()
+            fork = twin
+        near(fork.feed([9])[0], expected[number])
+        return fork
+
+    tokens = [*prompt.ids, *([7] * 400)]
+    expected = [
+        engine.open(EncodedPrompt(())).feed([*tokens[: 70 - n], 9], last=1)[0] for n in range(4)
+    ]
+    with ThreadPoolExecutor(4) as threads:
+        last = list(threads.map(work, range(4)))
+    assert isinstance(last[0]._cache, StaticCache)
+    assert held_bytes(*last) <= (2 + 4) * cache.BLOCK * last[0]._cache.column_bytes, (
+        "two blocks of the prefix, and one for what each fork has been fed"
+    )
+
+
 def test_a_fork_of_a_closed_session_is_refused() -> None:
     session, _ = opened(Engine(tiny_model("llama")))
     twin = session.fork()  # of an empty one: it starts at the prompt, too
@@ -176,97 +383,6 @@ def test_a_fork_of_a_closed_session_is_refused() -> None:
     session.close()
     with pytest.raises(ProtocolError, match="closed"):
         session.fork()
-
-
-# ---------------------------------------------------------------- files
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_sessions_go_from_one_backend_to_the_other(architecture: str, tmp_path: Path) -> None:
-    file, loaded = tmp_path / "session", tiny_model(architecture)
-    for first, second in (BACKENDS, BACKENDS[::-1]):
-        session, prompt = opened(Engine(loaded, backend=first))
-        for held in (3, len(prompt.ids) + 2):  # within the prompt, before its images; behind it
-            session.feed([*prompt.ids, 20, 21][session.length : held], last=0)
-            session.save(file)
-            engine = Engine(loaded, backend=second)
-            restored = engine.restore(file)
-            assert restored.length == held
-            rest = [*prompt.ids, 20, 21, 22][held:]
-            torch.testing.assert_close(
-                restored.feed(rest, last=1)[0],
-                alone(engine, prompt, [20, 21, 22]),
-                atol=1e-4,
-                rtol=1e-4,
-            )
-    assert os.listdir(tmp_path) == ["session"], "nothing is left beside it"
-
-
-def test_a_restored_session_is_the_saved_one_to_the_last_bit(tmp_path: Path) -> None:
-    engine = Engine(tiny_model("qwen2"))
-    session, prompt = opened(engine)
-    session.feed([*prompt.ids, 5, 6], last=0)
-    session.save(tmp_path / "s")
-    assert engine.restore(tmp_path / "s").feed([8]).equal(session.feed([8]))
-
-
-def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    engine, file = Engine(tiny_model("llama")), tmp_path / "session"
-    session, prompt = opened(engine)
-    with pytest.raises(InvalidInput, match="nothing has been fed"):
-        session.save(file)
-    session.feed(prompt.ids, last=0)
-    with pytest.raises(InvalidInput, match="cannot write"):
-        session.save(tmp_path / "no such folder" / "session")
-    session.save(file)
-    for other in (tiny_model("llama", seed=1), tiny_model("qwen2")):
-        with pytest.raises(ModelError, match="with model"):
-            Engine(other).restore(file)
-    tensors, fit = load_file(file), engine._fit
-    facts = {
-        "format": "collab_llm session 1",
-        "model": fit.model,
-        "dtype": "torch.float32",
-        "position": str(len(prompt.ids)),
-        "position_delta": "0",
-    }
-    held = tensors["keys_values"]
-    broken = tmp_path / "broken"
-    for changed, named, error in (
-        ({}, {"format": "another"}, InvalidInput),
-        ({}, {"dtype": "torch.bfloat16"}, ModelError),
-        ({}, {"position": str(len(prompt.ids) - 1)}, InvalidInput),
-        ({}, {"position": "many"}, InvalidInput),
-        ({"keys_values": held[1:].contiguous()}, {}, InvalidInput),
-        ({"keys_values": held.double()}, {}, InvalidInput),
-        ({"prompt_ids": torch.tensor([engine.vocab_size])}, {}, InvalidInput),
-        ({"prompt_ids": torch.tensor([-1])}, {}, InvalidInput),
-        ({"position_ids": torch.zeros(3, 1, dtype=torch.int64)}, {}, InvalidInput),
-    ):
-        save_file({**tensors, **changed}, broken, {**facts, **named})
-        with pytest.raises(error) as caught:
-            engine.restore(broken)
-        assert caught.value.field == "file"
-    save_file(tensors, broken, facts)
-    assert engine.restore(broken).length == len(prompt.ids), "the file was right but for that"
-    data = file.read_bytes()
-    for content in (b"", data[:100], data[:-1], b"\xff" * 64):
-        broken.write_bytes(content)
-        with pytest.raises(InvalidInput):
-            engine.restore(broken)
-    with pytest.raises(InvalidInput, match="not a readable session"):
-        engine.restore(tmp_path / "none")
-
-
-def test_a_fingerprint_is_of_the_model_and_not_of_its_layout() -> None:
-    loaded = load(ModelConfig(str(tiny_folder("opt"))))  # its own, which it changes
-    before = fingerprint(loaded.model)
-    Engine(loaded)  # lays the weights out again
-    assert fingerprint(loaded.model) == before
-    layer: Any = decoder_parts(loaded.model).layers[0]
-    with torch.no_grad():
-        layer.fc1.weight[0, 0] += 1
-        assert fingerprint(loaded.model) != before
 
 
 # ---------------------------------------------------------------- one pass
@@ -338,6 +454,32 @@ def test_a_pass_ended_between_layers_leaves_sessions_as_they_were(after: int, ba
     for session, prompt in sessions:
         assert session.length == len(prompt.ids) + 3
         near(session.feed([50])[0], alone(engine, prompt, [20, 21, 22, 50]))
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_pass_that_cannot_begin_leaves_sessions_as_they_were(
+    fails: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny_model("llama"))
+    sessions = [opened(engine, i) for i in range(2)]
+    for session, prompt in sessions:
+        session.feed(prompt.ids, last=0)
+    begin, failing = Session._begin, sessions[fails][0]
+
+    def begins(self: Session, feed: Feed) -> Chunk:
+        chunk = begin(self, feed)  # what it has done so far is undone, too
+        if self is failing:
+            raise MemoryError
+        return chunk
+
+    feeds = [Feed(s, [40, 41], parents=[s.length - 1, s.length]) for s, _ in sessions]
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_begin", begins)
+        with pytest.raises(MemoryError):
+            engine.run(feeds)
+    for session, prompt in sessions:
+        assert session.columns == len(prompt.ids)
+        near(session.grow([50], [session.length - 1])[0], alone(engine, prompt, [50]))
 
 
 def test_the_last_layer_is_not_asked_after() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import tiny_folder, tiny_model, tiny_prompt
 
+from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.stage import Stage, StageFeed, StageSession
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError, ProtocolError
@@ -102,6 +105,64 @@ def test_several_sessions_share_a_pass_of_a_stage() -> None:
     first = stages[0].run([StageFeed(stages[0].open(), ids) for ids in news])
     both = stages[1].run([StageFeed(stages[1].open(), hidden, 1) for hidden in first])
     for found, expected in zip(both, alone, strict=True):
+        near(found, expected)
+
+
+@pytest.mark.parametrize("fails", ["a", "b", "c", "the layers"])
+def test_a_pass_of_a_stage_that_fails_leaves_all_sessions_as_they_were(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever session cannot begin, those before it and those behind it are as before."""
+    stage = divided("llama", [])[0]
+
+    def grown() -> tuple[StageSession, StageSession, StageSession]:
+        found = stage.open(), stage.open(), stage.open()
+        for number, session in enumerate(found):
+            session.feed([3, 4, 5 + number])
+            session.grow([8, 9], [1, 2])
+        return found
+
+    def feeds(sessions: tuple[StageSession, ...]) -> list[StageFeed]:
+        a, b, c = sessions
+        return [
+            StageFeed(a, [20, 21], parents=[3, 5]),
+            StageFeed(b, [22], parents=[4]),
+            StageFeed(c, [23, 24, 25]),
+        ]
+
+    class Failed(Exception):
+        pass
+
+    sessions = grown()
+    with monkeypatch.context() as patch:
+        if fails == "the layers":
+            attend = stage._backend._attend
+
+            def failing(layer: Any, *rest: Any) -> torch.Tensor:
+                if layer.number == 3:
+                    raise Failed
+                return attend(layer, *rest)
+
+            patch.setattr(stage._backend, "_attend", failing)
+        else:
+            begin, failing_one = StageSession._begin, sessions["abc".index(fails)]
+
+            def begins(self: StageSession, feed: StageFeed) -> Chunk:
+                chunk = begin(self, feed)  # what it has done so far is undone, too
+                if self is failing_one:
+                    raise Failed
+                return chunk
+
+            patch.setattr(StageSession, "_begin", begins)
+        with pytest.raises(Failed):
+            stage.run(feeds(sessions))
+    nodes_of_c = 0 if fails == "the layers" else 2  # they have been written over
+    assert [s.columns for s in sessions] == [5, 5, 3 + nodes_of_c]
+    assert [s.length for s in sessions] == [3, 3, 3]
+    if nodes_of_c:
+        (found,) = stage.run([StageFeed(sessions[2], [7], parents=[4])])
+        near(found, grown()[2].grow([7], [4]))
+    for found, expected in zip(stage.run(feeds(sessions)), stage.run(feeds(grown())), strict=True):
         near(found, expected)
 
 
