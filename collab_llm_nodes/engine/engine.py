@@ -163,7 +163,9 @@ class Engine:
                 running[number] = feed
             else:
                 results[number] = torch.empty(0, self.vocab_size, device=self.device)
-        numbers = sorted(running, key=lambda number: self._place(running[number]))
+        numbers = list(running)
+        if len(numbers) > 1:
+            numbers.sort(key=lambda number: self._place(running[number]))
         for group in [numbers] if self._backend.batches else [[number] for number in numbers]:
             if group:
                 outcomes = self._pass([running[n] for n in group], exits_until, after_exit, check)
@@ -197,7 +199,7 @@ class Engine:
             row = 0
             for feed in feeds:
                 chunks.append(feed.session._begin(feed))
-                feed.session._show_images(feed.ids, embedded[row : row + len(feed.ids)])
+                feed.session._show_images(feed.ids, embedded, row)
                 row += len(feed.ids)
             outputs = self._backend.forward(chunks, embedded, after_layer)
         except BaseException as error:  # whatever ends the pass, the sessions are as before it

@@ -348,8 +348,11 @@ class Session:
         self._image_features = torch.cat(list(features)).to(like.dtype)
         self._prompt = replace(self._prompt, pixel_values=None)  # ten times the features' memory
 
-    def _show_images(self, ids: Sequence[int], embedded: Tensor) -> None:
-        """Put image features into their places in ``embedded`` [k, hidden], behind the trunk."""
+    def _show_images(self, ids: Sequence[int], embedded: Tensor, row: int) -> None:
+        """Put image features into the rows of ``ids``, from ``row``, of ``embedded`` [k, hidden].
+
+        The tokens stand behind the trunk.
+        """
         prompt_ids, start = self._prompt.ids, self.length  # nodes stand behind the whole prompt
         if self._prompt.image_grid_thw is None or start >= len(prompt_ids):
             return
@@ -358,5 +361,5 @@ class Session:
         placeholder = self._engine.loaded.model.config.image_token_id
         seen = prompt_ids[:start].count(placeholder)
         own = ids[: len(prompt_ids) - start]  # later ones were generated: tokens like any other
-        here = [i for i, token in enumerate(own) if token == placeholder]
+        here = [row + i for i, token in enumerate(own) if token == placeholder]
         embedded[here] = self._image_features[seen : seen + len(here)]

@@ -235,6 +235,8 @@ class StaticBackend:
             x = _joined([x[end - keep : end] for end, keep in zip(ends, keeps, strict=True)])
         states = self._head.norm(x)
         logits = self._head(states)
+        if len(chunks) == 1:
+            return [Output(logits, states)]
         return [Output(*own) for own in zip(logits.split(keeps), states.split(keeps), strict=True)]
 
 
