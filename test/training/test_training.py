@@ -30,7 +30,7 @@ from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim import expert
 from collab_llm_nodes.sim.renderer import KINDS, Renderer, footprint
 from collab_llm_nodes.sim.rooms import Pose, make_room
-from collab_llm_nodes.training import data, evaluate, trainer
+from collab_llm_nodes.training import data, evaluate, loop, trainer
 from collab_llm_nodes.training.adapters import AdapterConfig, train_adapters
 from collab_llm_nodes.training.answering import answers, patches
 from collab_llm_nodes.training.architecture import MICRO, build, prefix_ids
@@ -294,9 +294,9 @@ def test_resumed_training_equals_uninterrupted(pictures: data.Pictures, tmp_path
     for learner, steps in ((straight, 6), (stopped, 3)):
         for _ in range(steps):
             learner.learn(learner.batches.make([(pictures, 3)], learner.step, 2))
-    stopped.save(tmp_path)
+    loop.save(stopped, tmp_path)
     resumed = Learner(MICRO_RUN)
-    resumed.restore(tmp_path)
+    loop.restore(resumed, tmp_path, resumed.device)
     assert resumed.step == 3
     for _ in range(3):
         resumed.learn(resumed.batches.make([(pictures, 3)], resumed.step, 2))

@@ -1,0 +1,1 @@
+"""The embedded text family: its language, its data and its training."""
