@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.errors import ConfigError, ModelError
 
 Progress = Callable[[str, int, int, dict[str, float]], None]
 """Called with (what, done, total, latest figures)."""
@@ -29,7 +30,7 @@ class Learner(Protocol):
 
     Attributes:
         step: optimiser steps done.
-        seconds: time spent on them, in all calls together.
+        seconds: time spent on them in all calls together, but for the first step of a call.
         curve: measured points.
     """
 
@@ -132,18 +133,29 @@ def train(
         measure: figures for a point of the curve, beside the smoothed losses.
         save_at: steps after which the state is saved in any case.
         stop: asked before every step; True ends the call, to be resumed.
+
+    Raises:
+        ModelError: a loss is not finite; nothing is saved.
     """
     figures: dict[str, float] = {}
     saved = started = time.monotonic()
-    before = learner.seconds
+    before, first = learner.seconds, learner.step
 
     def over() -> bool:
         return pace.done(learner.step, learner.seconds) >= 1
 
     while not over() and not stop():
         for key, value in advance().items():
+            if not math.isfinite(value):
+                raise ModelError(
+                    f"{key} is {value} at step {learner.step}",
+                    field="learning_rate",
+                    remedy="the last saved state is sound: go on from it with a smaller rate",
+                )
             figures[key] = value + 0.98 * (figures.get(key, value) - value)
         now = time.monotonic()
+        if learner.step == first + 1:
+            started = now  # a call's first step compiles: it is no measure of the others
         learner.seconds = before + now - started
         share = pace.done(learner.step, learner.seconds)
         total = pace.steps if not pace.seconds else max(learner.step, int(learner.step / share))
