@@ -20,6 +20,7 @@ from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import MedusaHeads
 from collab_llm_nodes.models.vocabulary import check_one_vocabulary
 from collab_llm_nodes.training.loop import Progress
+from collab_llm_nodes.training.text.architecture import CONTEXT
 from collab_llm_nodes.training.text.checker import check
 from collab_llm_nodes.training.text.distillation import Question, questions
 from collab_llm_nodes.training.text.export import read
@@ -136,7 +137,7 @@ class _Evaluation:
             folder = config.models / name
             try:
                 tokenizers[name] = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-                self._models[name] = TextForward(read(folder, device), LENGTH)
+                self._models[name] = TextForward(read(folder, device), CONTEXT)
             except (OSError, ValueError) as error:
                 raise ModelError(
                     f"cannot read {folder}: {error}",
@@ -172,7 +173,7 @@ class _Evaluation:
         for sub_domain in SUB_DOMAINS:
             seed, mix = f"perplexity {config.seed}", {(sub_domain, "plain"): 1.0}
             documents = some_documents(self._tokenizer, seed, mix, config.documents, True)
-            ids, kinds = one_a_row(documents, LENGTH)
+            ids, kinds = one_a_row(documents, CONTEXT)
             found[sub_domain] = {}
             for name in ("text-target", "text-worker"):
                 nats, real = token_nats(
@@ -312,7 +313,7 @@ class _Evaluation:
         for first in range(0, len(order), self._config.at_once):
             batch = order[first : first + self._config.at_once]
             longest = len(prompts[batch[-1]])
-            room = min(most, LENGTH - longest)
+            room = min(most, CONTEXT - longest)
             answers = forward.answer([prompts[i] for i in batch], room, self._ends)
             for i, answer in zip(batch, answers, strict=True):
                 said[i] = answer

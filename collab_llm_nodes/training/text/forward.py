@@ -34,7 +34,7 @@ class TextForward(nn.Module):
 
     def forward(self, ids: Tensor) -> list[Tensor]:
         """Return the output of each layer, [B, T, hidden], for ids [B, T]; attention is causal."""
-        x = self.model.model.embed_tokens(ids)
+        x = self._embed(ids)
         cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
         layers = []
         for layer in self.model.model.layers:
@@ -50,6 +50,10 @@ class TextForward(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [..., V] of any layer's output."""
         return F.linear(self.normed(hidden), self.model.lm_head.weight)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        # Not the module: it keeps the padding's row, here the end of a text, from being learnt.
+        return F.embedding(ids, self.model.model.embed_tokens.weight)
 
     def _project(
         self, layer: Any, x: Tensor, cos: Tensor, sin: Tensor
@@ -126,7 +130,7 @@ class TextForward(nn.Module):
     def _cached(self, ids: Tensor, caches: list[Tensor], place: int, mask: Tensor) -> Tensor:
         """Return the last layer's output for ``ids`` from position ``place``; fill the caches."""
         end = place + ids.shape[1]
-        x = self.model.model.embed_tokens(ids)
+        x = self._embed(ids)
         cos, sin = self.cos[place:end], self.sin[place:end]
         for layer, cache in zip(self.model.model.layers, caches, strict=True):
             query, key, value = self._project(layer, x, cos, sin)

@@ -12,7 +12,7 @@ from collab_llm_nodes.models.tokenizer import TEXT_SPECIAL
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.training.text.samples import Sample
 
-WEIGHTS = np.array([0.0, 0.3, 1.0, 4.0], np.float32)
+WEIGHTS = np.array([0.0, 0.2, 1.0, 5.0], np.float32)
 """Weight of a token in the loss, by its class: padding, asked, answered, answered in few words."""
 PAD, ASKED, ANSWERED, SHORT = range(4)
 SHORT_ANSWER = 24
