@@ -1,1 +1,1 @@
-"""The embedded text family: its language, its data and its training."""
+"""The embedded text models: their grammar, checker, training and evaluation."""
