@@ -25,17 +25,13 @@ class HeldOut:
     ) -> None:
         self._length, self._device = length, device
         self._plain = {
-            sub_domain: self._rows(tokenizer, sub_domain, "plain", count)
+            sub_domain: self._rows(_documents(tokenizer, sub_domain, "plain", count))
             for sub_domain in SUB_DOMAINS
         }
-        extract = [self._rows(tokenizer, s, "extract", count) for s in SUB_DOMAINS]
-        self._extract = torch.cat([e[0] for e in extract]), torch.cat([e[1] for e in extract])
+        passages = [_documents(tokenizer, name, "extract", count) for name in SUB_DOMAINS]
+        self._extract = self._rows([document for part in passages for document in part])
 
-    def _rows(
-        self, tokenizer: PreTrainedTokenizerBase, sub_domain: str, skill: str, count: int
-    ) -> tuple[Tensor, Tensor]:
-        mix = {(sub_domain, skill): 1.0}
-        found = some_documents(tokenizer, f"curve {skill}", mix, count, held_out=True)
+    def _rows(self, found: list[Document]) -> tuple[Tensor, Tensor]:
         ids, kinds = one_a_row(found, self._length)
         return ids.to(self._device), kinds.to(self._device)
 
@@ -51,6 +47,13 @@ class HeldOut:
             found[f"nats_{sub_domain}"] = float(nats[real].mean())
         found["extract"] = _short_answers_right(forward, *self._extract)
         return found
+
+
+def _documents(
+    tokenizer: PreTrainedTokenizerBase, sub_domain: str, skill: str, count: int
+) -> list[Document]:
+    mix = {(sub_domain, skill): 1.0}
+    return some_documents(tokenizer, f"curve {skill}", mix, count, held_out=True)
 
 
 def one_a_row(documents: list[Document], length: int) -> tuple[Tensor, Tensor]:
