@@ -41,10 +41,10 @@ class RowLearner:
             fused=True,
         )
         self._parameters = parameters
-        compiled: Callable[[Tensor, Tensor], dict[str, Tensor]] = (
-            torch.compile(self.losses, dynamic=False) if stage.compile else self.losses
-        )
-        self._losses = compiled
+        self._losses: Callable[[Tensor, Tensor], dict[str, Tensor]] = self.losses
+        if stage.compile:
+            torch.compiler.reset()  # an earlier stage's code would count against the limit
+            self._losses = torch.compile(self.losses, dynamic=False)
 
     def losses(self, ids: Tensor, weights: Tensor) -> dict[str, Tensor]:
         """Return the losses of ids int64 and weights float32, both [B, T].

@@ -138,11 +138,11 @@ GPU = TextPlan(
     worker_size=WORKER,
     draft_size=DRAFT,
     exit_layers=(2, 3, 4, 5),
-    target=_gpu(96, 2.5e-3, 10.0, 400),
+    target=_gpu(96, 2.5e-3, 9.0, 400),
     base=_gpu(64, 3e-3, 0.15, 50),
     draft=_gpu(64, 3e-3, 0.7, 50),
-    worker=_gpu(96, 2.5e-3, 2.5, 200),
-    guesses=_gpu(32, 2e-3, 1.2, 50),
+    worker=_gpu(96, 2.5e-3, 2.2, 200),
+    guesses=_gpu(32, 2e-3, 1.0, 50),
     answers=Answers(units=6, prompts=4096),
 )
 """One data-centre GPU and 16 cores, about 25 minutes; made to be stopped and resumed."""

@@ -272,15 +272,18 @@ class _Family:
     ) -> bool:
         stage, run = self.plan.stage(name), self.out / name
         loop.restore(learner, run, self.device)
-        began, first = time.monotonic(), learner.step
+        began, first = time.monotonic(), learner.step + 1
 
         def advance() -> dict[str, float]:
+            nonlocal began
+            if learner.step == first:  # the first step compiled
+                began = time.monotonic()
             if makers is not None and learner.step % _LOOK_EVERY == 0:
                 makers.check()
                 rows.add(self.corpus.file(k) for k in self.corpus.ready())
             losses = learner.learn(*rows.batch(learner.step, stage.batch))
             done = (learner.step - first) * stage.batch * rows.length
-            return {**losses, "tokens_per_s": done / (time.monotonic() - began)}
+            return {**losses, "tokens_per_s": done / max(1e-9, time.monotonic() - began)}
 
         return loop.train(
             learner,
