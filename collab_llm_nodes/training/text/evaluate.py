@@ -190,7 +190,10 @@ class _Evaluation:
         return found
 
     def extraction(self) -> dict[str, Any]:
-        """Share of right answers, by distance and by distractors; precision and recall of None."""
+        """Share of right answers; precision and recall of None.
+
+        The groups by distance and by distractors hold the samples whose passage has the answer.
+        """
         samples = self._samples("extract", self._config.extractions)
         found = {}
         for name in ("text-target", "text-worker"):
@@ -396,7 +399,7 @@ def _grouped(
     known = [
         (value, good)
         for sample, good in zip(samples, right, strict=True)
-        if isinstance(value := sample.facts.get(fact), int)
+        if isinstance(value := sample.facts.get(fact), int) and not is_absent(sample)
     ]
     return _binned([value for value, _ in known], [good for _, good in known], ends)
 
