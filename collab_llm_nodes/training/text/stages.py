@@ -88,12 +88,12 @@ def pick_plan(name: str, device: torch.device) -> TextPlan:
         )
     plan = PLANS[name]
     if name == "tiny" and device.type == "cuda":  # what the real plan does there, in little
-        compiled = {
-            stage: replace(plan.stage(stage), compile=True, bfloat16=True)
-            for stage in ("target", "guesses")
-        }
-        draft = replace(plan.draft, compile=True, bfloat16=True)
-        plan = replace(plan, draft=draft, **compiled)
+        plan = replace(
+            plan,
+            target=replace(plan.target, compile=True, bfloat16=True),
+            draft=replace(plan.draft, compile=True, bfloat16=True),
+            guesses=replace(plan.guesses, compile=True, bfloat16=True),
+        )
     return plan
 
 
@@ -176,7 +176,7 @@ class _Family:
     def _target(self, tell: loop.Progress) -> bool:
         self._need("tokenizer")
         tokenizer = self.read_tokenizer()
-        model = build(self.plan.target_size, tokenizer, self.seed).to(self.device)
+        model = self._fresh(self.plan.target_size, tokenizer, 0)
         with Makers(self._folder("tokenizer"), self.corpus, self.processes) as makers:
             made = makers.wait(
                 self.plan.first_shards, lambda n, of: tell("making data", n, of, {}), self._late
@@ -315,7 +315,8 @@ class _Family:
         return tokenizer
 
     def _fresh(self, size: Size, tokenizer: PreTrainedTokenizerBase, offset: int) -> Any:
-        return build(size, tokenizer, self.seed + offset).to(self.device)
+        model: Any = build(size, tokenizer, self.seed + offset)
+        return model.to(self.device)
 
     def _read(self, name: str) -> Any:
         return read(self._models() / name, self.device)

@@ -248,16 +248,17 @@ def test_a_model_learns_and_a_draft_closes_in_on_its_teacher(
 ) -> None:
     ids = some_ids(2, LENGTH, len(tokenizer))
     weights = torch.ones(ids.shape)
-    plain = LanguageLearner(build(TINY, tokenizer, 0), stage(), stage().pace, LENGTH)
+    model: Any = build(TINY, tokenizer, 0)
+    plain = LanguageLearner(model, stage(), stage().pace, LENGTH)
     nats = [plain.learn(ids, weights)["nats"] for _ in range(40)]
     assert nats[-1] < 0.6 * nats[0]
     taught = LanguageLearner(
-        build(TINY, tokenizer, 1), stage(), stage().pace, LENGTH, teacher=plain.trained
+        build(TINY, tokenizer, 1), stage(), stage().pace, LENGTH, teacher=model
     )
-    before = plain.trained.lm_head.weight.clone()
+    before = model.lm_head.weight.clone()
     losses = [taught.learn(ids, weights)["loss"] for _ in range(40)]
     assert losses[-1] < 0.6 * losses[0]
-    assert torch.equal(before, plain.trained.lm_head.weight)  # the teacher stays as it is
+    assert torch.equal(before, model.lm_head.weight)  # the teacher stays as it is
 
 
 def test_padding_does_not_count(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -275,17 +276,18 @@ def test_a_head_learns_the_token_after_its_place(tokenizer: PreTrainedTokenizerB
     plan = stage(learning_rate=2e-2)
     circle = 3 + (torch.arange(LENGTH)[None] + torch.tensor([[0], [5]])) % 11
     weights = torch.ones(circle.shape)
-    target = LanguageLearner(build(TINY, tokenizer, 0), plan, plan.pace, LENGTH)
+    model: Any = build(TINY, tokenizer, 0)
+    target = LanguageLearner(model, plan, plan.pace, LENGTH)
     for _ in range(60):
         target.learn(circle, weights)
-    guesses = GuessLearner(target.trained, (1, 2), plan, plan.pace, LENGTH)
+    guesses = GuessLearner(model, (1, 2), plan, plan.pace, LENGTH)
     for _ in range(90):
         last = guesses.learn(circle, weights)
     assert last["head_1"] > 0.9
     assert last["exit_2"] > 0.9
     with torch.no_grad():
         read = guesses.forward.normed(guesses.forward(circle)[-1])
-        drafts = guesses.heads.draft(read, target.trained.lm_head)
+        drafts = guesses.heads.draft(read, model.lm_head)
     place = LENGTH - 10
     assert drafts[0, place, 0] == circle[0, place + 2]
 
