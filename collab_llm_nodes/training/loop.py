@@ -158,7 +158,7 @@ def train(
             started = now  # a call's first step compiles: it is no measure of the others
         learner.seconds = before + now - started
         share = pace.done(learner.step, learner.seconds)
-        total = pace.steps if not pace.seconds else max(learner.step, int(learner.step / share))
+        total = max(learner.step, round(learner.step / share)) if share else learner.step
         tell("training", learner.step, total, figures)
         if learner.step % pace.measure_every == 0 or over():
             facts = {"step": learner.step, "seconds": learner.seconds}

@@ -75,6 +75,24 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.step == 9
 
 
+def test_a_time_ends_a_run_whose_first_step_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 50.0, *(51.0 + second for second in range(100))])
+    monkeypatch.setattr(loop.time, "monotonic", lambda: next(clock))
+    learner = Counter()
+    told: list[tuple[int, int]] = []
+    assert loop.train(
+        learner,
+        tmp_path,
+        Pace(seconds=4.0),
+        learner.learn,
+        tell=lambda what, done, total, figures: told.append((done, total)),
+    )
+    assert (learner.step, learner.seconds) == (5, 4.0)
+    assert told[:2] == [(1, 1), (2, 8)]
+
+
 def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(tmp_path: Path) -> None:
     learner = Counter()
 

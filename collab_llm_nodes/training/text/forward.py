@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from collab_llm_nodes.models.architectures import layer_parts
 
+_PROMPTS_AT_ONCE = 512
+
 
 class TextForward(nn.Module):
     """The forward pass of ``model``, a ``LlamaForCausalLM``; parameters are the model's own."""
@@ -115,7 +117,14 @@ class TextForward(nn.Module):
         stops = torch.tensor(list(ends), device=device)
         done = torch.zeros(batch, dtype=torch.bool, device=device)
         said = torch.full((batch, most), -1, device=device)
-        hidden = self._cached(ids, caches, 0, prefix)
+        # The prompts in parts: their attention scores are what takes memory.
+        parts = [slice(k, k + _PROMPTS_AT_ONCE) for k in range(0, batch, _PROMPTS_AT_ONCE)]
+        hidden = torch.cat(
+            [
+                self._cached(ids[p], [cache[:, p] for cache in caches], 0, prefix[p])[:, -1:]
+                for p in parts
+            ]
+        )
         for step in range(most):
             token = _pick(self.logits(hidden[:, -1]).float(), temperatures, generator)
             said[:, step] = torch.where(done, -1, token)

@@ -236,7 +236,7 @@ class Rows:
         """Return ids int64 and loss weights float32, both [size, length], drawn for ``step``."""
         rng = np.random.default_rng((self.seed, step))
         drawn = torch.from_numpy(rng.integers(0, len(self), size)).to(self._device)
-        return self._ids[drawn].long(), self._weights[self._kinds[drawn].int()]
+        return self._ids[drawn].long(), self._weights[self._kinds[drawn].long()]
 
 
 def some_documents(
