@@ -684,7 +684,7 @@ def draw(world: World, freedom: float = 0.1) -> Task:
     turns.append(Turn("user", hello + feeling + " " + " ".join(message)))
 
     points = [Point(say(_FIRST, robot, common), say(_OPENINGS[mood], robot, common))]
-    for topic, names_of in list(zip(topics, fields))[earlier:]:
+    for topic, names_of in list(zip(topics, fields, strict=True))[earlier:]:
         points += [_point(p, robot, names_of) for p in topic.parts]
     mentions = [common["user"]]
     mentions += [

@@ -40,6 +40,10 @@ class Kind:
     questions: tuple[Phrase, ...]
     reply: tuple[Phrase, ...]
 
+    def about(self, fields: Fields) -> str:
+        """Return what a question on this fact is about: "the lamp and the kitchen"."""
+        return " and ".join(named(name, fields) for name in self.key)
+
     def near(self, world: World, fact: Fields) -> Fields:
         """Return another fact of this kind that agrees with `fact` in a part of its key."""
         other = self.draw(world)
@@ -51,6 +55,12 @@ class Kind:
         if all(other[name] == fact[name] for name in self.key):
             return self.near(world, fact)
         return other
+
+
+def named(name: str, fields: Fields) -> str:
+    """Return a field as it stands in a sentence: with "the", unless it is a name or a time."""
+    proper = name in ("person", "other", "robot", "time")
+    return fields[name] if proper else f"the {fields[name]}"
 
 
 def _fields(*wanted: str) -> Callable[[World], Fields]:
@@ -65,6 +75,7 @@ def _fields(*wanted: str) -> Callable[[World], Fields]:
     return draw
 
 
+_BELONGINGS = ("coat", "scarf", "hat", "bag", "car", "door", "bicycle", "folder", "badge", "key")
 _DRAW: dict[str, Callable[[World], str]] = {
     "thing": lambda world: world.thing().name,
     "room": lambda world: world.room(),
@@ -80,7 +91,7 @@ _DRAW: dict[str, Callable[[World], str]] = {
     "code": lambda world: world.code(),
     "machine": lambda world: world.any(names.MACHINES),
     "part": lambda world: world.any(names.PARTS),
-    "noun": lambda world: world.any("coat scarf hat bag car door bicycle folder badge key".split()),
+    "noun": lambda world: world.any(_BELONGINGS),
     "colour": lambda world: world.colour(),
     "job": lambda world: world.any(names.JOBS),
     "robot": lambda world: world.robot(),

@@ -151,6 +151,7 @@ _WALLS = {
     "tile": ("a tile bit", "a nylon plug", "drill on crossed tape"),
     "drywall": ("a cordless drill", "a cavity fixing", "drill beside the stud"),
 }
+_HUNG = ("mirror", "shelf", "clock", "lamp", "rack", "cabinet", "poster")
 _SOIL = {
     "fern": ("peat-free soil", "shade", "twice a week"),
     "cactus": ("sandy soil", "full sun", "twice a month"),
@@ -235,7 +236,7 @@ def _robot(world: World) -> tuple[dict[str, str], tuple[int, ...]]:
 def _hang(world: World) -> tuple[dict[str, str], tuple[int, ...]]:
     wall = world.any(tuple(_WALLS))
     drill, plug, how = _WALLS[wall]
-    colour, thing = world.colour(), world.any("mirror shelf clock lamp rack cabinet poster".split())
+    colour, thing = world.colour(), world.any(_HUNG)
     fields = {"wall": wall, "drill": drill, "plug": plug, "how": how, "noun": thing}
     fields |= {"thing": f"{colour} {thing}", "room": world.room()}
     return fields, (_key(wall), _key(thing))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.training.text import names
-from collab_llm_nodes.training.text.phrases import Grammar, Phrase, Voice, pick, say
+from collab_llm_nodes.training.text.phrases import Grammar, Voice, pick, say
 from collab_llm_nodes.training.text.tasks import Part, Point, Task
 from collab_llm_nodes.training.text.world import World, clock, money
 

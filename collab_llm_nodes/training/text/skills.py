@@ -28,7 +28,7 @@ GRAMMAR = Grammar()
 
 _TEXT_NAMES = {
     "conversation": ("talk", "chat", "conversation"),
-    "instructions": ("manual", "notes", "instructions"),
+    "instructions": ("manual", "handbook", "guide"),
     "reports": ("log", "report", "record"),
 }
 _FRAMES = _ask(
@@ -195,7 +195,7 @@ def document(world: World, style: str) -> Made:
     """Make one or two documents of 40 to 64 words and a question that they answer, or do not."""
     count = world.whole(1, 2)
     voice = Voice(world.rng)
-    asked = world.whole(1, 3) if world.chance(0.7) else 0
+    asked = world.whole(1, 5) if world.chance(0.7) else 0
     wanted: list[tuple[facts.Kind, facts.Fields]] = []
     writer = Writer(world, style)
     for _ in range(max(asked, 1)):
@@ -225,7 +225,7 @@ def document(world: World, style: str) -> Made:
         mentions = [fields[name] for kind, fields in wanted for name in (*kind.key, kind.value)]
     else:
         kind, fields = wanted[0]
-        about = " and ".join(fields[name] for name in kind.key)
+        about = kind.about(fields)
         answer = say(_UNKNOWN[style], voice, {"about": about})
         mentions = [about]
     made = {"mentions": tuple(mentions), "relevant": bool(asked), "generic": False}
