@@ -186,6 +186,7 @@ class Writer:
         self._known: set[tuple[str, ...]] = set()
         self._kinds: set[str] = set()
         self._words = 0
+        self._characters = 0
 
     def _line(self, text: str, speaker: str = "") -> str:
         if self._prefixed and not text.startswith(f"{speaker}:"):
@@ -195,6 +196,7 @@ class Writer:
     def _add(self, *lines: str) -> None:
         self._groups.append(list(lines))
         self._words += sum(len(line.split()) for line in lines)
+        self._characters += sum(len(line) for line in lines)
 
     def state(self, kind: Kind, fields: Fields) -> str:
         """State a fact; return its line."""
@@ -343,10 +345,10 @@ class Writer:
         about = " and ".join(named(kind.key[0], fact) for fact in (first, second))
         return Question("compare", text, about, answer, lines, distractors)
 
-    def fill(self, words: int) -> None:
-        """Add other facts and empty sentences up to a number of words."""
+    def fill(self, words: int, characters: int) -> None:
+        """Add other facts and empty sentences up to a number of words or of characters."""
         fillers = FILLERS[self.style]
-        while self._words < words:
+        while self._words < words and self._characters < characters:
             if self.world.chance(0.65):
                 kind = self.other_kind()  # a further fact of a kind asked for is a distractor
                 self._add(self._statement(kind, kind.draw(self.world)))

@@ -26,6 +26,8 @@ _ask = Grammar()
 GRAMMAR = Grammar()
 """The words of answers of these skills, beside those of the sub-domains and of the facts."""
 
+_MAX_PASSAGE = 2550
+"""Characters of a passage with its questions: some 1,000 tokens where names and codes abound."""
 _TEXT_NAMES = {
     "conversation": ("talk", "chat", "conversation"),
     "instructions": ("manual", "handbook", "guide"),
@@ -79,7 +81,7 @@ def extract(world: World, style: str, as_json: bool | None = None) -> Made:
         # Few distractors in most passages, up to `most` in some, as many as the length allows.
         distractors = min(int((most + 1) * world.rng.random() ** 2), length // (9 * count))
         questions.append(_question(writer, world, distractors, as_json))
-    writer.fill(length)
+    writer.fill(length, _MAX_PASSAGE - count * (250 if as_json else 80))
     passage = writer.passage(questions)
     name = world.any(_TEXT_NAMES[style])
     voice = Voice(world.rng)
