@@ -89,7 +89,7 @@ _OPENINGS = {
         "(Hooray|Oh how lovely|Wonderful), {user}! Your good mood (is catching|makes my wheels "
         "spin), and (now I feel like dancing too|my lights are blinking with joy).",
         "(Yay|That's great), {user}! (Hearing you this cheerful|A {weekday} like that) (makes me "
-        "want to hum|charges my battery better than any plug) [, it really does].",
+        "want to hum|charges my battery better than any plug)[, it really does].",
     ),
     "tired": _g(
         "(Oh dear|Aw|You poor thing), {user}! (Why don't you put your feet up|Please sit down for "

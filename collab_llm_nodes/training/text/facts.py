@@ -315,7 +315,7 @@ KINDS = (
             "I saw the {thing} for {price}.",
         ),
         (
-            "The new {thing} costs {price}.",
+            "In the shop, the {thing} costs {price}.",
             "Replace the {thing} if needed; the price is {price}.",
         ),
         (
@@ -416,7 +416,7 @@ KINDS = (
             "What is the number of the {part} for the {machine}?",
             "Which {part} fits the {machine}?",
             "What is the part number of the {machine}'s {part}?",
-            "Which number has the {part} of the {machine}?",
+            "Which number does the {part} of the {machine} have?",
             "I need the {part} for the {machine}. Which one?",
             "Under what number do I order the {part} of the {machine}?",
         ),
@@ -442,7 +442,7 @@ KINDS = (
         ),
         (
             "What colour is {person}'s {noun}?",
-            "Which colour has the {noun} of {person}?",
+            "What colour does the {noun} of {person} have?",
             "What is the colour of {person}'s {noun}?",
             "Of what colour is the {noun} of {person}?",
             "Tell me the colour of {person}'s {noun}.",
@@ -499,8 +499,8 @@ KINDS = (
         (
             "What is {person}'s job?",
             "What does {person} do?",
-            "As what does {person} work?",
-            "Which job has {person}?",
+            "What does {person} work as?",
+            "Which job does {person} have?",
             "What is the occupation of {person}?",
             "How does {person} earn a living?",
         ),
@@ -527,7 +527,7 @@ KINDS = (
         (
             "What was the charge of {robot} at {time}?",
             "How many percent did {robot} have at {time}?",
-            "What battery level had {robot} at {time}?",
+            "What battery level did {robot} have at {time}?",
             "At {time}, how full was {robot}?",
             "Give the percentage of {robot} at {time}.",
             "How much charge is noted for {robot} at {time}?",
@@ -553,7 +553,7 @@ KINDS = (
         ),
         (
             "What is the serial number of {robot}?",
-            "Which serial has {robot}?",
+            "What serial does {robot} have?",
             "Give me {robot}'s serial.",
             "What number is on {robot}?",
             "Under which serial is {robot} known?",

@@ -139,7 +139,7 @@ class Grammar:
     def __call__(self, *texts: str) -> tuple[Phrase, ...]:
         """Compile templates that mean the same; a voice chooses one of them."""
         for text in texts:
-            self.words.update(words(re.sub(r"\{\w+\}", " ", re.sub(r"[()\[\]|]", " ", text))))
+            self.words.update(words(re.sub(r"\{\w+\}('s)?", " ", re.sub(r"[()\[\]|]", " ", text))))
         return tuple(Phrase(text) for text in texts)
 
     def know(self, *texts: str) -> None:
