@@ -6,13 +6,13 @@ answer takes up each topic in the message's order, remembers one earlier topic a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.training.text import names
 from collab_llm_nodes.training.text.phrases import Grammar, Phrase, Voice, pick, say
-from collab_llm_nodes.training.text.tasks import Part, Point, Task
+from collab_llm_nodes.training.text.tasks import Part, Task
 from collab_llm_nodes.training.text.world import World, clock
 
 GRAMMAR = Grammar()
@@ -134,15 +134,14 @@ class _Topic:
         fields: draws the topic's names.
         lines: wordings of the user; the last is held out of training.
         parts: what the robot answers, in order.
-        recall: one sentence by which the robot comes back to the topic later.
+        recall: the sentence by which the robot comes back to the topic later.
         must: fields that every answer names.
-        short: what the topic is, in the words of an outline.
     """
 
     fields: Callable[[World, int], dict[str, str]]
     lines: tuple[Phrase, ...]
     parts: tuple[Part, ...]
-    recall: tuple[Phrase, ...]
+    recall: Part
     must: tuple[str, ...]
 
 
@@ -210,6 +209,9 @@ def _weather(world: World) -> dict[str, str]:
     return {"weather": weather, "wear": _WEATHER[weather][0], "danger": _WEATHER[weather][1]}
 
 
+_MEMORY = _g("Remember the earlier talk", "Come back to before")
+
+
 def _topic(
     fields: Callable[[World, int], dict[str, str]],
     must: str,
@@ -217,7 +219,9 @@ def _topic(
     recall: tuple[Phrase, ...],
     *parts: tuple[tuple[Phrase, ...], tuple[Phrase, ...]],
 ) -> _Topic:
-    return _Topic(fields, lines, tuple(Part(*p) for p in parts), recall, tuple(must.split()))
+    return _Topic(
+        fields, lines, tuple(Part(*p) for p in parts), Part(_MEMORY, recall), tuple(must.split())
+    )
 
 
 def _at(world: World, now: int) -> dict[str, str]:
@@ -632,9 +636,9 @@ _CLOSINGS = _g(
     "yourself)!",
     "(Off I go|Here I go), {user}! (Talk to you soon|Catch you later), (beep beep|over and out)!",
 )
-_LAST = _g("Say good-bye kindly", "End with good wishes")
-_FIRST = _g("Greet {user} warmly", "Answer the {mood} mood")
-_MEMORY = _g("Remember the earlier talk", "Come back to before")
+_GREETING = _g("Greet {user} warmly", "Answer the {mood} mood")
+_FIRST = {mood: Part(_GREETING, opening) for mood, opening in _OPENINGS.items()}
+_LAST = Part(_g("Say good-bye kindly", "End with good wishes"), _STATUS, _CLOSINGS)
 _PARTS_OF_DAY = ("morning", "afternoon", "evening")
 GRAMMAR.know(*MOODS, *_PARTS_OF_DAY, *names.WEEKDAYS)
 for _values in (_HIDING, _PRAISE, _DISHES, _WEATHER):
@@ -683,19 +687,14 @@ def draw(world: World, freedom: float = 0.1) -> Task:
     feeling = pick(MOODS[mood], user, common, world.held_out)
     turns.append(Turn("user", hello + feeling + " " + " ".join(message)))
 
-    points = [Point(say(_FIRST, robot, common), say(_OPENINGS[mood], robot, common))]
+    points = [_FIRST[mood].say(robot, common)]
     for topic, names_of in list(zip(topics, fields, strict=True))[earlier:]:
-        points += [_point(p, robot, names_of) for p in topic.parts]
+        points += [part.say(robot, names_of) for part in topic.parts]
     mentions = [common["user"]]
     mentions += [
         fields[i][name] for i in range(earlier, earlier + count) for name in topics[i].must
     ]
     if count == 2 and earlier:
-        points.append(Point(say(_MEMORY, robot, common), say(topics[0].recall, robot, fields[0])))
-    end = say(_STATUS, robot, common) + " " + say(_CLOSINGS, robot, common)
-    points.append(Point(say(_LAST, robot, common), end))
-    return Task(tuple(turns), tuple(points), " ".join, tuple(mentions))
-
-
-def _point(part: Part, voice: Voice, fields: Mapping[str, str]) -> Point:
-    return Point(say(part.title, voice, fields), say(part.text, voice, fields))
+        points.append(topics[0].recall.say(robot, fields[0]))
+    points.append(_LAST.say(robot, common))
+    return Task(tuple(turns), tuple(points), " ".join, tuple(mentions), tuple(points), len(points))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.training.text import names
 from collab_llm_nodes.training.text.phrases import Grammar, Phrase, Voice, pick, say
-from collab_llm_nodes.training.text.tasks import Part, Point, Task
+from collab_llm_nodes.training.text.tasks import Part, Task
 from collab_llm_nodes.training.text.world import World
 
 GRAMMAR = Grammar()
@@ -834,13 +834,11 @@ def draw(world: World, freedom: float = 0.1) -> Task:
     if world.chance(0.4):
         turns.append(Turn("system", say(_SYSTEM, user, {})))
     turns.append(Turn("user", pick(family.questions, user, fields, world.held_out)))
-    steps = [
-        step
-        for i, step in enumerate(family.steps)
-        if i not in family.optional or writer.choose(_key(step.title[0].text) + 97 * i, 3)
-    ]
+    possible = tuple(step.say(writer, fields) for step in family.steps)
     points = tuple(
-        Point(say(step.title, writer, fields), say(step.text, writer, fields)) for step in steps
+        point
+        for i, point in enumerate(possible)
+        if i not in family.optional or writer.choose(_key(point.part.title[0].text) + 97 * i, 3)
     )
     intro = say(family.intro, writer, fields)
     end = say(family.warning, writer, fields) + "\n" + say(family.done, writer, fields)
@@ -849,4 +847,6 @@ def draw(world: World, freedom: float = 0.1) -> Task:
         numbered = [f"{i}. {text}" for i, text in enumerate(texts, 1)]
         return "\n".join([intro, *numbered, end])
 
-    return Task(tuple(turns), points, join, tuple(fields[name] for name in family.must))
+    mentions = tuple(fields[name] for name in family.must)
+    least = len(possible) - len(family.optional)
+    return Task(tuple(turns), points, join, mentions, possible, least)

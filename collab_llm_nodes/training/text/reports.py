@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.training.text import names
 from collab_llm_nodes.training.text.phrases import Grammar, Voice, pick, say
-from collab_llm_nodes.training.text.tasks import Part, Point, Task
+from collab_llm_nodes.training.text.tasks import Part, Task
 from collab_llm_nodes.training.text.world import World, clock, money
 
 GRAMMAR = Grammar()
@@ -513,9 +513,7 @@ def draw(world: World, freedom: float = 0.1) -> Task:
     data = "\n".join(figures.given) if world.chance(0.6) else "; ".join(figures.given) + "."
     turns.append(Turn("user", pick(_QUESTION, user, fields, world.held_out) + "\nData:\n" + data))
     parts = (_PURPOSE, _METHOD, *kind.parts, _REVIEW)
-    points = tuple(
-        Point(say(part.title, writer, fields), say(part.text, writer, fields)) for part in parts
-    )
+    points = tuple(part.say(writer, fields) for part in parts)
     heading, signature = say(_HEADING, writer, fields), say(_SIGNATURE, writer, fields)
     table = "\n".join((figures.header, *figures.rows))
 
@@ -524,4 +522,4 @@ def draw(world: World, freedom: float = 0.1) -> Task:
         return "\n".join((heading, before, table, after, signature))
 
     mentions = (fields["room"], fields["robot"], department, *figures.rows, *figures.derived)
-    return Task(tuple(turns), points, join, mentions)
+    return Task(tuple(turns), points, join, mentions, points, len(points))

@@ -285,7 +285,11 @@ def outline(world: World, style: str) -> Made:
     """Make a question whose answer is to be an outline."""
     task = DOMAINS[style].draw(world)
     turns, text = _outlined(world, task)
-    return (*turns, Turn("assistant", text)), {"points": len(task.points)}
+    return (*turns, Turn("assistant", text)), _outline_facts(task)
+
+
+def _outline_facts(task: Task) -> dict[str, object]:
+    return {"titles": tuple(point.titles for point in task.possible), "least": task.least}
 
 
 def point(world: World, style: str) -> Made:
@@ -302,7 +306,8 @@ def point(world: World, style: str) -> Made:
         Turn("assistant", chosen.text),
     ]
     mentions = tuple(m for m in task.mentions if says(chosen.text, m))
-    return tuple(turns), {"point": number, "title": chosen.title, "mentions": mentions}
+    made = {"point": number, "title": chosen.title, "mentions": mentions}
+    return tuple(turns), made | {"vocabulary": chosen.words}
 
 
 _COPY = {

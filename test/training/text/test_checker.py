@@ -80,15 +80,14 @@ def test_steps_out_of_order_are_rejected(skill: str) -> None:
 def test_the_answer_to_another_question_is_rejected() -> None:
     for sub_domain in SUB_DOMAINS:
         for skill in SKILLS:
-            if skill == "outline":  # an outline of the same kind of task may fit
-                continue
             drawn = made(sub_domain, skill)
             passed = sum(
                 check(one, answer(other)) == ""
                 for one, other in zip(drawn, drawn[1:], strict=False)
                 if answer(one) != answer(other)
             )
-            assert passed <= 6 if skill == "point" else passed == 0
+            # Outlines of one kind of task have few wordings, and two abstentions may agree.
+            assert passed <= (10 if skill == "outline" else 1)
 
 
 def test_an_extracted_fact_must_be_exact() -> None:
