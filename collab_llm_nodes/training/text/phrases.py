@@ -16,7 +16,7 @@ import random
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 _TOKEN = re.compile(r"[^()\[\]|{}]+|[()\[\]|]|\{\w+\}")
 _MARKS = re.compile(r"\{\w+\}('s)?|[()\[\]|]")
@@ -88,7 +88,7 @@ class _Choice(NamedTuple):
     alternatives: list[_Parts]
 
 
-_Parts = list[Union[str, tuple[str], _Choice]]  # noqa: UP007 - evaluated by Python 3.10
+_Parts = list[str | tuple[str] | _Choice]
 """Literals, ("field",) and choices."""
 
 

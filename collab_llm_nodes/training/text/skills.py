@@ -97,7 +97,7 @@ def extract(world: World, style: str, as_json: bool | None = None) -> Made:
     last = passage.questions[-1]
     after = sum(len(turn.content.split()) for turn in turns[1:-1])
     distance = passage.distance(last.lines[-1]) + after if last.lines else 0
-    made = {
+    made: dict[str, object] = {
         "kind": last.kind,
         "answer": last.answer,
         "form": "json" if as_json else "short",
