@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from collab_llm_nodes.training.text import facts, skills
+from collab_llm_nodes.training.text import fact_kinds, skills
 from collab_llm_nodes.training.text.phrases import says, words
 from collab_llm_nodes.training.text.samples import Sample
 
@@ -16,7 +16,7 @@ _NUMBERED = re.compile(r"(\d{1,2})\. (.+)")
 _ENDINGS = (".", "!", "?")
 _MAX_CHARACTERS = 20_000
 _LEXICON = {
-    name: domain.GRAMMAR.words | facts.GRAMMAR.words | skills.GRAMMAR.words
+    name: domain.GRAMMAR.words | fact_kinds.GRAMMAR.words | skills.GRAMMAR.words
     for name, domain in skills.DOMAINS.items()
 }
 

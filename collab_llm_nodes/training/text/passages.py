@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from collab_llm_nodes.training.text.facts import KINDS, Fields, Kind, named
+from collab_llm_nodes.training.text.fact_kinds import KINDS
+from collab_llm_nodes.training.text.facts import Fields, Kind, named
 from collab_llm_nodes.training.text.phrases import Grammar, Voice, pick, say
 from collab_llm_nodes.training.text.world import World, clock
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.training.text import conversation, facts, instructions, names, reports
-from collab_llm_nodes.training.text.facts import KINDS
+from collab_llm_nodes.training.text.fact_kinds import KINDS
 from collab_llm_nodes.training.text.passages import FILLERS, Question, Writer
 from collab_llm_nodes.training.text.phrases import Grammar, Voice, pick, say, says
 from collab_llm_nodes.training.text.tasks import Task
