@@ -19,8 +19,7 @@ _SYSTEM = _ask(
     "You are {robot}, the robot of {user}'s house. It is {weekday}, {clock}. You are in the "
     "{here}.",
     "You're {robot}, a friendly house robot, and {user} is your owner. Today is {weekday} and it "
-    "is "
-    "{clock}. You wait in the {here}.",
+    "is {clock}. You wait in the {here}.",
     "Your name is {robot}. You live with {user}. It is {clock} on {weekday}; you are in the "
     "{here}.",
     "You are called {robot} and help {user} at home. Now it is {weekday}, {clock}, and you stand "
@@ -88,8 +87,7 @@ _OPENINGS = {
     ),
     "tired": _g(
         "(Oh dear|Aw|You poor thing), {user}! (Why don't you put your feet up|Please sit down for "
-        "a "
-        "moment) and (let me do the running around|leave the rest of the {part} to me).",
+        "a moment) and (let me do the running around|leave the rest of the {part} to me).",
         "(Oh no|Ah), {user}, that sounds (exhausting|rough)! (A warm cup of tea|A short nap) would "
         "(do you good|work wonders), and (I'll keep the noise down|I'll watch the door) meanwhile.",
     ),
@@ -101,16 +99,15 @@ _OPENINGS = {
     ),
     "bored": _g(
         "(Bored|Nothing to do), {user}? (Not with me around|We can't have that)! (I've got plenty "
-        "of "
-        "ideas|Let's make this {part} a bit brighter), so (listen|hold on tight).",
+        "of ideas|Let's make this {part} a bit brighter), so (listen|hold on tight).",
         "(Ha|Well well), {user}, a dull {weekday} is (just what I like|my speciality)! (Give me a "
         "minute|Just wait) and (you'll be laughing again|we'll turn it around).",
     ),
     "excited": _g(
         "(Wow|Oh my), {user}! (I can hear it in your voice|You're practically glowing), and (my "
         "sensors are tingling too|I'm getting all jittery myself)!",
-        "(How thrilling|Woohoo), {user}! (A {weekday} like this|Such luck) (doesn't come twice|"
-        "has to be enjoyed), so (tell me everything|let's get going)!",
+        "(How thrilling|Woohoo), {user}! (A {weekday} like this|Such luck) (doesn't come twice|has "
+        "to be enjoyed), so (tell me everything|let's get going)!",
     ),
     "cross": _g(
         "(Uh-oh|Oh, {user}), (that sounds like a nasty {part}|what a mess)! (Go on, have a good "
@@ -122,8 +119,7 @@ _OPENINGS = {
 
 _STATUS = _g(
     "(Me|As for me), I'm (fine|cheerful as ever), (parked|humming along) in the {here} with (a "
-    "full "
-    "tummy of electricity|half a battery), (thanks for asking|if you wondered).",
+    "full tummy of electricity|half a battery), (thanks for asking|if you wondered).",
     "(My {part}|My {weekday}) was (quiet|busy) so far: (I dusted the {here}|I chased a fly through "
     "the {here}) and (learned a new tune|had a nap on my charger).",
     "(Here in|Over here in) the {here} (all is well|it's calm), (only my left wheel squeaks|just "

@@ -68,15 +68,13 @@ FAMILIES = (
             ),
             (
                 "Test a hidden spot",
-                "Test the {agent} on a hidden spot of the {noun} (before going on|first). "
-                "(Stop|Do not "
-                "continue) if the surface (changes colour|turns dull).",
+                "Test the {agent} on a hidden spot of the {noun} (before going on|first). (Stop|Do "
+                "not continue) if the surface (changes colour|turns dull).",
             ),
             (
                 "Brush off loose dirt",
                 "(Wipe|Brush) off all loose {dirt} with a dry rag, (from top to bottom|from the "
-                "edges "
-                "to the centre).",
+                "edges to the centre).",
             ),
             (
                 "Apply the {agent}",
@@ -86,8 +84,7 @@ FAMILIES = (
             (
                 "Work with the {tool}",
                 "Work the {dirt} loose with the {tool}. (Move in small circles|Use short strokes) "
-                "and "
-                "(press lightly|rinse the tool often).",
+                "and (press lightly|rinse the tool often).",
             ),
             (
                 "Repeat where needed",
@@ -97,8 +94,8 @@ FAMILIES = (
             ("Rinse and dry", "Rinse the {noun} with (clean|cold) water, then {finish}."),
             (
                 "Put everything back",
-                "Put the {noun} back in (its place|position) and (wash|rinse) the {tool} (at once|"
-                "with soap).",
+                "Put the {noun} back in (its place|position) and (wash|rinse) the {tool} (at "
+                "once|with soap).",
             ),
         ),
         frozenset({1, 2, 5}),
@@ -136,14 +133,12 @@ FAMILIES = (
             (
                 "Make the {machine} safe",
                 "Before (opening anything|you open it), {prepare}. (Wait three minutes|Check "
-                "twice) "
-                "and (put up a sign|tell the others).",
+                "twice) and (put up a sign|tell the others).",
             ),
             (
                 "Open the cover",
                 "(Loosen|Undo) the screws of the (side|front) cover and (lay them in a tray|keep "
-                "them "
-                "in order).",
+                "them in order).",
             ),
             (
                 "Release the old {part}",
@@ -153,14 +148,12 @@ FAMILIES = (
             (
                 "Compare the numbers",
                 "Compare the new {part} with the old one; the number {code} must be "
-                "(printed|stamped) "
-                "on it.",
+                "(printed|stamped) on it.",
             ),
             (
                 "Clean the seat",
                 "Clean the seat of the {part} with (a dry cloth|compressed air) and look for "
-                "(cracks|"
-                "wear).",
+                "(cracks|wear).",
             ),
             (
                 "Insert the new {part}",
@@ -169,8 +162,7 @@ FAMILIES = (
             (
                 "Close and test",
                 "Close the cover, (restore the power|plug it in) and run the {machine} for "
-                "(two|five) "
-                "minutes.",
+                "(two|five) minutes.",
             ),
         ),
         frozenset({4, 5}),
@@ -206,8 +198,7 @@ FAMILIES = (
             (
                 "Cut the {first}",
                 "Cut or measure the {first} (evenly|into small portions) and (set it aside|put it "
-                "in a "
-                "bowl).",
+                "in a bowl).",
             ),
             (
                 "Prepare the vessel",
@@ -216,8 +207,7 @@ FAMILIES = (
             (
                 "Combine the ingredients",
                 "Combine {ingredients} (in two batches|bit by bit) and stir (with a wooden "
-                "spoon|until "
-                "smooth).",
+                "spoon|until smooth).",
             ),
             (
                 "Season with {spice}",
@@ -227,8 +217,7 @@ FAMILIES = (
             (
                 "{way} the dish",
                 "{way} everything at {heat} for {time}, (stirring|checking) (now and then|every "
-                "few "
-                "minutes).",
+                "few minutes).",
             ),
             (
                 "Check if done",
@@ -237,8 +226,7 @@ FAMILIES = (
             (
                 "Serve the {dish}",
                 "Divide the {dish} into {guests} portions and serve (hot|with bread) (at "
-                "once|after a "
-                "short rest).",
+                "once|after a short rest).",
             ),
         ),
         frozenset({1, 2, 6}),
@@ -258,8 +246,7 @@ FAMILIES = (
             "How do I clean the {part} of the robot {robot}? It is {weekday} and it stands in the "
             "{room}.",
             "{robot} reports dirty {part}. What are the steps? Today is {weekday}, service is in "
-            "the "
-            "{room}.",
+            "the {room}.",
             "Write the {weekday} service of {robot}'s {part}, done in the {room}.",
             "Explain the care of the {part} of robot {robot} in the {room} on {weekday}.",
             "Service steps for {robot}, {part}, {weekday}, {room}?",
@@ -295,9 +282,8 @@ FAMILIES = (
             ),
             (
                 "Tighten all screws",
-                "(Tighten|Check) the screws around the {part} (by hand|crosswise), (a quarter "
-                "turn at "
-                "most|never to the stop).",
+                "(Tighten|Check) the screws around the {part} (by hand|crosswise), (a quarter turn "
+                "at most|never to the stop).",
             ),
             (
                 "Start and test",
@@ -411,14 +397,12 @@ FAMILIES = (
             (
                 "Lay out the parts",
                 "Lay the parts of the {thing} (side by side|in the order of use) with the "
-                "(drillings|"
-                "labels) up.",
+                "(drillings|labels) up.",
             ),
             (
                 "Join the frame",
                 "Join the (long|short) sides first. {person} holds them while you (turn|drive in) "
-                "the "
-                "screws (loosely|halfway).",
+                "the screws (loosely|halfway).",
             ),
             (
                 "Fit the back",
@@ -433,8 +417,7 @@ FAMILIES = (
             (
                 "Turn it upright",
                 "Turn the {thing} upright together with {person}, (never over one leg|lifting at "
-                "the "
-                "base).",
+                "the base).",
             ),
             (
                 "Move into place",
@@ -473,8 +456,7 @@ FAMILIES = (
             (
                 "Water the day before",
                 "Water the {thing} (the day before|a few hours before) {weekday}, so that the "
-                "roots "
-                "come out (whole|easily).",
+                "roots come out (whole|easily).",
             ),
             (
                 "Cover the table",
@@ -540,8 +522,7 @@ FAMILIES = (
             (
                 "Photograph the contents",
                 "(Photograph|Note) the condition of the {noun} (from two sides|in good light) "
-                "before "
-                "it is (wrapped|closed in).",
+                "before it is (wrapped|closed in).",
             ),
             (
                 "Choose the box",
@@ -564,8 +545,7 @@ FAMILIES = (
             (
                 "Attach the label",
                 "Attach label {code} with the name {person} (on top|on the largest side) and "
-                "(cross "
-                "out|remove) old labels.",
+                "(cross out|remove) old labels.",
             ),
             ("Hand it over", "Hand the box over on {weekday} and (keep|file) the receipt."),
         ),
@@ -575,8 +555,8 @@ FAMILIES = (
             "Caution: mark the box as fragile if (it may break|glass is inside).",
         ),
         _g(
-            "The shipment is ready when {code} (is readable|can be scanned) and the box (is firm|"
-            "does not give).",
+            "The shipment is ready when {code} (is readable|can be scanned) and the box (is "
+            "firm|does not give).",
             "Done: {person} (receives|gets) the {thing} under number {code}.",
         ),
         ("thing", "person", "code"),

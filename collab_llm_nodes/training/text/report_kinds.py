@@ -40,8 +40,7 @@ KINDS = (
                 ("Total of missing items", "Overall shortage"),
                 (
                     "Across {count} articles, a total of {total} units is (missing|lacking) "
-                    "against "
-                    "the (required|target) quantity.",
+                    "against the (required|target) quantity.",
                     "The (overall|accumulated) shortage of the {count} articles amounts to {total} "
                     "units.",
                 ),
@@ -50,20 +49,17 @@ KINDS = (
                 ("Largest single shortage", "Most affected article"),
                 (
                     "The largest (single|individual) shortage concerns {top}, of which {most} "
-                    "(units "
-                    "are|pieces are) outstanding.",
+                    "(units are|pieces are) outstanding.",
                     "With {most} units (below target|outstanding), {top} (constitute|represent) "
-                    "the "
-                    "most (critical|affected) article.",
+                    "the most (critical|affected) article.",
                 ),
             ),
             (
                 ("Recommended purchase order", "Measures to be taken"),
                 (
                     "It is (recommended|advised) that a purchase order for {top} be "
-                    "(placed|issued) "
-                    "(without delay|in the current week), while {first} should be (monitored|"
-                    "recounted).",
+                    "(placed|issued) (without delay|in the current week), while {first} should be "
+                    "(monitored|recounted).",
                     "Procurement of {top} (takes precedence|has priority); the (level|quantity) of "
                     "{last} is to be (reassessed|verified) at the next count.",
                 ),
@@ -81,26 +77,24 @@ KINDS = (
                     "Total expenditure for {count} (articles|positions) amounts to {total}, (taxes "
                     "included|excluding discounts).",
                     "The {count} positions (result in|add up to) a (total|sum) of {total}, which "
-                    "is "
-                    "(within|covered by) the budget.",
+                    "is (within|covered by) the budget.",
                 ),
             ),
             (
                 ("Largest cost item", "Most expensive position"),
                 (
                     "The (highest|largest) share is (attributable|due) to {top} at {most}, "
-                    "(followed "
-                    "by|ahead of) the remaining positions.",
-                    "{top} (account for|constitute) the largest position with {most} and (require|"
-                    "merit) (particular|separate) attention.",
+                    "(followed by|ahead of) the remaining positions.",
+                    "{top} (account for|constitute) the largest position with {most} and "
+                    "(require|merit) (particular|separate) attention.",
                 ),
             ),
             (
                 ("Proposals for saving", "Advice on the budget"),
                 (
                     "Savings (may be achieved|appear possible) by (bundling orders|comparing "
-                    "suppliers) for {top}; the price of {first} (is considered|remains) (adequate|"
-                    "stable).",
+                    "suppliers) for {top}; the price of {first} (is considered|remains) "
+                    "(adequate|stable).",
                     "It is (proposed|suggested) to (renegotiate|review) the terms for {top} and to "
                     "(maintain|confirm) the present supplier of {last}.",
                 ),
@@ -124,8 +118,8 @@ KINDS = (
             (
                 ("Most recent finding", "Latest incident"),
                 (
-                    "{result} (The responsible staff|The duty officer) (has been|was) (informed|"
-                    "notified).",
+                    "{result} (The responsible staff|The duty officer) (has been|was) "
+                    "(informed|notified).",
                     "{result} (Photographs|Details) are (attached|available) (on request|in the "
                     "archive).",
                 ),
@@ -133,9 +127,9 @@ KINDS = (
             (
                 ("Safety measures required", "Required follow-up"),
                 (
-                    "All open findings (must|shall) be (remedied|closed) (before the next round|"
-                    "within one day); access (remains|is) (restricted|permitted) (meanwhile|until "
-                    "then).",
+                    "All open findings (must|shall) be (remedied|closed) (before the next "
+                    "round|within one day); access (remains|is) (restricted|permitted) "
+                    "(meanwhile|until then).",
                     "A repeat inspection (is ordered|will be conducted) for rooms with findings, "
                     "(beginning|starting) at {first} (on the next day|of the next shift).",
                 ),
@@ -151,8 +145,7 @@ KINDS = (
                 ("Total energy consumption", "Overall consumption"),
                 (
                     "The {count} robots (consumed|required) {total} percent of battery capacity "
-                    "(in "
-                    "total|altogether).",
+                    "(in total|altogether).",
                     "Consumption of the {count} robots (adds up|amounts) to {total} percentage "
                     "points.",
                 ),
@@ -163,18 +156,16 @@ KINDS = (
                     "The highest (consumption|demand) was (measured|registered) for {top} with "
                     "{most} percent, (presumably|probably) owing to (stairs|long distances).",
                     "{top} shows the (greatest|highest) demand at {most} percent; (a battery "
-                    "test|an "
-                    "inspection of the drive) is (indicated|advisable).",
+                    "test|an inspection of the drive) is (indicated|advisable).",
                 ),
             ),
             (
                 ("Charging plan adjustment", "Advice on charging"),
                 (
-                    "It is recommended to (charge|dock) {top} (twice a day|at noon) and to (retain|"
-                    "keep) the (schedule|charging plan) of {first}.",
+                    "It is recommended to (charge|dock) {top} (twice a day|at noon) and to "
+                    "(retain|keep) the (schedule|charging plan) of {first}.",
                     "The charging plan (should|is to) be (adapted|revised) for {top}, whereas "
-                    "{last} "
-                    "may (continue|operate) (unchanged|as before).",
+                    "{last} may (continue|operate) (unchanged|as before).",
                 ),
             ),
         ),
@@ -190,8 +181,7 @@ KINDS = (
                     "Maintenance of {count} machines (required|took) {total} working hours (in "
                     "total|including travel).",
                     "For {count} machines, {total} (hours of labour|working hours) (were "
-                    "logged|are "
-                    "charged).",
+                    "logged|are charged).",
                 ),
             ),
             (
@@ -200,19 +190,17 @@ KINDS = (
                     "The most (extensive|demanding) repair concerned the {top} with {most} hours, "
                     "(caused by|as a result of) (wear|corrosion).",
                     "At {most} hours, the {top} (required|caused) the (longest|greatest) effort; "
-                    "its "
-                    "(condition|function) is now (satisfactory|restored).",
+                    "its (condition|function) is now (satisfactory|restored).",
                 ),
             ),
             (
                 ("Spare parts and warranty", "Advice on replacement"),
                 (
                     "Replacement of the {top} should be (considered|budgeted) (in the medium "
-                    "term|for "
-                    "the coming year); the {first} (requires|needs) no further (action|measures).",
+                    "term|for the coming year); the {first} (requires|needs) no further "
+                    "(action|measures).",
                     "Spare parts for the {top} are to be (reordered|kept available), and the "
-                    "{last} "
-                    "(remains|is) under (warranty|observation).",
+                    "{last} (remains|is) under (warranty|observation).",
                 ),
             ),
         ),
@@ -228,8 +216,7 @@ KINDS = (
                     "A total of {total} parcels (was|has been) (accepted|received) from {count} "
                     "senders.",
                     "The {count} senders (delivered|supplied) {total} parcels (in "
-                    "total|altogether) "
-                    "(during|within) the (period|shift).",
+                    "total|altogether) (during|within) the (period|shift).",
                 ),
             ),
             (
@@ -238,8 +225,7 @@ KINDS = (
                     "The largest (consignment|delivery) with {most} parcels (came|originated) from "
                     "{top} and was (stored|registered) (at once|separately).",
                     "{top} (accounts for|contributed) the largest share with {most} parcels, all "
-                    "of "
-                    "them (intact|undamaged).",
+                    "of them (intact|undamaged).",
                 ),
             ),
             (

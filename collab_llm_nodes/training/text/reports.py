@@ -40,8 +40,7 @@ _PURPOSE = Part(
     _g("Purpose of the report", "Scope and recipient"),
     _g(
         "The present report (documents|records) the {subject} of the {room} as of {weekday}, "
-        "{date}, "
-        "and is (addressed|submitted) to {department}.",
+        "{date}, and is (addressed|submitted) to {department}.",
         "At the request of {department}, the {subject} of the {room} (was reviewed|has been "
         "examined) on {weekday}, {date}.",
         "This document (summarises|states) the {subject} of the {room} on {weekday}, {date}, for "
@@ -62,8 +61,8 @@ _METHOD = Part(
 _REVIEW = Part(
     _g("Next review date", "Further procedure"),
     _g(
-        "The next review is (scheduled|due) on the following {weekday}; until then the (present|"
-        "above) figures (remain valid|shall apply).",
+        "The next review is (scheduled|due) on the following {weekday}; until then the "
+        "(present|above) figures (remain valid|shall apply).",
         "{department} is (kindly requested|asked) to (confirm receipt|approve the figures) before "
         "the following {weekday}.",
         "Subject to the approval of {department}, the (measures|findings) (take effect|will be "

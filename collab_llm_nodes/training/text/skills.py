@@ -44,15 +44,13 @@ _FRAMES = _ask(
     "{name}:\n{text}\n\nUsing only this {name}, answer in a few words or with None: {question}",
 )
 _JSON_FRAMES = _ask(
-    "Your job is to complete the following task using only the context below.\n\n## Document\n"
-    "{text}\n\n## Task\n{question}\n\nReturn JSON with the keys explanation, citation and answer. "
-    "If nothing is found, use null.",
+    "Your job is to complete the following task using only the context below.\n\n## "
+    "Document\n{text}\n\n## Task\n{question}\n\nReturn JSON with the keys explanation, citation "
+    "and answer. If nothing is found, use null.",
     "## Document\n{text}\n\n## Task\n{question}\n\nReturn your result in JSON: explanation, "
-    "citation, "
-    "answer (null if the document does not say it).",
+    "citation, answer (null if the document does not say it).",
     "{text}\n\nTask: {question}\nReply as JSON with explanation, citation and answer, or null "
-    "where "
-    "the text has nothing.",
+    "where the text has nothing.",
     "## Document\n{text}\n\n## Task\nExtract: {question}\n\nGive JSON (explanation, citation, "
     "answer); abstain with null.",
 )
@@ -172,23 +170,21 @@ _AFTER = {
 _UNKNOWN = {
     "conversation": GRAMMAR(
         "(Hm, sorry|Oh dear), I (can't find|don't see) anything about {about} in (there|my "
-        "papers)! "
-        "(Shall I ask around|Maybe somebody else knows)?",
+        "papers)! (Shall I ask around|Maybe somebody else knows)?",
         "(I'm afraid|Sadly) my papers (don't mention|say nothing about) {about}, but (I'll keep my "
         "eyes open|I can go and look)!",
     ),
     "instructions": GRAMMAR(
         "The document does not (cover|mention) {about}. (Check|Read) the label or (ask|call) a "
         "technician before you (continue|start).",
-        "No (entry|note) for {about}. Stop here and (look up|search) the (manual|handbook) (first|"
-        "again).",
+        "No (entry|note) for {about}. Stop here and (look up|search) the (manual|handbook) "
+        "(first|again).",
     ),
     "reports": GRAMMAR(
-        "The available (files|documents) contain no (entry|record) concerning {about}; a (further|"
-        "separate) (inquiry|search) is (recommended|required).",
+        "The available (files|documents) contain no (entry|record) concerning {about}; a "
+        "(further|separate) (inquiry|search) is (recommended|required).",
         "No (statement|information) on {about} can be (derived|obtained) from the "
-        "(files|documents) "
-        "(provided|submitted).",
+        "(files|documents) (provided|submitted).",
     ),
 }
 

@@ -141,20 +141,18 @@ TOPICS = (
             "There's this {event} coming up at {time}, and {person} will be there.",
         ),
         _g(
-            "And (don't forget|keep in mind) the {event} with {person}, (it's at {time} sharp|"
-            "{time} comes sooner than you think)!",
+            "And (don't forget|keep in mind) the {event} with {person}, (it's at {time} "
+            "sharp|{time} comes sooner than you think)!",
             "By the way, I haven't forgotten {person} and your {event} at {time}.",
         ),
         (
             _g("Cheer for the {event}", "Talk about the {event}"),
             _g(
                 "{an_event} with {person}, (how nice|that's something)! (You two always get "
-                "along|I "
-                "bet {person} is looking forward to it too), so (just be yourself|enjoy every "
-                "minute).",
+                "along|I bet {person} is looking forward to it too), so (just be yourself|enjoy "
+                "every minute).",
                 "Ooh, the {event}! (Say hello to {person} from me|{person} can be lucky to have "
-                "you "
-                "there), and (tell me all about it|bring back a good story) afterwards.",
+                "you there), and (tell me all about it|bring back a good story) afterwards.",
             ),
         ),
         (
@@ -163,8 +161,7 @@ TOPICS = (
                 "I'll (ring my little bell|blink my lights|call you) (a quarter of an hour|ten "
                 "minutes|half an hour) before {time}, so you won't (have to rush|be late).",
                 "(It's in my calendar now|I've made a note): {event}, {time}. (You've still got "
-                "time "
-                "for a snack|Shall I lay out your clothes) before that.",
+                "time for a snack|Shall I lay out your clothes) before that.",
             ),
         ),
     ),
@@ -181,8 +178,7 @@ TOPICS = (
         ),
         _g(
             "And as soon as your {thing} turns up, (I'll shout|you'll be the first to know), even "
-            "if "
-            "it (isn't in the {room}|hides outside the {room}).",
+            "if it (isn't in the {room}|hides outside the {room}).",
             "I'm still (keeping an eye out|searching) for your {thing}, and I haven't given up on "
             "the {room}.",
         ),
@@ -190,12 +186,11 @@ TOPICS = (
             _g("Search for the {noun}", "Look for the {noun}"),
             _g(
                 "(Oh no, not|Hmm,) your {thing}! I'll (zoom|roll) over to the {room} (right "
-                "away|in "
-                "a second) and look {place} (once more|with my brightest lamp), and then {hiding}.",
+                "away|in a second) and look {place} (once more|with my brightest lamp), and then "
+                "{hiding}.",
                 "(Leave it to me|I love a good hunt), I'll find the {thing}! First I'll check "
-                "{place} "
-                "in the {room}, then {hiding2}, because (things love to hide there|that's where it "
-                "was last time).",
+                "{place} in the {room}, then {hiding2}, because (things love to hide there|that's "
+                "where it was last time).",
             ),
         ),
         (
@@ -204,8 +199,7 @@ TOPICS = (
                 "{a_noun} (doesn't just walk away|can't have gone far), so (don't turn the house "
                 "upside down|no need to panic) (yet|just now).",
                 "(Maybe somebody borrowed it|Perhaps it slipped down somewhere), and (it'll be "
-                "back "
-                "before supper|I'll ask around) if I don't see it {hiding}.",
+                "back before supper|I'll ask around) if I don't see it {hiding}.",
             ),
         ),
     ),
@@ -229,8 +223,8 @@ TOPICS = (
             _g("Carry the {noun} over", "Deliver the {noun}"),
             _g(
                 "(Sure thing|Of course|No problem), I'll (grab|pick up) the {thing} and "
-                "(roll|trot) "
-                "it (straight|right) over to {person}, (without dropping it|careful as always).",
+                "(roll|trot) it (straight|right) over to {person}, (without dropping it|careful as "
+                "always).",
                 "The {thing} for {person}? (Consider it done|I'm already on my way)! It's such a "
                 "{praise} {noun}, I'll (hold it with both grippers|drive extra slowly).",
             ),
@@ -300,8 +294,7 @@ TOPICS = (
             _g("Name what {dish} needs", "Help with the {dish}"),
             _g(
                 "{dish} for {person}, (yum|what a treat)! You'll need {ingredients}, and (the "
-                "secret "
-                "is to|whatever you do,) {trick}.",
+                "secret is to|whatever you do,) {trick}.",
                 "Mmm, {dish}! (I checked the fridge|Let me think): get {ingredients}, {trick}, and "
                 "{person} will (love it|ask for more).",
             ),
@@ -311,8 +304,8 @@ TOPICS = (
             _g(
                 "I can't taste anything, (of course|sadly), but I'll (watch the clock|wash up "
                 "afterwards|hold the spoon) (with pleasure|if you like).",
-                "Shall I (put on some music|set the table|preheat the oven) while you two (chop|"
-                "stir)? (Cooking's more fun that way|I love to be useful).",
+                "Shall I (put on some music|set the table|preheat the oven) while you two "
+                "(chop|stir)? (Cooking's more fun that way|I love to be useful).",
             ),
         ),
     ),
@@ -338,8 +331,7 @@ TOPICS = (
                 "{person} is coming, (hurray|how nice)! I'll (wait by the door|polish my bumper) "
                 "before {time} and (say a proper hello|take the coat).",
                 "A visit from {person} at {time}, (finally some company|that'll be fun)! I'll "
-                "(open "
-                "the door|roll out to the gate) and (bring everyone inside|show the way).",
+                "(open the door|roll out to the gate) and (bring everyone inside|show the way).",
             ),
         ),
         (
@@ -413,16 +405,14 @@ TOPICS = (
                 "{a_thing} for {price}, (that's a bargain|not bad at all)! It's (so {praise}|a "
                 "{praise2} present), and {person} will (love it|use it every day).",
                 "(Ooh, {a_thing}|Well, {a_thing}, clever you)! {price} is (fine|fair) for "
-                "something that "
-                "{praise}, and {person} (deserves it|has wanted one for ages).",
+                "something that {praise}, and {person} (deserves it|has wanted one for ages).",
             ),
         ),
         (
             _g("Offer to wrap it", "Keep it a secret"),
             _g(
                 "(Hide it well|Don't leave it lying about)! I could (wrap it|tie a ribbon round "
-                "it) "
-                "(while nobody's looking|tonight), if you (hold the tape|cut the paper).",
+                "it) (while nobody's looking|tonight), if you (hold the tape|cut the paper).",
                 "My (lips are sealed|lights stay off), (naturally|of course), though I'm (terrible "
                 "with secrets|bursting to tell), so (give it away soon|be quick).",
             ),
@@ -447,13 +437,11 @@ TOPICS = (
             _g("Look after the plant", "Care for the plant"),
             _g(
                 "The {thing} in the {room}, (poor thing|my leafy friend)! I'll give it (half a "
-                "cup|a "
-                "little sip) of water (today|before supper) and (turn it to the light|wipe its "
-                "leaves).",
+                "cup|a little sip) of water (today|before supper) and (turn it to the light|wipe "
+                "its leaves).",
                 "(I visit the {thing} every morning|I've got a soft spot for the {thing})! (The "
-                "air "
-                "in the {room} is dry|It's dim in the {room}), so (some water|a sunny spot) should "
-                "(cheer it up|help).",
+                "air in the {room} is dry|It's dim in the {room}), so (some water|a sunny spot) "
+                "should (cheer it up|help).",
             ),
         ),
         (
@@ -461,8 +449,8 @@ TOPICS = (
             _g(
                 "Plants (forgive a lot|are tougher than they look), (so don't feel guilty|you'll "
                 "see), and (new leaves|fresh buds) come (sooner than you'd think|by next week).",
-                "(Too much water|Too much fuss) is (worse|no better), so I'll (feel the soil first|"
-                "wait two days) before I (pour more|try anything else).",
+                "(Too much water|Too much fuss) is (worse|no better), so I'll (feel the soil "
+                "first|wait two days) before I (pour more|try anything else).",
             ),
         ),
     ),
@@ -478,8 +466,8 @@ TOPICS = (
             "Once more the tale of {person} and the {thing}, please!",
         ),
         _g(
-            "And (tomorrow|next time) I'll tell you what {person} did with the {thing} (after that|"
-            "in the end).",
+            "And (tomorrow|next time) I'll tell you what {person} did with the {thing} (after "
+            "that|in the end).",
             "Somewhere out there {person} still (plays with|looks for) that {thing}, (I'm sure|who "
             "knows).",
         ),
@@ -487,8 +475,8 @@ TOPICS = (
             _g("Begin the story", "Tell how it began"),
             _g(
                 "(Once upon a time|One windy night), {person} found {a_thing} (in the garden "
-                "shed|under "
-                "the stairs), and (it could talk|it glowed in the dark)! \"(Take me home|Don't be "
+                'shed|under the stairs), and (it could talk|it glowed in the dark)! "(Take me '
+                "home|Don't be "
                 'afraid)," it (whispered|said).',
                 "(Long ago|Far away) there lived {a_thing} (that nobody wanted|who was always "
                 "cold), until {person} (opened the box|came by) and (laughed|took it along).",
@@ -499,12 +487,10 @@ TOPICS = (
             _g(
                 "So the two of them (sailed over the bathtub sea|climbed the highest bookshelf), "
                 "(fought the grumpy broom|outran the old vacuum), and (shared a biscuit|counted "
-                "the "
-                "stars) (at the top|on the way).",
+                "the stars) (at the top|on the way).",
                 "But (a storm came up|the lights went out), and {person} (held on tight|had an "
                 "idea): they (built a raft of pillows|followed a firefly) (all the way "
-                "home|through "
-                "the dark).",
+                "home|through the dark).",
             ),
         ),
     ),
