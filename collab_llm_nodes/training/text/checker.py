@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from collab_llm_nodes.training.text import facts, skills
+from collab_llm_nodes.training.text import fact_kinds, skills
 from collab_llm_nodes.training.text.phrases import says, words
 from collab_llm_nodes.training.text.samples import Sample
 
@@ -16,7 +16,7 @@ _NUMBERED = re.compile(r"(\d{1,2})\. (.+)")
 _ENDINGS = (".", "!", "?")
 _MAX_CHARACTERS = 20_000
 _LEXICON = {
-    name: domain.GRAMMAR.words | facts.GRAMMAR.words | skills.GRAMMAR.words
+    name: domain.GRAMMAR.words | fact_kinds.GRAMMAR.words | skills.GRAMMAR.words
     for name, domain in skills.DOMAINS.items()
 }
 
@@ -161,23 +161,26 @@ def _reports(sample: Sample, text: str) -> str:
 
 
 def _check_outline(sample: Sample, text: str) -> str:
+    titles, least = sample.facts["titles"], sample.facts["least"]
+    assert isinstance(titles, tuple)
+    assert isinstance(least, int)
     lines = text.splitlines()
-    if not 3 <= len(lines) <= 8:
-        return "not 3 to 8 points"
+    rest = iter(titles)
     for i, line in enumerate(lines, 1):
-        match = _NUMBERED.fullmatch(line)
+        match = _NUMBERED.fullmatch(line.strip())
         if match is None or match[1] != str(i):
             return f"point {i} is not numbered so"
-        if not 2 <= len(match[2].split()) <= 8:
-            return f"point {i} is not a few words"
-    if len(set(lines)) < len(lines):
-        return "a point comes twice"
-    return _unknown_word(sample, text)
+        if not any(match[2] in wordings for wordings in rest):
+            return f"point {i} does not belong here"
+    return "" if least <= len(lines) else "points are missing"
 
 
 def _check_point(sample: Sample, text: str) -> str:
-    if "\n" in text or len(text.split()) > 80:
-        return "not one or two sentences"
+    known = sample.facts["vocabulary"]
+    assert isinstance(known, frozenset)
+    for word in words(text):
+        if word not in known:
+            return f"{word[:40]!r} does not belong to this point"
     return _check_prose(sample, text)
 
 

@@ -11,6 +11,10 @@ def is_held_out(text: str) -> bool:
     return zlib.crc32(text.encode()) % 10 == 0
 
 
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 class Split:
     """A list in two parts: `parts[False]` for training, `parts[True]` held out."""
 
@@ -58,29 +62,29 @@ ROBOT_NAMES = Split(
     "Mopsy Bumble Chip Jojo Koda Lumo Nibs Pogo Quill Rumba Sprig Taro Vivo Wisp Yoyo Zeno Astro "
     "Biscuit Cosmo Dizzy Echo Fidget Gizmo"
 )
-ONSETS = "b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh st t tr v w y z".split()
-VOWELS = "a e i o u ai ea ei ia io oo".split()
-ENDINGS = "n l r s m th ck nd ra la no ta vik son ley dan mir ska ber ton rin sel".split()
+ONSETS = _list("b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh st t tr v w y z")
+VOWELS = _list("a e i o u ai ea ei ia io oo")
+ENDINGS = _list("n l r s m th ck nd ra la no ta vik son ley dan mir ska ber ton rin sel")
 
-COLOURS = (
+COLOURS = _list(
     "red blue green yellow white black grey brown orange purple pink silver golden beige "
     "turquoise violet navy cream maroon olive"
-).split()
-WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-MONTHS = (
+)
+WEEKDAYS = _list("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+MONTHS = _list(
     "January February March April May June July August September October November December"
-).split()
+)
 
-ROOMS = (
+ROOMS = _list(
     "kitchen pantry bathroom bedroom hallway garage cellar attic office library workshop studio "
     "laundry nursery veranda greenhouse garden terrace lobby storeroom corridor classroom archive "
     "laboratory canteen showroom balcony playroom dining-room living-room"
-).split()
-ROOM_SIDES = "north south east west upper lower old new front back small large".split()
-PLACES = (
+)
+ROOM_SIDES = _list("north south east west upper lower old new front back small large")
+PLACES = _list(
     "shelf drawer cupboard table desk bench windowsill cabinet basket box chest rack hook counter "
     "stool locker trolley crate sideboard wardrobe"
-).split()
+)
 PLACE_WORDS = {"drawer": "in", "cupboard": "in", "cabinet": "in", "basket": "in", "box": "in"}
 PLACE_WORDS |= {"chest": "in", "locker": "in", "crate": "in", "wardrobe": "in"}
 
@@ -118,29 +122,29 @@ THINGS = {
         "oak pine steel plastic wicker",
     ),
 }
-SUPPLIES = (
+SUPPLIES = _list(
     "candle battery bulb napkin towel plate cup screw bolt nail sponge brush filter glove bag "
     "bottle can jar box cable fuse hose bracket hinge pencil folder envelope tile plug switch "
     "blanket cushion lamp bucket mop"
-).split()
+)
 _PLURALS = {"battery": "batteries", "brush": "brushes", "box": "boxes", "switch": "switches"}
 
-EVENTS = (
+EVENTS = _list(
     "meeting interview lunch concert lesson appointment rehearsal dinner inspection workshop "
     "delivery training picnic exam call party class visit match film"
-).split()
-JOBS = (
+)
+JOBS = _list(
     "gardener electrician plumber cook teacher nurse accountant carpenter librarian driver painter "
     "cleaner technician secretary doctor baker tailor guard manager courier"
-).split()
-MACHINES = (
+)
+MACHINES = _list(
     "pump boiler fan heater lift freezer oven dishwasher dryer generator compressor furnace "
     "printer router alarm sprinkler ventilator washer projector charger"
-).split()
-PARTS = (
+)
+PARTS = _list(
     "filter belt seal valve fuse motor bearing sensor nozzle gasket hose battery coil bracket "
     "spring cable hinge wheel relay gear"
-).split()
+)
 
 
 def plural(noun: str) -> str:

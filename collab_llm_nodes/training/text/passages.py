@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from collab_llm_nodes.training.text.facts import KINDS, Fields, Kind
+from collab_llm_nodes.training.text.fact_kinds import KINDS
+from collab_llm_nodes.training.text.facts import Fields, Kind, named
 from collab_llm_nodes.training.text.phrases import Grammar, Voice, pick, say
 from collab_llm_nodes.training.text.world import World, clock
 
@@ -26,6 +27,12 @@ FILLERS = {
         "You're (right|joking), (of course|surely)!",
         "Let's talk about it later, shall we?",
         "The cat has been (asleep|hiding) all day.",
+        "I (dreamt of|forgot about) the (holidays|party) again.",
+        "(My|Our) neighbour (plays|practises) the (trumpet|drums) at night!",
+        "Who wants (some|the last piece of) (cake|chocolate|bread)?",
+        "(Honestly|You know what), I (love|can't stand) (Mondays|long talks|loud music).",
+        "(Turn|Could you turn) the (music|light|heating) (up|down), please!",
+        "(Grandma|The boss|Uncle) (called|wrote) (twice|again), (no idea why|as always).",
     ),
     "instructions": _ask(
         "(Wear|Put on) gloves (at all times|for this work).",
@@ -40,6 +47,13 @@ FILLERS = {
         "Check the result (twice|with a lamp).",
         "If in doubt, (stop|ask a technician).",
         "Let everything (cool|dry) completely.",
+        "Lay the (tools|screws|parts) on a (tray|towel) in the (right|same) order.",
+        "A second person (should|must) hold the (ladder|cover|frame).",
+        "(Turn|Move) the (lever|knob|handle) (slowly|to the left|to the stop).",
+        "Note the (position|number) of each (cable|part) (first|on paper).",
+        "(Small|Deep) scratches (can be polished|are normal).",
+        "(Never|Do not) (mix|heat) (cleaners|oils).",
+        "Repeat these steps (every|each) (month|spring|year).",
     ),
     "reports": _ask(
         "No further (events|remarks).",
@@ -54,6 +68,12 @@ FILLERS = {
         "Weather conditions were (stable|fair).",
         "The (auditor|inspector) raised no (objection|questions).",
         "Costs are (within|below) the budget.",
+        "(Staff|Visitors) were (informed|registered) (in writing|at the gate).",
+        "The (camera|sensor|alarm) test was (passed|repeated|postponed).",
+        "(Minor|No) (damage|delay) was (reported|established).",
+        "Approval by the (board|management|customer) is (expected|on file).",
+        "The (contract|insurance|licence) (remains valid|expires soon).",
+        "Responsibility lies with the (night|day|late) shift.",
     ),
 }
 
@@ -167,6 +187,7 @@ class Writer:
         self._known: set[tuple[str, ...]] = set()
         self._kinds: set[str] = set()
         self._words = 0
+        self._characters = 0
 
     def _line(self, text: str, speaker: str = "") -> str:
         if self._prefixed and not text.startswith(f"{speaker}:"):
@@ -176,14 +197,18 @@ class Writer:
     def _add(self, *lines: str) -> None:
         self._groups.append(list(lines))
         self._words += sum(len(line.split()) for line in lines)
+        self._characters += sum(len(line) for line in lines)
 
     def state(self, kind: Kind, fields: Fields) -> str:
         """State a fact; return its line."""
-        text = say(kind.statements[self.style], self._voice, fields)
-        line = self._line(text, fields.get("person", fields.get("robot", "")))
+        line = self._statement(kind, fields)
         self._add(line)
         self.reserve(kind, fields)
         return line
+
+    def _statement(self, kind: Kind, fields: Fields) -> str:
+        text = say(kind.statements[self.style], self._voice, fields)
+        return self._line(text, fields.get("person", fields.get("robot", "")))
 
     def fact(self, kind: Kind, near: Fields | None = None) -> Fields | None:
         """Draw a fact whose key is new in this passage, close to `near` or anywhere.
@@ -206,7 +231,7 @@ class Writer:
                 return kind, fields
 
     def _distract(self, kind: Kind, count: int, near: Fields | None) -> int:
-        """State up to `count` other facts of a kind, the first three `near` one; return how many."""
+        """State up to `count` other facts of a kind, some `near` one; return how many."""
         for i in range(count):
             fields = self.fact(kind, near if i < 3 or self.world.chance(0.3) else None)
             if fields is None:
@@ -241,7 +266,7 @@ class Writer:
         return Question(
             kind.name,
             pick(kind.questions, self._voice, fields, self.world.held_out),
-            " and ".join(fields[name] for name in kind.key),
+            kind.about(fields),
             "None" if absent else fields[kind.value],
             lines,
             distractors,
@@ -260,7 +285,7 @@ class Writer:
         of = [thing] * seen + [world.any(others) for _ in range(distractors)]
         world.rng.shuffle(of)
         lines, last = [], {}
-        for name, time in zip(of, self._timed(len(of))):
+        for name, time in zip(of, self._timed(len(of)), strict=True):
             fields = {"thing": name, "room": world.room(), "time": time}
             lines.append(self._line(say(_SIGHTINGS[self.style], self._voice, fields)))
             if name == thing:
@@ -275,7 +300,7 @@ class Writer:
                 {"thing": thing},
                 world.held_out,
             ),
-            thing,
+            f"the {thing}",
             "None" if absent else last["room" if where else "time"],
             () if absent else (last["line"],),
             distractors,
@@ -289,12 +314,12 @@ class Writer:
         world.rng.shuffle(rooms)
         lines = [
             self._line(say(_ALARMS[self.style], self._voice, {"room": name, "time": time}))
-            for name, time in zip(rooms, self._timed(len(rooms)))
+            for name, time in zip(rooms, self._timed(len(rooms)), strict=True)
         ]
         self._add(*lines)
         text = pick(_HOW_OFTEN, self._voice, {"room": room}, world.held_out)
-        found = tuple(line for line, name in zip(lines, rooms) if name == room)
-        return Question("count", text, room, str(number), found, distractors)
+        found = tuple(line for line, name in zip(lines, rooms, strict=True) if name == room)
+        return Question("count", text, f"the {room}", str(number), found, distractors)
 
     def compare(self, distractors: int) -> Question:
         """State two facts among others; ask which is larger or earlier."""
@@ -318,19 +343,18 @@ class Writer:
         lines = (self.state(kind, first), self.state(kind, second))
         distractors = self._distract(kind, distractors, None)
         text = pick(questions, self._voice, fields, world.held_out)
-        about = " and ".join(fact[kind.key[0]] for fact in (first, second))
+        about = " and ".join(named(kind.key[0], fact) for fact in (first, second))
         return Question("compare", text, about, answer, lines, distractors)
 
-    def fill(self, words: int) -> None:
-        """Add other facts and empty sentences up to a number of words."""
+    def fill(self, words: int, characters: int) -> None:
+        """Add other facts and empty sentences up to a number of words or of characters."""
         fillers = FILLERS[self.style]
-        while self._words < words:
-            if self.world.chance(0.5):
+        while self._words < words and self._characters < characters:
+            if self.world.chance(0.65):
                 kind = self.other_kind()  # a further fact of a kind asked for is a distractor
-                text = say(kind.statements[self.style], self._voice, kind.draw(self.world))
+                self._add(self._statement(kind, kind.draw(self.world)))
             else:
-                text = say(fillers, self._voice, {})
-            self._add(self._line(text))
+                self._add(self._line(say(fillers, self._voice, {})))
 
     def passage(self, questions: Sequence[Question]) -> Passage:
         """Return all lines in an order of its own, in one of the layouts of the style."""

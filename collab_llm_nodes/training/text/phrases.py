@@ -16,9 +16,10 @@ import random
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 _TOKEN = re.compile(r"[^()\[\]|{}]+|[()\[\]|]|\{\w+\}")
+_MARKS = re.compile(r"\{\w+\}('s)?|[()\[\]|]")
 _WORD = re.compile(r"[^\W_]+(?:[-'.:][^\W_]+)*")
 
 
@@ -87,7 +88,7 @@ class _Choice(NamedTuple):
     alternatives: list[_Parts]
 
 
-_Parts = list[Union[str, tuple[str], _Choice]]  # noqa: UP007 - evaluated by Python 3.10
+_Parts = list[str | tuple[str] | _Choice]
 """Literals, ("field",) and choices."""
 
 
@@ -130,6 +131,14 @@ def _fill(parts: _Parts, voice: Voice, fields: Mapping[str, str], out: list[str]
             out.append(fields[part[0]])
 
 
+def literal_words(*templates: str) -> set[str]:
+    """Return every word that the templates can say without their fields."""
+    found: set[str] = set()
+    for text in templates:
+        found.update(words(_MARKS.sub(" ", text)))
+    return found
+
+
 class Grammar:
     """The templates of one sub-domain, and every word that they can say by themselves."""
 
@@ -138,8 +147,7 @@ class Grammar:
 
     def __call__(self, *texts: str) -> tuple[Phrase, ...]:
         """Compile templates that mean the same; a voice chooses one of them."""
-        for text in texts:
-            self.words.update(words(re.sub(r"\{\w+\}", " ", re.sub(r"[()\[\]|]", " ", text))))
+        self.words |= literal_words(*texts)
         return tuple(Phrase(text) for text in texts)
 
     def know(self, *texts: str) -> None:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.training.text import conversation, facts, instructions, names, reports
-from collab_llm_nodes.training.text.facts import KINDS
+from collab_llm_nodes.training.text.fact_kinds import KINDS
 from collab_llm_nodes.training.text.passages import FILLERS, Question, Writer
 from collab_llm_nodes.training.text.phrases import Grammar, Voice, pick, say, says
 from collab_llm_nodes.training.text.tasks import Task
@@ -26,9 +26,11 @@ _ask = Grammar()
 GRAMMAR = Grammar()
 """The words of answers of these skills, beside those of the sub-domains and of the facts."""
 
+_MAX_PASSAGE = 2550
+"""Characters of a passage with its questions: some 1,000 tokens where names and codes abound."""
 _TEXT_NAMES = {
     "conversation": ("talk", "chat", "conversation"),
-    "instructions": ("manual", "notes", "instructions"),
+    "instructions": ("manual", "handbook", "guide"),
     "reports": ("log", "report", "record"),
 }
 _FRAMES = _ask(
@@ -42,15 +44,13 @@ _FRAMES = _ask(
     "{name}:\n{text}\n\nUsing only this {name}, answer in a few words or with None: {question}",
 )
 _JSON_FRAMES = _ask(
-    "Your job is to complete the following task using only the context below.\n\n## Document\n"
-    "{text}\n\n## Task\n{question}\n\nReturn JSON with the keys explanation, citation and answer. "
-    "If nothing is found, use null.",
+    "Your job is to complete the following task using only the context below.\n\n## "
+    "Document\n{text}\n\n## Task\n{question}\n\nReturn JSON with the keys explanation, citation "
+    "and answer. If nothing is found, use null.",
     "## Document\n{text}\n\n## Task\n{question}\n\nReturn your result in JSON: explanation, "
-    "citation, "
-    "answer (null if the document does not say it).",
+    "citation, answer (null if the document does not say it).",
     "{text}\n\nTask: {question}\nReply as JSON with explanation, citation and answer, or null "
-    "where "
-    "the text has nothing.",
+    "where the text has nothing.",
     "## Document\n{text}\n\n## Task\nExtract: {question}\n\nGive JSON (explanation, citation, "
     "answer); abstain with null.",
 )
@@ -79,7 +79,7 @@ def extract(world: World, style: str, as_json: bool | None = None) -> Made:
         # Few distractors in most passages, up to `most` in some, as many as the length allows.
         distractors = min(int((most + 1) * world.rng.random() ** 2), length // (9 * count))
         questions.append(_question(writer, world, distractors, as_json))
-    writer.fill(length)
+    writer.fill(length, _MAX_PASSAGE - count * (250 if as_json else 80))
     passage = writer.passage(questions)
     name = world.any(_TEXT_NAMES[style])
     voice = Voice(world.rng)
@@ -95,7 +95,7 @@ def extract(world: World, style: str, as_json: bool | None = None) -> Made:
     last = passage.questions[-1]
     after = sum(len(turn.content.split()) for turn in turns[1:-1])
     distance = passage.distance(last.lines[-1]) + after if last.lines else 0
-    made = {
+    made: dict[str, object] = {
         "kind": last.kind,
         "answer": last.answer,
         "form": "json" if as_json else "short",
@@ -170,23 +170,21 @@ _AFTER = {
 _UNKNOWN = {
     "conversation": GRAMMAR(
         "(Hm, sorry|Oh dear), I (can't find|don't see) anything about {about} in (there|my "
-        "papers)! "
-        "(Shall I ask around|Maybe somebody else knows)?",
+        "papers)! (Shall I ask around|Maybe somebody else knows)?",
         "(I'm afraid|Sadly) my papers (don't mention|say nothing about) {about}, but (I'll keep my "
         "eyes open|I can go and look)!",
     ),
     "instructions": GRAMMAR(
         "The document does not (cover|mention) {about}. (Check|Read) the label or (ask|call) a "
         "technician before you (continue|start).",
-        "No (entry|note) for {about}. Stop here and (look up|search) the (manual|handbook) (first|"
-        "again).",
+        "No (entry|note) for {about}. Stop here and (look up|search) the (manual|handbook) "
+        "(first|again).",
     ),
     "reports": GRAMMAR(
-        "The available (files|documents) contain no (entry|record) concerning {about}; a (further|"
-        "separate) (inquiry|search) is (recommended|required).",
+        "The available (files|documents) contain no (entry|record) concerning {about}; a "
+        "(further|separate) (inquiry|search) is (recommended|required).",
         "No (statement|information) on {about} can be (derived|obtained) from the "
-        "(files|documents) "
-        "(provided|submitted).",
+        "(files|documents) (provided|submitted).",
     ),
 }
 
@@ -195,7 +193,7 @@ def document(world: World, style: str) -> Made:
     """Make one or two documents of 40 to 64 words and a question that they answer, or do not."""
     count = world.whole(1, 2)
     voice = Voice(world.rng)
-    asked = world.whole(1, 3) if world.chance(0.7) else 0
+    asked = world.whole(1, 5) if world.chance(0.7) else 0
     wanted: list[tuple[facts.Kind, facts.Fields]] = []
     writer = Writer(world, style)
     for _ in range(max(asked, 1)):
@@ -225,7 +223,7 @@ def document(world: World, style: str) -> Made:
         mentions = [fields[name] for kind, fields in wanted for name in (*kind.key, kind.value)]
     else:
         kind, fields = wanted[0]
-        about = " and ".join(fields[name] for name in kind.key)
+        about = kind.about(fields)
         answer = say(_UNKNOWN[style], voice, {"about": about})
         mentions = [about]
     made = {"mentions": tuple(mentions), "relevant": bool(asked), "generic": False}
@@ -283,7 +281,11 @@ def outline(world: World, style: str) -> Made:
     """Make a question whose answer is to be an outline."""
     task = DOMAINS[style].draw(world)
     turns, text = _outlined(world, task)
-    return (*turns, Turn("assistant", text)), {"points": len(task.points)}
+    return (*turns, Turn("assistant", text)), _outline_facts(task)
+
+
+def _outline_facts(task: Task) -> dict[str, object]:
+    return {"titles": tuple(point.titles for point in task.possible), "least": task.least}
 
 
 def point(world: World, style: str) -> Made:
@@ -300,7 +302,8 @@ def point(world: World, style: str) -> Made:
         Turn("assistant", chosen.text),
     ]
     mentions = tuple(m for m in task.mentions if says(chosen.text, m))
-    return tuple(turns), {"point": number, "title": chosen.title, "mentions": mentions}
+    made = {"point": number, "title": chosen.title, "mentions": mentions}
+    return tuple(turns), made | {"vocabulary": chosen.words}
 
 
 _COPY = {
