@@ -21,7 +21,7 @@ def eval_nav(
     json_file: JsonOption = None,
 ) -> None:
     """Closed-loop success, perception, losslessness and tau of the embedded pair."""
-    from collab_llm_nodes.training.evaluate import EvalConfig, eval_nav
+    from collab_llm_nodes.training.nav.evaluate import EvalConfig, eval_nav
 
     found = eval_nav(EvalConfig(rooms=rooms, seed=seed))
     table = Table("figure", "measured")

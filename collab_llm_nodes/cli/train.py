@@ -33,7 +33,7 @@ def train_nav(
     json_file: JsonOption = None,
 ) -> None:
     """Train the embedded pair (target, draft, early-exit adapters) from seeds; resumable."""
-    from collab_llm_nodes.training.trainer import train_all
+    from collab_llm_nodes.training.nav.trainer import train_all
 
     train_all(out, hours=hours, seed=seed, pair=pair)
     curves = {f.parent.name: json.loads(f.read_text("utf-8")) for f in out.glob("*/curve.json")}

@@ -26,11 +26,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2VLForCondi
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.tokenizer import train_tokenizer
 from collab_llm_nodes.sim.expert import DIRECTIONS, DISTANCES
-from collab_llm_nodes.training import data, loop
-from collab_llm_nodes.training.architecture import SIZES, build, prefix_ids
-from collab_llm_nodes.training.batches import Batch, Batches
-from collab_llm_nodes.training.forward import FastForward, Output
-from collab_llm_nodes.training.wording import HELD_OUT, WORDS, corpus
+from collab_llm_nodes.training import loop
+from collab_llm_nodes.training.nav import data
+from collab_llm_nodes.training.nav.architecture import SIZES, build, prefix_ids
+from collab_llm_nodes.training.nav.batches import Batch, Batches
+from collab_llm_nodes.training.nav.forward import FastForward, Output
+from collab_llm_nodes.training.nav.wording import HELD_OUT, WORDS, corpus
 
 
 @dataclass(frozen=True)
@@ -309,7 +310,7 @@ def train_nav(
 
 def _held_out(config: TrainConfig, learner: Learner) -> dict[str, float]:
     """Figures on held-out questions; ``held_out_wording`` is ``action`` in words never shown."""
-    from collab_llm_nodes.training.evaluate import held_out_figures
+    from collab_llm_nodes.training.nav.evaluate import held_out_figures
 
     model, tokenizer, folder = learner.model, learner.tokenizer, Path(config.data)
     found = held_out_figures(model, tokenizer, folder, config.held_out_rooms)
@@ -366,8 +367,8 @@ def train_all(out: Path, hours: float = 0.0, seed: int = 0, pair: Path | None = 
     from rich.console import Console
     from transformers.utils import logging as transformers_logging
 
-    from collab_llm_nodes.training.adapters import AdapterConfig, train_adapters
-    from collab_llm_nodes.training.curves import write_curves
+    from collab_llm_nodes.training.nav.adapters import AdapterConfig, train_adapters
+    from collab_llm_nodes.training.nav.curves import write_curves
 
     torch.set_num_threads(1)  # models this small are slower on more
     transformers_logging.disable_progress_bar()
@@ -431,7 +432,7 @@ class _Rounds:
 
     def pictures(self, step: int) -> data.Pictures | None:
         """The own-trajectory pictures to use at ``step``; waits for a round that is due."""
-        from collab_llm_nodes.training.dagger import roll_out_round
+        from collab_llm_nodes.training.nav.dagger import roll_out_round
 
         run = Path(self._config.run)
         for number, due in enumerate(self._config.dagger_steps):
@@ -479,7 +480,7 @@ def export(
     import shutil
 
     from collab_llm_nodes.sim.renderer import HEIGHT_PX, WIDTH
-    from collab_llm_nodes.training.forward import MERGE, PATCH
+    from collab_llm_nodes.training.nav.forward import MERGE, PATCH
 
     building = folder.with_name(folder.name + ".part")
     shutil.rmtree(building, ignore_errors=True)
