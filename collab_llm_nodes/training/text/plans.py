@@ -159,7 +159,7 @@ CPU = TextPlan(
     draft_size=DRAFT,
     exit_layers=(2, 3, 4, 5),
     target=Stage(8, 2e-3, steps=9_000, warmup=200, bfloat16=True, compile=True),
-    base=Stage(8, 3e-3, steps=300, warmup=50, bfloat16=True, compile=True),
+    base=Stage(8, 3e-3, steps=600, warmup=50, bfloat16=True, compile=True),
     draft=Stage(8, 3e-3, steps=800, warmup=50, bfloat16=True, compile=True),
     worker=Stage(8, 2e-3, steps=4_000, warmup=200, bfloat16=True, compile=True),
     guesses=Stage(4, 2e-3, steps=800, warmup=50, bfloat16=True),
