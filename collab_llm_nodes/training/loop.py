@@ -26,7 +26,7 @@ STATE, CURVE = "state.pt", "curve.json"
 
 
 class Learner(Protocol):
-    """What is trained; ``state`` holds all that a resumed run needs.
+    """A model in training; ``state`` holds all that a resumed run needs.
 
     Attributes:
         step: optimiser steps done.

@@ -44,7 +44,8 @@ def write_curves(out: Path, folder: Path) -> dict[str, Any]:
         axis.set_xlabel("time [min]")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("held-out text [nats per token]")
-    axes[-1].legend(loc="upper right", fontsize=7)
+    if axes[-1].has_data():
+        axes[-1].legend(loc="upper right", fontsize=7)
     figure.tight_layout()
     figure.savefig(folder / "text_training.png", dpi=110)
     pyplot.close(figure)

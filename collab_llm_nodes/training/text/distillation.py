@@ -33,7 +33,7 @@ from collab_llm_nodes.training.text.shards import RAW_SHARE, write_rows
 MIX = (("plain", 0.76), ("document", 0.06), ("extract", 0.06), ("outline", 0.06), ("point", 0.06))
 """Skills of the prompts."""
 TEMPERATURE = 0.7
-"""Of every second unit; the others are greedy."""
+"""Sampling temperature of every second unit; the others are greedy."""
 _AT_ONCE = 128
 """Prompts made by one task of the pool."""
 

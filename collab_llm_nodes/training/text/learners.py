@@ -1,4 +1,4 @@
-"""What is trained on rows of text: language models, and the guessers of a frozen target."""
+"""Learners on rows of text: language models, and the guessers of a frozen target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collab_llm_nodes.training.text.plans import Stage
 
 
 class RowLearner:
-    """Parameters, optimiser and schedule; a subclass says what the loss is.
+    """A model with optimiser and schedule; a subclass says what the loss is.
 
     Args:
         trained: what the optimiser moves; its state is what ``state`` saves.

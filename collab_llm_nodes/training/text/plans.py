@@ -1,4 +1,4 @@
-"""How large the text models are and how long each is trained: a GPU, a CPU, a quick check."""
+"""Sizes and lengths of the text family's training: for a GPU, for a CPU, for a quick check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from collab_llm_nodes.training.text.samples import SUB_DOMAINS
 MODELS = ("text-target", "text-worker", *(f"ssm-{sub_domain}" for sub_domain in SUB_DOMAINS))
 """The folders of the family, as they ship."""
 STAGES = ("tokenizer", "target", "base", *MODELS[2:], "worker", "guesses")
-"""In the order in which they run; ``guesses`` are the target's early exits and Medusa heads."""
+"""All stages in their order; ``guesses`` are the target's early exits and Medusa heads."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class TextPlan:
     held_out: int = 64
     """Held-out documents of a point of the learning curve, per sub-domain."""
     processes: int = field(default=0)
-    """That make data; 0: one per core but two, at least one."""
+    """Processes that make data; 0: one per core but two, at least one."""
 
     def stage(self, name: str) -> Stage:
         """Return the plan of a stage by its name in ``STAGES``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +21,12 @@ from collab_llm_nodes.models.heads import head_fingerprint
 from collab_llm_nodes.models.tokenizer import train_text_tokenizer
 from collab_llm_nodes.training import loop
 from collab_llm_nodes.training.text.architecture import Size, build
-from collab_llm_nodes.training.text.curves import write_curves
 from collab_llm_nodes.training.text.distillation import Teacher
 from collab_llm_nodes.training.text.export import export, read
 from collab_llm_nodes.training.text.forward import TextForward
 from collab_llm_nodes.training.text.held_out import HeldOut
 from collab_llm_nodes.training.text.learners import GuessLearner, LanguageLearner, RowLearner
-from collab_llm_nodes.training.text.plans import MODELS, PLANS, STAGES, TextPlan
+from collab_llm_nodes.training.text.plans import PLANS, STAGES, TextPlan
 from collab_llm_nodes.training.text.samples import vocabulary_text
 from collab_llm_nodes.training.text.shards import Corpus, Makers, Rows, is_skill_shard
 
@@ -147,7 +145,7 @@ class _Family:
                     return False
                 (self.out / stage).mkdir(parents=True, exist_ok=True)
                 (self.out / stage / "done").touch()
-        write_curves(self.out, self.out / "curves")
+        print(f"finished: {self._models()}; copy its folders to models/ to ship them")
         return True
 
     def _done(self, stage: str) -> bool:
@@ -333,9 +331,3 @@ class _Family:
                 self.read_tokenizer(), self.plan.held_out, self.plan.length, self.device
             )
         return self._held_out
-
-
-def ship(out: Path, folder: Path) -> None:
-    """Copy the finished models of ``out`` to ``folder``."""
-    for name in MODELS:
-        shutil.copytree(out / "models" / name, folder / name, dirs_exist_ok=True)

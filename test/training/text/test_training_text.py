@@ -24,6 +24,7 @@ from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.training import loop
 from collab_llm_nodes.training.text import stages
 from collab_llm_nodes.training.text.architecture import TINY, build
+from collab_llm_nodes.training.text.curves import write_curves
 from collab_llm_nodes.training.text.distillation import questions
 from collab_llm_nodes.training.text.export import export
 from collab_llm_nodes.training.text.forward import TextForward
@@ -312,7 +313,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_every_model_is_read_by_the_engine(trained: Path) -> None:
+def test_every_model_is_read_by_the_engine(trained: Path, tmp_path: Path) -> None:
     for name in MODELS:
         exits = "beside" if name == "text-target" else None
         loaded = load(ModelConfig(str(trained / "models" / name), exits=exits))
@@ -327,7 +328,8 @@ def test_every_model_is_read_by_the_engine(trained: Path) -> None:
             assert loaded.adapters.layers == TINY_PLAN.exit_layers
             heads = MedusaHeads.load(trained / "models" / name, decoder_parts(loaded.model))
             assert heads.heads == 5
-    curves = json.loads((trained / "curves" / "text_training.json").read_text())
+    curves = write_curves(trained, tmp_path)
+    assert curves == json.loads((tmp_path / "text_training.json").read_text())
     assert set(curves) == set(STAGES) - {"tokenizer"}
     assert all(np.isfinite(point["loss"]) for curve in curves.values() for point in curve)
 
