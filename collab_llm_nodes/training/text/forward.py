@@ -156,6 +156,9 @@ def _autocast(device: torch.device) -> bool:
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     groups = query.shape[1] // key.shape[1]
+    if groups > 1 and query.shape[2] == 1:  # the heads of one key as so many queries: no copies
+        grouped = query.view(len(query), key.shape[1], groups, -1)
+        return _attend(grouped, key, value, mask).view(query.shape)
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     return F.scaled_dot_product_attention(
