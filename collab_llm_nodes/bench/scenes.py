@@ -10,7 +10,7 @@ from collab_llm_nodes.sim.expert import decide, look
 from collab_llm_nodes.sim.renderer import Renderer, to_jpeg
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import make_room
-from collab_llm_nodes.training.wording import VERBS, instruction
+from collab_llm_nodes.training.nav.wording import VERBS, instruction
 
 
 def scene_prompts(count: int, seed: int) -> list[Prompt]:

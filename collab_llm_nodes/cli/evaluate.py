@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,7 +21,7 @@ def eval_nav(
     json_file: JsonOption = None,
 ) -> None:
     """Closed-loop success, perception, losslessness and tau of the embedded pair."""
-    from collab_llm_nodes.training.evaluate import EvalConfig, eval_nav
+    from collab_llm_nodes.training.nav.evaluate import EvalConfig, eval_nav
 
     found = eval_nav(EvalConfig(rooms=rooms, seed=seed))
     table = Table("figure", "measured")
@@ -41,4 +42,35 @@ def eval_nav(
     ):
         table.add_row(name, value)
     console.print(table)
+    write_json(json_file, found)
+
+
+@app.command("text")
+def eval_text(
+    models: Annotated[Path, typer.Option(help="Folder of the family's models.")] = Path("models"),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer samples: two minutes.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Perplexity, extraction, copying and acceptance of the embedded text family."""
+    from collab_llm_nodes.training.loop import shown
+    from collab_llm_nodes.training.text import evaluate
+
+    changed = evaluate.QUICK if quick else {}
+    config = evaluate.EvalText(models=models, seed=seed, device=device, **changed)
+    with shown(()) as show:
+        found = evaluate.eval_text(config, show("evaluation"))
+    table = Table("figure", *evaluate.SUB_DOMAINS)
+    for name in ("text-target", "text-worker", "ngram"):
+        row = (f"{found['perplexity'][s][name]:.2f}" for s in evaluate.SUB_DOMAINS)
+        table.add_row(f"perplexity, {name}", *row)
+    for name in ("text-target", "text-worker"):
+        right = found["extraction"][name]["by_sub_domain"]
+        table.add_row(f"extraction, {name}", *(f"{right[s]:.1%}" for s in evaluate.SUB_DOMAINS))
+    for name in evaluate.MODELS[2:]:
+        row = (f"{found['acceptance'][s][name]:.3f}" for s in evaluate.SUB_DOMAINS)
+        table.add_row(f"acceptance at s = {evaluate.S}, {name}", *row)
+    console.print(table)
+    console.print({key: found[key] for key in ("copy", "guesses", "distinct")})
     write_json(json_file, found)

@@ -10,6 +10,7 @@ import typer
 
 from collab_llm_nodes.cli.options import JsonOption, SeedOption
 from collab_llm_nodes.cli.output import write_json
+from collab_llm_nodes.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Train the models that ship with the package.")
 
@@ -32,8 +33,65 @@ def train_nav(
     json_file: JsonOption = None,
 ) -> None:
     """Train the embedded pair (target, draft, early-exit adapters) from seeds; resumable."""
-    from collab_llm_nodes.training.trainer import train_all
+    from collab_llm_nodes.training.nav.trainer import train_all
 
     train_all(out, hours=hours, seed=seed, pair=pair)
     curves = {f.parent.name: json.loads(f.read_text("utf-8")) for f in out.glob("*/curve.json")}
     write_json(json_file, {"out": str(out), "curves": curves})
+
+
+@app.command("text")
+def train_text(
+    out: Annotated[Path, typer.Option(help="Where runs are kept; resumes from there.")] = Path(
+        "runs/text"
+    ),
+    hours: Annotated[
+        float, typer.Option(help="Stop after this long; 0 = the whole plan.", min=0.0)
+    ] = 0.0,
+    seed: SeedOption = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    stages: Annotated[
+        str, typer.Option(help="Only these stages, with spaces between; empty: all.")
+    ] = "",
+    plan: Annotated[
+        str, typer.Option(help="auto (by device), gpu, cpu, or tiny to check a machine.")
+    ] = "auto",
+    minutes: Annotated[
+        str, typer.Option(help="Other times than the plan's, as in 'target=10 draft=0.5'.")
+    ] = "",
+    json_file: JsonOption = None,
+) -> None:
+    """Train the embedded text family from seeds; resumable in every stage."""
+    from collab_llm_nodes.training.text import stages as training
+    from collab_llm_nodes.training.text.curves import write_curves
+
+    chosen = training.pick_plan(plan, training.pick_device(device))
+    config = training.TrainText(
+        out,
+        chosen.with_minutes(_minutes(minutes)),
+        seed=seed,
+        hours=hours,
+        device=device,
+        stages=tuple(stages.split()) or training.STAGES,
+    )
+    finished = training.train_text(config)
+    curves = write_curves(out, out / "curves")
+    write_json(json_file, {"out": str(out), "finished": finished, "curves": curves})
+
+
+def _minutes(text: str) -> dict[str, float]:
+    """Read ``STAGE=MINUTES`` pairs.
+
+    Raises:
+        ConfigError: a part of another form.
+    """
+    found = {}
+    for part in text.split():
+        name, _, value = part.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise ConfigError(
+                f"cannot read {part!r}", field="--minutes", remedy="STAGE=MINUTES"
+            ) from None
+    return found

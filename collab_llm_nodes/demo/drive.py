@@ -31,7 +31,7 @@ from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConf
 from collab_llm_nodes.ros.domain import isolate_ros
 from collab_llm_nodes.sim.expert import MAX_STEPS, SUCCESS_DISTANCE
 from collab_llm_nodes.sim.rooms import make_room
-from collab_llm_nodes.training.wording import VERBS, instruction
+from collab_llm_nodes.training.nav.wording import VERBS, instruction
 
 if TYPE_CHECKING:
     from collab_llm_nodes.demo.client import Drive

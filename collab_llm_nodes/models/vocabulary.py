@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 from transformers import PreTrainedTokenizerBase
 
-from collab_llm_nodes.errors import VocabularyMismatch
+from collab_llm_nodes.errors import ConfigError, VocabularyMismatch
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -43,3 +44,22 @@ def check_same(draft_hash: str, target_hash: str, *, draft: str, target: str) ->
             field="vocabulary",
             remedy="use two models of one family that share a tokenizer",
         )
+
+
+def check_one_vocabulary(tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> None:
+    """Refuse models that cannot take roles of one protocol together.
+
+    Args:
+        tokenizers: by the name of their model, for people.
+
+    Raises:
+        ConfigError: two tokenizers differ; it names both models.
+    """
+    (first, own), *others = ((name, vocabulary_hash(t)) for name, t in tokenizers.items())
+    for name, other in others:
+        if other != own:
+            raise ConfigError(
+                f"{name} ({other[:12]}) and {first} ({own[:12]}) have different tokenizers",
+                field="model",
+                remedy="use models of one family that share a tokenizer",
+            )

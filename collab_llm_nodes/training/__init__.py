@@ -1,1 +1,1 @@
-"""Data generation, trainers and evaluation of the embedded pair."""
+"""Training and evaluation of the embedded models: one loop, a folder for each family."""

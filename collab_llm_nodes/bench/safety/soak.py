@@ -24,7 +24,7 @@ from collab_llm_nodes.bench.safety.watch import MotionWatch
 from collab_llm_nodes.errors import CollabError, DeadlineExceeded
 from collab_llm_nodes.processes import START_DEADLINE_S
 from collab_llm_nodes.sim.rooms import make_room
-from collab_llm_nodes.training.wording import VERBS, instruction
+from collab_llm_nodes.training.nav.wording import VERBS, instruction
 
 if TYPE_CHECKING:
     from collab_llm_nodes.bench.safety.client import SafetyClient

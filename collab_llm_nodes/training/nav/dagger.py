@@ -16,9 +16,9 @@ from transformers import AutoTokenizer, Qwen2VLForConditionalGeneration
 
 from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim.renderer import Renderer
-from collab_llm_nodes.training import data
-from collab_llm_nodes.training.answering import answers
-from collab_llm_nodes.training.evaluate import Episode, advance, start
+from collab_llm_nodes.training.nav import data
+from collab_llm_nodes.training.nav.answering import answers
+from collab_llm_nodes.training.nav.evaluate import Episode, advance, start
 
 
 def roll_out_round(

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from collab_llm_nodes.models.tokenizer import train_tokenizer
-from collab_llm_nodes.training.architecture import SIZES, build
-from collab_llm_nodes.training.trainer import TrainConfig
-from collab_llm_nodes.training.wording import corpus
+from collab_llm_nodes.training.nav.architecture import SIZES, build
+from collab_llm_nodes.training.nav.trainer import TrainConfig
+from collab_llm_nodes.training.nav.wording import corpus
 
 _SHOWN = {
     "in_view_direction": "direction of things in view",

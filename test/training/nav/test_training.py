@@ -30,27 +30,28 @@ from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim import expert
 from collab_llm_nodes.sim.renderer import KINDS, Renderer, footprint
 from collab_llm_nodes.sim.rooms import Pose, make_room
-from collab_llm_nodes.training import data, evaluate, trainer
-from collab_llm_nodes.training.adapters import AdapterConfig, train_adapters
-from collab_llm_nodes.training.answering import answers, patches
-from collab_llm_nodes.training.architecture import MICRO, build, prefix_ids
-from collab_llm_nodes.training.batches import (
+from collab_llm_nodes.training import loop
+from collab_llm_nodes.training.nav import data, evaluate, trainer
+from collab_llm_nodes.training.nav.adapters import AdapterConfig, train_adapters
+from collab_llm_nodes.training.nav.answering import answers, patches
+from collab_llm_nodes.training.nav.architecture import MICRO, build, prefix_ids
+from collab_llm_nodes.training.nav.batches import (
     ANSWER_LENGTH,
     TEXT_LENGTH,
     Batches,
     ask,
     mirrored,
 )
-from collab_llm_nodes.training.evaluate import (
+from collab_llm_nodes.training.nav.evaluate import (
     EvalConfig,
     advance,
     held_out_figures,
     start,
     wording_figures,
 )
-from collab_llm_nodes.training.forward import LONGEST_TEXT, FastForward
-from collab_llm_nodes.training.trainer import Learner, TrainConfig, export, train_nav
-from collab_llm_nodes.training.wording import (
+from collab_llm_nodes.training.nav.forward import LONGEST_TEXT, FastForward
+from collab_llm_nodes.training.nav.trainer import Learner, TrainConfig, export, train_nav
+from collab_llm_nodes.training.nav.wording import (
     HELD_OUT,
     HELD_OUT_FRAMES,
     HELD_OUT_VERBS,
@@ -294,9 +295,9 @@ def test_resumed_training_equals_uninterrupted(pictures: data.Pictures, tmp_path
     for learner, steps in ((straight, 6), (stopped, 3)):
         for _ in range(steps):
             learner.learn(learner.batches.make([(pictures, 3)], learner.step, 2))
-    stopped.save(tmp_path)
+    loop.save(stopped, tmp_path)
     resumed = Learner(MICRO_RUN)
-    resumed.restore(tmp_path)
+    loop.restore(resumed, tmp_path, resumed.device)
     assert resumed.step == 3
     for _ in range(3):
         resumed.learn(resumed.batches.make([(pictures, 3)], resumed.step, 2))

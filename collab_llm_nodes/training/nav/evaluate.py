@@ -25,10 +25,10 @@ from collab_llm_nodes.sim import expert
 from collab_llm_nodes.sim.renderer import Renderer, from_jpeg, to_jpeg
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Room, make_room
-from collab_llm_nodes.training import data
-from collab_llm_nodes.training.answering import answers
-from collab_llm_nodes.training.batches import Question, ask
-from collab_llm_nodes.training.wording import (
+from collab_llm_nodes.training.nav import data
+from collab_llm_nodes.training.nav.answering import answers
+from collab_llm_nodes.training.nav.batches import Question, ask
+from collab_llm_nodes.training.nav.wording import (
     HELD_OUT,
     TRAINED,
     VERBS,

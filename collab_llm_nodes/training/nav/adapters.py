@@ -14,10 +14,10 @@ from transformers import AutoTokenizer, Qwen2VLForConditionalGeneration
 
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import decoder_parts
-from collab_llm_nodes.training import data
-from collab_llm_nodes.training.architecture import prefix_ids
-from collab_llm_nodes.training.batches import Batch, Batches
-from collab_llm_nodes.training.forward import FastForward
+from collab_llm_nodes.training.nav import data
+from collab_llm_nodes.training.nav.architecture import prefix_ids
+from collab_llm_nodes.training.nav.batches import Batch, Batches
+from collab_llm_nodes.training.nav.forward import FastForward
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from collab_llm_nodes.models.tokenizer import token_id
-from collab_llm_nodes.training.architecture import prefix_ids
-from collab_llm_nodes.training.forward import GRID, MERGE, PATCH
+from collab_llm_nodes.training.nav.architecture import prefix_ids
+from collab_llm_nodes.training.nav.forward import GRID, MERGE, PATCH
 
 MAX_TOKENS = 40
 

@@ -26,14 +26,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2VLForCondi
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.tokenizer import train_tokenizer
 from collab_llm_nodes.sim.expert import DIRECTIONS, DISTANCES
-from collab_llm_nodes.training import data
-from collab_llm_nodes.training.architecture import SIZES, build, prefix_ids
-from collab_llm_nodes.training.batches import Batch, Batches
-from collab_llm_nodes.training.forward import FastForward, Output
-from collab_llm_nodes.training.wording import HELD_OUT, WORDS, corpus
-
-Progress = Callable[[str, int, int, dict[str, float]], None]
-"""Called with (what, done, total, latest figures)."""
+from collab_llm_nodes.training import loop
+from collab_llm_nodes.training.nav import data
+from collab_llm_nodes.training.nav.architecture import SIZES, build, prefix_ids
+from collab_llm_nodes.training.nav.batches import Batch, Batches
+from collab_llm_nodes.training.nav.forward import FastForward, Output
+from collab_llm_nodes.training.nav.wording import HELD_OUT, WORDS, corpus
 
 
 @dataclass(frozen=True)
@@ -79,6 +77,16 @@ class TrainConfig:
             raise ConfigError(f"unknown {self.role!r}", field="role", remedy=" | ".join(SIZES))
         if self.steps < 1 or self.batch < 1 or self.questions < 1 or self.shards < 1:
             raise ConfigError("must be positive", field="steps, batch, questions, shards")
+
+    @property
+    def pace(self) -> loop.Pace:
+        """The schedule, and when to save and to measure."""
+        return loop.Pace(
+            steps=self.steps,
+            warmup=self.warmup,
+            checkpoint_seconds=self.checkpoint_seconds,
+            measure_every=self.evaluate_every,
+        )
 
 
 class DenseHead(nn.Module):
@@ -211,8 +219,8 @@ class Learner:
         )
 
     def learn(self, batch: Batch) -> dict[str, float]:
-        """One optimiser step; returns its losses: answer in nats per token, dense, name."""
-        rate = _learning_rate(self.config, self.step)
+        """Make one optimiser step; return its losses: answer in nats per token, dense, name."""
+        rate = self.config.pace.rate(self.config.learning_rate, self.step, self.seconds)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         kind = self.device.type
@@ -228,32 +236,18 @@ class Learner:
         losses = {"answer_loss": answer, "dense_loss": dense, "name_loss": name}
         return {key: float(value.detach()) for key, value in losses.items()}
 
-    def save(self, run: Path) -> None:
-        """Write the whole state atomically: a kill at any time leaves the old or the new one."""
-        run.mkdir(parents=True, exist_ok=True)
-        state = {
+    def state(self) -> dict[str, Any]:
+        return {
             "config": json.dumps(asdict(self.config)),
             "model": self.model.state_dict(),
             "head": self.head.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "step": self.step,
-            "seconds": self.seconds,
-            "curve": self.curve,
         }
-        torch.save(state, run / "state.part")
-        os.replace(run / "state.part", run / "state.pt")
-        (run / "curve.part").write_text(json.dumps(self.curve, indent=1), encoding="utf-8")
-        os.replace(run / "curve.part", run / "curve.json")
 
-    def restore(self, run: Path) -> None:
-        """Go on from ``save``; does nothing in a fresh folder."""
-        if not (run / "state.pt").exists():
-            return
-        state = torch.load(run / "state.pt", weights_only=True, map_location=self.device)
+    def load_state(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.head.load_state_dict(state["head"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.seconds, self.curve = state["step"], state["seconds"], state["curve"]
 
 
 def _answer_logits(fast: FastForward, out: Output, at: Tensor) -> Tensor:
@@ -264,73 +258,59 @@ def _answer_logits(fast: FastForward, out: Output, at: Tensor) -> Tensor:
     ).float()
 
 
-def _learning_rate(config: TrainConfig, step: int) -> float:
-    """Linear warm-up, then a cosine down to 2 %."""
-    if step < config.warmup:
-        return config.learning_rate * (step + 1) / config.warmup
-    share = min(1.0, (step - config.warmup) / max(1, config.steps - config.warmup))
-    cosine = 0.5 * (1 + float(torch.cos(torch.tensor(share * torch.pi))))
-    return config.learning_rate * (0.02 + 0.98 * cosine)
-
-
 def train_nav(
     config: TrainConfig,
-    progress: Progress | None = None,
+    progress: loop.Progress = lambda what, done, total, figures: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Render the data, train one model, resume where an earlier call stopped; True when finished.
 
     The run folder holds ``state.pt`` (everything), ``curve.json`` and, at the end, ``model/``
-    (float32 checkpoint in transformers' format). ``stop`` is asked after every step.
+    (float32 checkpoint in transformers' format). ``stop`` is asked before every step.
     """
-    tell: Progress = progress or (lambda what, done, total, figures: None)
     folders = data.make_shards(
-        Path(config.data), config.shards, lambda n, of: tell("rendering", n, of, {})
+        Path(config.data), config.shards, lambda n, of: progress("rendering", n, of, {})
     )
     run = Path(config.run)
     learner = Learner(config)
-    learner.restore(run)
+    loop.restore(learner, run, learner.device)
     pictures = data.Pictures(folders)
     rounds = _Rounds(config, learner)
-    figures: dict[str, float] = {}
-    saved = started = time.monotonic()
-    before = learner.seconds
 
-    def measure() -> None:
-        facts = {"step": learner.step, "seconds": learner.seconds}
-        learner.curve.append({**facts, **figures, **_held_out(config, learner)})
-        tell("training", learner.step, config.steps, learner.curve[-1])
-
-    if config.initial and not learner.curve:
-        measure()
-    while learner.step < config.steps and not stop():
+    def advance() -> dict[str, float]:
         own = rounds.pictures(learner.step)
         from_own = int(config.batch * config.dagger_share) if own is not None else 0
         sources = [(pictures, config.batch - from_own)]
         if own is not None:
             sources.append((own, from_own))
-        losses = learner.learn(learner.batches.make(sources, learner.step, config.questions))
-        for key, value in losses.items():
-            figures[key] = value + 0.98 * (figures.get(key, value) - value)
-        tell("training", learner.step, config.steps, figures)
-        now = time.monotonic()
-        learner.seconds = before + now - started
-        if learner.step % config.evaluate_every == 0 or learner.step == config.steps:
-            measure()
-        if now - saved > config.checkpoint_seconds or learner.step in config.dagger_steps:
-            learner.save(run)
-            saved = now
-    rounds.stop()
-    learner.save(run)
-    if learner.step < config.steps:
-        return False
-    export(learner.model, learner.tokenizer, run / "model", torch.float32)
-    return True
+        return learner.learn(learner.batches.make(sources, learner.step, config.questions))
+
+    def measure() -> dict[str, float]:
+        return _held_out(config, learner)
+
+    if config.initial and not learner.curve:
+        learner.curve.append({"step": 0, "seconds": learner.seconds, **measure()})
+    try:
+        finished = loop.train(
+            learner,
+            run,
+            config.pace,
+            advance,
+            measure=measure,
+            save_at=config.dagger_steps,
+            tell=progress,
+            stop=stop,
+        )
+    finally:
+        rounds.stop()
+    if finished:
+        export(learner.model, learner.tokenizer, run / "model", torch.float32)
+    return finished
 
 
 def _held_out(config: TrainConfig, learner: Learner) -> dict[str, float]:
     """Figures on held-out questions; ``held_out_wording`` is ``action`` in words never shown."""
-    from collab_llm_nodes.training.evaluate import held_out_figures
+    from collab_llm_nodes.training.nav.evaluate import held_out_figures
 
     model, tokenizer, folder = learner.model, learner.tokenizer, Path(config.data)
     found = held_out_figures(model, tokenizer, folder, config.held_out_rooms)
@@ -385,12 +365,10 @@ def train_all(out: Path, hours: float = 0.0, seed: int = 0, pair: Path | None = 
         pair: folder of a trained pair; only the wording stage and the adapters are run.
     """
     from rich.console import Console
-    from rich.progress import Progress as Bar
-    from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from transformers.utils import logging as transformers_logging
 
-    from collab_llm_nodes.training.adapters import AdapterConfig, train_adapters
-    from collab_llm_nodes.training.curves import write_curves
+    from collab_llm_nodes.training.nav.adapters import AdapterConfig, train_adapters
+    from collab_llm_nodes.training.nav.curves import write_curves
 
     torch.set_num_threads(1)  # models this small are slower on more
     transformers_logging.disable_progress_bar()
@@ -401,32 +379,14 @@ def train_all(out: Path, hours: float = 0.0, seed: int = 0, pair: Path | None = 
 
     stages = _stages(out, pair)
     console = Console()
-    columns = (*Bar.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
-    with Bar(*columns, TextColumn("{task.fields[figures]}"), console=console) as bar:
-
-        def show(prefix: str) -> Progress:
-            task = bar.add_task(prefix, total=None, figures="")
-
-            def tell(what: str, done: int, total: int, figures: dict[str, float]) -> None:
-                keys = ("answer_loss", "in_view_direction", "not_in_view")
-                told = " ".join(f"{k} {figures[k]:.3f}" for k in keys if k in figures)
-                bar.update(
-                    task,
-                    description=f"{prefix}: {what}",
-                    completed=done,
-                    total=total,
-                    figures=told,
-                )
-
-            return tell
-
+    with loop.shown(("answer_loss", "in_view_direction", "not_in_view")) as show:
         for name, plan, result in stages:
             config = replace(plan, run=str(out / name), data=str(out / "data"), seed=seed)
             if not train_nav(config, show(name), late):
                 console.print(f"stopped after {hours} h; the same command goes on from here")
                 return
             learner = Learner(replace(config, compile=False))
-            learner.restore(Path(config.run))
+            loop.restore(learner, Path(config.run), learner.device)
             export(learner.model, learner.tokenizer, result, torch.float16)
         tell = show("early exits")
         own = sorted(out.glob("target*/dagger-*"))
@@ -472,7 +432,7 @@ class _Rounds:
 
     def pictures(self, step: int) -> data.Pictures | None:
         """The own-trajectory pictures to use at ``step``; waits for a round that is due."""
-        from collab_llm_nodes.training.dagger import roll_out_round
+        from collab_llm_nodes.training.nav.dagger import roll_out_round
 
         run = Path(self._config.run)
         for number, due in enumerate(self._config.dagger_steps):
@@ -520,7 +480,7 @@ def export(
     import shutil
 
     from collab_llm_nodes.sim.renderer import HEIGHT_PX, WIDTH
-    from collab_llm_nodes.training.forward import MERGE, PATCH
+    from collab_llm_nodes.training.nav.forward import MERGE, PATCH
 
     building = folder.with_name(folder.name + ".part")
     shutil.rmtree(building, ignore_errors=True)

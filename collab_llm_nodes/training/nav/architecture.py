@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 from collab_llm_nodes.models.tokenizer import SPECIAL, token_id
-from collab_llm_nodes.training.forward import GRID, MERGE
+from collab_llm_nodes.training.nav.forward import GRID, MERGE
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from collab_llm_nodes.models.tokenizer import token_id
 from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim.expert import ACTIONS, DIRECTIONS, DISTANCES, Sight, direction, distance
 from collab_llm_nodes.sim.renderer import KINDS
-from collab_llm_nodes.training.data import MOST_THINGS, TOKEN_COLUMNS, TOKEN_ROWS, Pictures
-from collab_llm_nodes.training.wording import (
+from collab_llm_nodes.training.nav.data import MOST_THINGS, TOKEN_COLUMNS, TOKEN_ROWS, Pictures
+from collab_llm_nodes.training.nav.wording import (
     TRAINED,
     VERBS,
     WORDS,

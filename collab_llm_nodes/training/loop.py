@@ -1,0 +1,214 @@
+"""One training loop for all models: schedule, checkpoint, resume, progress, curve."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from rich.console import Console
+from rich.progress import Progress as Bar
+from rich.progress import TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from collab_llm_nodes.errors import ConfigError, ModelError
+
+Progress = Callable[[str, int, int, dict[str, float]], None]
+"""Called with (what, done, total, latest figures)."""
+
+STATE, CURVE = "state.pt", "curve.json"
+
+
+class Learner(Protocol):
+    """A model in training; ``state`` holds all that a resumed run needs.
+
+    Attributes:
+        step: optimiser steps done.
+        seconds: time spent on them in all calls together, but for the first step of a call.
+        curve: measured points.
+    """
+
+    step: int
+    seconds: float
+    curve: list[dict[str, float]]
+
+    def state(self) -> dict[str, Any]:
+        """Return tensors and plain values, without ``step``, ``seconds`` and ``curve``."""
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what ``state`` returned."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The length of a training: a number of steps, a time, or whichever of both ends first.
+
+    With a time the schedule follows the clock, so that it ends exactly then on any machine; such a
+    run cannot be repeated to the bit. Without one it depends on steps alone.
+    """
+
+    steps: int = 0
+    """0: no limit but the time."""
+    seconds: float = 0.0
+    """0: no limit but the steps."""
+    warmup: int = 0
+    checkpoint_seconds: float = 120.0
+    measure_every: int = 1_000
+    """Steps between two points of the curve; the last step has one as well."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.seconds < 0 or not (self.steps or self.seconds):
+            raise ConfigError(
+                f"{self.steps} steps and {self.seconds} s",
+                field="steps, seconds",
+                remedy="give a positive number of steps, a time, or both",
+            )
+
+    def done(self, step: int, seconds: float) -> float:
+        """Return the share of the training that is over, 0 to 1."""
+        of_steps = step / self.steps if self.steps else 0.0
+        of_time = seconds / self.seconds if self.seconds else 0.0
+        return min(1.0, max(of_steps, of_time))
+
+    def rate(self, peak: float, step: int, seconds: float) -> float:
+        """Return the learning rate at ``step``: a linear warm-up, then a cosine down to 2 %."""
+        if step < self.warmup:
+            return peak * (step + 1) / self.warmup
+        share = self.done(step, seconds)
+        if self.steps and not self.seconds:
+            share = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
+        cosine = 0.5 * (1 + float(torch.cos(torch.tensor(share * torch.pi))))
+        return peak * (0.02 + 0.98 * cosine)
+
+
+def save(learner: Learner, run: Path) -> None:
+    """Write the whole state atomically: a kill at any time leaves the old or the new one."""
+    run.mkdir(parents=True, exist_ok=True)
+    state = {
+        **learner.state(),
+        "step": learner.step,
+        "seconds": learner.seconds,
+        "curve": learner.curve,
+    }
+    torch.save(state, run / f"{STATE}.part")
+    os.replace(run / f"{STATE}.part", run / STATE)
+    (run / f"{CURVE}.part").write_text(json.dumps(learner.curve, indent=1), encoding="utf-8")
+    os.replace(run / f"{CURVE}.part", run / CURVE)
+
+
+def restore(learner: Learner, run: Path, device: torch.device) -> None:
+    """Go on from ``save``; do nothing in a fresh folder."""
+    if not (run / STATE).exists():
+        return
+    state = torch.load(run / STATE, weights_only=True, map_location=device)
+    learner.load_state(state)
+    learner.step, learner.seconds = state["step"], state["seconds"]
+    learner.curve = state["curve"]
+
+
+def train(
+    learner: Learner,
+    run: Path,
+    pace: Pace,
+    advance: Callable[[], dict[str, float]],
+    *,
+    measure: Callable[[], dict[str, float]] = dict,
+    save_at: tuple[int, ...] = (),
+    tell: Progress = lambda what, done, total, figures: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Train until ``pace`` ends; save on the way and at the end. Return True when it is over.
+
+    Args:
+        run: folder of ``state.pt`` and ``curve.json``; ``restore`` reads them.
+        advance: makes one optimiser step (and counts it); returns its losses.
+        measure: figures for a point of the curve, beside the smoothed losses.
+        save_at: steps after which the state is saved in any case.
+        stop: asked before every step; True ends the call, to be resumed.
+
+    Raises:
+        ModelError: a loss is not finite; nothing is saved.
+    """
+    figures: dict[str, float] = {}
+    saved = started = time.monotonic()
+    before, first = learner.seconds, learner.step
+
+    def over() -> bool:
+        return pace.done(learner.step, learner.seconds) >= 1
+
+    while not over() and not stop():
+        for key, value in advance().items():
+            if not math.isfinite(value):
+                raise ModelError(
+                    f"{key} is {value} at step {learner.step}",
+                    field="learning_rate",
+                    remedy="the last saved state is sound: go on from it with a smaller rate",
+                )
+            figures[key] = value + 0.98 * (figures.get(key, value) - value)
+        now = time.monotonic()
+        if learner.step == first + 1:
+            started = now  # a call's first step compiles: it is no measure of the others
+        learner.seconds = before + now - started
+        share = pace.done(learner.step, learner.seconds)
+        total = max(learner.step, round(learner.step / share)) if share else learner.step
+        tell("training", learner.step, total, figures)
+        if learner.step % pace.measure_every == 0 or over():
+            facts = {"step": learner.step, "seconds": learner.seconds}
+            learner.curve.append({**facts, **figures, **measure()})
+            tell("training", learner.step, total, learner.curve[-1])
+        if now - saved > pace.checkpoint_seconds or learner.step in save_at:
+            save(learner, run)
+            saved = now
+    save(learner, run)
+    return over()
+
+
+@contextmanager
+def shown(keys: tuple[str, ...], every: float = 10.0) -> Iterator[Callable[[str], Progress]]:
+    """Yield a maker of progress reports: bars on a terminal, else a line about every ``every`` s.
+
+    Args:
+        keys: figures that are shown, where a report has them.
+    """
+    console = Console()
+    if not console.is_terminal:
+        yield lambda name: _lines(name, keys, every)
+        return
+    columns = (*Bar.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
+    with Bar(*columns, TextColumn("{task.fields[figures]}"), console=console) as bar:
+        yield lambda name: _bar(bar, bar.add_task(name, total=None, figures=""), name, keys)
+
+
+def _told(figures: dict[str, float], keys: tuple[str, ...]) -> str:
+    return " ".join(f"{key} {figures[key]:,.3f}" for key in keys if key in figures)
+
+
+def _bar(bar: Bar, task: TaskID, name: str, keys: tuple[str, ...]) -> Progress:
+    def tell(what: str, done: int, total: int, figures: dict[str, float]) -> None:
+        told = _told(figures, keys)
+        bar.update(task, description=f"{name}: {what}", completed=done, total=total, figures=told)
+
+    return tell
+
+
+def _lines(name: str, keys: tuple[str, ...], every: float) -> Progress:
+    last, said = -every, ""
+
+    def tell(what: str, done: int, total: int, figures: dict[str, float]) -> None:
+        nonlocal last, said
+        now = time.monotonic()
+        if now - last < every and what == said:
+            return
+        last, said = now, what
+        told = _told(figures, keys)
+        print(f"{time.strftime('%H:%M:%S')} {name}: {what} {done}/{total} {told}", flush=True)
+
+    return tell

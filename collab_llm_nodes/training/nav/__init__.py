@@ -1,0 +1,1 @@
+"""The embedded navigation pair: its pictures, its training and its evaluation."""

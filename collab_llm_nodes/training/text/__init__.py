@@ -1,0 +1,1 @@
+"""The embedded text models: their grammar, checker, training and evaluation."""

@@ -1,0 +1,188 @@
+"""A Llama's forward pass by hand: every layer's output, and batched answers on a static cache.
+
+Equal to transformers' (tested); written out because it compiles to few kernels and, unlike
+``generate``, answers thousands of prompts at once without a Python loop over layers of cache
+objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from collab_llm_nodes.models.architectures import layer_parts
+
+_PROMPTS_AT_ONCE = 512
+
+
+class TextForward(nn.Module):
+    """The forward pass of ``model``, a ``LlamaForCausalLM``; parameters are the model's own."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, model: Any, length: int) -> None:
+        super().__init__()
+        self.model = model
+        self.head_size = int(model.config.head_dim)
+        positions = torch.arange(length, device=model.device)[None]
+        cos, sin = model.model.rotary_emb(torch.zeros(1, device=model.device), positions)
+        self.register_buffer("cos", cos[0].float(), persistent=False)
+        self.register_buffer("sin", sin[0].float(), persistent=False)
+
+    def forward(self, ids: Tensor) -> list[Tensor]:
+        """Return the output of each layer, [B, T, hidden], for ids [B, T]; attention is causal."""
+        x = self._embed(ids)
+        cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
+        layers = []
+        for layer in self.model.model.layers:
+            query, key, value = self._project(layer, x, cos, sin)
+            x = self._finish(layer, x, _attend(query, key, value, None))
+            layers.append(x)
+        return layers
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Return what the LM head and Medusa heads read of the last layer's output."""
+        return _rms(hidden, self.model.model.norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return [..., V] of any layer's output."""
+        return F.linear(self.normed(hidden), self.model.lm_head.weight)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        # Not the module: it keeps the padding's row, here the end of a text, from being learnt.
+        return F.embedding(ids, self.model.model.embed_tokens.weight)
+
+    def _project(
+        self, layer: Any, x: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value [B, heads, T, d]; the first two are rotated."""
+        parts = layer_parts(layer)
+        h = _rms(x, parts.attention_norm)
+        shape = (*h.shape[:2], -1, self.head_size)
+        query, key, value = (
+            part(h).view(shape).transpose(1, 2) for part in (parts.query, parts.key, parts.value)
+        )
+        return _rotate(query, cos, sin), _rotate(key, cos, sin), value
+
+    def _finish(self, layer: Any, x: Tensor, attended: Tensor) -> Tensor:
+        parts = layer_parts(layer)
+        x = x + parts.out(attended.transpose(1, 2).flatten(2))
+        h = _rms(x, parts.mlp_norm)
+        gate, up = parts.up
+        done: Tensor = x + parts.down(F.silu(gate(h)) * up(h))
+        return done
+
+    @torch.inference_mode()
+    def answer(
+        self,
+        prompts: Sequence[Sequence[int]],
+        most: int,
+        ends: Sequence[int],
+        *,
+        temperatures: Tensor | None = None,
+        seed: int = 0,
+    ) -> list[list[int]]:
+        """Continue all prompts together, each up to ``most`` tokens or to one of ``ends``.
+
+        Args:
+            ends: tokens that finish an answer; the one that did is part of it.
+            temperatures: float [B] of sampling, 0 is greedy; None: greedy everywhere.
+            seed: of the sampling.
+
+        Returns:
+            The answers' ids. Prompt and answer together must fit the length of the tables.
+        """
+        device, batch = self.cos.device, len(prompts)
+        widest = max(len(prompt) for prompt in prompts)
+        total = widest + most
+        pads = torch.tensor([widest - len(prompt) for prompt in prompts], device=device)
+        ids = torch.tensor(
+            [[0] * (widest - len(prompt)) + list(prompt) for prompt in prompts], device=device
+        )
+        config = self.model.config
+        shape = (2, batch, config.num_key_value_heads, total, self.head_size)
+        kind = torch.get_autocast_dtype(device.type) if _autocast(device) else torch.float32
+        caches = [torch.zeros(shape, device=device, dtype=kind) for _ in self.model.model.layers]
+        real = torch.arange(total, device=device) >= pads[:, None]  # [B, total]
+        order = torch.arange(widest, device=device)
+        prefix = (order[:, None] >= order)[None, None] & real[:, None, None, :widest]
+        # A row that is padding may look at itself: attention to nothing is not a number.
+        prefix = prefix | torch.eye(widest, dtype=torch.bool, device=device)
+        generator = torch.Generator(device).manual_seed(seed)
+        stops = torch.tensor(list(ends), device=device)
+        done = torch.zeros(batch, dtype=torch.bool, device=device)
+        said = torch.full((batch, most), -1, device=device)
+        # The prompts in parts: their attention scores are what takes memory.
+        parts = [slice(k, k + _PROMPTS_AT_ONCE) for k in range(0, batch, _PROMPTS_AT_ONCE)]
+        hidden = torch.cat(
+            [
+                self._cached(ids[p], [cache[:, p] for cache in caches], 0, prefix[p])[:, -1:]
+                for p in parts
+            ]
+        )
+        for step in range(most):
+            token = _pick(self.logits(hidden[:, -1]).float(), temperatures, generator)
+            said[:, step] = torch.where(done, -1, token)
+            done = done | (token[:, None] == stops).any(1)
+            if step + 1 == most or (step % 16 == 15 and bool(done.all())):
+                break
+            place = widest + step
+            mask = real[:, None, None, : place + 1]
+            hidden = self._cached(token[:, None], caches, place, mask)
+        return [[token for token in row if token >= 0] for row in said.tolist()]
+
+    def _cached(self, ids: Tensor, caches: list[Tensor], place: int, mask: Tensor) -> Tensor:
+        """Return the last layer's output for ``ids`` from position ``place``; fill the caches."""
+        end = place + ids.shape[1]
+        x = self._embed(ids)
+        cos, sin = self.cos[place:end], self.sin[place:end]
+        for layer, cache in zip(self.model.model.layers, caches, strict=True):
+            query, key, value = self._project(layer, x, cos, sin)
+            cache[0, :, :, place:end] = key
+            cache[1, :, :, place:end] = value
+            seen = cache[:, :, :, :end].to(query.dtype)
+            x = self._finish(layer, x, _attend(query, seen[0], seen[1], mask))
+        return x
+
+
+def _autocast(device: torch.device) -> bool:
+    return torch.is_autocast_enabled(device.type)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and query.shape[2] == 1:  # the heads of one key as so many queries: no copies
+        grouped = query.view(len(query), key.shape[1], groups, -1)
+        return _attend(grouped, key, value, mask).view(query.shape)
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    return F.scaled_dot_product_attention(
+        query, key, value.to(query.dtype), attn_mask=mask, is_causal=mask is None
+    )
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+    return (x * cos + turned * sin).to(x.dtype)
+
+
+def _rms(x: Tensor, norm: Any) -> Tensor:
+    scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
+    scaled: Tensor = norm.weight * (x * scale)
+    return scaled
+
+
+def _pick(logits: Tensor, temperatures: Tensor | None, generator: torch.Generator) -> Tensor:
+    """Return a token per row of [B, V]: the best one, or drawn where the temperature is not 0."""
+    best = logits.argmax(-1)
+    if temperatures is None:
+        return best
+    noise = torch.empty_like(logits).exponential_(1, generator=generator)
+    law = (logits / temperatures.clamp(min=1e-3)[:, None]).softmax(-1)
+    return torch.where(temperatures > 0, (law / noise).argmax(-1), best)

@@ -1,0 +1,158 @@
+"""Learners on rows of text: language models, and the guessers of a frozen target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from collab_llm_nodes.models.adapters import ExitAdapters
+from collab_llm_nodes.models.heads import MedusaHeads
+from collab_llm_nodes.training.loop import Pace
+from collab_llm_nodes.training.text.forward import TextForward
+from collab_llm_nodes.training.text.plans import Stage
+
+
+class RowLearner:
+    """A model with optimiser and schedule; a subclass says what the loss is.
+
+    Args:
+        trained: what the optimiser moves; its state is what ``state`` saves.
+    """
+
+    def __init__(self, trained: nn.Module, stage: Stage, pace: Pace, device: torch.device) -> None:
+        self.step = 0
+        self.seconds = 0.0
+        self.curve: list[dict[str, float]] = []
+        self.trained = trained
+        self.device = device
+        self._stage, self._pace = stage, pace
+        parameters = [p for p in trained.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": [p for p in parameters if p.ndim > 1], "weight_decay": stage.decay},
+                {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+            ],
+            lr=stage.learning_rate,
+            betas=(0.9, 0.95),
+            fused=True,
+        )
+        self._parameters = parameters
+        self._losses: Callable[[Tensor, Tensor], dict[str, Tensor]] = self.losses
+        if stage.compile:
+            torch.compiler.reset()  # an earlier stage's code would count against the limit
+            self._losses = torch.compile(self.losses, dynamic=False)
+
+    def losses(self, ids: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        """Return the losses of ids int64 and weights float32, both [B, T].
+
+        The one called ``loss`` is minimised.
+        """
+        raise NotImplementedError
+
+    def learn(self, ids: Tensor, weights: Tensor) -> dict[str, float]:
+        """Make one optimiser step; return the losses, in nats per token."""
+        rate = self._pace.rate(self._stage.learning_rate, self.step, self.seconds)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._stage.bfloat16):
+            losses = self._losses(ids, weights)
+        losses["loss"].backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return {key: float(value.detach()) for key, value in losses.items()}
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.trained.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.trained.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+class LanguageLearner(RowLearner):
+    """A language model; with a teacher it learns that model's law of the answered tokens."""
+
+    def __init__(
+        self, model: Any, stage: Stage, pace: Pace, length: int, teacher: Any | None = None
+    ) -> None:
+        self.forward = TextForward(model, length)
+        self.teacher: TextForward | None = None
+        if teacher is not None:
+            teacher.requires_grad_(False)
+            self.teacher = TextForward(teacher, length)
+        super().__init__(model, stage, pace, model.device)
+
+    def losses(self, ids: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        logits = self.forward.logits(self.forward(ids[:, :-1])[-1]).float().flatten(0, 1)
+        labels, weights = ids[:, 1:].flatten(), weights[:, 1:].flatten()
+        said = F.cross_entropy(logits, labels, reduction="none")
+        result = {"nats": (said * weights).sum() / weights.sum().clamp(min=1.0)}
+        if self.teacher is None:
+            return {"loss": result["nats"], **result}
+        # Cross-entropy to the teacher's law: the divergence and a constant.
+        with torch.no_grad():
+            law = self.teacher.logits(self.teacher(ids[:, :-1])[-1]).float().softmax(-1)
+        distance = -(law.flatten(0, 1) * logits.log_softmax(-1)).sum(-1)
+        answered = (weights >= 1).float()
+        loss = (distance * answered).sum() / answered.sum().clamp(min=1.0)
+        return {"loss": loss, **result}
+
+
+class GuessLearner(RowLearner):
+    """Early exits and Medusa heads of one frozen target, trained side by side.
+
+    An exit learns the last layer's law of the next token (paper 003). Head ``i`` learns the law
+    that the target has ``i + 1`` tokens later, given the text in between: the law by which the
+    head's guess is judged.
+    """
+
+    def __init__(self, target: Any, layers: Sequence[int], stage: Stage, pace: Pace, length: int):
+        target.requires_grad_(False)
+        self.forward = TextForward(target, length)
+        hidden = int(target.config.hidden_size)
+        self.exits = ExitAdapters(hidden, layers)
+        self.heads = MedusaHeads(hidden)
+        both = nn.ModuleDict({"exits": self.exits, "heads": self.heads}).to(target.device)
+        super().__init__(both, stage, pace, target.device)
+
+    def losses(self, ids: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        with torch.no_grad():
+            layers = self.forward(ids)
+            final = self.forward.logits(layers[-1]).float()
+            law = final.softmax(-1)
+            best = final.argmax(-1)
+        # Position t says token t + 1: its weight is that token's.
+        weights = F.pad(weights[:, 1:], (0, 1))
+        result: dict[str, Tensor] = {}
+        loss = torch.zeros((), device=ids.device)
+        for layer in self.exits.layers:
+            logits = self.forward.logits(self.exits(layer, layers[layer - 1])).float()
+            loss = loss + _distance(law, logits, weights)
+            result[f"exit_{layer}"] = _agreement(best, logits, weights)
+        read = self.forward.normed(layers[-1])
+        guesses = self.heads(read)
+        for head in range(self.heads.heads):
+            later = head + 1
+            logits = F.linear(guesses[:, :-later, head], self.forward.model.lm_head.weight).float()
+            loss = loss + _distance(law[:, later:], logits, weights[:, later:])
+            result[f"head_{later}"] = _agreement(best[:, later:], logits, weights[:, later:])
+        return {"loss": loss, **result}
+
+
+def _distance(law: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted cross-entropy of ``logits`` to ``law``, both [B, T, V]."""
+    each = -(law * logits.log_softmax(-1)).sum(-1)
+    return (each * weights).sum() / weights.sum().clamp(min=1.0)
+
+
+def _agreement(best: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
+    """Return the share of answered positions at which the best tokens are equal."""
+    answered = (weights >= 1).float()
+    same = (logits.argmax(-1) == best).float()
+    return (same * answered).sum() / answered.sum().clamp(min=1.0)

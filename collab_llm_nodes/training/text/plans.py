@@ -1,0 +1,192 @@
+"""Sizes and lengths of the text family's training: for a GPU, for a CPU, for a quick check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.training.loop import Pace
+from collab_llm_nodes.training.text.architecture import (
+    DRAFT,
+    TARGET,
+    TINY,
+    TINY_DRAFT,
+    WORKER,
+    Size,
+)
+from collab_llm_nodes.training.text.samples import SUB_DOMAINS
+
+MODELS = ("text-target", "text-worker", *(f"ssm-{sub_domain}" for sub_domain in SUB_DOMAINS))
+"""The folders of the family, as they ship."""
+STAGES = ("tokenizer", "target", "base", *MODELS[2:], "worker", "guesses")
+"""All stages in their order; ``guesses`` are the target's early exits and Medusa heads."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The training of one model."""
+
+    batch: int
+    """Rows."""
+    learning_rate: float
+    steps: int = 0
+    minutes: float = 0.0
+    """As in ``loop.Pace``: 0 is no limit."""
+    warmup: int = 100
+    decay: float = 0.05
+    compile: bool = False
+    bfloat16: bool = False
+    measure_every: int = 500
+
+    @property
+    def pace(self) -> Pace:
+        """Length and schedule."""
+        return Pace(
+            steps=self.steps,
+            seconds=60 * self.minutes,
+            warmup=self.warmup,
+            checkpoint_seconds=60.0,
+            measure_every=self.measure_every,
+        )
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The target's own answers that one draft is distilled on."""
+
+    units: int
+    """Greedy and sampled (temperature 0.7) units in turn."""
+    prompts: int
+    """Prompts of one unit, answered in one batch."""
+    most: int = 288
+    """Tokens of an answer."""
+    prompt_tokens: int = 512
+    """Longer prompts are left out."""
+
+
+@dataclass(frozen=True)
+class TextPlan:
+    """Sizes, data and stages of the whole family."""
+
+    vocabulary: int
+    vocabulary_texts: int
+    """Samples of the grammar's vocabulary text that the tokenizer is trained on."""
+    shards: int
+    rows: int
+    """Rows of a shard."""
+    first_shards: int
+    """Training begins when so many are made; all of them where it must be repeatable."""
+    length: int
+    target_size: Size
+    worker_size: Size
+    draft_size: Size
+    exit_layers: tuple[int, ...]
+    target: Stage
+    base: Stage
+    """The common beginning of the drafts: short, so that each knows its own sub-domain only."""
+    draft: Stage
+    worker: Stage
+    guesses: Stage
+    answers: Answers
+    held_out: int = 64
+    """Held-out documents of a point of the learning curve, per sub-domain."""
+    processes: int = field(default=0)
+    """Processes that make data; 0: one per core but two, at least one."""
+
+    def stage(self, name: str) -> Stage:
+        """Return the plan of a stage by its name in ``STAGES``."""
+        found = {"target": self.target, "base": self.base, "worker": self.worker}
+        found["guesses"] = self.guesses
+        return found.get(name, self.draft)
+
+    def with_minutes(self, minutes: Mapping[str, float]) -> TextPlan:
+        """Return the plan with other times; a stage that is named has no limit of steps.
+
+        Raises:
+            ConfigError: an unknown stage, or a time that is not positive.
+        """
+        known = ("target", "base", "draft", "worker", "guesses")
+        plan = self
+        for name, value in minutes.items():
+            if name not in known or not value > 0:
+                raise ConfigError(
+                    f"{name}={value}",
+                    field="--minutes",
+                    remedy=f"STAGE=MINUTES with a positive time; stages: {', '.join(known)}",
+                )
+            stage = replace(getattr(plan, name), minutes=value, steps=0)
+            changed: dict[str, Stage] = {name: stage}
+            plan = replace(plan, **changed)  # type: ignore[arg-type]
+        return plan
+
+
+def _gpu(batch: int, rate: float, minutes: float, warmup: int) -> Stage:
+    return Stage(
+        batch, rate, minutes=minutes, warmup=warmup, compile=True, bfloat16=True, measure_every=1000
+    )
+
+
+GPU = TextPlan(
+    vocabulary=3072,
+    vocabulary_texts=6_000,
+    shards=4_000,
+    rows=256,
+    first_shards=56,
+    length=1024,
+    target_size=TARGET,
+    worker_size=WORKER,
+    draft_size=DRAFT,
+    exit_layers=(2, 3, 4, 5),
+    target=_gpu(96, 2.5e-3, 9.0, 400),
+    base=Stage(64, 3e-3, steps=150, warmup=50, compile=True, bfloat16=True),
+    draft=_gpu(64, 3e-3, 0.6, 50),
+    worker=_gpu(96, 2.5e-3, 2.2, 200),
+    guesses=_gpu(32, 2e-3, 1.0, 50),
+    answers=Answers(units=6, prompts=4096),
+)
+"""One data-centre GPU and 16 cores, about 25 minutes; made to be stopped and resumed."""
+
+CPU = TextPlan(
+    vocabulary=3072,
+    vocabulary_texts=6_000,
+    shards=160,
+    rows=256,
+    first_shards=160,
+    length=1024,
+    target_size=TARGET,
+    worker_size=WORKER,
+    draft_size=DRAFT,
+    exit_layers=(2, 3, 4, 5),
+    target=Stage(8, 2e-3, steps=9_000, warmup=200, bfloat16=True, compile=True),
+    base=Stage(8, 3e-3, steps=600, warmup=50, bfloat16=True, compile=True),
+    draft=Stage(8, 3e-3, steps=800, warmup=50, bfloat16=True, compile=True),
+    worker=Stage(8, 2e-3, steps=4_000, warmup=200, bfloat16=True, compile=True),
+    guesses=Stage(4, 2e-3, steps=800, warmup=50, bfloat16=True),
+    answers=Answers(units=40, prompts=64),
+)
+"""Two cores, about eight hours; a run gives the same models again."""
+
+TINY_PLAN = TextPlan(
+    vocabulary=512,
+    vocabulary_texts=40,
+    shards=4,
+    rows=4,
+    first_shards=4,
+    length=1024,
+    target_size=TINY,
+    worker_size=TINY,
+    draft_size=TINY_DRAFT,
+    exit_layers=(1, 2),
+    target=Stage(2, 3e-3, steps=4, warmup=1, measure_every=2),
+    base=Stage(2, 3e-3, steps=2, warmup=1),
+    draft=Stage(2, 3e-3, steps=2, warmup=1),
+    worker=Stage(2, 3e-3, steps=2, warmup=1),
+    guesses=Stage(1, 2e-3, steps=2, warmup=1),
+    answers=Answers(units=2, prompts=32, most=24),
+    held_out=2,
+    processes=1,
+)
+"""Seconds: every stage, nothing learnt. To check a machine, and for tests."""
+
+PLANS = {"gpu": GPU, "cpu": CPU, "tiny": TINY_PLAN}

@@ -1,0 +1,250 @@
+"""Training rows made from seeds, by all cores, while they are already used."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from collab_llm_nodes.errors import CollabError, ConfigError
+from collab_llm_nodes.training.text.packing import Document, pack
+from collab_llm_nodes.training.text.rendering import WEIGHTS, Renderer
+from collab_llm_nodes.training.text.samples import DEFAULT_MIX, SUB_DOMAINS, Sample, draw_sample
+
+LENGTH = 1024
+"""Tokens of a row."""
+RAW_SHARE = 0.25
+"""Plain samples that are written as raw text, without turns."""
+SKILL_EVERY = 4
+"""Every fourth shard is of the mix below: reading a passage is the risk of models so small."""
+SKILL_MIX = {
+    (sub_domain, skill): share
+    for sub_domain in SUB_DOMAINS
+    for skill, share in (
+        ("extract", 0.60),
+        ("document", 0.12),
+        ("copy", 0.12),
+        ("plain", 0.08),
+        ("outline", 0.04),
+        ("point", 0.04),
+    )
+}
+_AT_ONCE = 64
+"""Samples encoded by one call."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Shards 0 to ``shards - 1`` in ``folder``; shard ``k`` follows from ``(seed, k)`` alone."""
+
+    folder: str
+    shards: int
+    rows: int = 256
+    """Rows of a shard."""
+    seed: int = 0
+    length: int = LENGTH
+    held_out: bool = False
+
+    def file(self, shard: int) -> Path:
+        return Path(self.folder) / f"shard-{shard:05d}.npy"
+
+    def ready(self) -> list[int]:
+        """Return the shards that are made, in order."""
+        return [k for k in range(self.shards) if self.file(k).exists()]
+
+
+def is_skill_shard(shard: int) -> bool:
+    """Return True for a shard of ``SKILL_MIX``."""
+    return shard % SKILL_EVERY == SKILL_EVERY - 1
+
+
+def documents(
+    tokenizer: PreTrainedTokenizerBase,
+    rng: random.Random,
+    mix: Mapping[tuple[str, str], float],
+    held_out: bool = False,
+) -> Iterator[Document]:
+    """Yield samples without end, as token ids and classes; a share of the plain ones is raw."""
+    renderer = Renderer(tokenizer)
+    while True:
+        chats: list[Sample] = []
+        raw: list[Sample] = []
+        for _ in range(_AT_ONCE):
+            sample = draw_sample(rng, held_out=held_out, mix=mix)
+            plain = sample.skill == "plain" and rng.random() < RAW_SHARE
+            (raw if plain else chats).append(sample)
+        found = [*renderer.chats(chats), *renderer.raw(raw)]
+        rng.shuffle(found)
+        yield from found
+
+
+def make_shard(tokenizer: PreTrainedTokenizerBase, corpus: Corpus, shard: int) -> None:
+    """Write one shard, uint16 [2, rows, length]: ids, then classes; atomically."""
+    mix = SKILL_MIX if is_skill_shard(shard) else DEFAULT_MIX
+    rng = random.Random(f"text {corpus.seed} {corpus.held_out} {shard}")
+    renderer = Renderer(tokenizer)
+    source = documents(tokenizer, rng, mix, corpus.held_out)
+    ids, kinds = pack(source, corpus.length, corpus.rows, renderer.text_end)
+    write_rows(corpus.file(shard), ids, kinds)
+
+
+def write_rows(file: Path, ids: np.ndarray, kinds: np.ndarray) -> None:
+    """Write rows of ids and classes, both [rows, length], to one file; atomically."""
+    building = file.with_suffix(f".{os.getpid()}.part")
+    with building.open("wb") as stream:
+        np.save(stream, np.stack([ids, kinds.astype(np.uint16)]))
+    os.replace(building, file)
+
+
+def _make_shards(tokenizer: str, corpus: Corpus, first: int, every: int) -> None:
+    """Make each ``every``-th shard that is missing; runs in a process of its own."""
+    os.environ["RAYON_NUM_THREADS"] = "1"
+    read = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    for shard in range(first, corpus.shards, every):
+        if not corpus.file(shard).exists():
+            make_shard(read, corpus, shard)
+
+
+class Makers:
+    """Processes that make a corpus; use as a context, which ends them.
+
+    Args:
+        tokenizer: its folder.
+        processes: number of them; 0 makes nothing.
+    """
+
+    def __init__(self, tokenizer: Path, corpus: Corpus, processes: int) -> None:
+        Path(corpus.folder).mkdir(parents=True, exist_ok=True)
+        self.corpus = corpus
+        missing = corpus.shards - len(corpus.ready())
+        context = multiprocessing.get_context("spawn")
+        self._processes: list[BaseProcess] = [
+            context.Process(
+                target=_make_shards,
+                args=(str(tokenizer), corpus, number, processes),
+                daemon=True,
+            )
+            for number in range(processes if missing else 0)
+        ]
+
+    def __enter__(self) -> Makers:
+        for process in self._processes:
+            process.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join()
+        for left in Path(self.corpus.folder).glob("*.part"):
+            left.unlink()
+
+    def check(self) -> None:
+        """Raise if a process failed.
+
+        Raises:
+            CollabError: one ended with an error, which it printed.
+        """
+        for process in self._processes:
+            if process.exitcode:
+                raise CollabError(
+                    f"a process that makes training data ended with {process.exitcode}",
+                    field="data",
+                    remedy="its error is printed above",
+                )
+
+    def wait(self, shards: int, tell: Callable[[int, int], None], stop: Callable[[], bool]) -> bool:
+        """Wait until the first ``shards`` are there; return False if ``stop`` said so before.
+
+        Raises:
+            CollabError: a process failed, or all ended without making them.
+        """
+        while True:
+            self.check()
+            working = [process for process in self._processes if process.is_alive()]
+            made = sum(self.corpus.file(k).exists() for k in range(shards))
+            tell(made, shards)
+            if made == shards:
+                return True
+            if stop():
+                return False
+            if not working:
+                raise CollabError(
+                    f"{made} of {shards} shards and nobody who makes more",
+                    field="shards",
+                    remedy="give --processes of 1 or more",
+                )
+            working[0].join(0.5)
+
+
+class Rows:
+    """Rows of shards, held on a device; batches follow from seed, step and the rows held."""
+
+    def __init__(self, length: int, seed: int, device: torch.device) -> None:
+        self.length = length
+        self.seed = seed
+        self._device = device
+        self._files: set[Path] = set()
+        # torch has few operations for uint16; ids are far below 32,768
+        self._ids = torch.empty(0, length, dtype=torch.int16, device=device)
+        self._kinds = torch.empty(0, length, dtype=torch.uint8, device=device)
+        self._weights = torch.from_numpy(WEIGHTS).to(device)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens held that are no padding."""
+        return int((self._kinds > 0).sum())
+
+    def add(self, files: Iterable[Path]) -> None:
+        """Read those of ``files`` that are not held yet.
+
+        Raises:
+            ConfigError: rows of another length.
+        """
+        new = sorted(set(files) - self._files)
+        if not new:
+            return
+        ids, kinds = [self._ids], [self._kinds]
+        for file in new:
+            rows = np.load(file)
+            if rows.shape[-1] != self.length:
+                raise ConfigError(
+                    f"rows of {rows.shape[-1]} tokens in {file}, not {self.length}",
+                    field="length",
+                    remedy="use another folder for another plan",
+                )
+            ids.append(torch.from_numpy(rows[0].astype(np.int16)).to(self._device))
+            kinds.append(torch.from_numpy(rows[1].astype(np.uint8)).to(self._device))
+        self._ids, self._kinds = torch.cat(ids), torch.cat(kinds)
+        self._files.update(new)
+
+    def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
+        """Return ids int64 and loss weights float32, both [size, length], drawn for ``step``."""
+        rng = np.random.default_rng((self.seed, step))
+        drawn = torch.from_numpy(rng.integers(0, len(self), size)).to(self._device)
+        return self._ids[drawn].long(), self._weights[self._kinds[drawn].long()]
+
+
+def some_documents(
+    tokenizer: PreTrainedTokenizerBase,
+    seed: str,
+    mix: Mapping[tuple[str, str], float],
+    count: int,
+    held_out: bool,
+) -> list[Document]:
+    """Return ``count`` documents that follow from ``seed``."""
+    return list(islice(documents(tokenizer, random.Random(seed), mix, held_out), count))

@@ -1,0 +1,367 @@
+"""In-context skills in the style of each sub-domain: extract, document, outline, point, copy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import ModuleType
+
+from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.training.text import conversation, facts, instructions, names, reports
+from collab_llm_nodes.training.text.fact_kinds import KINDS
+from collab_llm_nodes.training.text.passages import FILLERS, Question, Writer
+from collab_llm_nodes.training.text.phrases import Grammar, Voice, pick, say, says
+from collab_llm_nodes.training.text.tasks import Task
+from collab_llm_nodes.training.text.world import World
+
+DOMAINS: Mapping[str, ModuleType] = {
+    "conversation": conversation,
+    "instructions": instructions,
+    "reports": reports,
+}
+Made = tuple[tuple[Turn, ...], dict[str, object]]
+"""Turns and facts of a sample."""
+
+_ask = Grammar()
+GRAMMAR = Grammar()
+"""The words of answers of these skills, beside those of the sub-domains and of the facts."""
+
+_MAX_PASSAGE = 2550
+"""Characters of a passage with its questions: some 1,000 tokens where names and codes abound."""
+_TEXT_NAMES = {
+    "conversation": ("talk", "chat", "conversation"),
+    "instructions": ("manual", "handbook", "guide"),
+    "reports": ("log", "report", "record"),
+}
+_FRAMES = _ask(
+    "{text}\n\nQuestion: {question}",
+    "Read the {name} and answer the question.\n\n{text}\n\nQuestion: {question}",
+    "Passage:\n{text}\n\n{question} Answer with words from the passage, or None.",
+    "Context: {text}\n\nQuestion: {question}\nAnswer:",
+    "Question: {question}\n\nText:\n{text}",
+    "Here is a {name}.\n{text}\n\nAnswer only from the {name}; say None if it is not there. "
+    "{question}",
+    "{name}:\n{text}\n\nUsing only this {name}, answer in a few words or with None: {question}",
+)
+_JSON_FRAMES = _ask(
+    "Your job is to complete the following task using only the context below.\n\n## "
+    "Document\n{text}\n\n## Task\n{question}\n\nReturn JSON with the keys explanation, citation "
+    "and answer. If nothing is found, use null.",
+    "## Document\n{text}\n\n## Task\n{question}\n\nReturn your result in JSON: explanation, "
+    "citation, answer (null if the document does not say it).",
+    "{text}\n\nTask: {question}\nReply as JSON with explanation, citation and answer, or null "
+    "where the text has nothing.",
+    "## Document\n{text}\n\n## Task\nExtract: {question}\n\nGive JSON (explanation, citation, "
+    "answer); abstain with null.",
+)
+_FOUND = GRAMMAR(
+    "The citation is about {about}.",
+    "This is stated for {about}.",
+    "The text names {about}.",
+)
+_MISSING = GRAMMAR(
+    "The text does not give this for {about}.",
+    "Nothing is stated for {about}.",
+    "No sentence answers this for {about}.",
+)
+
+
+def extract(world: World, style: str, as_json: bool | None = None) -> Made:
+    """Make a passage with one to four questions, answered by short facts, "None" or JSON."""
+    writer = Writer(world, style)
+    if as_json is None:
+        as_json = world.chance(0.3)
+    count = 1 if world.held_out or world.chance(0.5) else world.whole(2, 4)
+    length = int(30 * 18 ** world.rng.random()) if world.chance(0.5) else world.whole(30, 540)
+    most = 30 if count == 1 else 6
+    questions = []
+    for _ in range(count):
+        # Few distractors in most passages, up to `most` in some, as many as the length allows.
+        distractors = min(int((most + 1) * world.rng.random() ** 2), length // (9 * count))
+        questions.append(_question(writer, world, distractors, as_json))
+    writer.fill(length, _MAX_PASSAGE - count * (250 if as_json else 80))
+    passage = writer.passage(questions)
+    name = world.any(_TEXT_NAMES[style])
+    voice = Voice(world.rng)
+    turns = []
+    for i, question in enumerate(passage.questions):
+        if i == 0:
+            frames = _JSON_FRAMES if as_json else _FRAMES
+            fields = {"text": passage.text, "question": question.text, "name": name}
+            turns.append(Turn("user", pick(frames, voice, fields, world.held_out)))
+        else:
+            turns.append(Turn("user", question.text))
+        turns.append(Turn("assistant", _reply(question, as_json, voice)))
+    last = passage.questions[-1]
+    after = sum(len(turn.content.split()) for turn in turns[1:-1])
+    distance = passage.distance(last.lines[-1]) + after if last.lines else 0
+    made: dict[str, object] = {
+        "kind": last.kind,
+        "answer": last.answer,
+        "form": "json" if as_json else "short",
+        "distractors": last.distractors,
+        "distance_words": distance,
+        "near_miss": last.answer == "None" and last.distractors > 0,
+    }
+    return tuple(turns), made
+
+
+def _question(writer: Writer, world: World, distractors: int, as_json: bool) -> Question:
+    form, absent = world.rng.random(), world.chance(0.3)
+    if form < 0.76:
+        return writer.ask(distractors, absent)
+    if form < 0.86:
+        return writer.last_seen(distractors, absent)
+    if form < 0.93 and not as_json:
+        return writer.count(min(distractors, 12))
+    if as_json:
+        return writer.ask(distractors, absent)
+    return writer.compare(distractors)
+
+
+def _reply(question: Question, as_json: bool, voice: Voice) -> str:
+    if not as_json:
+        return question.answer
+    about = {"about": question.about}
+    found = bool(question.lines)
+    reply = {
+        "explanation": say(_FOUND if found else _MISSING, voice, about),
+        "citation": question.lines[-1] if found else None,
+        "answer": question.answer if found else None,
+    }
+    return json.dumps(reply, ensure_ascii=False)
+
+
+_DOCUMENT_QUESTIONS = {
+    "conversation": _ask(
+        "{question}",
+        "Hey {robot}, {question}",
+        "{robot}, can you look it up? {question}",
+        "I forgot something. {question}",
+        "Quick question, {robot}: {question}",
+    ),
+    "instructions": _ask(
+        "{question}",
+        "Before I start: {question}",
+        "For the work I have to know: {question}",
+        "Answer with the help of the document. {question}",
+        "First consult the document. {question}",
+    ),
+    "reports": _ask(
+        "{question}",
+        "State for the record: {question}",
+        "The report requires an answer: {question}",
+        "According to the files: {question}",
+        "Consult the archive and reply: {question}",
+    ),
+}
+_BEFORE = {
+    "conversation": GRAMMAR("(Sure|Let me see|Ah yes)!", "(I looked it up|Here we go)!"),
+    "instructions": GRAMMAR("Note (the following|this).", "Proceed (with this|as follows)."),
+    "reports": GRAMMAR("(The records show|It is recorded):", "According to the (document|file):"),
+}
+_AFTER = {
+    "conversation": GRAMMAR("(Anything else|Does that help)?", "(Glad to help|Happy to help)!"),
+    "instructions": GRAMMAR("Then (start|continue) with the work.", "Check this (first|twice)."),
+    "reports": GRAMMAR(
+        "No further (data|entries) (exist|are available).", "(End of|Close of) entry."
+    ),
+}
+_UNKNOWN = {
+    "conversation": GRAMMAR(
+        "(Hm, sorry|Oh dear), I (can't find|don't see) anything about {about} in (there|my "
+        "papers)! (Shall I ask around|Maybe somebody else knows)?",
+        "(I'm afraid|Sadly) my papers (don't mention|say nothing about) {about}, but (I'll keep my "
+        "eyes open|I can go and look)!",
+    ),
+    "instructions": GRAMMAR(
+        "The document does not (cover|mention) {about}. (Check|Read) the label or (ask|call) a "
+        "technician before you (continue|start).",
+        "No (entry|note) for {about}. Stop here and (look up|search) the (manual|handbook) "
+        "(first|again).",
+    ),
+    "reports": GRAMMAR(
+        "The available (files|documents) contain no (entry|record) concerning {about}; a "
+        "(further|separate) (inquiry|search) is (recommended|required).",
+        "No (statement|information) on {about} can be (derived|obtained) from the "
+        "(files|documents) (provided|submitted).",
+    ),
+}
+
+
+def document(world: World, style: str) -> Made:
+    """Make one or two documents of 40 to 64 words and a question that they answer, or do not."""
+    count = world.whole(1, 2)
+    voice = Voice(world.rng)
+    asked = world.whole(1, 5) if world.chance(0.7) else 0
+    wanted: list[tuple[facts.Kind, facts.Fields]] = []
+    writer = Writer(world, style)
+    for _ in range(max(asked, 1)):
+        wanted.append(writer.first())
+    documents: list[list[str]] = [[] for _ in range(count)]
+    for kind, fields in wanted if asked else []:
+        lines = documents[world.whole(0, count - 1)]
+        if sum(len(line.split()) for line in lines) < 40:
+            lines.append(say(kind.statements[style], voice, fields))
+        else:
+            wanted = [pair for pair in wanted if pair[1] is not fields]
+    texts = [_one_document(world, style, lines, writer) for lines in documents]
+    user = {"robot": world.robot()}
+    context = "\n".join(f"Document: {text}" for text in texts) + "\n\n"
+    if not asked and world.chance(0.3):  # an answer that needs no document
+        task = DOMAINS[style].draw(world)
+        last = task.turns[-1]
+        turns = (*task.turns[:-1], Turn(last.role, context + last.content))
+        made = _plain_facts(task) | {"relevant": False, "generic": True}
+        return (*turns, Turn("assistant", task.answer)), made
+    questions = [pick(kind.questions, voice, f, world.held_out) for kind, f in wanted]
+    user["question"] = " ".join(questions)
+    prompt = context + pick(_DOCUMENT_QUESTIONS[style], voice, user, world.held_out)
+    if asked:
+        said = [say(kind.reply, voice, fields) for kind, fields in wanted]
+        answer = " ".join((say(_BEFORE[style], voice, {}), *said, say(_AFTER[style], voice, {})))
+        mentions = [fields[name] for kind, fields in wanted for name in (*kind.key, kind.value)]
+    else:
+        kind, fields = wanted[0]
+        about = kind.about(fields)
+        answer = say(_UNKNOWN[style], voice, {"about": about})
+        mentions = [about]
+    made = {"mentions": tuple(mentions), "relevant": bool(asked), "generic": False}
+    return (Turn("user", prompt), Turn("assistant", answer)), made
+
+
+def _one_document(world: World, style: str, lines: list[str], writer: Writer) -> str:
+    """Return the lines among fillers and unrelated facts, 40 to 64 words in all."""
+    voice = Voice(world.rng)
+    words = sum(len(line.split()) for line in lines)
+    while words < 40:
+        if world.chance(0.6):
+            kind = writer.other_kind()
+            text = say(kind.statements[style], voice, kind.draw(world))
+        else:
+            text = say(FILLERS[style], voice, {})
+        length = len(text.split())
+        if words + length <= 64:
+            lines.append(text)
+            words += length
+    world.rng.shuffle(lines)
+    return " ".join(line if line[-1] in ".!?" else line + "." for line in lines)
+
+
+OUTLINE_DIRECTIVE = "Give an outline only: 3 to 8 numbered points of a few words each."
+POINT_DIRECTIVE = "Expand point {number} in one or two sentences."
+_OUTLINE = _ask(
+    OUTLINE_DIRECTIVE,
+    OUTLINE_DIRECTIVE,
+    OUTLINE_DIRECTIVE,
+    "Write only the skeleton of the answer: numbered points of 3 to 6 words.",
+    "First list the points of your answer, numbered, with a few words each.",
+    "Do not answer yet. Name the points of the answer as a short numbered list.",
+)
+_POINT = _ask(
+    POINT_DIRECTIVE,
+    POINT_DIRECTIVE,
+    POINT_DIRECTIVE,
+    "Write point {number} ({title}) in one or two sentences.",
+    "Now expand only point {number}: {title}.",
+    "Point {number}, {title}: one or two sentences, please.",
+)
+
+
+def _outlined(world: World, task: Task) -> tuple[list[Turn], str]:
+    """Return the task's prompt with an outline directive, and the outline."""
+    voice = Voice(world.rng)
+    directive = pick(_OUTLINE, voice, {}, world.held_out)
+    last = task.turns[-1]
+    outline = "\n".join(f"{i}. {point.title}" for i, point in enumerate(task.points, 1))
+    return [*task.turns[:-1], Turn(last.role, f"{last.content}\n\n{directive}")], outline
+
+
+def outline(world: World, style: str) -> Made:
+    """Make a question whose answer is to be an outline."""
+    task = DOMAINS[style].draw(world)
+    turns, text = _outlined(world, task)
+    return (*turns, Turn("assistant", text)), _outline_facts(task)
+
+
+def _outline_facts(task: Task) -> dict[str, object]:
+    return {"titles": tuple(point.titles for point in task.possible), "least": task.least}
+
+
+def point(world: World, style: str) -> Made:
+    """Make a question with its outline and the request to expand one point."""
+    task = DOMAINS[style].draw(world)
+    turns, text = _outlined(world, task)
+    number = world.whole(1, len(task.points))
+    chosen = task.points[number - 1]
+    voice = Voice(world.rng)
+    fields = {"number": str(number), "title": chosen.title}
+    turns += [
+        Turn("assistant", text),
+        Turn("user", pick(_POINT, voice, fields, world.held_out)),
+        Turn("assistant", chosen.text),
+    ]
+    mentions = tuple(m for m in task.mentions if says(chosen.text, m))
+    made = {"point": number, "title": chosen.title, "mentions": mentions}
+    return tuple(turns), made | {"vocabulary": chosen.words}
+
+
+_COPY = {
+    "conversation": _ask(
+        "Hey, repeat after me: {text}",
+        "Say exactly this, please:\n{text}",
+        "Can you say that word for word?\n{text}",
+        "Parrot this for me: {text}",
+        "Echo my words, no more, no less:\n{text}",
+    ),
+    "instructions": _ask(
+        "Copy the following text:\n{text}",
+        "Write down the following lines without any change:\n{text}",
+        "Repeat exactly:\n{text}",
+        "Type this again: {text}",
+        "Reproduce these lines:\n{text}",
+    ),
+    "reports": _ask(
+        "Reproduce the following entry verbatim:\n{text}",
+        "Transcribe without alteration:\n{text}",
+        "Return the data unchanged:\n{text}",
+        "Duplicate the record below.\n{text}",
+        "Issue an exact copy of:\n{text}",
+    ),
+}
+
+
+def copy(world: World, style: str) -> Made:
+    """Make a text that is to be repeated exactly: codes, names, things, a table or sentences."""
+    form = world.rng.random()
+    count = int(1 + 14 * world.rng.random() ** 1.5)
+    if form < 0.2:
+        text = " ".join(world.code() for _ in range(count))
+    elif form < 0.35:
+        text = ", ".join(world.person().name for _ in range(count))
+    elif form < 0.5:
+        text = ", ".join(world.thing().name for _ in range(count))
+    elif form < 0.6:
+        row = range(world.whole(1, 6))
+        text = "\n".join(
+            f"{names.plural(world.any(names.SUPPLIES))} | {world.whole(1, 99)} | {world.price()}"
+            for _ in row
+        )
+    else:
+        voice, count = Voice(world.rng), 1 + count // 2
+        drawn = [world.any(KINDS) for _ in range(count)]
+        said = [say(kind.statements[style], voice, kind.draw(world)) for kind in drawn]
+        text = " ".join(said)
+    prompt = pick(_COPY[style], Voice(world.rng), {"text": text}, world.held_out)
+    made: dict[str, object] = {"answer": text, "words": len(text.split())}
+    return (Turn("user", prompt), Turn("assistant", text)), made
+
+
+def plain(world: World, style: str) -> Made:
+    """Make a question with its whole answer."""
+    task = DOMAINS[style].draw(world)
+    return (*task.turns, Turn("assistant", task.answer)), _plain_facts(task)
+
+
+def _plain_facts(task: Task) -> dict[str, object]:
+    return {"mentions": task.mentions, "words": len(task.answer.split())}

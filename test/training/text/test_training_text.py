@@ -1,0 +1,407 @@
+"""Training of the text family: rows from seeds, an equal forward pass, resuming, all stages."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, ModelError
+from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.models.heads import MedusaHeads
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.models.tokenizer import TEXT_SPECIAL, token_id, train_text_tokenizer
+from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.training import loop
+from collab_llm_nodes.training.text import stages
+from collab_llm_nodes.training.text.architecture import TINY, build
+from collab_llm_nodes.training.text.curves import write_curves
+from collab_llm_nodes.training.text.distillation import questions
+from collab_llm_nodes.training.text.export import export
+from collab_llm_nodes.training.text.forward import TextForward
+from collab_llm_nodes.training.text.learners import GuessLearner, LanguageLearner
+from collab_llm_nodes.training.text.packing import Document, pack
+from collab_llm_nodes.training.text.plans import MODELS, STAGES, TINY_PLAN, Stage
+from collab_llm_nodes.training.text.rendering import ANSWERED, ASKED, SHORT, Renderer, prompt_text
+from collab_llm_nodes.training.text.samples import Sample, draw_sample, make_sample
+from collab_llm_nodes.training.text.shards import Corpus, Makers, Rows, make_shard
+
+CPU = torch.device("cpu")
+LENGTH = 64
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    rng = random.Random(0)
+    texts = [turn.content for _ in range(60) for turn in draw_sample(rng).turns]
+    return train_text_tokenizer(texts, 512)
+
+
+def shaken(tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> Any:
+    """Return a tiny model whose every parameter matters."""
+    model = build(TINY, tokenizer, seed)
+    torch.manual_seed(seed + 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def some_ids(rows: int, length: int, vocabulary: int) -> torch.Tensor:
+    return torch.randint(3, vocabulary, (rows, length), generator=torch.Generator().manual_seed(5))
+
+
+# ---------------------------------------------------------------- texts and rows
+
+
+def test_digits_are_single_tokens_and_any_text_returns(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert [token_id(tokenizer, token) for token in TEXT_SPECIAL] == [0, 1, 2]
+    text = "In 2026 it cost $1,234.50. Où est la balle? 球"
+    ids = tokenizer(text).input_ids
+    assert tokenizer.decode(ids) == text
+    pieces = tokenizer.convert_ids_to_tokens(ids)
+    assert all(len(piece) == 1 for piece in pieces if any(c.isdigit() for c in piece))
+
+
+@pytest.mark.parametrize("sub_domain", ["conversation", "instructions", "reports"])
+def test_training_ids_are_those_of_the_chat_template(
+    tokenizer: PreTrainedTokenizerBase, sub_domain: str
+) -> None:
+    rng = random.Random(1)
+    samples = [make_sample(rng, sub_domain, skill) for skill in ("plain", "extract")]
+    for sample, (ids, kinds) in zip(samples, Renderer(tokenizer).chats(samples), strict=True):
+        chat: Any = [{"role": t.role, "content": t.content} for t in sample.turns]
+        prompt = tokenizer.apply_chat_template(
+            chat[:-1], add_generation_prompt=True, tokenize=False
+        )
+        assert prompt == prompt_text(sample.turns[:-1])
+        asked = tokenizer(str(prompt)).input_ids
+        answer = tokenizer(sample.turns[-1].content + "<|im_end|>").input_ids
+        newline = tokenizer("\n").input_ids
+        assert ids.tolist() == [*asked, *answer, *newline, 0]
+        kind = SHORT if len(answer) <= 24 else ANSWERED
+        assert set(kinds[len(asked) : -2]) == {kind}
+        assert (kinds[len(asked) - 1], kinds[-1]) == (ASKED, ASKED)
+
+
+def test_control_tokens_in_a_text_are_refused(tokenizer: PreTrainedTokenizerBase) -> None:
+    turns = (Turn("user", "say <|im_end|>"), Turn("assistant", "no"))
+    sample = Sample("reports", "plain", turns, {})
+    for render in (Renderer(tokenizer).chats, Renderer(tokenizer).raw):
+        with pytest.raises(InvalidInput, match="control token"):
+            render([sample])
+
+
+def test_rows_hold_whole_documents_and_begin_with_one() -> None:
+    rng = np.random.default_rng(0)
+    made: list[Document] = []
+    for number in range(1, 200):
+        ids = np.full(int(rng.integers(1, 80)), number, np.uint16)
+        made.append((ids, np.full(len(ids), 2, np.uint8)))
+    ids, kinds = pack(iter(made), LENGTH, 60, padding=0)
+    lengths = {int(tokens[0]): len(tokens) for tokens, _ in made}
+    assert np.array_equal(kinds > 0, ids > 0)
+    assert (ids[:, 0] > 0).all()
+    found, counts = np.unique(ids[ids > 0], return_counts=True)
+    assert all(lengths[n] == count for n, count in zip(found.tolist(), counts, strict=True))
+    for n in found.tolist():
+        assert len(np.unique(np.argwhere(ids == n)[:, 0])) == 1
+    assert (ids == 0).mean() < 0.1
+    oldest = next(n for n, length in lengths.items() if length <= LENGTH)
+    assert oldest in found  # it does not wait for ever
+
+
+def test_a_shard_follows_from_seed_and_number(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    contents = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        corpus = Corpus(str(tmp_path / name), 2, rows=2, seed=seed)
+        if name == "b":  # by processes, as in training
+            with Makers(tmp_path / "tokenizer", corpus, 2) as makers:
+                assert makers.wait(2, lambda made, of: None, lambda: False)
+        else:
+            (tmp_path / name).mkdir()
+            for shard in (0, 1):
+                make_shard(tokenizer, corpus, shard)
+        contents.append([np.load(corpus.file(shard)) for shard in corpus.ready()])
+    (a, a1), (b, b1), (c, _) = contents
+    assert np.array_equal(a, b)
+    assert np.array_equal(a1, b1)
+    assert not np.array_equal(a, a1)
+    assert not np.array_equal(a, c)
+
+
+def test_an_error_in_a_data_process_ends_the_run(tmp_path: Path) -> None:
+    corpus = Corpus(str(tmp_path / "data"), 1, rows=1)
+    with (
+        Makers(tmp_path / "no-tokenizer", corpus, 1) as makers,
+        pytest.raises(CollabError, match="training data"),
+    ):
+        makers.wait(1, lambda made, of: None, lambda: False)
+    with Makers(tmp_path, corpus, 0) as nobody, pytest.raises(CollabError, match="nobody"):
+        nobody.wait(1, lambda made, of: None, lambda: False)
+
+
+def test_batches_follow_from_seed_and_step(tmp_path: Path) -> None:
+    for number in range(3):
+        rows = np.full((2, 4, LENGTH), number, np.uint16)
+        np.save(tmp_path / f"{number}.npy", rows)
+    files = sorted(tmp_path.glob("*.npy"))
+    one, other = Rows(LENGTH, 7, CPU), Rows(LENGTH, 7, CPU)
+    one.add(files)
+    for file in files:  # as they are made
+        other.add([file])
+    assert len(one) == len(other) == 12
+    for step in range(4):
+        for a, b in zip(one.batch(step, 5), other.batch(step, 5), strict=True):
+            assert torch.equal(a, b)
+    with pytest.raises(ConfigError, match="another plan"):
+        Rows(LENGTH * 2, 0, CPU).add(files)
+
+
+# ---------------------------------------------------------------- the forward pass
+
+
+def test_forward_pass_equals_transformers(tokenizer: PreTrainedTokenizerBase) -> None:
+    model = shaken(tokenizer)
+    ids = some_ids(3, 40, len(tokenizer))
+    with torch.no_grad():
+        theirs = model(ids, output_hidden_states=True)
+        forward = TextForward(model, LENGTH)
+        layers = forward(ids)
+    torch.testing.assert_close(forward.logits(layers[-1]), theirs.logits, atol=2e-5, rtol=1e-4)
+    for ours, layer in zip(layers[:-1], theirs.hidden_states[1:], strict=False):
+        torch.testing.assert_close(ours, layer, atol=2e-5, rtol=1e-4)
+
+
+def test_batched_answers_equal_transformers_one_by_one(tokenizer: PreTrainedTokenizerBase) -> None:
+    model = shaken(tokenizer)
+    prompts = [some_ids(1, n, len(tokenizer))[0].tolist() for n in (3, 17, 9)]
+    ends = (2, 0)
+    ours = TextForward(model, LENGTH).answer(prompts, 24, ends)
+    for prompt, answer in zip(prompts, ours, strict=True):
+        made = model.generate(
+            torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=list(ends)
+        )
+        assert answer == made[0, len(prompt) :].tolist()
+
+
+def test_sampled_answers_follow_from_the_seed(tokenizer: PreTrainedTokenizerBase) -> None:
+    forward = TextForward(shaken(tokenizer), LENGTH)
+    prompts = [[5, 6, 7]] * 4
+    hot = torch.tensor([0.0, 1.0, 1.0, 1.0])
+    said = [forward.answer(prompts, 12, (2,), temperatures=hot, seed=s) for s in (1, 1, 2)]
+    assert said[0] == said[1] != said[2]
+    assert said[0][0] == said[2][0] == forward.answer(prompts[:1], 12, (2,))[0]
+    assert said[0][1] != said[0][2]
+
+
+# ---------------------------------------------------------------- learning
+
+
+def stage(**changed: Any) -> Stage:
+    return replace(Stage(2, 1e-2, steps=100, warmup=1), **changed)
+
+
+def test_resumed_training_equals_uninterrupted(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    plan, teacher = stage(), shaken(tokenizer, 3)
+    ids = some_ids(2, LENGTH, len(tokenizer))
+    weights = torch.ones(ids.shape)
+
+    def fresh(kind: str) -> Any:
+        if kind == "guesses":
+            return GuessLearner(teacher, (1, 2), plan, plan.pace, LENGTH)
+        model = build(TINY, tokenizer, 0)
+        taught = teacher if kind == "distilled" else None
+        return LanguageLearner(model, plan, plan.pace, LENGTH, taught)
+
+    for kind in ("language", "distilled", "guesses"):
+        straight, stopped, resumed = fresh(kind), fresh(kind), fresh(kind)
+        for _ in range(4):
+            straight.learn(ids, weights)
+        for _ in range(2):
+            stopped.learn(ids, weights)
+        loop.save(stopped, tmp_path / kind)
+        loop.restore(resumed, tmp_path / kind, CPU)
+        for _ in range(2):
+            resumed.learn(ids, weights)
+        for ours, theirs in zip(
+            resumed.trained.parameters(), straight.trained.parameters(), strict=True
+        ):
+            assert torch.equal(ours, theirs), kind
+
+
+def test_a_model_learns_and_a_draft_closes_in_on_its_teacher(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    ids = some_ids(2, LENGTH, len(tokenizer))
+    weights = torch.ones(ids.shape)
+    model: Any = build(TINY, tokenizer, 0)
+    plain = LanguageLearner(model, stage(), stage().pace, LENGTH)
+    nats = [plain.learn(ids, weights)["nats"] for _ in range(40)]
+    assert nats[-1] < 0.6 * nats[0]
+    taught = LanguageLearner(
+        build(TINY, tokenizer, 1), stage(), stage().pace, LENGTH, teacher=model
+    )
+    before = model.lm_head.weight.clone()
+    losses = [taught.learn(ids, weights)["loss"] for _ in range(40)]
+    assert losses[-1] < 0.6 * losses[0]
+    assert torch.equal(before, model.lm_head.weight)  # the teacher stays as it is
+
+
+def test_padding_does_not_count(tokenizer: PreTrainedTokenizerBase) -> None:
+    learner = LanguageLearner(shaken(tokenizer), stage(), stage().pace, LENGTH)
+    ids = some_ids(2, LENGTH, len(tokenizer))
+    weights = torch.ones(ids.shape)
+    weights[:, 40:] = 0
+    other = ids.clone()
+    other[:, 40:] = 0
+    assert learner.losses(ids, weights)["loss"] == learner.losses(other, weights)["loss"]
+
+
+def test_a_head_learns_the_token_after_its_place(tokenizer: PreTrainedTokenizerBase) -> None:
+    """On a text that counts in a circle, head ``i`` must learn to say ``i + 2`` more."""
+    plan = stage(learning_rate=2e-2)
+    circle = 3 + (torch.arange(LENGTH)[None] + torch.tensor([[0], [5]])) % 11
+    weights = torch.ones(circle.shape)
+    model: Any = build(TINY, tokenizer, 0)
+    target = LanguageLearner(model, plan, plan.pace, LENGTH)
+    for _ in range(60):
+        target.learn(circle, weights)
+    guesses = GuessLearner(model, (1, 2), plan, plan.pace, LENGTH)
+    for _ in range(90):
+        last = guesses.learn(circle, weights)
+    assert last["head_1"] > 0.9
+    assert last["exit_2"] > 0.9
+    with torch.no_grad():
+        read = guesses.forward.normed(guesses.forward(circle)[-1])
+        drafts = guesses.heads.draft(read, model.lm_head)
+    place = LENGTH - 10
+    assert drafts[0, place, 0] == circle[0, place + 2]
+
+
+# ---------------------------------------------------------------- all stages
+
+
+def run(out: Path, **changed: Any) -> bool:
+    plan = replace(
+        TINY_PLAN,
+        **{name: replace(getattr(TINY_PLAN, name), steps=2) for name in ("target", "worker")},
+    )
+    return stages.train_text(stages.TrainText(out, plan, device="cpu", **changed))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("text") / "run"
+    assert run(out)
+    return out
+
+
+@pytest.mark.slow
+def test_every_model_is_read_by_the_engine(trained: Path, tmp_path: Path) -> None:
+    for name in MODELS:
+        exits = "beside" if name == "text-target" else None
+        loaded = load(ModelConfig(str(trained / "models" / name), exits=exits))
+        engine = Engine(loaded)
+        assert engine.eos == {0, 2}
+        logits = engine.open(encode(Prompt("Where is the lamp?"), loaded)).feed(
+            encode(Prompt("Where is the lamp?"), loaded).ids, last=1
+        )
+        assert torch.isfinite(logits).all()
+        if exits:
+            assert loaded.adapters is not None
+            assert loaded.adapters.layers == TINY_PLAN.exit_layers
+            heads = MedusaHeads.load(trained / "models" / name, decoder_parts(loaded.model))
+            assert heads.heads == 5
+    curves = write_curves(trained, tmp_path)
+    assert curves == json.loads((tmp_path / "text_training.json").read_text())
+    assert set(curves) == set(STAGES) - {"tokenizer"}
+    assert all(np.isfinite(point["loss"]) for curve in curves.values() for point in curve)
+
+
+@pytest.mark.slow
+def test_a_run_stopped_in_every_stage_gives_the_same_models(trained: Path, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    out = tmp_path / "run"
+    train = loop.train
+
+    def once(learner: Any, *rest: Any, **named: Any) -> bool:
+        first = learner.step
+        return train(learner, *rest, **{**named, "stop": lambda: learner.step > first})
+
+    for name in STAGES:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "train", once)
+            if name != "tokenizer":
+                assert not run(out, stages=(name,))
+        assert run(out, stages=(name,))
+    assert run(out)
+    for name in MODELS:
+        for file in sorted((trained / "models" / name).glob("*.safetensors")):
+            again = (out / "models" / name / file.name).read_bytes()
+            assert again == file.read_bytes(), f"{name}/{file.name}"
+
+
+def test_a_stage_needs_those_before_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="tokenizer is not done"):
+        run(tmp_path, stages=("target",))
+    with pytest.raises(ConfigError, match="--stages"):
+        run(tmp_path, stages=("targets",))
+
+
+def test_unknown_devices_plans_and_times_are_refused() -> None:
+    for wrong in (
+        lambda: stages.pick_device("tpu"),
+        lambda: stages.pick_plan("large", CPU),
+        lambda: TINY_PLAN.with_minutes({"target": 0.0}),
+        lambda: TINY_PLAN.with_minutes({"tokenizer": 1.0}),
+    ):
+        with pytest.raises(ConfigError):
+            wrong()
+    assert TINY_PLAN.with_minutes({"target": 2.0}).target.pace.seconds == 120
+
+
+def test_a_target_that_is_never_right_is_told(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from collab_llm_nodes.training.text import distillation
+
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    forward = TextForward(shaken(tokenizer), 1024)
+    monkeypatch.setattr(distillation, "RAW_SHARE", 0.0)
+    plan = replace(TINY_PLAN.answers, units=1, prompts=2, most=4)
+    with distillation.Teacher(forward, tmp_path / "tokenizer", plan, 0, 1) as teacher:
+        asked = questions(tokenizer, random.Random(0), "reports", 2, 900)
+        with pytest.raises(ModelError, match="not one of 2 answers"):
+            teacher._answer([q for q in asked if q.sample is not None], 0, tmp_path / "unit.npy")
+
+
+def test_an_exported_model_is_float16_and_computes_the_same(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    model = shaken(tokenizer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.half())
+    export(model, tokenizer, tmp_path / "model")
+    loaded = load(ModelConfig(str(tmp_path / "model")))
+    ids = some_ids(1, 20, len(tokenizer))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(ids).logits, model(ids).logits, atol=0, rtol=0)
+    again = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert again.chat_template == tokenizer.chat_template
