@@ -31,15 +31,7 @@ class RowLearner:
         self.device = device
         self._stage, self._pace = stage, pace
         parameters = [p for p in trained.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in parameters if p.ndim > 1], "weight_decay": stage.decay},
-                {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-            ],
-            lr=stage.learning_rate,
-            betas=(0.9, 0.95),
-            fused=True,
-        )
+        self.optimizers = _optimizers(trained, stage)
         self._parameters = parameters
         self._losses: Callable[[Tensor, Tensor], dict[str, Tensor]] = self.losses
         if stage.compile:
@@ -55,24 +47,52 @@ class RowLearner:
 
     def learn(self, ids: Tensor, weights: Tensor) -> dict[str, float]:
         """Make one optimiser step; return the losses, in nats per token."""
-        rate = self._pace.rate(self._stage.learning_rate, self.step, self.seconds)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        for optimizer, peak in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self._pace.rate(peak, self.step, self.seconds)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._stage.bfloat16):
             losses = self._losses(ids, weights)
         losses["loss"].backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self._parameters, 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer, _ in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return {key: float(value.detach()) for key, value in losses.items()}
 
     def state(self) -> dict[str, Any]:
-        return {"model": self.trained.state_dict(), "optimizer": self.optimizer.state_dict()}
+        optimizers = [optimizer.state_dict() for optimizer, _ in self.optimizers]
+        return {"model": self.trained.state_dict(), "optimizers": optimizers}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.trained.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+
+
+def _optimizers(trained: nn.Module, stage: Stage) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Return the optimisers of ``trained`` and their peak learning rates.
+
+    With ``stage.muon``, Muon moves the matrices between the layers' states; AdamW moves the rest.
+    """
+    moved = [(name, p) for name, p in trained.named_parameters() if p.requires_grad]
+    inner = [p for name, p in moved if stage.muon and p.ndim == 2 and ".layers." in name]
+    taken = {id(p) for p in inner}
+    others = [p for _, p in moved if id(p) not in taken]
+    adam = torch.optim.AdamW(
+        [
+            {"params": [p for p in others if p.ndim > 1], "weight_decay": stage.decay},
+            {"params": [p for p in others if p.ndim <= 1], "weight_decay": 0.0},
+        ],
+        lr=stage.learning_rate,
+        betas=(0.9, 0.95),
+        fused=True,
+    )
+    found: list[tuple[torch.optim.Optimizer, float]] = [(adam, stage.learning_rate)]
+    if inner:
+        muon = torch.optim.Muon(inner, lr=stage.muon, momentum=0.95, weight_decay=stage.decay)
+        found.append((muon, stage.muon))
+    return found
 
 
 class LanguageLearner(RowLearner):
