@@ -219,7 +219,7 @@ class InPlace:
         keys, values = self._keys[layer], self._values[layer]
         if self._products:
             query = _by_key_head(query, 1, heads)[0]
-            keys, values = ([part[0] for part in parts] for parts in (keys, values))
+            keys, values = (tuple(part[0] for part in parts) for parts in (keys, values))
             return _rows(_by_products(query, keys, values, self._mask)[None], new, heads)
         key, value = (p[0] if len(p) == 1 else torch.cat(p, dim=2) for p in (keys, values))
         if self._whole:
