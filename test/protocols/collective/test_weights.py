@@ -26,7 +26,7 @@ CONFIG = WeightsConfig()
 def test_a_rate_is_rewarded_punished_or_neither() -> None:
     config = WeightsConfig(reward_factor=1.5, punish_factor=0.5, floor=0.01)
     weights = Weights.equal(config, 4)
-    weights.update([config.reward_threshold, 0.5, config.punish_threshold, None])
+    weights.update([config.reward_threshold, 0.6, config.punish_threshold, None])
     assert weights.values == pytest.approx((1.0, 1 / 1.5, 0.5 / 1.5, 1 / 1.5))
 
 
@@ -45,6 +45,12 @@ def test_weights_stay_finite_and_positive_for_ever() -> None:
     for _ in range(5000):
         weights.update([1.0, 1.0, 0.0])
     assert weights.values == (1.0, 1.0, CONFIG.floor)
+
+
+def test_an_ended_request_moves_the_weights_of_those_to_come() -> None:
+    shared = Weights.equal(replace(CONFIG, drift=0.5), 2)
+    shared.drift(Weights(CONFIG, (0.25, 1.0)))
+    assert shared.values == pytest.approx((0.5, 1.0))
 
 
 def test_a_copy_goes_its_own_way() -> None:
@@ -103,7 +109,7 @@ OWN, OTHER = 0.8, 0.45  # a model agrees with the target per token, on its own d
 
 
 def draft(rng: np.random.Generator, truth: list[int], chance: float) -> tuple[int, ...]:
-    """A draft that follows ``truth`` until its first mistake; two mistakes are alike once in three times."""
+    """Follow ``truth`` until the first mistake; two mistakes are alike once in three times."""
     right = rng.random(LENGTH) < chance
     ahead = int(right.argmin()) if not right.all() else LENGTH
     return (*truth[:ahead], *(int(x) for x in rng.integers(100, 103, LENGTH - ahead)))
@@ -115,7 +121,7 @@ def acceptance(config: WeightsConfig, domains: list[int], seed: int = 0) -> tupl
     shared = Weights.equal(config, MODELS)
     voted, singles = 0, np.zeros(MODELS)
     for domain in domains:
-        own = Weights.equal(config, MODELS) if config.rule == PER_REQUEST else shared
+        own = shared.copy() if config.rule == PER_REQUEST else shared
         for _ in range(ROUNDS):
             truth = [int(x) for x in rng.integers(0, 100, LENGTH + 1)]
             drafts = [draft(rng, truth, OWN if m == domain else OTHER) for m in range(MODELS)]
@@ -127,6 +133,8 @@ def acceptance(config: WeightsConfig, domains: list[int], seed: int = 0) -> tupl
                 own.update([agreement(d, truth[: done + 1]) for d in drafts])
             else:
                 own.update([done / LENGTH if m == made.model else None for m in range(MODELS)])
+        if config.rule == PER_REQUEST:
+            shared.drift(own)
     drafted = len(domains) * ROUNDS * LENGTH
     return voted / drafted, float(singles.max()) / drafted
 
@@ -148,6 +156,12 @@ def test_the_vote_beats_every_model_on_a_mixed_stream() -> None:
     mixed = [int(d) for d in np.random.default_rng(1).integers(0, MODELS, 60)]
     vote_rate, best = acceptance(CONFIG, mixed)
     assert vote_rate > best + 0.1
+
+
+def test_fixed_equal_weights_are_worse() -> None:
+    """The weights do something: without rewards and punishments the vote is worse at home."""
+    fixed = replace(CONFIG, reward_factor=1.0, punish_factor=1.0)
+    assert acceptance(fixed, [1] * 20)[0] < acceptance(CONFIG, [1] * 20)[0] - 0.02
 
 
 def test_weights_per_request_beat_the_papers_on_a_mixed_stream() -> None:
