@@ -6,11 +6,11 @@ the one with the least time per token. Two rules look for it:
 - ``printed``: the paper's. It fits a line to t_LLM / vl over the order of verifications, across the
   last change of s: s falls if the line rises, else s grows. The paper's vl can be 0 (always so at
   s = 0), so vl + 1 stands in its place: the tokens that a verification yields.
-- ``direction`` (default): a slope only tells whether the last change was an improvement. After a step
-  DOWN that made things worse, the printed rule steps down again. This rule keeps to a direction
-  while it improves, and turns round otherwise. Its time includes the drafts' (Eq. 3), which the
-  paper's Eq. 4 leaves out. It may choose s = 0, no speculation, and it looks later whether it still
-  should.
+- ``direction`` (default): a slope only tells whether the last change was an improvement. After a
+  step DOWN that made things worse, the printed rule steps down again. This rule keeps to a
+  direction while it improves, and turns round otherwise. Its time includes the drafts' (Eq. 3),
+  which the paper's Eq. 4 leaves out. It may choose s = 0, no speculation, and it looks later
+  whether it still should.
 """
 
 from __future__ import annotations
@@ -203,9 +203,9 @@ class _DirectionAware:
     def _candidates(self, best: int, direction: int) -> list[int]:
         """Return the lengths to compare with ``best``: onward, the other way, and none at all.
 
-        From 0 the first step is to ``initial``: speculation may pay only from some length on.
+        From 0 the first step is a long one: speculation may pay only from some length on.
         """
-        onward = best + direction if best else self._config.initial
+        onward = best + direction if best else self._config.initial or _FROM_ZERO
         found = [onward, best - direction, 0]
         within = [s for s in found if 0 <= s <= self._config.longest and s != best]
         return list(dict.fromkeys(within))
@@ -215,6 +215,7 @@ class _DirectionAware:
         return self._times[s] / (1.0 + self._acceptance.expected(s))
 
 
+_FROM_ZERO = 4
 _LONGEST_REST = 32
 """Windows between two surveys of other lengths, once these have often been worse."""
 _BAD = 1.1

@@ -121,7 +121,7 @@ def test_the_printed_rule_walks_to_one_side(noise: float, least: float) -> None:
 
 
 def test_a_pipeline_minimises_the_longer_of_both_times() -> None:
-    system = System(0.85, token_s=0.02, draft_s=0.15, pipelined=True, noise=0.02)
+    system = System(0.85, token_s=0.05, draft_s=0.1, pipelined=True, noise=0.02)
     assert system.regret(DIRECTION) < 0.03
     in_sequence = replace(system, pipelined=False)
     assert min(LENGTHS, key=system.cost) != min(LENGTHS, key=in_sequence.cost)
