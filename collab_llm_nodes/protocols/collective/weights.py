@@ -95,7 +95,7 @@ class Weights:
         self._normalise([weight * self._factor(rate) for weight, rate in pairs])
 
     def _normalise(self, values: Sequence[float]) -> None:
-        top = max(values)
+        top = max(values, default=1.0)
         self.values = tuple(max(value / top, self._config.floor) for value in values)
 
     def _factor(self, rate: float | None) -> float:

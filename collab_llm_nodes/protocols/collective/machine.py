@@ -1,0 +1,647 @@
+"""The machine of collective speculation (paper 002, figures 4 and 7). No I/O, no clock, no threads.
+
+A request goes round until its answer is complete:
+
+    waiting ─▶ running ─▶ drafting ─▶ pool ─▶ verifying ─┐
+                  ▲      (k models,  (waits for          │
+                  │       a vote)     the target)        │
+                  └──────────────────────────────────────┘
+
+Events come in by methods whose names begin with ``on_``; :meth:`Machine.poll` returns what is to be
+done: a ``Draw`` for the draft models, a ``Verify`` for the target, and news for those who asked. At
+most one draw and one verification are under way; in sequence, only one of both. Every answer names
+its batch, so what comes late is recognised and dropped.
+
+Where drafting is quicker than verification, drafts pile up in the pool, and with each of them its
+request's KV caches. So drafting pauses while the pool is at the high water mark, and resumes below
+the low one: the pool never holds more than ``high - 1 + draft_batch`` drafts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from collab_llm_nodes.decoding.rejection import Outcome
+from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
+from collab_llm_nodes.decoding.vote import proposal, vote
+from collab_llm_nodes.errors import (
+    Busy,
+    Cancelled,
+    CollabError,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidInput,
+    Unavailable,
+)
+from collab_llm_nodes.protocols.base import Source
+from collab_llm_nodes.protocols.collective.length import LengthConfig, Verification, selector
+from collab_llm_nodes.protocols.collective.messages import (
+    Ask,
+    Claim,
+    Draw,
+    Ids,
+    Proposal,
+    Release,
+    Verdict,
+    Verify,
+)
+from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
+from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
+from collab_llm_nodes.protocols.collective.weights import (
+    VOTED,
+    Weights,
+    WeightsConfig,
+    agreement,
+    average,
+    hit_rate,
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One answer asked for.
+
+    Attributes:
+        id: unique among the answers under way.
+        prompt: token ids.
+        max_tokens: length limit of the answer [tokens].
+        due: time by which it must be complete.
+    """
+
+    id: str
+    prompt: Ids
+    sampling: SamplingConfig
+    max_tokens: int
+    due: float = math.inf
+
+
+@dataclass(frozen=True)
+class Grown:
+    """The answer ``id`` so far: told after each verification."""
+
+    id: str
+    tokens: Ids
+    sources: tuple[Source, ...]
+    metrics: CollectiveMetrics
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The answer ``id`` has ended; what was told last is all there is of it."""
+
+    id: str
+    error: CollabError | None = None
+
+
+@dataclass(frozen=True)
+class Incident:
+    """A draft model is left out."""
+
+    model: int
+    error: CollabError
+
+
+Action = Draw | Verify | Release | Grown | Ended | Incident
+
+
+class _State(Enum):
+    """The place where a request is."""
+
+    WAITING = "waiting"  # holds no KV cache
+    RUNNING = "running"
+    DRAFTING = "drafting"
+    POOLED = "pooled"
+    VERIFYING = "verifying"
+    ENDED = "ended"
+
+
+@dataclass
+class _Request:
+    job: Job
+    weights: Weights
+    since: float
+    state: _State = _State.WAITING
+    answer: list[int] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    metrics: CollectiveMetrics = field(default_factory=CollectiveMetrics)
+
+    @property
+    def left(self) -> int:
+        return self.job.max_tokens - len(self.answer)
+
+
+@dataclass
+class _Draft:
+    """A draft of one request, under way or in the pool.
+
+    Attributes:
+        asked: the length s that the selector asked for.
+        wanted: the length that the request has room for.
+        own: [k] each model's tokens; None if it gave none.
+        q: distributions of the voted tokens, under the paper's rule.
+        voted: model of the last vote; -1: none.
+        drafting_s: its share of the time that its batch took.
+    """
+
+    request: _Request
+    asked: int
+    wanted: int
+    own: list[list[int] | None]
+    tokens: list[int] = field(default_factory=list)
+    q: list[SparseDistribution] = field(default_factory=list)
+    voted: int = -1
+    drafting_s: float = 0.0
+
+
+@dataclass
+class _Drawing:
+    """The draw under way.
+
+    Attributes:
+        taking_part: models that have given all that they were asked for.
+        awaited: those of them whose answer to this step is still to come.
+        proposals: answers to this step, by model.
+    """
+
+    batch: int
+    drafts: list[_Draft]
+    taking_part: set[int]
+    begun: float
+    step: int = -1
+    asked_at: float = 0.0
+    open: list[_Draft] = field(default_factory=list)
+    awaited: set[int] = field(default_factory=set)
+    proposals: dict[int, Sequence[Proposal | None]] = field(default_factory=dict)
+
+
+@dataclass
+class _Model:
+    """The health of a draft model."""
+
+    out_until: float = 0.0
+    silent: bool = False
+
+    def serves(self, now: float) -> bool:
+        return not self.silent and now >= self.out_until
+
+
+class Machine:
+    """See the module's text. All times are of one clock of the caller's.
+
+    Args:
+        models: number of draft models.
+        eos: end tokens of the target.
+        pipelined: drafting and verification may be under way at the same time.
+
+    Raises:
+        ConfigError: settings that exclude each other.
+
+    Attributes:
+        pool_peak: most drafts that have waited in the pool at a time.
+        incidents: times that a draft model was left out.
+    """
+
+    def __init__(
+        self,
+        models: int,
+        eos: frozenset[int],
+        *,
+        schedule: ScheduleConfig | None = None,
+        weights: WeightsConfig | None = None,
+        length: LengthConfig | None = None,
+        pipelined: bool = False,
+    ) -> None:
+        self._schedule = schedule or ScheduleConfig()
+        self._weights_config = weights or WeightsConfig()
+        if self._schedule.vote_every_token and self._weights_config.rule == VOTED:
+            raise ConfigError(
+                "has no single voted model, which weights.rule 'voted' scores",
+                field="vote_every_token",
+                remedy="set weights.rule to per_request",
+            )
+        self._weights = Weights.equal(self._weights_config, models)
+        self._selector = selector(length or LengthConfig(), pipelined=pipelined)
+        self._pipelined = pipelined
+        self._eos = eos
+        self._models = [_Model() for _ in range(models)]
+        self._requests: dict[str, _Request] = {}
+        self._waiting: deque[_Request] = deque()
+        self._running: deque[_Request] = deque()
+        self._pool: deque[_Draft] = deque()
+        self._drawing: _Drawing | None = None
+        self._verifying: list[_Draft] = []
+        self._verification = 0  # number of the one under way, or of the last one
+        self._verified_from = 0.0
+        self._steady = False
+        self._batches = 0
+        self._paused = False
+        self._level = 0  # active requests at the last admission
+        self._settled = 0  # the level that the selector's times are of
+        self._news: list[Action] = []
+        self.pool_peak = 0
+        self.incidents = 0
+
+    # ------------------------------------------------------------------ figures
+
+    @property
+    def s(self) -> int:
+        """The speculation length of the next draft."""
+        return self._selector.s
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Weights with which a new request begins, [k]."""
+        return self._weights.values
+
+    @property
+    def active(self) -> int:
+        """Requests that hold KV caches."""
+        return len(self._requests) - len(self._waiting)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place."""
+        return len(self._waiting)
+
+    @property
+    def pooled(self) -> int:
+        """Drafts that wait for the target."""
+        return len(self._pool)
+
+    def serving(self, now: float) -> tuple[int, ...]:
+        """Return the draft models that are in service."""
+        return tuple(i for i, model in enumerate(self._models) if model.serves(now))
+
+    # ------------------------------------------------------------------ events
+
+    def submit(self, job: Job, now: float) -> None:
+        """Take a request in.
+
+        Raises:
+            Busy: too many wait already.
+            InvalidInput: an answer of this name is under way, or there is nothing to do.
+        """
+        if job.id in self._requests:
+            raise InvalidInput(f"{job.id!r} is under way", field="id", remedy="choose another name")
+        if not job.prompt:
+            raise InvalidInput("has no token", field="prompt", remedy="ask something")
+        if job.max_tokens < 1:
+            raise InvalidInput("must be at least 1", field="max_tokens")
+        room = self._schedule.max_active - self.active
+        if len(self._waiting) >= self._schedule.max_waiting + max(room, 0):
+            raise Busy(
+                f"{self.active} answers are under way and {len(self._waiting)} wait",
+                remedy="ask later, or raise schedule.max_waiting",
+            )
+        request = _Request(job, self._weights, now)
+        self._requests[job.id] = request
+        self._waiting.append(request)
+
+    def cancel(self, id: str) -> None:
+        """Give an answer up, wherever it is; one that has ended already is no error."""
+        request = self._requests.get(id)
+        if request is not None:
+            self._end(request, Cancelled("the caller gave the answer up"))
+
+    def on_proposals(
+        self, model: int, batch: int, step: int, proposals: Sequence[Proposal | None], now: float
+    ) -> None:
+        """Take in what ``model`` proposes, one for each ``Ask``; None where it cannot."""
+        self._models[model].silent = False
+        drawing = self._drawing
+        if drawing is None or (drawing.batch, drawing.step) != (batch, step):
+            return  # it was silent for too long, and left out
+        if model in drawing.awaited:
+            drawing.awaited.discard(model)
+            drawing.proposals[model] = proposals
+            self._go_on(now)
+
+    def on_draft_failure(self, model: int, error: CollabError, now: float) -> None:
+        """Leave ``model`` out for a while; the others go on."""
+        self._models[model].silent = False
+        self._models[model].out_until = now + self._schedule.retry_s
+        self._leave_out(model, error)
+        self._go_on(now)
+
+    def on_verdicts(self, batch: int, verdicts: Sequence[Verdict], now: float) -> None:
+        """Take in the target's word on each claim of a ``Verify``."""
+        if batch != self._verification or not self._verifying:
+            return
+        drafts, self._verifying = self._verifying, []
+        pairs = list(zip(drafts, verdicts, strict=True))
+        self._observe(
+            [(draft, word) for draft, word in pairs if isinstance(word, Outcome)],
+            now - self._verified_from,
+        )
+        for draft, word in pairs:
+            request = draft.request
+            if request.state is _State.ENDED:
+                continue
+            if isinstance(word, CollabError):
+                self._end(request, word)
+            else:
+                self._grow(draft, word, now)
+
+    def on_target_failure(self, error: CollabError) -> None:
+        """End all answers: no one can stand for them."""
+        self._verifying = []
+        for request in list(self._requests.values()):
+            self._end(request, error)
+
+    def poll(self, now: float) -> list[Action]:
+        """Return what is to be done now, in this order."""
+        for request in list(self._requests.values()):
+            if now >= request.job.due:
+                self._end(request, _late())
+        self._notice_silence(now)
+        self._watch_pool()
+        while self._verify(now) or self._draw(now):  # without speculation, drafts are ready at once
+            self._watch_pool()
+        news, self._news = self._news, []
+        return news
+
+    def wake_at(self) -> float:
+        """Return the time at which :meth:`poll` has something to do though nothing happened."""
+        times = [request.job.due for request in self._requests.values()]
+        if self._drawing is not None and self._drawing.awaited:
+            times.append(self._drawing.asked_at + self._schedule.draft_timeout_s)
+        return min(times, default=math.inf)
+
+    # ------------------------------------------------------------------ drafting
+
+    def _draw(self, now: float) -> bool:
+        """Begin a draft for the next requests, if the pool has room; True if that was done."""
+        if self._drawing is not None or (self._verifying and not self._pipelined):
+            return False
+        if not self._draftable:
+            return False
+        serving = set(self.serving(now))
+        asked = self.s if serving else 0
+        drafts = []
+        for request in self._next_requests(asked, now):
+            request.state = _State.DRAFTING
+            own = [[] if model in serving else None for model in range(self._k)]
+            drafts.append(_Draft(request, asked, min(asked, request.left - 1), own))
+        self._drawing = _Drawing(self._batches, drafts, serving, now)
+        self._batches += 1
+        self._ask(now)
+        return True
+
+    def _watch_pool(self) -> None:
+        """Pause drafting at the high water mark, resume it below the low one."""
+        if len(self._pool) >= self._schedule.high:
+            self._paused = True
+        elif len(self._pool) < self._schedule.low:
+            self._paused = False
+
+    @property
+    def _draftable(self) -> bool:
+        """Whether a request may be drafted for now."""
+        admits = self._waiting and self.active < self._schedule.max_active
+        return not self._paused and bool(self._running or admits)
+
+    def _next_requests(self, s: int, now: float) -> Iterator[_Request]:
+        """Take the next requests to be drafted for: those that run, then those that wait."""
+        count = self._schedule.draft_batch
+        if self._pipelined and s:  # two halves: one is verified while the other is drafted
+            served = min(len(self._requests), self._schedule.max_active)
+            count = min(count, (served + 1) // 2)
+        while count and self._running:
+            count -= 1
+            yield self._running.popleft()
+        while count and self._waiting and self.active < self._schedule.max_active:
+            count -= 1
+            request = self._waiting.popleft()
+            request.weights = self._new_weights()
+            request.metrics.waited_s = now - request.since
+            self._admitted()
+            yield request
+
+    def _new_weights(self) -> Weights:
+        shared = self._weights_config.rule == VOTED
+        return self._weights if shared else self._weights.copy()
+
+    def _admitted(self) -> None:
+        self._level = self.active
+        if not self._settled / 2 <= self._level <= 2 * self._settled:
+            self._settled = self._level
+            self._selector.restart()
+
+    def _ask(self, now: float) -> None:
+        """Ask for the next tokens; end the draw if none is wanted, or nobody is left to ask."""
+        drawing = self._drawing
+        assert drawing is not None
+        drawing.open = [
+            draft
+            for draft in drawing.drafts
+            if draft.request.state is _State.DRAFTING
+            and len(draft.tokens) < draft.wanted
+            and not (draft.tokens and draft.tokens[-1] in self._eos)
+        ]
+        whole = not self._schedule.vote_every_token
+        if not drawing.open or not drawing.taking_part or (whole and drawing.step == 0):
+            self._finish(now)
+            return
+        drawing.step += 1
+        drawing.asked_at = now
+        drawing.awaited = set(drawing.taking_part)
+        drawing.proposals = {}
+        models = tuple(sorted(drawing.taking_part))
+        asks = tuple(self._question(draft, whole) for draft in drawing.open)
+        self._news.append(Draw(drawing.batch, drawing.step, models, asks))
+
+    def _question(self, draft: _Draft, whole: bool) -> Ask:
+        job = draft.request.job
+        return Ask(
+            job.id,
+            job.prompt,
+            (*draft.request.answer, *draft.tokens),
+            draft.wanted if whole else 1,
+            job.sampling,
+            self._sends_q(job),
+        )
+
+    def _sends_q(self, job: Job) -> bool:
+        return self._schedule.paper_faithful and job.sampling.sends_probabilities
+
+    def _go_on(self, now: float) -> None:
+        """Vote on this step's proposals once all are in, and ask for the next tokens."""
+        drawing = self._drawing
+        if drawing is None or drawing.awaited or not drawing.open:
+            return
+        for row, draft in enumerate(drawing.open):
+            given = [
+                drawing.proposals[model][row] if model in drawing.proposals else None
+                for model in range(self._k)
+            ]
+            made = vote(
+                [None if each is None else each.tokens for each in given],
+                draft.request.weights.values,
+            )
+            for model, each in enumerate(given):
+                own = draft.own[model]
+                if each is None or own is None:
+                    draft.own[model] = None
+                else:
+                    own += each.tokens
+            draft.tokens += made.tokens
+            draft.voted = made.model
+            voted = given[made.model] if made.model >= 0 else None
+            if voted is not None and voted.q is not None:
+                draft.q += voted.q
+            if not made.tokens:
+                draft.wanted = len(draft.tokens)  # no model goes on
+        self._ask(now)
+
+    def _finish(self, now: float) -> None:
+        """Put the drafts into the pool."""
+        drawing, self._drawing = self._drawing, None
+        assert drawing is not None
+        share = (now - drawing.begun) / len(drawing.drafts)
+        for draft in drawing.drafts:
+            if draft.request.state is _State.DRAFTING:
+                draft.drafting_s = share
+                draft.request.state = _State.POOLED
+                self._pool.append(draft)
+        self.pool_peak = max(self.pool_peak, len(self._pool))
+
+    def _notice_silence(self, now: float) -> None:
+        drawing = self._drawing
+        if drawing is None or now < drawing.asked_at + self._schedule.draft_timeout_s:
+            return
+        for model in sorted(drawing.awaited):
+            self._models[model].silent = True
+            limit = self._schedule.draft_timeout_s
+            self._leave_out(model, Unavailable(f"draft model {model} is silent for {limit:g} s"))
+        self._go_on(now)
+
+    def _leave_out(self, model: int, error: CollabError) -> None:
+        self.incidents += 1
+        self._news.append(Incident(model, error))
+        drawing = self._drawing
+        if drawing is not None:
+            drawing.taking_part.discard(model)
+            drawing.awaited.discard(model)
+            for draft in drawing.drafts:
+                draft.own[model] = None
+
+    # ------------------------------------------------------------------ verification
+
+    def _verify(self, now: float) -> bool:
+        """Give the target the oldest drafts of the pool; True if that was done."""
+        if self._verifying or not self._pool:
+            return False
+        if not self._pipelined:
+            fills = self._draftable and len(self._pool) < self._schedule.target_batch
+            if fills or self._drawing is not None:
+                return False
+        drafts = [
+            self._pool.popleft() for _ in range(min(len(self._pool), self._schedule.target_batch))
+        ]
+        for draft in drafts:
+            draft.request.state = _State.VERIFYING
+        self._verifying = drafts
+        self._verification += 1
+        self._verified_from = now
+        self._steady = bool(self._waiting) or self.active >= self._level  # else the batch drains
+        claims = tuple(self._claim(draft) for draft in drafts)
+        self._news.append(Verify(self._verification, claims))
+        return True
+
+    def _claim(self, draft: _Draft) -> Claim:
+        job, tokens = draft.request.job, tuple(draft.tokens)
+        q = draft.q if self._sends_q(job) else proposal(tokens, job.sampling)
+        answer = tuple(draft.request.answer)
+        return Claim(
+            job.id, job.prompt, answer, job.sampling, tokens, None if q is None else tuple(q)
+        )
+
+    def _observe(self, verified: Sequence[tuple[_Draft, Outcome]], llm_s: float) -> None:
+        """Let selector and weights learn from a verification."""
+        if not verified:
+            return
+        if self._steady:
+            self._selector.observe(
+                Verification(
+                    [draft.asked for draft, _ in verified],
+                    [len(draft.tokens) for draft, _ in verified],
+                    [outcome.accepted for _, outcome in verified],
+                    llm_s,
+                    sum(draft.drafting_s for draft, _ in verified),
+                )
+            )
+        rates = [self._rates(draft, outcome) for draft, outcome in verified]
+        if self._weights_config.rule == VOTED:
+            self._weights.update(average(rates, self._k))
+            return
+        for (draft, _), own in zip(verified, rates, strict=True):
+            draft.request.weights.update(own)
+
+    def _rates(self, draft: _Draft, outcome: Outcome) -> list[float | None]:
+        """Return each model's acceptance rate in one verification, None where it has none."""
+        if self._weights_config.rule == VOTED:
+            share = outcome.accepted / len(draft.tokens) if draft.tokens else None
+            return [share if model == draft.voted else None for model in range(self._k)]
+        verified = draft.tokens[: outcome.accepted]
+        if outcome.next_token >= 0:
+            verified = [*verified, outcome.next_token]
+        rate = hit_rate if self._schedule.vote_every_token else agreement
+        return [rate(own, verified) for own in draft.own]
+
+    def _grow(self, draft: _Draft, outcome: Outcome, now: float) -> None:
+        """Append the verified tokens, and send the request on."""
+        request, job, metrics = draft.request, draft.request.job, draft.request.metrics
+        request.answer += draft.tokens[: outcome.accepted]
+        request.sources += [Source.ACCEPTED] * outcome.accepted
+        if outcome.next_token >= 0:
+            rejected = outcome.accepted < len(draft.tokens)
+            request.answer.append(outcome.next_token)
+            request.sources.append(Source.RECOVERED if rejected else Source.BONUS)
+        metrics.rounds += 1
+        metrics.drafted += len(draft.tokens)
+        metrics.accepted += outcome.accepted
+        metrics.tokens = len(request.answer)
+        metrics.total_s = now - request.since
+        if metrics.rounds == 1:
+            metrics.time_to_first_token_s = metrics.total_s
+        told = (tuple(request.answer), tuple(request.sources), replace(metrics))
+        self._news.append(Grown(job.id, *told))
+        if request.answer[-1] in self._eos or request.left <= 0:
+            self._end(request, None)
+        else:
+            request.state = _State.RUNNING
+            self._running.append(request)
+
+    # ------------------------------------------------------------------ the end of a request
+
+    def _end(self, request: _Request, error: CollabError | None) -> None:
+        """Forget a request, wherever it is; passes that are under way for it count no more."""
+        del self._requests[request.job.id]
+        if request.state is _State.WAITING:
+            self._waiting.remove(request)
+        elif request.state is _State.RUNNING:
+            self._running.remove(request)
+        elif request.state is _State.POOLED:
+            self._pool = deque(draft for draft in self._pool if draft.request is not request)
+        if request.state is not _State.WAITING:
+            if request.metrics.rounds and self._weights_config.rule != VOTED:
+                self._weights.drift(request.weights)
+            self._news.append(Release(request.job.id))
+        request.state = _State.ENDED
+        self._news.append(Ended(request.job.id, error))
+
+    @property
+    def _k(self) -> int:
+        return len(self._models)
+
+
+def _late() -> CollabError:
+    return DeadlineExceeded(
+        "the answer was not complete within its deadline",
+        field="deadline_s",
+        remedy="raise deadline_s, or lower max_tokens",
+    )
