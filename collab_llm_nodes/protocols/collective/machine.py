@@ -99,10 +99,15 @@ class Ended:
 
 @dataclass(frozen=True)
 class Incident:
-    """A draft model is left out."""
+    """A draft model is left out.
+
+    Attributes:
+        silent: it has said nothing; else it has told the error.
+    """
 
     model: int
     error: CollabError
+    silent: bool = False
 
 
 Action = Draw | Verify | Release | Grown | Ended | Incident
@@ -516,12 +521,13 @@ class Machine:
         for model in sorted(drawing.awaited):
             self._models[model].silent = True
             limit = self._schedule.draft_timeout_s
-            self._leave_out(model, Unavailable(f"draft model {model} is silent for {limit:g} s"))
+            error = Unavailable(f"draft model {model} is silent for {limit:g} s")
+            self._leave_out(model, error, silent=True)
         self._go_on(now)
 
-    def _leave_out(self, model: int, error: CollabError) -> None:
+    def _leave_out(self, model: int, error: CollabError, *, silent: bool = False) -> None:
         self.incidents += 1
-        self._news.append(Incident(model, error))
+        self._news.append(Incident(model, error, silent))
         drawing = self._drawing
         if drawing is not None:
             drawing.taking_part.discard(model)
