@@ -201,12 +201,12 @@ class _DirectionAware:
         return candidate in self._times and self._cost(candidate) > _BAD * self._cost(best)
 
     def _candidates(self, best: int, direction: int) -> list[int]:
-        """Return the lengths to compare with ``best``: onward, the other way, and none at all.
+        """Return the lengths to compare with ``best``: none at all, onward, and the other way.
 
         From 0 the first step is a long one: speculation may pay only from some length on.
         """
         onward = best + direction if best else self._config.initial or _FROM_ZERO
-        found = [onward, best - direction, 0]
+        found = [0, onward, best - direction]
         within = [s for s in found if 0 <= s <= self._config.longest and s != best]
         return list(dict.fromkeys(within))
 

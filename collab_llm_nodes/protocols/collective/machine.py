@@ -541,10 +541,12 @@ class Machine:
         """Give the target the oldest drafts of the pool; True if that was done."""
         if self._verifying or not self._pool:
             return False
-        if not self._pipelined:
-            fills = self._draftable and len(self._pool) < self._schedule.target_batch
-            if fills or self._drawing is not None:
-                return False
+        fills = self._draftable and len(self._pool) < self._schedule.target_batch
+        if self._pipelined:
+            if fills and not self.s and self._drawing is None:
+                return False  # these need no drafting, and join the pool at once
+        elif fills or self._drawing is not None:
+            return False
         drafts = [
             self._pool.popleft() for _ in range(min(len(self._pool), self._schedule.target_batch))
         ]

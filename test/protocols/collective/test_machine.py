@@ -213,9 +213,9 @@ def test_the_pool_is_bound_and_drafting_pauses_at_the_high_mark() -> None:
 
 
 def test_between_the_marks_drafting_stays_paused() -> None:
-    world = make(
-        pipelined=True, draft_batch=1, target_batch=1, max_active=9, pool_high=4, pool_low=2
-    )
+    marks = {"pool_high": 4, "pool_low": 2}
+    fixed = LengthConfig(FIXED)
+    world = make(length=fixed, pipelined=True, draft_batch=1, target_batch=1, max_active=9, **marks)
     world.submit(*(job(i) for i in range(20)))
     while world.drawing:
         world.answer_draft()
