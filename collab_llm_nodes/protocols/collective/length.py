@@ -8,9 +8,10 @@ the one with the least time per token. Two rules look for it:
   s = 0), so vl + 1 stands in its place: the tokens that a verification yields.
 - ``direction`` (default): a slope only tells whether the last change was an improvement. After a
   step DOWN that made things worse, the printed rule steps down again. This rule keeps to a
-  direction while it improves, and turns round otherwise. Its time includes the drafts' (Eq. 3),
-  which the paper's Eq. 4 leaves out. It may choose s = 0, no speculation, and it looks later
-  whether it still should.
+  direction while it improves, and turns round otherwise. Its time is that from one verdict to the
+  next. So it includes the drafts' (Eq. 3), which the paper's Eq. 4 leaves out: t_LLM + t_SSM in
+  sequence, about their maximum in a pipeline. It may choose s = 0, no speculation, and it looks
+  later whether it still should.
 """
 
 from __future__ import annotations
@@ -68,14 +69,14 @@ class Verification:
         drafted: [batch] tokens of each draft; fewer than asked if it ends with an end token.
         accepted: [batch] tokens of each draft that the target accepted.
         llm_s: t_LLM, time of the target's pass [s].
-        ssm_s: time that it took to draft these drafts [s].
+        step_s: time since the verdict before, or since the work began [s].
     """
 
     asked: Sequence[int]
     drafted: Sequence[int]
     accepted: Sequence[int]
     llm_s: float
-    ssm_s: float
+    step_s: float
 
 
 class LengthSelector(Protocol):
@@ -92,17 +93,13 @@ class LengthSelector(Protocol):
         """Forget the times: batches have another size now."""
 
 
-def selector(config: LengthConfig, *, pipelined: bool) -> LengthSelector:
-    """Return the rule that ``config`` names.
-
-    Args:
-        pipelined: drafting overlaps with verification.
-    """
+def selector(config: LengthConfig) -> LengthSelector:
+    """Return the rule that ``config`` names."""
     if config.rule == FIXED:
         return _Fixed(config.initial)
     if config.rule == PRINTED:
         return _Printed(config)
-    return _DirectionAware(config, pipelined)
+    return _DirectionAware(config)
 
 
 @dataclass(frozen=True)
@@ -149,11 +146,10 @@ class _Printed:
 class _DirectionAware:
     """A search that keeps to a direction while it improves."""
 
-    def __init__(self, config: LengthConfig, pipelined: bool) -> None:
+    def __init__(self, config: LengthConfig) -> None:
         self._config = config
-        self._pipelined = pipelined
         self._acceptance = Acceptance(config.longest)
-        self._window: list[float] = []  # times at the current length
+        self._window: list[float] = []  # times per request at the current length
         self._times: dict[int, float] = {}  # median of the last window at each length
         self._search = self._climb(config.initial)
         self.s = next(self._search)
@@ -163,8 +159,7 @@ class _DirectionAware:
             self._acceptance.add(drafted, accepted)
         if any(asked != self.s for asked in verification.asked):
             return  # the pool still holds drafts of another length: their time is that one's
-        overlap = max if self._pipelined else _sum
-        self._window.append(overlap(verification.llm_s, verification.ssm_s))
+        self._window.append(verification.step_s / len(verification.asked))
         if len(self._window) == self._config.decision_threshold:
             # The median: a pause of the machine, or a model that catches up, is not the length's.
             self._times[self.s] = statistics.median(self._window)
@@ -211,7 +206,7 @@ class _DirectionAware:
         return list(dict.fromkeys(within))
 
     def _cost(self, s: int) -> float:
-        """Return the time per token of one request at length ``s`` [s]."""
+        """Return the time per token of all requests together at length ``s`` [s]."""
         return self._times[s] / (1.0 + self._acceptance.expected(s))
 
 
@@ -221,10 +216,6 @@ _LONGEST_REST = 32
 _BAD = 1.1
 _RETRY = 8
 """Surveys of which one looks at lengths that cost more than ``_BAD`` times the best."""
-
-
-def _sum(a: float, b: float) -> float:
-    return a + b
 
 
 class Acceptance:

@@ -149,7 +149,6 @@ class _Draft:
         own: [k] each model's tokens; None if it gave none.
         q: distributions of the voted tokens, under the paper's rule.
         voted: model of the last vote; -1: none.
-        drafting_s: its share of the time that its batch took.
     """
 
     request: _Request
@@ -159,7 +158,6 @@ class _Draft:
     tokens: list[int] = field(default_factory=list)
     q: list[SparseDistribution] = field(default_factory=list)
     voted: int = -1
-    drafting_s: float = 0.0
 
 
 @dataclass
@@ -175,7 +173,6 @@ class _Drawing:
     batch: int
     drafts: list[_Draft]
     taking_part: set[int]
-    begun: float
     step: int = -1
     asked_at: float = 0.0
     open: list[_Draft] = field(default_factory=list)
@@ -229,7 +226,7 @@ class Machine:
                 remedy="set weights.rule to per_request",
             )
         self._weights = Weights.equal(self._weights_config, models)
-        self._selector = selector(length or LengthConfig(), pipelined=pipelined)
+        self._selector = selector(length or LengthConfig())
         self._pipelined = pipelined
         self._eos = eos
         self._models = [_Model() for _ in range(models)]
@@ -241,6 +238,7 @@ class Machine:
         self._verifying: list[_Draft] = []
         self._verification = 0  # number of the one under way, or of the last one
         self._verified_from = 0.0
+        self._step_from = 0.0  # the last verdict, or the begin of work after a pause
         self._steady = False
         self._batches = 0
         self._paused = False
@@ -338,10 +336,8 @@ class Machine:
             return
         drafts, self._verifying = self._verifying, []
         pairs = list(zip(drafts, verdicts, strict=True))
-        self._observe(
-            [(draft, word) for draft, word in pairs if isinstance(word, Outcome)],
-            now - self._verified_from,
-        )
+        self._observe([(each, word) for each, word in pairs if isinstance(word, Outcome)], now)
+        self._step_from = now
         for draft, word in pairs:
             request = draft.request
             if request.state is _State.ENDED:
@@ -384,6 +380,8 @@ class Machine:
             return False
         if not self._draftable:
             return False
+        if not self._pool and not self._verifying:
+            self._step_from = now  # nothing is under way
         serving = set(self.serving(now))
         asked = self.s if serving else 0
         drafts = []
@@ -391,7 +389,7 @@ class Machine:
             request.state = _State.DRAFTING
             own = [[] if model in serving else None for model in range(self._k)]
             drafts.append(_Draft(request, asked, min(asked, request.left - 1), own))
-        self._drawing = _Drawing(self._batches, drafts, serving, now)
+        self._drawing = _Drawing(self._batches, drafts, serving)
         self._batches += 1
         self._ask(now)
         return True
@@ -449,7 +447,7 @@ class Machine:
         ]
         whole = not self._schedule.vote_every_token
         if not drawing.open or not drawing.taking_part or (whole and drawing.step == 0):
-            self._finish(now)
+            self._finish()
             return
         drawing.step += 1
         drawing.asked_at = now
@@ -502,14 +500,12 @@ class Machine:
                 draft.wanted = len(draft.tokens)  # no model goes on
         self._ask(now)
 
-    def _finish(self, now: float) -> None:
+    def _finish(self) -> None:
         """Put the drafts into the pool."""
         drawing, self._drawing = self._drawing, None
         assert drawing is not None
-        share = (now - drawing.begun) / len(drawing.drafts)
         for draft in drawing.drafts:
             if draft.request.state is _State.DRAFTING:
-                draft.drafting_s = share
                 draft.request.state = _State.POOLED
                 self._pool.append(draft)
         self.pool_peak = max(self.pool_peak, len(self._pool))
@@ -568,7 +564,7 @@ class Machine:
             job.id, job.prompt, answer, job.sampling, tokens, None if q is None else tuple(q)
         )
 
-    def _observe(self, verified: Sequence[tuple[_Draft, Outcome]], llm_s: float) -> None:
+    def _observe(self, verified: Sequence[tuple[_Draft, Outcome]], now: float) -> None:
         """Let selector and weights learn from a verification."""
         if not verified:
             return
@@ -578,8 +574,8 @@ class Machine:
                     [draft.asked for draft, _ in verified],
                     [len(draft.tokens) for draft, _ in verified],
                     [outcome.accepted for _, outcome in verified],
-                    llm_s,
-                    sum(draft.drafting_s for draft, _ in verified),
+                    now - self._verified_from,
+                    now - self._step_from,
                 )
             )
         rates = [self._rates(draft, outcome) for draft, outcome in verified]
