@@ -75,7 +75,11 @@ class CollectiveServer(ProtocolServer[CollectiveServerConfig]):
 
     def cleanup(self) -> None:
         service = self._service
-        self.host.close(lambda: self.destroy_service(service))
+
+        def release() -> None:
+            self.destroy_service(service)
+
+        self.host.close(release)
 
     async def _serve(
         self, request: CollectiveGenerate.Request, response: CollectiveGenerate.Response

@@ -213,7 +213,9 @@ class GenerationHost:
 
         Each result has a status of its own; one that is refused does not disturb the others.
         """
-        tasks = [self._node.executor.create_task(self._answer_goal, goal) for goal in goals]
+        executor = self._node.executor
+        assert executor is not None  # it has called the service
+        tasks = [executor.create_task(self._answer_goal, goal) for goal in goals]
         for task in tasks:
             await task
         return [task.result() for task in tasks]

@@ -387,7 +387,9 @@ class Machine:
         drafts = []
         for request in self._next_requests(asked, now):
             request.state = _State.DRAFTING
-            own = [[] if model in serving else None for model in range(self._k)]
+            own: list[list[int] | None] = [
+                [] if model in serving else None for model in range(self._k)
+            ]
             drafts.append(_Draft(request, asked, min(asked, request.left - 1), own))
         self._drawing = _Drawing(self._batches, drafts, serving)
         self._batches += 1

@@ -192,7 +192,7 @@ def test_any_schedule_gives_the_targets_answers(data: st.DataObject) -> None:
 def test_the_pool_is_bound_and_drafting_pauses_at_the_high_mark() -> None:
     """Figure 7: without control the pool grows to all requests; with it to high - 1 + b_SSM."""
 
-    def grown(**marks: int) -> World:
+    def grown(**marks: Any) -> World:
         world = make(pipelined=True, draft_batch=2, target_batch=4, max_active=40, **marks)
         world.submit(*(job(i) for i in range(40)))
         for _ in range(200):  # the target is slow
@@ -213,7 +213,7 @@ def test_the_pool_is_bound_and_drafting_pauses_at_the_high_mark() -> None:
 
 
 def test_between_the_marks_drafting_stays_paused() -> None:
-    marks = {"pool_high": 4, "pool_low": 2}
+    marks: dict[str, Any] = {"pool_high": 4, "pool_low": 2}
     fixed = LengthConfig(FIXED)
     world = make(length=fixed, pipelined=True, draft_batch=1, target_batch=1, max_active=9, **marks)
     world.submit(*(job(i) for i in range(20)))
@@ -297,18 +297,23 @@ def test_a_silent_model_is_left_out_until_it_answers() -> None:
     world.drawing = world.drawing[1:]
     world.answer_draft()
     world.answer_draft()
-    assert world.verifying is None, "it waits for the third"
+    assert not under_verification(world), "it waits for the third"
     assert machine.wake_at() == pytest.approx(world.now + 1.0)
     world.now = machine.wake_at()
     world.poll()
     assert [(i.model, i.error.code) for i in world.incidents] == [(stuck, "UNAVAILABLE")]
-    assert world.verifying is not None, "the others go on"
+    assert under_verification(world), "the others go on"
     world.answer_target()
     assert stuck not in {model for model, _ in world.drawing}
     machine.on_proposals(stuck, late.batch, late.step, [], world.now)  # long after its time
     assert machine.serving(world.now) == (0, 1, 2)
     world.run()
     check_complete(world, [job(1), job(2)])
+
+
+def under_verification(world: World) -> bool:
+    """Whether the target is at work."""
+    return world.verifying is not None
 
 
 def test_a_failed_model_comes_back_after_a_while() -> None:
