@@ -20,6 +20,7 @@ import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -30,24 +31,26 @@ from collab_llm_nodes.errors import ConfigError
 DIRECTION, PRINTED, FIXED = "direction", "printed", "fixed"
 LONGEST = 32
 
+_fixed = partial(setting, read_only=True)  # the machine is built once
+
 
 @dataclass(frozen=True)
 class LengthConfig:
     """The speculation length and the rule that adapts it."""
 
-    rule: str = setting(
+    rule: str = _fixed(
         DIRECTION,
         "direction: keep to a direction while it improves, else turn round; printed: the paper's"
         " linear fit; fixed: stay at initial.",
         choices=(DIRECTION, PRINTED, FIXED),
     )
-    initial: int = setting(4, "Length to begin with [tokens].", low=0, high=LONGEST)
-    longest: int = setting(12, "Longest length [tokens].", low=0, high=LONGEST)
-    decision_threshold: int = setting(
+    initial: int = _fixed(4, "Length to begin with [tokens].", low=0, high=LONGEST)
+    longest: int = _fixed(12, "Longest length [tokens].", low=0, high=LONGEST)
+    decision_threshold: int = _fixed(
         8, "Verifications between two changes of the length.", low=2, high=1000
     )
-    reward: int = setting(1, "printed: growth after a fall of the line [tokens].", low=1, high=8)
-    punish: int = setting(1, "printed: cut after a rise of the line [tokens].", low=1, high=8)
+    reward: int = _fixed(1, "printed: growth after a fall of the line [tokens].", low=1, high=8)
+    punish: int = _fixed(1, "printed: cut after a rise of the line [tokens].", low=1, high=8)
 
     def __post_init__(self) -> None:
         check_ranges(self)

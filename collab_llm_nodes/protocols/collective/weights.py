@@ -9,39 +9,42 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError
 
 PER_REQUEST, VOTED = "per_request", "voted"
 
+_fixed = partial(setting, read_only=True)  # the machine is built once
+
 
 @dataclass(frozen=True)
 class WeightsConfig:
     """The rule by which weights change."""
 
-    rule: str = setting(
+    rule: str = _fixed(
         PER_REQUEST,
         "per_request: each request has weights of its own, and every draft is scored against the"
         " verified tokens; voted: one set of weights, and only voted drafts are scored, as in paper"
         " 002.",
         choices=(PER_REQUEST, VOTED),
     )
-    reward_threshold: float = setting(
+    reward_threshold: float = _fixed(
         0.75, "A model is rewarded from this acceptance rate on.", low=0.0, high=1.0
     )
-    punish_threshold: float = setting(
+    punish_threshold: float = _fixed(
         0.5, "A model is punished up to this acceptance rate.", low=0.0, high=1.0
     )
-    reward_factor: float = setting(1.3, "Multiplies a rewarded weight.", low=1.0, high=100.0)
-    punish_factor: float = setting(0.7, "Multiplies a punished weight.", low=0.01, high=1.0)
-    floor: float = setting(
+    reward_factor: float = _fixed(1.3, "Multiplies a rewarded weight.", low=1.0, high=100.0)
+    punish_factor: float = _fixed(0.7, "Multiplies a punished weight.", low=0.01, high=1.0)
+    floor: float = _fixed(
         0.02,
         "Smallest weight, the largest being 1: a model that is out of favour can come back.",
         low=1e-6,
         high=1.0,
     )
-    drift: float = setting(
+    drift: float = _fixed(
         0.1,
         "per_request: a new request's weights go this share of the way towards those with which a"
         " request has ended, on a log scale.",
