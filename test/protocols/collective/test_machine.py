@@ -6,12 +6,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from collective_world import EOS, GREEDY, World, alone, judge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collab_llm_nodes.config import from_mapping
+from collab_llm_nodes.decoding.sampling import SamplingConfig, to_wire
 from collab_llm_nodes.errors import (
     Busy,
     Cancelled,
@@ -23,7 +25,7 @@ from collab_llm_nodes.errors import (
 from collab_llm_nodes.protocols.base import Source
 from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
 from collab_llm_nodes.protocols.collective.machine import Job, Machine
-from collab_llm_nodes.protocols.collective.messages import Proposal
+from collab_llm_nodes.protocols.collective.messages import Claim, Proposal
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
 from collab_llm_nodes.protocols.collective.weights import VOTED, WeightsConfig
 
@@ -367,6 +369,53 @@ def test_a_claim_that_cannot_be_verified_ends_its_answer_only() -> None:
     world.run()
     assert isinstance(world.ended["job 1"].error, InvalidInput)
     assert world.answers["job 2"] == alone(job(2))
+
+
+# ---------------------------------------------------------------- the law
+
+
+SAMPLED = SamplingConfig(temperature=1.0, seed=1)
+
+
+def first_claim(world: World, sampling: SamplingConfig) -> Claim:
+    """Have each model propose tokens with a q, and return what the target is to judge."""
+    world.submit(job(1, sampling=sampling))
+    row = to_wire(np.full(20, 0.05), 20)
+    while world.drawing:
+        model, step = world.drawing.pop()
+        (ask,) = step.asks
+        q = (row,) * ask.count if ask.send_q else None
+        proposals = [Proposal((model + 1,) * ask.count, q)]
+        world.machine.on_proposals(model, step.batch, step.step, proposals, world.now)
+        world.poll()
+    assert world.verifying is not None
+    (claim,) = world.verifying.claims
+    return claim
+
+
+@pytest.mark.parametrize("every_token", [False, True])
+def test_a_sampled_vote_is_a_certain_proposal(every_token: bool) -> None:
+    world = make(length=LengthConfig(FIXED), vote_every_token=every_token)
+    claim = first_claim(world, SAMPLED)
+    assert claim.draft == (1, 1, 1, 1)
+    assert claim.q is not None
+    assert [(q.ids.tolist(), q.law.tolist()) for q in claim.q] == [([1], [1.0])] * 4
+
+
+@pytest.mark.parametrize("every_token", [False, True])
+def test_the_papers_rule_claims_the_voted_models_q(every_token: bool) -> None:
+    world = make(length=LengthConfig(FIXED), vote_every_token=every_token, paper_faithful=True)
+    claim = first_claim(world, SAMPLED)
+    assert claim.q is not None
+    assert [len(q.ids) for q in claim.q] == [20] * 4
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SamplingConfig(temperature=1.0, law="coupled")], ids=["greedy", "coupled"]
+)
+def test_other_laws_take_no_q(sampling: SamplingConfig) -> None:
+    world = make(length=LengthConfig(FIXED), paper_faithful=True)
+    assert first_claim(world, sampling).q is None
 
 
 # ---------------------------------------------------------------- weights, length
