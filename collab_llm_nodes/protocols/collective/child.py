@@ -16,7 +16,7 @@ from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.threads import set_threads
-from collab_llm_nodes.protocols.collective.messages import Ids
+from collab_llm_nodes.protocols.collective.messages import Ask
 from collab_llm_nodes.protocols.collective.models import DraftModel
 from collab_llm_nodes.protocols.collective.wire import asks_from_json, line, proposals_to_json
 
@@ -35,19 +35,19 @@ def main(descriptor: int) -> None:
             return
         parent.sendall(line({"vocabulary": engine.vocabulary}))
         model = DraftModel(engine, frozenset(begin["eos"]), begin["index"])
-        prompts: dict[str, Ids] = {}
+        known: dict[str, Ask] = {}
         for text in lines:
             message = json.loads(text)
             if "release" in message:
-                prompts.pop(message["release"], None)
+                known.pop(message["release"], None)
                 model.sessions.release(message["release"])
             else:
-                parent.sendall(line(_answer(model, message, prompts)))
+                parent.sendall(line(_answer(model, message, known)))
 
 
-def _answer(model: DraftModel, message: dict[str, Any], prompts: dict[str, Ids]) -> dict[str, Any]:
+def _answer(model: DraftModel, message: dict[str, Any], known: dict[str, Ask]) -> dict[str, Any]:
     try:
-        proposals = model.draw(asks_from_json(message, prompts))
+        proposals = model.draw(asks_from_json(message, known))
     except Exception as error:  # noqa: BLE001 - the parent leaves this model out for a while
         return {"error": f"{type(error).__name__}: {error}"}
     batch, step = message["batch"], message["step"]

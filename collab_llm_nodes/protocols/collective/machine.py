@@ -22,12 +22,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, replace
 
 from collab_llm_nodes.decoding.rejection import Outcome
-from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
-from collab_llm_nodes.decoding.vote import proposal, vote
+from collab_llm_nodes.decoding.vote import proposal
 from collab_llm_nodes.errors import (
     Busy,
     Cancelled,
@@ -38,9 +36,9 @@ from collab_llm_nodes.errors import (
     Unavailable,
 )
 from collab_llm_nodes.protocols.base import Source
+from collab_llm_nodes.protocols.collective.drawing import Drawing, sends_q
 from collab_llm_nodes.protocols.collective.length import LengthConfig, Verification, selector
 from collab_llm_nodes.protocols.collective.messages import (
-    Ask,
     Claim,
     Draw,
     Ids,
@@ -50,6 +48,7 @@ from collab_llm_nodes.protocols.collective.messages import (
     Verify,
 )
 from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
+from collab_llm_nodes.protocols.collective.requests import Draft, Job, RequestState, State
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
 from collab_llm_nodes.protocols.collective.weights import (
     VOTED,
@@ -59,24 +58,6 @@ from collab_llm_nodes.protocols.collective.weights import (
     average,
     hit_rate,
 )
-
-
-@dataclass(frozen=True)
-class Job:
-    """One answer asked for.
-
-    Attributes:
-        id: unique among the answers under way.
-        prompt: token ids.
-        max_tokens: length limit of the answer [tokens].
-        due: time by which it must be complete.
-    """
-
-    id: str
-    prompt: Ids
-    sampling: SamplingConfig
-    max_tokens: int
-    due: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -111,73 +92,6 @@ class Incident:
 
 
 Action = Draw | Verify | Release | Grown | Ended | Incident
-
-
-class _State(Enum):
-    """The place where a request is."""
-
-    WAITING = "waiting"  # holds no KV cache
-    RUNNING = "running"
-    DRAFTING = "drafting"
-    POOLED = "pooled"
-    VERIFYING = "verifying"
-    ENDED = "ended"
-
-
-@dataclass
-class _Request:
-    job: Job
-    weights: Weights
-    since: float
-    state: _State = _State.WAITING
-    answer: list[int] = field(default_factory=list)
-    sources: list[Source] = field(default_factory=list)
-    metrics: CollectiveMetrics = field(default_factory=CollectiveMetrics)
-
-    @property
-    def left(self) -> int:
-        return self.job.max_tokens - len(self.answer)
-
-
-@dataclass
-class _Draft:
-    """A draft of one request, under way or in the pool.
-
-    Attributes:
-        asked: the length s that the selector asked for.
-        wanted: the length that the request has room for.
-        own: [k] each model's tokens; None if it gave none.
-        q: distributions of the voted tokens, under the paper's rule.
-        voted: model of the last vote; -1: none.
-    """
-
-    request: _Request
-    asked: int
-    wanted: int
-    own: list[list[int] | None]
-    tokens: list[int] = field(default_factory=list)
-    q: list[SparseDistribution] = field(default_factory=list)
-    voted: int = -1
-
-
-@dataclass
-class _Drawing:
-    """The draw under way.
-
-    Attributes:
-        taking_part: models that have given all that they were asked for.
-        awaited: those of them whose answer to this step is still to come.
-        proposals: answers to this step, by model.
-    """
-
-    batch: int
-    drafts: list[_Draft]
-    taking_part: set[int]
-    step: int = -1
-    asked_at: float = 0.0
-    open: list[_Draft] = field(default_factory=list)
-    awaited: set[int] = field(default_factory=set)
-    proposals: dict[int, Sequence[Proposal | None]] = field(default_factory=dict)
 
 
 @dataclass
@@ -230,12 +144,12 @@ class Machine:
         self._pipelined = pipelined
         self._eos = eos
         self._models = [_Model() for _ in range(models)]
-        self._requests: dict[str, _Request] = {}
-        self._waiting: deque[_Request] = deque()
-        self._running: deque[_Request] = deque()
-        self._pool: deque[_Draft] = deque()
-        self._drawing: _Drawing | None = None
-        self._verifying: list[_Draft] = []
+        self._requests: dict[str, RequestState] = {}
+        self._waiting: deque[RequestState] = deque()
+        self._running: deque[RequestState] = deque()
+        self._pool: deque[Draft] = deque()
+        self._drawing: Drawing | None = None
+        self._verifying: list[Draft] = []
         self._verification = 0  # number of the one under way, or of the last one
         self._verified_from = 0.0
         self._step_from = 0.0  # the last verdict, or the begin of work after a pause
@@ -300,7 +214,7 @@ class Machine:
                 f"{self.active} answers are under way and {len(self._waiting)} wait",
                 remedy="ask later, or raise schedule.max_waiting",
             )
-        request = _Request(job, self._weights, now)
+        request = RequestState(job, self._weights, now)
         self._requests[job.id] = request
         self._waiting.append(request)
 
@@ -315,12 +229,8 @@ class Machine:
     ) -> None:
         """Take in what ``model`` proposes, one for each ``Ask``; None where it cannot."""
         self._models[model].silent = False
-        drawing = self._drawing
-        if drawing is None or (drawing.batch, drawing.step) != (batch, step):
-            return  # it was silent for too long, and left out
-        if model in drawing.awaited:
-            drawing.awaited.discard(model)
-            drawing.proposals[model] = proposals
+        if self._drawing is not None:
+            self._drawing.on_proposals(model, batch, step, proposals)
             self._go_on(now)
 
     def on_draft_failure(self, model: int, error: CollabError, now: float) -> None:
@@ -340,7 +250,7 @@ class Machine:
         self._step_from = now
         for draft, word in pairs:
             request = draft.request
-            if request.state is _State.ENDED:
+            if request.state is State.ENDED:
                 continue
             if isinstance(word, CollabError):
                 self._end(request, word)
@@ -386,12 +296,20 @@ class Machine:
         asked = self.s if serving else 0
         drafts = []
         for request in self._next_requests(asked, now):
-            request.state = _State.DRAFTING
+            request.state = State.DRAFTING
             own: list[list[int] | None] = [
                 [] if model in serving else None for model in range(self._k)
             ]
-            drafts.append(_Draft(request, asked, min(asked, request.left - 1), own))
-        self._drawing = _Drawing(self._batches, drafts, serving)
+            drafts.append(Draft(request, asked, min(asked, request.left - 1), own))
+        self._drawing = Drawing(
+            self._batches,
+            drafts,
+            serving,
+            self._k,
+            self._eos,
+            every_token=self._schedule.vote_every_token,
+            paper_faithful=self._schedule.paper_faithful,
+        )
         self._batches += 1
         self._ask(now)
         return True
@@ -409,7 +327,7 @@ class Machine:
         admits = self._waiting and self.active < self._schedule.max_active
         return not self._paused and bool(self._running or admits)
 
-    def _next_requests(self, s: int, now: float) -> Iterator[_Request]:
+    def _next_requests(self, s: int, now: float) -> Iterator[RequestState]:
         """Take the next requests to be drafted for: those that run, then those that wait."""
         count = self._schedule.draft_batch
         if self._pipelined and s:  # two halves: one is verified while the other is drafted
@@ -438,77 +356,26 @@ class Machine:
 
     def _ask(self, now: float) -> None:
         """Ask for the next tokens; end the draw if none is wanted, or nobody is left to ask."""
-        drawing = self._drawing
-        assert drawing is not None
-        drawing.open = [
-            draft
-            for draft in drawing.drafts
-            if draft.request.state is _State.DRAFTING
-            and len(draft.tokens) < draft.wanted
-            and not (draft.tokens and draft.tokens[-1] in self._eos)
-        ]
-        whole = not self._schedule.vote_every_token
-        if not drawing.open or not drawing.taking_part or (whole and drawing.step == 0):
+        assert self._drawing is not None
+        step = self._drawing.next_step(now)
+        if step is None:
             self._finish()
-            return
-        drawing.step += 1
-        drawing.asked_at = now
-        drawing.awaited = set(drawing.taking_part)
-        drawing.proposals = {}
-        models = tuple(sorted(drawing.taking_part))
-        asks = tuple(self._question(draft, whole) for draft in drawing.open)
-        self._news.append(Draw(drawing.batch, drawing.step, models, asks))
-
-    def _question(self, draft: _Draft, whole: bool) -> Ask:
-        job = draft.request.job
-        return Ask(
-            job.id,
-            job.prompt,
-            (*draft.request.answer, *draft.tokens),
-            draft.wanted if whole else 1,
-            job.sampling,
-            self._sends_q(job),
-        )
-
-    def _sends_q(self, job: Job) -> bool:
-        return self._schedule.paper_faithful and job.sampling.sends_probabilities
+        else:
+            self._news.append(step)
 
     def _go_on(self, now: float) -> None:
-        """Vote on this step's proposals once all are in, and ask for the next tokens."""
-        drawing = self._drawing
-        if drawing is None or drawing.awaited or not drawing.open:
-            return
-        for row, draft in enumerate(drawing.open):
-            given = [
-                drawing.proposals[model][row] if model in drawing.proposals else None
-                for model in range(self._k)
-            ]
-            made = vote(
-                [None if each is None else each.tokens for each in given],
-                draft.request.weights.values,
-            )
-            for model, each in enumerate(given):
-                own = draft.own[model]
-                if each is None or own is None:
-                    draft.own[model] = None
-                else:
-                    own += each.tokens
-            draft.tokens += made.tokens
-            draft.voted = made.model
-            voted = given[made.model] if made.model >= 0 else None
-            if voted is not None and voted.q is not None:
-                draft.q += voted.q
-            if not made.tokens:
-                draft.wanted = len(draft.tokens)  # no model goes on
-        self._ask(now)
+        """Vote once all proposals are in, and ask for the next tokens."""
+        if self._drawing is not None and self._drawing.settled:
+            self._drawing.vote()
+            self._ask(now)
 
     def _finish(self) -> None:
         """Put the drafts into the pool."""
         drawing, self._drawing = self._drawing, None
         assert drawing is not None
         for draft in drawing.drafts:
-            if draft.request.state is _State.DRAFTING:
-                draft.request.state = _State.POOLED
+            if draft.request.state is State.DRAFTING:
+                draft.request.state = State.POOLED
                 self._pool.append(draft)
         self.pool_peak = max(self.pool_peak, len(self._pool))
 
@@ -526,12 +393,8 @@ class Machine:
     def _leave_out(self, model: int, error: CollabError, *, silent: bool = False) -> None:
         self.incidents += 1
         self._news.append(Incident(model, error, silent))
-        drawing = self._drawing
-        if drawing is not None:
-            drawing.taking_part.discard(model)
-            drawing.awaited.discard(model)
-            for draft in drawing.drafts:
-                draft.own[model] = None
+        if self._drawing is not None:
+            self._drawing.leave_out(model)
 
     # ------------------------------------------------------------------ verification
 
@@ -549,7 +412,7 @@ class Machine:
             self._pool.popleft() for _ in range(min(len(self._pool), self._schedule.target_batch))
         ]
         for draft in drafts:
-            draft.request.state = _State.VERIFYING
+            draft.request.state = State.VERIFYING
         self._verifying = drafts
         self._verification += 1
         self._verified_from = now
@@ -558,15 +421,16 @@ class Machine:
         self._news.append(Verify(self._verification, claims))
         return True
 
-    def _claim(self, draft: _Draft) -> Claim:
+    def _claim(self, draft: Draft) -> Claim:
         job, tokens = draft.request.job, tuple(draft.tokens)
-        q = draft.q if self._sends_q(job) else proposal(tokens, job.sampling)
+        theirs = sends_q(job, self._schedule.paper_faithful)
+        q = draft.q if theirs else proposal(tokens, job.sampling)
         answer = tuple(draft.request.answer)
         return Claim(
             job.id, job.prompt, answer, job.sampling, tokens, None if q is None else tuple(q)
         )
 
-    def _observe(self, verified: Sequence[tuple[_Draft, Outcome]], now: float) -> None:
+    def _observe(self, verified: Sequence[tuple[Draft, Outcome]], now: float) -> None:
         """Let selector and weights learn from a verification."""
         if not verified:
             return
@@ -587,7 +451,7 @@ class Machine:
         for (draft, _), own in zip(verified, rates, strict=True):
             draft.request.weights.update(own)
 
-    def _rates(self, draft: _Draft, outcome: Outcome) -> list[float | None]:
+    def _rates(self, draft: Draft, outcome: Outcome) -> list[float | None]:
         """Return each model's acceptance rate in one verification, None where it has none."""
         if self._weights_config.rule == VOTED:
             share = outcome.accepted / len(draft.tokens) if draft.tokens else None
@@ -598,7 +462,7 @@ class Machine:
         rate = hit_rate if self._schedule.vote_every_token else agreement
         return [rate(own, verified) for own in draft.own]
 
-    def _grow(self, draft: _Draft, outcome: Outcome, now: float) -> None:
+    def _grow(self, draft: Draft, outcome: Outcome, now: float) -> None:
         """Append the verified tokens, and send the request on."""
         request, job, metrics = draft.request, draft.request.job, draft.request.metrics
         request.answer += draft.tokens[: outcome.accepted]
@@ -619,25 +483,25 @@ class Machine:
         if request.answer[-1] in self._eos or request.left <= 0:
             self._end(request, None)
         else:
-            request.state = _State.RUNNING
+            request.state = State.RUNNING
             self._running.append(request)
 
     # ------------------------------------------------------------------ the end of a request
 
-    def _end(self, request: _Request, error: CollabError | None) -> None:
+    def _end(self, request: RequestState, error: CollabError | None) -> None:
         """Forget a request, wherever it is; passes that are under way for it count no more."""
         del self._requests[request.job.id]
-        if request.state is _State.WAITING:
+        if request.state is State.WAITING:
             self._waiting.remove(request)
-        elif request.state is _State.RUNNING:
+        elif request.state is State.RUNNING:
             self._running.remove(request)
-        elif request.state is _State.POOLED:
+        elif request.state is State.POOLED:
             self._pool = deque(draft for draft in self._pool if draft.request is not request)
-        if request.state is not _State.WAITING:
+        if request.state is not State.WAITING:
             if request.metrics.rounds and self._weights_config.rule != VOTED:
                 self._weights.drift(request.weights)
             self._news.append(Release(request.job.id))
-        request.state = _State.ENDED
+        request.state = State.ENDED
         self._news.append(Ended(request.job.id, error))
 
     @property

@@ -116,7 +116,9 @@ class Runner:
                 self._wait()
 
     def _act(self) -> None:
-        for action in self._machine.poll(time.monotonic()):
+        # The target last: its thread then takes the interpreter from this one.
+        actions = self._machine.poll(time.monotonic())
+        for action in sorted(actions, key=lambda each: isinstance(each, Verify)):
             if isinstance(action, Draw):
                 for model in action.models:
                     self._workers[model].draw(action)

@@ -1,19 +1,19 @@
 """Draws and proposals as lines of JSON, between this process and those of the draft models.
 
-A prompt travels once. float32 probabilities survive the decimal form exactly.
+A prompt and its sampling settings travel once. float32 probabilities survive the decimal form.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
-from collab_llm_nodes.protocols.collective.messages import Ask, Draw, Ids, Proposal
+from collab_llm_nodes.protocols.collective.messages import Ask, Draw, Proposal
 
 
 def line(message: Mapping[str, Any]) -> bytes:
@@ -22,39 +22,28 @@ def line(message: Mapping[str, Any]) -> bytes:
 
 
 def draw_to_json(draw: Draw, known: set[str]) -> dict[str, Any]:
-    """Return a draw; prompts of the requests in ``known`` are left out, and the others added."""
+    """Return a draw; what the requests in ``known`` have told before is left out."""
     asks = []
     for ask in draw.asks:
-        fields: dict[str, Any] = {
-            "id": ask.id,
-            "answer": ask.answer,
-            "count": ask.count,
-            "sampling": asdict(ask.sampling),
-            "send_q": ask.send_q,
-        }
+        fields: dict[str, Any] = {"id": ask.id, "answer": ask.answer, "count": ask.count}
         if ask.id not in known:
             known.add(ask.id)
-            fields["prompt"] = ask.prompt
+            told = {"prompt": ask.prompt, "sampling": asdict(ask.sampling), "send_q": ask.send_q}
+            fields["first"] = told
         asks.append(fields)
     return {"batch": draw.batch, "step": draw.step, "asks": asks}
 
 
-def asks_from_json(message: Mapping[str, Any], prompts: dict[str, Ids]) -> list[Ask]:
-    """Return the asks of a draw; ``prompts`` remembers those that were told."""
+def asks_from_json(message: Mapping[str, Any], known: dict[str, Ask]) -> list[Ask]:
+    """Return the asks of a draw; ``known`` remembers one of each request."""
     asks = []
     for fields in message["asks"]:
-        if "prompt" in fields:
-            prompts[fields["id"]] = tuple(fields["prompt"])
-        asks.append(
-            Ask(
-                fields["id"],
-                prompts[fields["id"]],
-                tuple(fields["answer"]),
-                fields["count"],
-                SamplingConfig(**fields["sampling"]),
-                fields["send_q"],
-            )
-        )
+        id, answer, count = fields["id"], tuple(fields["answer"]), fields["count"]
+        if "first" in fields:
+            told = fields["first"]
+            sampling = SamplingConfig(**told["sampling"])
+            known[id] = Ask(id, tuple(told["prompt"]), answer, count, sampling, told["send_q"])
+        asks.append(replace(known[id], answer=answer, count=count))
     return asks
 
 
