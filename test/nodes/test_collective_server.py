@@ -92,7 +92,7 @@ def test_a_deadline_marks_those_that_are_not_complete(served: Served) -> None:
 def test_more_prompts_than_may_wait_are_busy(served: Served) -> None:
     answer = served.ask(*(f"ball {i}" for i in range(14)))
     codes = [status.code for status in answer.statuses]
-    assert codes == [Status.OK] * 12 + [Status.BUSY] * 2
+    assert sorted(codes) == [Status.OK] * 12 + [Status.BUSY] * 2
     assert answer.status.code == Status.BUSY
 
 

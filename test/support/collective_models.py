@@ -10,11 +10,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import torch
 from tiny_models import tiny_folder, tiny_model
 
-from collab_llm_nodes.decoding.rejection import own_token
-from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.prompt import Prompt, encode
@@ -69,14 +68,8 @@ def alone(
     Under the coupled law, and greedy: there the answer does not depend on drafts.
     """
     engine = target()
-    ids = list(encode(Prompt(prompt), engine.loaded).ids)
-    answer: list[int] = []
-    with torch.inference_mode():
-        while len(answer) < count and not (answer and answer[-1] in engine.eos):
-            logits = engine.loaded.model(torch.tensor([[*ids, *answer]])).logits[0, -1]
-            law = distribution(logits[: engine.vocab_size], sampling)
-            answer.append(own_token(law, sampling, len(answer)))
-    return tuple(answer)
+    encoded = encode(Prompt(prompt), engine.loaded)
+    return tuple(reference.generate(engine.loaded, encoded, sampling, count, engine.eos))
 
 
 @contextmanager

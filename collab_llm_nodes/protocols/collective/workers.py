@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import socket
 import subprocess
@@ -186,7 +187,8 @@ class DraftProcess:
             self._closing = True
             child = self._child
             if child is not None:
-                self._socket.shutdown(socket.SHUT_RDWR)  # the child ends by itself
+                with contextlib.suppress(OSError):  # the listener has just closed it
+                    self._socket.shutdown(socket.SHUT_RDWR)  # the child ends by itself
         self._listener.join(_STOP_DEADLINE_S)
         if child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -206,6 +208,7 @@ class DraftProcess:
                 [*command, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
             )
         self._send({"model": asdict(self._config), "eos": sorted(self._eos), "index": self._index})
         self._listener = threading.Thread(

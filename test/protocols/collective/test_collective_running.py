@@ -28,6 +28,7 @@ from collective_models import (
 from waiting import wait_for
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import (
     Busy,
@@ -37,7 +38,8 @@ from collab_llm_nodes.errors import (
     InvalidInput,
     ModelError,
 )
-from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import Control, Progress, Resources
@@ -89,15 +91,26 @@ def test_the_coupled_law_gives_the_targets_own_samples() -> None:
     assert sum(answer.metrics.figures()["accepted"] for answer in answers) > 0
 
 
-def test_sampling_does_not_depend_on_the_batch() -> None:
-    with running(config(length=LengthConfig(FIXED))) as collective:
-        together = ask_all(collective, [request(i, sampling=REJECTION) for i in range(6)])
-        one_by_one = [
-            collective.run(request(i, sampling=REJECTION), ignore, in_time()) for i in range(2)
-        ]
-    assert [answer.error for answer in together] == [None] * 6
-    assert all(len(answer.tokens) == MAX_TOKENS for answer in one_by_one)
-    assert any(a.tokens != alone(p) for a, p in zip(together, PROMPTS, strict=False))
+def test_the_shipped_pair_answers_text_as_its_target_does() -> None:
+    paths = ("nav-target", "nav-draft")
+    large, small_ = (Engine(load(ModelConfig(path=path))) for path in paths)
+    questions = ("turn left", "go to the red ball", "stop at the blue box")
+    collective = Collective(large, [small_], config(), Resources())
+    asked = [request(i, turns=(Turn("user", text),)) for i, text in enumerate(questions)]
+    answers = ask_all(collective, asked)
+    collective.close()
+    for text, answer in zip(questions, answers, strict=True):
+        encoded = encode(Prompt(text), large.loaded)
+        own = reference.generate(large.loaded, encoded, SamplingConfig(), MAX_TOKENS, large.eos)
+        assert answer.tokens == tuple(own)
+
+
+def test_sampled_answers_are_complete_and_verified() -> None:
+    with running(config()) as collective:
+        answers = ask_all(collective, [request(i, sampling=REJECTION) for i in range(6)])
+    assert all(answer.verified and answer.error is None for answer in answers)
+    assert all(len(answer.tokens) == MAX_TOKENS for answer in answers)
+    assert any(a.tokens != alone(p) for a, p in zip(answers, PROMPTS, strict=False))
 
 
 def test_the_papers_rule_draws_from_the_drafts() -> None:
