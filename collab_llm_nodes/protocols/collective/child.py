@@ -7,7 +7,6 @@ ends when the parent closes the socket, or is gone.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import sys
@@ -30,7 +29,6 @@ def main(descriptor: int) -> None:
         try:
             config = from_mapping(ModelConfig, begin["model"])
             set_threads(config)
-            _leave_a_core(config)
             engine = Engine(load(config))
         except Exception as error:  # noqa: BLE001 - the parent tells it
             parent.sendall(line({"error": f"{type(error).__name__}: {error}"}))
@@ -45,13 +43,6 @@ def main(descriptor: int) -> None:
                 model.sessions.release(message["release"])
             else:
                 parent.sendall(line(_answer(model, message, known)))
-
-
-def _leave_a_core(config: ModelConfig) -> None:
-    """Keep off the first core, which is the target's: else its passes share it with drafts."""
-    cores = sorted(os.sched_getaffinity(0))
-    if config.device == "cpu" and len(cores) > 1:
-        os.sched_setaffinity(0, cores[1:])
 
 
 def _answer(model: DraftModel, message: dict[str, Any], known: dict[str, Ask]) -> dict[str, Any]:
