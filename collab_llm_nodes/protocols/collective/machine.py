@@ -15,6 +15,9 @@ its batch, so what comes late is recognised and dropped.
 Where drafting is quicker than verification, drafts pile up in the pool, and with each of them its
 request's KV caches. So drafting pauses while the pool is at the high water mark, and resumes below
 the low one: the pool never holds more than ``high - 1 + draft_batch`` drafts.
+
+In a pipeline, drafting and verification overlap where more requests are under way than one batch
+holds. Fewer go together: on most devices a pass over half a batch takes more than half the time.
 """
 
 from __future__ import annotations
@@ -286,16 +289,16 @@ class Machine:
 
     def _draw(self, now: float) -> bool:
         """Begin a draft for the next requests, if the pool has room; True if that was done."""
-        if self._drawing is not None or (self._verifying and not self._pipelined):
+        if self._drawing is not None or not self._draftable:
             return False
-        if not self._draftable:
+        if self._verifying and not self._overlaps(self._schedule.draft_batch):
             return False
         if not self._pool and not self._verifying:
             self._step_from = now  # nothing is under way
         serving = set(self.serving(now))
         asked = self.s if serving else 0
         drafts = []
-        for request in self._next_requests(asked, now):
+        for request in self._next_requests(now):
             request.state = State.DRAFTING
             own: list[list[int] | None] = [
                 [] if model in serving else None for model in range(self._k)
@@ -314,6 +317,10 @@ class Machine:
         self._ask(now)
         return True
 
+    def _overlaps(self, batch: int) -> bool:
+        """Tell whether drafting and verification may go on at the same time."""
+        return self._pipelined and len(self._requests) > batch
+
     def _watch_pool(self) -> None:
         """Pause drafting at the high water mark, resume it below the low one."""
         if len(self._pool) >= self._schedule.high:
@@ -327,12 +334,9 @@ class Machine:
         admits = self._waiting and self.active < self._schedule.max_active
         return not self._paused and bool(self._running or admits)
 
-    def _next_requests(self, s: int, now: float) -> Iterator[RequestState]:
+    def _next_requests(self, now: float) -> Iterator[RequestState]:
         """Take the next requests to be drafted for: those that run, then those that wait."""
         count = self._schedule.draft_batch
-        if self._pipelined and s:  # two halves: one is verified while the other is drafted
-            served = min(len(self._requests), self._schedule.max_active)
-            count = min(count, (served + 1) // 2)
         while count and self._running:
             count -= 1
             yield self._running.popleft()
@@ -402,11 +406,11 @@ class Machine:
         """Give the target the oldest drafts of the pool; True if that was done."""
         if self._verifying or not self._pool:
             return False
-        fills = self._draftable and len(self._pool) < self._schedule.target_batch
-        if self._pipelined:
-            if fills and not self.s and self._drawing is None:
-                return False  # these need no drafting, and join the pool at once
-        elif fills or self._drawing is not None:
+        if self._drawing is not None and not self._overlaps(self._schedule.target_batch):
+            return False
+        # Others join at once where they need no drafting; in sequence, nothing else is under way.
+        joins = self._drawing is None and (not self._pipelined or not self.s)
+        if joins and self._draftable and len(self._pool) < self._schedule.target_batch:
             return False
         drafts = [
             self._pool.popleft() for _ in range(min(len(self._pool), self._schedule.target_batch))
