@@ -214,6 +214,28 @@ def test_the_pool_is_bound_and_drafting_pauses_at_the_high_mark() -> None:
         check_complete(world, [job(i) for i in range(40)])
 
 
+@pytest.mark.parametrize(("requests", "overlap"), [(4, False), (9, True)])
+def test_a_pipeline_overlaps_where_more_is_under_way_than_a_batch(
+    requests: int, overlap: bool
+) -> None:
+    fixed = LengthConfig(FIXED)
+    world = make(length=fixed, pipelined=True, draft_batch=4, target_batch=4)
+    jobs = [job(i) for i in range(requests)]
+    for each in jobs:
+        world.machine.submit(each, world.now)
+        world.answers[each.id] = ()
+    world.poll()
+    both, sizes = False, []
+    while world.drawing or world.verifying:
+        both |= bool(world.drawing and world.verifying)
+        if world.verifying and not sizes:
+            sizes.append(len(world.verifying.claims))
+        world.answer_draft() if world.drawing else world.answer_target()
+    assert both == overlap
+    assert sizes == [4]
+    check_complete(world, jobs)
+
+
 def test_between_the_marks_drafting_stays_paused() -> None:
     marks: dict[str, Any] = {"pool_high": 4, "pool_low": 2}
     fixed = LengthConfig(FIXED)
