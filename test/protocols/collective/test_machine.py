@@ -225,7 +225,7 @@ def test_a_pipeline_overlaps_where_more_is_under_way_than_a_batch(
         world.machine.submit(each, world.now)
         world.answers[each.id] = ()
     world.poll()
-    both, sizes = False, []
+    both, sizes = False, list[int]()
     while world.drawing or world.verifying:
         both |= bool(world.drawing and world.verifying)
         if world.verifying and not sizes:
