@@ -56,7 +56,7 @@ class Drawing:
 
     @property
     def settled(self) -> bool:
-        """Whether all that was asked for is in, and to be voted on."""
+        """True if all that was asked for is in, and to be voted on."""
         return bool(self._open) and not self.awaited
 
     def next_step(self, now: float) -> Draw | None:

@@ -330,7 +330,7 @@ class Machine:
 
     @property
     def _draftable(self) -> bool:
-        """Whether a request may be drafted for now."""
+        """True if a request may be drafted for now."""
         admits = self._waiting and self.active < self._schedule.max_active
         return not self._paused and bool(self._running or admits)
 

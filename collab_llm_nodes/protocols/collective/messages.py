@@ -1,4 +1,4 @@
-"""What passes between the machine and those who run the models."""
+"""The messages between the machine and those who run the models."""
 
 from __future__ import annotations
 

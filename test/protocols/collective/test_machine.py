@@ -336,7 +336,7 @@ def test_a_silent_model_is_left_out_until_it_answers() -> None:
 
 
 def under_verification(world: World) -> bool:
-    """Whether the target is at work."""
+    """True if the target is at work."""
     return world.verifying is not None
 
 
