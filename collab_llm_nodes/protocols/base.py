@@ -13,12 +13,22 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Protocol
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import Cancelled, CollabError, DeadlineExceeded
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.turns import Turn
+
+
+class Source(IntEnum):
+    """Origin of a token of the answer (the words of vLLM's rejection sampler)."""
+
+    ACCEPTED = 0
+    RECOVERED = 1
+    BONUS = 2
+    UNVERIFIED = 3
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collab_llm_nodes.errors import InvalidInput, did_you_mean
 from collab_llm_nodes.protocols.base import Entry
 
 PROTOCOLS: dict[str, str] = {  # name: module that holds its ENTRY
+    "collective": "collab_llm_nodes.protocols.collective.entry",
     "edge_cloud": "collab_llm_nodes.protocols.edge_cloud.entry",
 }
 

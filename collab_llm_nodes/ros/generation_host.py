@@ -214,6 +214,26 @@ class GenerationHost:
         decoding = self._health.status("decoding", self._node.config.health, now, recent)
         return [decoding, Status("model", Level.OK, "loaded", dict(self.running.health()))]
 
+    async def answer_all(self, goals: Sequence[Generate.Goal]) -> list[Generate.Result]:
+        """Answer several goals side by side, for a service of the node's own.
+
+        Each result has a status of its own; one that is refused does not disturb the others.
+        """
+        executor = self._node.executor
+        assert executor is not None  # it has called the service
+        tasks = [executor.create_task(self._answer_goal, goal) for goal in goals]
+        for task in tasks:
+            await task
+        return [task.result() for task in tasks]
+
+    async def _answer_goal(self, goal: Generate.Goal) -> Generate.Result:
+        result = Generate.Result(header=goal.header)
+        try:
+            await self._answer(self._read(goal), result)
+        except CollabError as error:
+            result.status = status_of(error)
+        return result
+
     # Callbacks of actions and services, which must answer in any state of the node.
 
     async def _execute(self, goal: ServerGoalHandle) -> Generate.Result:

@@ -17,22 +17,13 @@ continuation of the same prefix are the same tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import IntEnum
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ProtocolError
+from collab_llm_nodes.protocols.base import Source
 from collab_llm_nodes.protocols.edge_cloud.ahead import PushedDrafts, may_come
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Verdict
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
-
-
-class Source(IntEnum):
-    """Origin of a token of the answer (the words of vLLM's rejection sampler)."""
-
-    ACCEPTED = 0
-    RECOVERED = 1
-    BONUS = 2
-    UNVERIFIED = 3
 
 
 @dataclass(frozen=True)

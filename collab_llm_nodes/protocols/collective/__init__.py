@@ -1,0 +1,1 @@
+"""Collective adaptive speculation: several draft models vote, one target verifies (paper 002)."""

@@ -1,0 +1,131 @@
+"""One draw: what the draft models propose for a batch of requests, and the votes on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collab_llm_nodes.decoding.vote import vote
+from collab_llm_nodes.protocols.collective.messages import Ask, Draw, Proposal
+from collab_llm_nodes.protocols.collective.requests import Draft, Job, State
+
+
+def sends_q(job: Job, paper_faithful: bool) -> bool:
+    """Tell whether drafts for ``job`` are judged by the draft model's own probabilities."""
+    return paper_faithful and job.sampling.sends_probabilities
+
+
+class Drawing:
+    """A draw under way: one step for whole drafts, or one for each token.
+
+    Args:
+        number: of the batch.
+        models: indices of the models that take part.
+        count: number of all models.
+        every_token: vote after each token, and let all models go on from the voted one.
+        paper_faithful: have sampled drafts drawn from the models' own probabilities.
+
+    Attributes:
+        drafts: the batch.
+        asked_at: time of the last step.
+        awaited: models whose answer to it is still to come.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        drafts: Sequence[Draft],
+        models: set[int],
+        count: int,
+        eos: frozenset[int],
+        *,
+        every_token: bool,
+        paper_faithful: bool,
+    ) -> None:
+        self.drafts = drafts
+        self.asked_at = 0.0
+        self.awaited: set[int] = set()
+        self._number = number
+        self._models = set(models)
+        self._count = count
+        self._eos = eos
+        self._every_token = every_token
+        self._paper_faithful = paper_faithful
+        self._step = -1
+        self._open: list[Draft] = []  # drafts that this step makes longer
+        self._proposals: dict[int, Sequence[Proposal | None]] = {}
+
+    @property
+    def settled(self) -> bool:
+        """True if all that was asked for is in, and to be voted on."""
+        return bool(self._open) and not self.awaited
+
+    def next_step(self, now: float) -> Draw | None:
+        """Return what to ask next; None when the drafts are complete, or no model is left."""
+        last = self._step == 0 and not self._every_token
+        self._open = [] if last or not self._models else [d for d in self.drafts if self._grows(d)]
+        if not self._open:
+            return None
+        self._step += 1
+        self.asked_at = now
+        self.awaited = set(self._models)
+        self._proposals = {}
+        asks = tuple(self._ask(draft) for draft in self._open)
+        return Draw(self._number, self._step, tuple(sorted(self._models)), asks)
+
+    def on_proposals(
+        self, model: int, batch: int, step: int, proposals: Sequence[Proposal | None]
+    ) -> None:
+        """Take in an answer; one to another step, or of a model that was left out, is dropped."""
+        if (batch, step) == (self._number, self._step) and model in self.awaited:
+            self.awaited.discard(model)
+            self._proposals[model] = proposals
+
+    def leave_out(self, model: int) -> None:
+        """Go on without ``model``; what it has given so far counts for nothing."""
+        self._models.discard(model)
+        self.awaited.discard(model)
+        self._proposals.pop(model, None)
+        for draft in self.drafts:
+            draft.own[model] = None
+
+    def vote(self) -> None:
+        """Make the drafts longer by what the majority proposes."""
+        for row, draft in enumerate(self._open):
+            given: list[Proposal | None] = [None] * self._count
+            for model, proposals in self._proposals.items():
+                given[model] = proposals[row]
+            self._vote(draft, given)
+        self._open = []
+
+    def _vote(self, draft: Draft, given: Sequence[Proposal | None]) -> None:
+        paths = [None if each is None else each.tokens for each in given]
+        made = vote(paths, draft.request.weights.values)
+        for model, path in enumerate(paths):
+            own = draft.own[model]
+            if path is None or own is None:
+                draft.own[model] = None
+            else:
+                own += path
+        draft.tokens += made.tokens
+        draft.voted = made.model
+        voted = given[made.model] if made.model >= 0 else None
+        if voted is not None and voted.q is not None:
+            draft.q += voted.q
+        if not made.tokens:
+            draft.wanted = len(draft.tokens)  # no model goes on
+
+    def _grows(self, draft: Draft) -> bool:
+        ended = bool(draft.tokens) and draft.tokens[-1] in self._eos
+        drafting = draft.request.state is State.DRAFTING
+        return drafting and not ended and len(draft.tokens) < draft.wanted
+
+    def _ask(self, draft: Draft) -> Ask:
+        job = draft.request.job
+        return Ask(
+            job.id,
+            job.prompt,
+            (*draft.request.answer, *draft.tokens),
+            1 if self._every_token else draft.wanted,
+            job.sampling,
+            sends_q(job, self._paper_faithful),
+        )

@@ -1,0 +1,521 @@
+"""The machine of collective speculation (paper 002, figures 4 and 7). No I/O, no clock, no threads.
+
+A request goes round until its answer is complete:
+
+    waiting ─▶ running ─▶ drafting ─▶ pool ─▶ verifying ─┐
+                  ▲      (k models,  (waits for          │
+                  │       a vote)     the target)        │
+                  └──────────────────────────────────────┘
+
+Events come in by methods whose names begin with ``on_``; :meth:`Machine.poll` returns what is to be
+done: a ``Draw`` for the draft models, a ``Verify`` for the target, and news for those who asked. At
+most one draw and one verification are under way; in sequence, only one of both. Every answer names
+its batch, so what comes late is recognised and dropped.
+
+Where drafting is quicker than verification, drafts pile up in the pool, and with each of them its
+request's KV caches. So drafting pauses while the pool is at the high water mark, and resumes below
+the low one: the pool never holds more than ``high - 1 + draft_batch`` drafts.
+
+In a pipeline, drafting and verification overlap where more requests are under way than one batch
+holds. Fewer go together: on most devices a pass over half a batch takes more than half the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from collab_llm_nodes.decoding.rejection import Outcome
+from collab_llm_nodes.decoding.vote import proposal
+from collab_llm_nodes.errors import (
+    Busy,
+    Cancelled,
+    CollabError,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidInput,
+    Unavailable,
+)
+from collab_llm_nodes.protocols.base import Source
+from collab_llm_nodes.protocols.collective.drawing import Drawing, sends_q
+from collab_llm_nodes.protocols.collective.length import LengthConfig, Verification, selector
+from collab_llm_nodes.protocols.collective.messages import (
+    Claim,
+    Draw,
+    Ids,
+    Proposal,
+    Release,
+    Verdict,
+    Verify,
+)
+from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
+from collab_llm_nodes.protocols.collective.requests import Draft, Job, RequestState, State
+from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
+from collab_llm_nodes.protocols.collective.weights import (
+    VOTED,
+    Weights,
+    WeightsConfig,
+    agreement,
+    average,
+    hit_rate,
+)
+
+
+@dataclass(frozen=True)
+class Grown:
+    """The answer ``id`` so far: told after each verification."""
+
+    id: str
+    tokens: Ids
+    sources: tuple[Source, ...]
+    metrics: CollectiveMetrics
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The answer ``id`` has ended; what was told last is all there is of it."""
+
+    id: str
+    error: CollabError | None = None
+
+
+@dataclass(frozen=True)
+class Incident:
+    """A draft model is left out.
+
+    Attributes:
+        silent: it has said nothing; else it has told the error.
+    """
+
+    model: int
+    error: CollabError
+    silent: bool = False
+
+
+Action = Draw | Verify | Release | Grown | Ended | Incident
+
+
+@dataclass
+class _Model:
+    """The health of a draft model."""
+
+    out_until: float = 0.0
+    silent: bool = False
+
+    def serves(self, now: float) -> bool:
+        return not self.silent and now >= self.out_until
+
+
+class Machine:
+    """See the module's text. All times are of one clock of the caller's.
+
+    Args:
+        models: number of draft models.
+        eos: end tokens of the target.
+        pipelined: drafting and verification may be under way at the same time.
+
+    Raises:
+        ConfigError: settings that exclude each other.
+
+    Attributes:
+        pool_peak: most drafts that have waited in the pool at a time.
+        incidents: times that a draft model was left out.
+    """
+
+    def __init__(
+        self,
+        models: int,
+        eos: frozenset[int],
+        *,
+        schedule: ScheduleConfig | None = None,
+        weights: WeightsConfig | None = None,
+        length: LengthConfig | None = None,
+        pipelined: bool = False,
+    ) -> None:
+        self._schedule = schedule or ScheduleConfig()
+        self._weights_config = weights or WeightsConfig()
+        if self._schedule.vote_every_token and self._weights_config.rule == VOTED:
+            raise ConfigError(
+                "has no single voted model, which weights.rule 'voted' scores",
+                field="vote_every_token",
+                remedy="set weights.rule to per_request",
+            )
+        self._weights = Weights.equal(self._weights_config, models)
+        self._selector = selector(length or LengthConfig())
+        self._pipelined = pipelined
+        self._eos = eos
+        self._models = [_Model() for _ in range(models)]
+        self._requests: dict[str, RequestState] = {}
+        self._waiting: deque[RequestState] = deque()
+        self._running: deque[RequestState] = deque()
+        self._pool: deque[Draft] = deque()
+        self._drawing: Drawing | None = None
+        self._verifying: list[Draft] = []
+        self._verification = 0  # number of the one under way, or of the last one
+        self._verified_from = 0.0
+        self._step_from = 0.0  # the last verdict, or the begin of work after a pause
+        self._steady = False
+        self._batches = 0
+        self._paused = False
+        self._level = 0  # active requests at the last admission
+        self._settled = 0  # the level that the selector's times are of
+        self._news: list[Action] = []
+        self.pool_peak = 0
+        self.incidents = 0
+
+    # ------------------------------------------------------------------ figures
+
+    @property
+    def s(self) -> int:
+        """The speculation length of the next draft."""
+        return self._selector.s
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Weights with which a new request begins, [k]."""
+        return self._weights.values
+
+    @property
+    def active(self) -> int:
+        """Requests that hold KV caches."""
+        return len(self._requests) - len(self._waiting)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place."""
+        return len(self._waiting)
+
+    @property
+    def pooled(self) -> int:
+        """Drafts that wait for the target."""
+        return len(self._pool)
+
+    def serving(self, now: float) -> tuple[int, ...]:
+        """Return the draft models that are in service."""
+        return tuple(i for i, model in enumerate(self._models) if model.serves(now))
+
+    # ------------------------------------------------------------------ events
+
+    def submit(self, job: Job, now: float) -> None:
+        """Take a request in.
+
+        Raises:
+            Busy: too many wait already.
+            InvalidInput: an answer of this name is under way, or there is nothing to do.
+        """
+        if job.id in self._requests:
+            raise InvalidInput(f"{job.id!r} is under way", field="id", remedy="choose another name")
+        if not job.prompt:
+            raise InvalidInput("has no token", field="prompt", remedy="ask something")
+        if job.max_tokens < 1:
+            raise InvalidInput("must be at least 1", field="max_tokens")
+        room = self._schedule.max_active - self.active
+        if len(self._waiting) >= self._schedule.max_waiting + max(room, 0):
+            raise Busy(
+                f"{self.active} answers are under way and {len(self._waiting)} wait",
+                remedy="ask later, or raise schedule.max_waiting",
+            )
+        request = RequestState(job, self._weights, now)
+        self._requests[job.id] = request
+        self._waiting.append(request)
+
+    def cancel(self, id: str) -> None:
+        """Give an answer up, wherever it is; one that has ended already is no error."""
+        request = self._requests.get(id)
+        if request is not None:
+            self._end(request, Cancelled("the caller gave the answer up"))
+
+    def on_proposals(
+        self, model: int, batch: int, step: int, proposals: Sequence[Proposal | None], now: float
+    ) -> None:
+        """Take in what ``model`` proposes, one for each ``Ask``; None where it cannot."""
+        self._models[model].silent = False
+        if self._drawing is not None:
+            self._drawing.on_proposals(model, batch, step, proposals)
+            self._go_on(now)
+
+    def on_draft_failure(self, model: int, error: CollabError, now: float) -> None:
+        """Leave ``model`` out for a while; the others go on."""
+        self._models[model].silent = False
+        self._models[model].out_until = now + self._schedule.retry_s
+        self._leave_out(model, error)
+        self._go_on(now)
+
+    def on_verdicts(self, batch: int, verdicts: Sequence[Verdict], now: float) -> None:
+        """Take in the target's word on each claim of a ``Verify``."""
+        if batch != self._verification or not self._verifying:
+            return
+        drafts, self._verifying = self._verifying, []
+        pairs = list(zip(drafts, verdicts, strict=True))
+        self._observe([(each, word) for each, word in pairs if isinstance(word, Outcome)], now)
+        self._step_from = now
+        for draft, word in pairs:
+            request = draft.request
+            if request.state is State.ENDED:
+                continue
+            if isinstance(word, CollabError):
+                self._end(request, word)
+            else:
+                self._grow(draft, word, now)
+
+    def on_target_failure(self, error: CollabError) -> None:
+        """End all answers: no one can stand for them."""
+        self._verifying = []
+        for request in list(self._requests.values()):
+            self._end(request, error)
+
+    def poll(self, now: float) -> list[Action]:
+        """Return what is to be done now, in this order."""
+        for request in list(self._requests.values()):
+            if now >= request.job.due:
+                self._end(request, _late())
+        self._notice_silence(now)
+        self._watch_pool()
+        while self._verify(now) or self._draw(now):  # without speculation, drafts are ready at once
+            self._watch_pool()
+        news, self._news = self._news, []
+        return news
+
+    def wake_at(self) -> float:
+        """Return the time at which :meth:`poll` has something to do though nothing happened."""
+        times = [request.job.due for request in self._requests.values()]
+        if self._drawing is not None and self._drawing.awaited:
+            times.append(self._drawing.asked_at + self._schedule.draft_timeout_s)
+        return min(times, default=math.inf)
+
+    # ------------------------------------------------------------------ drafting
+
+    def _draw(self, now: float) -> bool:
+        """Begin a draft for the next requests, if the pool has room; True if that was done."""
+        if self._drawing is not None or not self._draftable:
+            return False
+        if self._verifying and not self._overlaps(self._schedule.draft_batch):
+            return False
+        if not self._pool and not self._verifying:
+            self._step_from = now  # nothing is under way
+        serving = set(self.serving(now))
+        asked = self.s if serving else 0
+        drafts = []
+        for request in self._next_requests(now):
+            request.state = State.DRAFTING
+            own: list[list[int] | None] = [
+                [] if model in serving else None for model in range(self._k)
+            ]
+            drafts.append(Draft(request, asked, min(asked, request.left - 1), own))
+        self._drawing = Drawing(
+            self._batches,
+            drafts,
+            serving,
+            self._k,
+            self._eos,
+            every_token=self._schedule.vote_every_token,
+            paper_faithful=self._schedule.paper_faithful,
+        )
+        self._batches += 1
+        self._ask(now)
+        return True
+
+    def _overlaps(self, batch: int) -> bool:
+        """Tell whether drafting and verification may go on at the same time."""
+        return self._pipelined and len(self._requests) > batch
+
+    def _watch_pool(self) -> None:
+        """Pause drafting at the high water mark, resume it below the low one."""
+        if len(self._pool) >= self._schedule.high:
+            self._paused = True
+        elif len(self._pool) < self._schedule.low:
+            self._paused = False
+
+    @property
+    def _draftable(self) -> bool:
+        """True if a request may be drafted for now."""
+        admits = self._waiting and self.active < self._schedule.max_active
+        return not self._paused and bool(self._running or admits)
+
+    def _next_requests(self, now: float) -> Iterator[RequestState]:
+        """Take the next requests to be drafted for: those that run, then those that wait."""
+        count = self._schedule.draft_batch
+        while count and self._running:
+            count -= 1
+            yield self._running.popleft()
+        while count and self._waiting and self.active < self._schedule.max_active:
+            count -= 1
+            request = self._waiting.popleft()
+            request.weights = self._new_weights()
+            request.metrics.waited_s = now - request.since
+            self._admitted()
+            yield request
+
+    def _new_weights(self) -> Weights:
+        shared = self._weights_config.rule == VOTED
+        return self._weights if shared else self._weights.copy()
+
+    def _admitted(self) -> None:
+        self._level = self.active
+        if not self._settled / 2 <= self._level <= 2 * self._settled:
+            self._settled = self._level
+            self._selector.restart()
+
+    def _ask(self, now: float) -> None:
+        """Ask for the next tokens; end the draw if none is wanted, or nobody is left to ask."""
+        assert self._drawing is not None
+        step = self._drawing.next_step(now)
+        if step is None:
+            self._finish()
+        else:
+            self._news.append(step)
+
+    def _go_on(self, now: float) -> None:
+        """Vote once all proposals are in, and ask for the next tokens."""
+        if self._drawing is not None and self._drawing.settled:
+            self._drawing.vote()
+            self._ask(now)
+
+    def _finish(self) -> None:
+        """Put the drafts into the pool."""
+        drawing, self._drawing = self._drawing, None
+        assert drawing is not None
+        for draft in drawing.drafts:
+            if draft.request.state is State.DRAFTING:
+                draft.request.state = State.POOLED
+                self._pool.append(draft)
+        self.pool_peak = max(self.pool_peak, len(self._pool))
+
+    def _notice_silence(self, now: float) -> None:
+        drawing = self._drawing
+        if drawing is None or now < drawing.asked_at + self._schedule.draft_timeout_s:
+            return
+        for model in sorted(drawing.awaited):
+            self._models[model].silent = True
+            limit = self._schedule.draft_timeout_s
+            error = Unavailable(f"draft model {model} is silent for {limit:g} s")
+            self._leave_out(model, error, silent=True)
+        self._go_on(now)
+
+    def _leave_out(self, model: int, error: CollabError, *, silent: bool = False) -> None:
+        self.incidents += 1
+        self._news.append(Incident(model, error, silent))
+        if self._drawing is not None:
+            self._drawing.leave_out(model)
+
+    # ------------------------------------------------------------------ verification
+
+    def _verify(self, now: float) -> bool:
+        """Give the target the oldest drafts of the pool; True if that was done."""
+        if self._verifying or not self._pool:
+            return False
+        if self._drawing is not None and not self._overlaps(self._schedule.target_batch):
+            return False
+        # Others join at once where they need no drafting; in sequence, nothing else is under way.
+        joins = self._drawing is None and (not self._pipelined or not self.s)
+        if joins and self._draftable and len(self._pool) < self._schedule.target_batch:
+            return False
+        drafts = [
+            self._pool.popleft() for _ in range(min(len(self._pool), self._schedule.target_batch))
+        ]
+        for draft in drafts:
+            draft.request.state = State.VERIFYING
+        self._verifying = drafts
+        self._verification += 1
+        self._verified_from = now
+        self._steady = bool(self._waiting) or self.active >= self._level  # else the batch drains
+        claims = tuple(self._claim(draft) for draft in drafts)
+        self._news.append(Verify(self._verification, claims))
+        return True
+
+    def _claim(self, draft: Draft) -> Claim:
+        job, tokens = draft.request.job, tuple(draft.tokens)
+        theirs = sends_q(job, self._schedule.paper_faithful)
+        q = draft.q if theirs else proposal(tokens, job.sampling)
+        answer = tuple(draft.request.answer)
+        return Claim(
+            job.id, job.prompt, answer, job.sampling, tokens, None if q is None else tuple(q)
+        )
+
+    def _observe(self, verified: Sequence[tuple[Draft, Outcome]], now: float) -> None:
+        """Let selector and weights learn from a verification."""
+        if not verified:
+            return
+        if self._steady:
+            self._selector.observe(
+                Verification(
+                    [draft.asked for draft, _ in verified],
+                    [len(draft.tokens) for draft, _ in verified],
+                    [outcome.accepted for _, outcome in verified],
+                    now - self._verified_from,
+                    now - self._step_from,
+                )
+            )
+        rates = [self._rates(draft, outcome) for draft, outcome in verified]
+        if self._weights_config.rule == VOTED:
+            self._weights.update(average(rates, self._k))
+            return
+        for (draft, _), own in zip(verified, rates, strict=True):
+            draft.request.weights.update(own)
+
+    def _rates(self, draft: Draft, outcome: Outcome) -> list[float | None]:
+        """Return each model's acceptance rate in one verification, None where it has none."""
+        if self._weights_config.rule == VOTED:
+            share = outcome.accepted / len(draft.tokens) if draft.tokens else None
+            return [share if model == draft.voted else None for model in range(self._k)]
+        verified = draft.tokens[: outcome.accepted]
+        if outcome.next_token >= 0:
+            verified = [*verified, outcome.next_token]
+        rate = hit_rate if self._schedule.vote_every_token else agreement
+        return [rate(own, verified) for own in draft.own]
+
+    def _grow(self, draft: Draft, outcome: Outcome, now: float) -> None:
+        """Append the verified tokens, and send the request on."""
+        request, job, metrics = draft.request, draft.request.job, draft.request.metrics
+        request.answer += draft.tokens[: outcome.accepted]
+        request.sources += [Source.ACCEPTED] * outcome.accepted
+        if outcome.next_token >= 0:
+            rejected = outcome.accepted < len(draft.tokens)
+            request.answer.append(outcome.next_token)
+            request.sources.append(Source.RECOVERED if rejected else Source.BONUS)
+        metrics.rounds += 1
+        metrics.drafted += len(draft.tokens)
+        metrics.accepted += outcome.accepted
+        metrics.tokens = len(request.answer)
+        metrics.total_s = now - request.since
+        if metrics.rounds == 1:
+            metrics.time_to_first_token_s = metrics.total_s
+        told = (tuple(request.answer), tuple(request.sources), replace(metrics))
+        self._news.append(Grown(job.id, *told))
+        if request.answer[-1] in self._eos or request.left <= 0:
+            self._end(request, None)
+        else:
+            request.state = State.RUNNING
+            self._running.append(request)
+
+    # ------------------------------------------------------------------ the end of a request
+
+    def _end(self, request: RequestState, error: CollabError | None) -> None:
+        """Forget a request, wherever it is; passes that are under way for it count no more."""
+        del self._requests[request.job.id]
+        if request.state is State.WAITING:
+            self._waiting.remove(request)
+        elif request.state is State.RUNNING:
+            self._running.remove(request)
+        elif request.state is State.POOLED:
+            self._pool = deque(draft for draft in self._pool if draft.request is not request)
+        if request.state is not State.WAITING:
+            if request.metrics.rounds and self._weights_config.rule != VOTED:
+                self._weights.drift(request.weights)
+            self._news.append(Release(request.job.id))
+        request.state = State.ENDED
+        self._news.append(Ended(request.job.id, error))
+
+    @property
+    def _k(self) -> int:
+        return len(self._models)
+
+
+def _late() -> CollabError:
+    return DeadlineExceeded(
+        "the answer was not complete within its deadline",
+        field="deadline_s",
+        remedy="raise deadline_s, or lower max_tokens",
+    )

@@ -1,0 +1,98 @@
+"""The messages between the machine and those who run the models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from collab_llm_nodes.decoding.rejection import Outcome
+from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
+from collab_llm_nodes.errors import CollabError
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request in a drafting step.
+
+    Attributes:
+        id: of the request.
+        prompt: token ids of its prompt.
+        answer: the verified tokens, and behind them those that were voted in this draft so far.
+        count: tokens wanted; fewer come after an end token.
+        sampling: the request's output law.
+        send_q: draw the tokens from the draft model's distribution, and tell it: the paper's rule.
+    """
+
+    id: str
+    prompt: Ids
+    answer: Ids
+    count: int
+    sampling: SamplingConfig
+    send_q: bool = False
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Tokens that one draft model proposes.
+
+    Attributes:
+        tokens: ids.
+        q: [tokens] distributions that they were drawn from, where they were asked for.
+    """
+
+    tokens: Ids
+    q: tuple[SparseDistribution, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A drafting step for all draft models that are in service.
+
+    Attributes:
+        batch, step: names that the answers carry: late ones are recognised by them.
+        models: indices of the draft models.
+    """
+
+    batch: int
+    step: int
+    models: tuple[int, ...]
+    asks: tuple[Ask, ...]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A voted draft to be verified.
+
+    Attributes:
+        id, prompt, answer, sampling: as in ``Ask``; ``answer`` is verified.
+        draft: voted tokens.
+        q: [draft] distributions that the tokens are claimed to be drawn from; None under the laws
+            that judge without them.
+    """
+
+    id: str
+    prompt: Ids
+    answer: Ids
+    sampling: SamplingConfig
+    draft: Ids
+    q: tuple[SparseDistribution, ...] | None
+
+
+@dataclass(frozen=True)
+class Verify:
+    """A verification for the target."""
+
+    batch: int
+    claims: tuple[Claim, ...]
+
+
+@dataclass(frozen=True)
+class Release:
+    """No model need remember the request ``id`` any longer."""
+
+    id: str
+
+
+Verdict = Outcome | CollabError
+"""The target's word on a claim, or why there is none."""

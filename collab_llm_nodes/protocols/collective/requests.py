@@ -1,0 +1,87 @@
+"""A request, and its draft, on their way through the machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
+from collab_llm_nodes.protocols.base import Source
+from collab_llm_nodes.protocols.collective.messages import Ids
+from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
+from collab_llm_nodes.protocols.collective.weights import Weights
+
+
+@dataclass(frozen=True)
+class Job:
+    """One answer asked for.
+
+    Attributes:
+        id: unique among the answers under way.
+        prompt: token ids.
+        max_tokens: length limit of the answer [tokens].
+        due: time by which it must be complete.
+    """
+
+    id: str
+    prompt: Ids
+    sampling: SamplingConfig
+    max_tokens: int
+    due: float = math.inf
+
+
+class State(Enum):
+    """The place where a request is."""
+
+    WAITING = "waiting"  # holds no KV cache
+    RUNNING = "running"
+    DRAFTING = "drafting"
+    POOLED = "pooled"
+    VERIFYING = "verifying"
+    ENDED = "ended"
+
+
+@dataclass
+class RequestState:
+    """A request on its way.
+
+    Attributes:
+        weights: of the draft models, for its votes.
+        since: time at which it came.
+        answer, sources: verified tokens, and the rule that produced each.
+    """
+
+    job: Job
+    weights: Weights
+    since: float
+    state: State = State.WAITING
+    answer: list[int] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    metrics: CollectiveMetrics = field(default_factory=CollectiveMetrics)
+
+    @property
+    def left(self) -> int:
+        """Tokens that the answer may still get."""
+        return self.job.max_tokens - len(self.answer)
+
+
+@dataclass
+class Draft:
+    """A draft of one request, under way or in the pool.
+
+    Attributes:
+        asked: the length s that the selector asked for.
+        wanted: the length that the request has room for.
+        own: [k] each model's tokens; None if it gave none.
+        q: distributions of the voted tokens, under the paper's rule.
+        voted: model of the last vote; -1: none.
+    """
+
+    request: RequestState
+    asked: int
+    wanted: int
+    own: list[list[int] | None]
+    tokens: list[int] = field(default_factory=list)
+    q: list[SparseDistribution] = field(default_factory=list)
+    voted: int = -1

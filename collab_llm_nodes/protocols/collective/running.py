@@ -1,0 +1,255 @@
+"""Collective speculation as a protocol: many calls of ``run``, batched by one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import CollabError, ConfigError, DeadlineExceeded, InvalidInput
+from collab_llm_nodes.models.detokenising import Detokeniser
+from collab_llm_nodes.models.loading import load
+from collab_llm_nodes.models.prompt import Prompt, check_prompt, encode
+from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
+from collab_llm_nodes.protocols.collective.machine import Ended, Grown, Job, Machine
+from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
+from collab_llm_nodes.protocols.collective.models import DraftModel, Target
+from collab_llm_nodes.protocols.collective.runner import Runner
+from collab_llm_nodes.protocols.collective.settings import IN_SEQUENCE, PROCESSES, CollectiveConfig
+from collab_llm_nodes.protocols.collective.workers import (
+    DraftProcess,
+    DraftWorker,
+    Failed,
+    Here,
+    InThread,
+    LocalDraft,
+    Proposed,
+)
+
+_GRACE_S = 10.0
+"""Time for a pass under way to end when the deadline passes."""
+
+
+def check(request: Request) -> None:
+    """Refuse what can be refused without the models.
+
+    Raises:
+        InvalidInput: ``field`` names the request's.
+    """
+    config: CollectiveConfig = request.config
+    check_prompt(_prompt(request), config.prompt, field="prompt")
+
+
+def start(config: CollectiveConfig, resources: Resources) -> Collective:
+    """Load the target and the draft models.
+
+    Raises:
+        ConfigError: no target, or a draft model with another vocabulary.
+        ModelError: a model cannot be loaded.
+    """
+    if not config.target.path:
+        raise ConfigError(
+            "no target", field="target.path", remedy="name its folder, hub id or shipped name"
+        )
+    target = Engine(load(config.target))
+    if config.pipeline == PROCESSES:
+        return Collective(target, (), config, resources)
+    drafts = [Engine(load(model)) for model in config.drafts.models()]
+    return Collective(target, drafts, config, resources)
+
+
+class Collective:
+    """Collective speculation with its models loaded.
+
+    Args:
+        drafts: engines of the draft models; empty where they are loaded by processes of their own.
+
+    Raises:
+        ConfigError: a draft model has another vocabulary than the target.
+        ModelError: a process cannot load its model.
+    """
+
+    def __init__(
+        self,
+        target: Engine,
+        drafts: Sequence[Engine],
+        config: CollectiveConfig,
+        resources: Resources,
+    ) -> None:
+        self._target = target
+        self._config = config
+        self._drafts = drafts
+        schedule = config.schedule
+        self.parallel = schedule.max_active + schedule.max_waiting
+        pipelined = config.pipeline != IN_SEQUENCE
+        in_processes = config.pipeline == PROCESSES
+        self.machine = Machine(
+            len(config.drafts.paths) if in_processes else len(drafts),
+            target.eos,
+            schedule=schedule,
+            weights=config.weights,
+            length=config.length,
+            pipelined=pipelined,
+        )
+        self._runner = Runner(
+            self.machine,
+            Target(target),
+            self._processes if in_processes else self._local,
+            pipelined=pipelined,
+            log=resources.log,
+        )
+
+    def run(self, request: Request, emit: Callable[[Progress], None], control: Control) -> Answer:
+        """Make one answer; its law is the target's alone, whatever the drafts."""
+        news: queue.SimpleQueue[Grown | Ended] = queue.SimpleQueue()
+        job = self._job(request, control.due)
+        control.check()
+        self._runner.submit(job, news.put)
+        forget = control.on_cancel(lambda: self._runner.cancel(job.id))
+        try:
+            return self._follow(news, request, emit, control)
+        finally:
+            forget()
+
+    def health(self) -> Mapping[str, object]:
+        """Return figures of the machine, all of about the same time."""
+        machine = self.machine
+        return {
+            "target": self._config.target.path,
+            "drafts": len(self._config.drafts.paths) or len(self._drafts),
+            "drafts_in_service": len(machine.serving(time.monotonic())),
+            "incidents": machine.incidents,
+            "speculation_length": machine.s,
+            "weights": " ".join(f"{weight:.2f}" for weight in machine.weights),
+            "active": machine.active,
+            "waiting": machine.waiting,
+            "pooled": machine.pooled,
+        }
+
+    def close(self) -> None:
+        """Free the models."""
+        self._runner.close()
+
+    def _job(self, request: Request, due: float) -> Job:
+        """Return the request as the machine takes it.
+
+        Raises:
+            InvalidInput: a prompt that cannot be encoded, or that fills the context.
+        """
+        config: CollectiveConfig = request.config
+        try:
+            prompt = encode(_prompt(request), self._target.loaded, config.prompt)
+        except InvalidInput as error:
+            if error.field == "text":
+                error.field = "prompt"  # as requests call it
+            raise
+        room = self._target.context - len(prompt.ids)
+        wanted = min(request.max_tokens or config.max_tokens, room)
+        return Job(request.id, prompt.ids, request.sampling, wanted, due)
+
+    def _follow(
+        self,
+        news: queue.SimpleQueue[Grown | Ended],
+        request: Request,
+        emit: Callable[[Progress], None],
+        control: Control,
+    ) -> Answer:
+        """Pass the news of an answer on until it ends."""
+        text = Detokeniser(self._target.decode)
+        limit = request.max_tokens or request.config.max_tokens
+        started = request.asked_at or time.monotonic()
+        last = Grown(request.id, (), (), CollectiveMetrics())
+        while True:
+            told = _next(news, control.due)
+            grown = [each for each in told if isinstance(each, Grown)]
+            if grown:
+                last = grown[-1]
+                text.update(last.tokens)
+            end = told[-1]
+            if isinstance(end, Grown):
+                emit(_progress(last, text, limit, started))
+                continue
+            text.update(last.tokens, final=True)
+            progress = _progress(last, text, limit, started)
+            if end.error is not None and not last.tokens:
+                raise end.error
+            return Answer(**{**vars(progress), "verified": end.error is None}, error=end.error)
+
+    def _local(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
+        for i, draft in enumerate(self._drafts):
+            self._check_vocabulary(i, draft.vocabulary, draft.loaded.config.path)
+        sequence = self._config.pipeline == IN_SEQUENCE
+        return [
+            LocalDraft(
+                i,
+                DraftModel(draft, self._target.eos, i),
+                Here() if sequence else InThread(f"draft-{i}"),
+                proposed,
+                failed,
+            )
+            for i, draft in enumerate(self._drafts)
+        ]
+
+    def _processes(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
+        workers: list[DraftProcess] = []
+        try:
+            for i, model in enumerate(self._config.drafts.models()):
+                workers.append(DraftProcess(i, model, self._target.eos, proposed, failed))
+            for i, worker in enumerate(workers):  # all load at the same time
+                self._check_vocabulary(i, worker.vocabulary(), self._config.drafts.paths[i])
+        except CollabError:
+            for worker in workers:
+                worker.close()
+            raise
+        return [*workers]
+
+    def _check_vocabulary(self, index: int, vocabulary: str, path: str) -> None:
+        if vocabulary != self._target.vocabulary:
+            raise ConfigError(
+                f"the tokenizers of {path} and of the target, {self._target.loaded.config.path},"
+                " differ",
+                field=f"drafts.paths[{index}]",
+                remedy="use models of one family that share a tokenizer",
+            )
+
+
+def _next(news: queue.SimpleQueue[Grown | Ended], due: float) -> list[Grown | Ended]:
+    """Wait for news; return all that has come, at least one.
+
+    Raises:
+        DeadlineExceeded: nothing has come long after the deadline ``due``.
+    """
+    left = due + _GRACE_S - time.monotonic()
+    try:
+        told = [news.get(timeout=min(max(left, 0.0), threading.TIMEOUT_MAX))]
+    except queue.Empty:
+        raise DeadlineExceeded(
+            "the models did not answer within the deadline",
+            field="deadline_s",
+            remedy="see the log: a pass of the target hangs",
+        ) from None
+    with contextlib.suppress(queue.Empty):
+        while True:
+            told.append(news.get_nowait())
+    return told
+
+
+def _progress(told: Grown, text: Detokeniser, limit: int, started: float) -> Progress:
+    metrics = replace(told.metrics, total_s=time.monotonic() - started)
+    return Progress(
+        text.text,
+        told.tokens,
+        tuple(int(source) for source in told.sources),
+        text.ends,
+        stage="speculate",
+        share_done=min(len(told.tokens) / limit, 1.0),
+        metrics=metrics,
+    )
+
+
+def _prompt(request: Request) -> Prompt:
+    return Prompt(request.prompt, request.images, turns=request.turns[:-1], raw=request.raw)

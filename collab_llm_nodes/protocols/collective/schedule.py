@@ -1,0 +1,73 @@
+"""The settings of the machine: batches, pool, limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import ConfigError
+
+_fixed = partial(setting, read_only=True)  # the machine is built once
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Batches, the pool between drafting and verification, and limits of memory."""
+
+    draft_batch: int = _fixed(16, "b_SSM: requests drafted side by side.", low=1, high=1024)
+    target_batch: int = _fixed(16, "b_LLM: requests verified in one pass.", low=1, high=1024)
+    pool_high: int = _fixed(
+        0,
+        "Drafting pauses while so many drafts wait for the target; 0: target_batch, as in paper"
+        " 002.",
+        low=0,
+        high=65536,
+    )
+    pool_low: int = _fixed(
+        0, "Drafting resumes below so many waiting drafts; 0: pool_high.", low=0, high=65536
+    )
+    max_active: int = _fixed(
+        64, "Requests that hold KV caches at a time; others wait for a place.", low=1, high=4096
+    )
+    max_waiting: int = _fixed(
+        256, "Requests that wait for a place; more are refused as BUSY.", low=0, high=65536
+    )
+    draft_timeout_s: float = _fixed(
+        5.0,
+        "A draft model that is silent for so long is left out until it answers [s].",
+        low=0.001,
+        high=600.0,
+    )
+    retry_s: float = _fixed(
+        5.0, "A draft model that has failed is left out for this time [s].", low=0.0, high=3600.0
+    )
+    vote_every_token: bool = _fixed(
+        False,
+        "Vote after each token, and let all models go on from the voted one; else each drafts its"
+        " whole length, as in paper 002.",
+    )
+    paper_faithful: bool = _fixed(
+        False,
+        "Judge sampled drafts by the voted model's own probabilities, as paper 002 prints it. This"
+        " CHANGES the law of the output; for comparison only.",
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.low > self.high:
+            raise ConfigError(
+                f"{self.low} is above pool_high, {self.high}",
+                field="pool_low",
+                remedy="lower it, or leave it 0",
+            )
+
+    @property
+    def high(self) -> int:
+        """The high water mark."""
+        return self.pool_high or self.target_batch
+
+    @property
+    def low(self) -> int:
+        """The low water mark."""
+        return self.pool_low or self.high

@@ -1,0 +1,70 @@
+"""Everything that collective speculation can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.models.loading import DTYPES, ModelConfig
+from collab_llm_nodes.models.prompt import PromptLimits
+from collab_llm_nodes.protocols.collective.length import LengthConfig
+from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
+from collab_llm_nodes.protocols.collective.weights import WeightsConfig
+
+IN_SEQUENCE, THREADS, PROCESSES = "off", "thread", "process"
+
+
+@dataclass(frozen=True)
+class DraftsConfig:
+    """The draft models: all of the target's vocabulary."""
+
+    paths: tuple[str, ...] = setting(
+        (), "Folder, hub id or shipped name of each; none: the target alone.", read_only=True
+    )
+    dtype: str = setting("float32", "Type of the weights.", choices=tuple(DTYPES), read_only=True)
+    device: str = setting("cpu", "cpu, cuda or cuda:N.", read_only=True)
+    local_files_only: bool = setting(False, "Never ask the hub.", read_only=True)
+    threads: int = setting(
+        1, "CPU threads of each process of its own.", low=1, high=1024, read_only=True
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def models(self) -> list[ModelConfig]:
+        """Return the configuration of each model."""
+        return [
+            ModelConfig(
+                path,
+                self.dtype,
+                self.device,
+                local_files_only=self.local_files_only,
+                threads=self.threads,
+            )
+            for path in self.paths
+        ]
+
+
+@dataclass(frozen=True)
+class CollectiveConfig:
+    """The target, its drafts, and the rules between them."""
+
+    target: ModelConfig = field(default_factory=ModelConfig)
+    drafts: DraftsConfig = field(default_factory=DraftsConfig)
+    prompt: PromptLimits = field(default_factory=PromptLimits)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+    length: LengthConfig = field(default_factory=LengthConfig)
+    pipeline: str = setting(
+        PROCESSES,
+        "process: each draft model has a process of its own, and drafts while the target verifies;"
+        " thread: likewise, in threads of this process; off: one after the other.",
+        choices=(IN_SEQUENCE, THREADS, PROCESSES),
+        read_only=True,
+    )
+    max_tokens: int = setting(
+        128, "Length limit of an answer [tokens].", low=1, high=65536, per_request=True
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)

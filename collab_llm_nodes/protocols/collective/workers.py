@@ -1,0 +1,253 @@
+"""The places where a model's passes are made: the caller's thread, one of their own, or a process.
+
+A worker takes work in order and reports each result by a callback, from whatever thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from collab_llm_nodes.errors import CollabError, ModelError, Unavailable
+from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.protocols.collective.messages import Draw, Proposal
+from collab_llm_nodes.protocols.collective.models import DraftModel
+from collab_llm_nodes.protocols.collective.wire import draw_to_json, line, proposals_from_json
+
+Proposed = Callable[[int, Draw, list[Proposal | None]], None]
+"""Takes the index of a draft model, the draw, and what the model proposes."""
+Failed = Callable[[int, CollabError], None]
+"""Takes the index of a draft model, and why it has failed."""
+
+_START_DEADLINE_S = 120.0
+_STOP_DEADLINE_S = 5.0
+
+
+class Executor(Protocol):
+    """Something that makes calls, in order."""
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        """Have ``work`` called, now or later; it raises nothing."""
+
+    def close(self) -> None:
+        """Return when all work is done."""
+
+
+class Here:
+    """The caller's thread."""
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        work()
+
+    def close(self) -> None:
+        """Do nothing: no work is left."""
+
+
+class InThread:
+    """A thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+
+    def close(self) -> None:
+        """Return when all work is done; give a pass that hangs up after some seconds."""
+        self._work.put(None)
+        self._thread.join(_STOP_DEADLINE_S)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+
+class DraftWorker(Protocol):
+    """One draft model at work."""
+
+    def draw(self, draw: Draw) -> None:
+        """Have the model answer, by its callbacks."""
+
+    def release(self, id: str) -> None:
+        """Free what is held for a request."""
+
+    def recover(self) -> None:
+        """Do what can be done about a model that is silent."""
+
+    def close(self) -> None:
+        """Free the model."""
+
+
+class LocalDraft:
+    """A draft model in this process."""
+
+    def __init__(
+        self,
+        index: int,
+        model: DraftModel,
+        executor: Executor,
+        proposed: Proposed,
+        failed: Failed,
+    ) -> None:
+        self._index, self._model, self._execute = index, model, executor
+        self._proposed, self._failed = proposed, failed
+
+    def draw(self, draw: Draw) -> None:
+        def work() -> None:
+            try:
+                proposals = self._model.draw(draw.asks)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the other models go on
+                self._failed(self._index, as_model_error(error))
+            else:
+                self._proposed(self._index, draw, proposals)
+
+        self._execute(work)
+
+    def release(self, id: str) -> None:
+        self._execute(lambda: self._model.sessions.release(id))
+
+    def recover(self) -> None:
+        """Do nothing: a pass in this process cannot be ended from outside."""
+
+    def close(self) -> None:
+        self._execute(self._model.sessions.close)
+        self._execute.close()
+
+
+class DraftProcess:
+    """A draft model in a process of its own; a new one is started when it has ended.
+
+    Args:
+        eos: the target's end tokens.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        config: ModelConfig,
+        eos: frozenset[int],
+        proposed: Proposed,
+        failed: Failed,
+    ) -> None:
+        self._index, self._eos = index, eos
+        self._config = config
+        self._proposed, self._failed = proposed, failed
+        self._lock = threading.Lock()  # of the child and what it knows
+        self._closing = False
+        self._child: subprocess.Popen[bytes] | None = None
+        self._start()
+
+    def vocabulary(self) -> str:
+        """Wait until the model is loaded; return the hash of its vocabulary.
+
+        Raises:
+            ModelError: it cannot be loaded.
+        """
+        try:
+            told = self._ready.get(timeout=_START_DEADLINE_S)
+        except queue.Empty:
+            told = {"error": f"the model is not loaded after {_START_DEADLINE_S:g} s"}
+        if "error" in told:
+            raise ModelError(str(told["error"]), field=f"drafts.paths[{self._index}]")
+        return str(told["vocabulary"])
+
+    def draw(self, draw: Draw) -> None:
+        with self._lock:
+            if self._child is None:
+                self._start()
+            self._pending[draw.batch, draw.step] = draw
+            message = draw_to_json(draw, self._known)
+            self._send(message)
+
+    def release(self, id: str) -> None:
+        with self._lock:
+            if id in self._known:
+                self._known.discard(id)
+                self._send({"release": id})
+
+    def recover(self) -> None:
+        """Kill the process; the next draw starts a new one."""
+        with self._lock:
+            if self._child is not None:
+                self._child.kill()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing = True
+            child = self._child
+            if child is not None:
+                with contextlib.suppress(OSError):  # the listener has just closed it
+                    self._socket.shutdown(socket.SHUT_RDWR)  # the child ends by itself
+        self._listener.join(_STOP_DEADLINE_S)
+        if child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_STOP_DEADLINE_S)
+            child.kill()
+            child.wait()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        self._known: set[str] = set()
+        self._pending: dict[tuple[int, int], Draw] = {}
+        self._ready: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+        command = [sys.executable, "-m", "collab_llm_nodes.protocols.collective.child"]
+        with theirs:
+            self._child = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+            )
+        self._send({"model": asdict(self._config), "eos": sorted(self._eos), "index": self._index})
+        self._listener = threading.Thread(
+            target=self._listen, args=(ours, self._child), name=f"draft-{self._index}", daemon=True
+        )
+        self._listener.start()
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # it has ended: the listener notices
+            self._socket.sendall(line(message))
+
+    def _listen(self, own: socket.socket, child: subprocess.Popen[bytes]) -> None:
+        """Pass on what the child says until it ends."""
+        with contextlib.suppress(OSError, ValueError), own.makefile("rb") as lines:
+            for text in lines:
+                self._hear(json.loads(text))
+        status = child.wait()
+        own.close()
+        with self._lock:
+            closing, self._child = self._closing, None
+        ended = f"the process of draft model {self._index} ended with status {status}"
+        self._ready.put({"error": ended})
+        if not closing:
+            self._failed(self._index, Unavailable(ended))
+
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        if "vocabulary" in message:
+            self._ready.put(message)
+        elif "error" in message:
+            self._ready.put(message)
+            self._failed(self._index, ModelError(str(message["error"])))
+        else:
+            with self._lock:
+                draw = self._pending.pop((message["batch"], message["step"]))
+            self._proposed(self._index, draw, proposals_from_json(message["proposals"]))
+
+
+def as_model_error(error: Exception) -> CollabError:
+    """Return ``error`` itself, or a ModelError that tells it."""
+    if isinstance(error, CollabError):
+        return error
+    return ModelError(f"{type(error).__name__}: {error}", remedy="see the log")

@@ -1,0 +1,501 @@
+"""The machine of collective speculation: any order of events gives the target's own answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from collective_world import EOS, GREEDY, World, alone, judge
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collab_llm_nodes.config import from_mapping
+from collab_llm_nodes.decoding.sampling import SamplingConfig, to_wire
+from collab_llm_nodes.errors import (
+    Busy,
+    Cancelled,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelError,
+)
+from collab_llm_nodes.protocols.base import Source
+from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
+from collab_llm_nodes.protocols.collective.machine import Job, Machine
+from collab_llm_nodes.protocols.collective.messages import Claim, Proposal
+from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
+from collab_llm_nodes.protocols.collective.weights import VOTED, WeightsConfig
+
+FAST = LengthConfig(decision_threshold=2)  # the length changes often
+
+
+def job(number: int, **fields: Any) -> Job:
+    return replace(Job(f"job {number}", (7, number), GREEDY, 24), **fields)
+
+
+def make(
+    models: int = 3,
+    length: LengthConfig = FAST,
+    weights: WeightsConfig | None = None,
+    pipelined: bool = False,
+    **schedule: Any,
+) -> World:
+    made = Machine(
+        models,
+        EOS,
+        schedule=ScheduleConfig(**schedule),
+        weights=weights,
+        length=length,
+        pipelined=pipelined,
+    )
+    return World(made)
+
+
+def check_complete(world: World, jobs: list[Job]) -> None:
+    """Every answer is whole, and the target's."""
+    assert {j.id: world.answers[j.id] for j in jobs} == {j.id: alone(j) for j in jobs}
+    assert set(world.ended) == {j.id for j in jobs}
+    assert all(end.error is None for end in world.ended.values())
+    assert world.released == world.seen
+    assert (world.machine.active, world.machine.waiting, world.machine.pooled) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize("every_token", [False, True])
+@pytest.mark.parametrize("models", [0, 1, 3])
+def test_a_batch_gets_the_targets_answers(pipelined: bool, every_token: bool, models: int) -> None:
+    world = make(
+        models, pipelined=pipelined, vote_every_token=every_token, draft_batch=3, target_batch=4
+    )
+    jobs = [job(i) for i in range(10)]
+    world.submit(*jobs)
+    world.run()
+    check_complete(world, jobs)
+
+
+def test_a_token_is_told_with_its_rule_and_counted() -> None:
+    world = make(length=LengthConfig(FIXED), draft_batch=1)
+    world.submit(job(1, max_tokens=16))
+    world.run()
+    last = world.told[-1]
+    assert len(last.sources) == len(last.tokens) == last.metrics.tokens
+    assert last.sources.count(Source.ACCEPTED) == last.metrics.accepted > 0
+    assert last.metrics.rounds == len(world.told) < last.metrics.tokens
+    assert 0 < last.metrics.acceptance < 1
+    assert 1 < last.metrics.tau <= 5
+    assert last.metrics.time_to_first_token_s < last.metrics.total_s
+
+
+def test_speculation_saves_verifications_and_the_vote_is_better_than_one() -> None:
+    def rounds(models: int, s: int) -> int:
+        world = make(models, LengthConfig(FIXED, initial=s))
+        world.submit(*(job(i) for i in range(30)))
+        world.run()
+        return sum(told.metrics.rounds for told in last_told(world))
+
+    assert rounds(0, 4) == rounds(3, 0)
+    assert rounds(3, 4) < rounds(1, 4) < 0.6 * rounds(0, 4)
+
+
+def last_told(world: World) -> list[Any]:
+    return list({told.id: told for told in world.told}.values())
+
+
+# ---------------------------------------------------------------- any schedule
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_schedule_gives_the_targets_answers(data: st.DataObject) -> None:
+    """Orders, failures, silence, late answers, cancelling, deadlines: nothing is lost or wrong."""
+    models = data.draw(st.integers(0, 3), "models")
+    draft_batch = data.draw(st.integers(1, 4), "draft_batch")
+    target_batch = data.draw(st.integers(1, 4), "target_batch")
+    high = data.draw(st.integers(0, 5), "pool_high")
+    every_token = data.draw(st.booleans(), "every token")
+    rule = VOTED if not every_token and data.draw(st.booleans(), "voted") else "per_request"
+    world = make(
+        models,
+        weights=WeightsConfig(rule),
+        pipelined=data.draw(st.booleans(), "pipelined"),
+        draft_batch=draft_batch,
+        target_batch=target_batch,
+        pool_high=high,
+        pool_low=data.draw(st.integers(0, high), "pool_low"),
+        max_active=data.draw(st.integers(1, 6), "max_active"),
+        draft_timeout_s=1.0,
+        retry_s=2.0,
+        vote_every_token=every_token,
+    )
+    machine = world.machine
+    jobs = [
+        job(i, max_tokens=data.draw(st.integers(1, 12), "max_tokens"))
+        for i in range(data.draw(st.integers(1, 8), "jobs"))
+    ]
+    to_come, given_up = list(jobs), set[str]()
+    bound = (high or target_batch) - 1 + draft_batch
+    for _ in range(data.draw(st.integers(0, 60), "events")):
+        events = ["pass"]
+        events += ["submit"] * bool(to_come)
+        events += ["cancel", "deadline"] * bool(set(world.answers) - set(world.ended))
+        events += ["draft"] * 3 + ["fail", "drop"] if world.drawing else []
+        events += ["target"] * 2 if world.verifying else []
+        event = data.draw(st.sampled_from(events))
+        if event == "submit":
+            new = to_come.pop()
+            if data.draw(st.integers(0, 3), "hurry") == 0:
+                new = replace(new, due=world.now + 1.5)
+            world.submit(new)
+        elif event == "cancel":
+            chosen = data.draw(st.sampled_from(sorted(set(world.answers) - set(world.ended))))
+            given_up.add(chosen)
+            machine.cancel(chosen)
+            world.poll()
+        elif event == "deadline":
+            world.now = max(world.now, min(machine.wake_at(), world.now + 3.0))
+            world.poll()
+        elif event == "draft":
+            world.answer_draft(data.draw(st.integers(0, len(world.drawing) - 1)))
+        elif event == "drop":
+            world.answer_draft(0, drop=lambda ask: ask.id.endswith("1"))
+        elif event == "fail":
+            model, _ = world.drawing.pop(0)
+            machine.on_draft_failure(model, ModelError("broken"), world.now)
+            world.poll()
+        elif event == "target":
+            world.answer_target()
+        else:
+            world.now += 0.3
+            world.poll()
+        assert machine.pooled <= bound
+        assert world.held <= machine._schedule.max_active
+    if to_come:
+        world.submit(*to_come)
+    world.run()
+    late = {id for id, end in world.ended.items() if isinstance(end.error, DeadlineExceeded)}
+    cancelled = {id for id, end in world.ended.items() if isinstance(end.error, Cancelled)}
+    assert cancelled <= given_up
+    assert machine.pool_peak <= bound
+    assert set(world.ended) == {j.id for j in jobs}, "nothing is lost"
+    for each in jobs:
+        told, own = world.answers[each.id], alone(each)
+        complete = each.id not in late | cancelled
+        assert told == (own if complete else own[: len(told)])
+    assert world.released == world.seen
+    assert (machine.active, machine.waiting, machine.pooled) == (0, 0, 0)
+
+
+# ---------------------------------------------------------------- limits
+
+
+def test_the_pool_is_bound_and_drafting_pauses_at_the_high_mark() -> None:
+    """Figure 7: without control the pool grows to all requests; with it to high - 1 + b_SSM."""
+
+    def grown(**marks: Any) -> World:
+        world = make(pipelined=True, draft_batch=2, target_batch=4, max_active=40, **marks)
+        world.submit(*(job(i) for i in range(40)))
+        for _ in range(200):  # the target is slow
+            if world.drawing:
+                world.answer_draft()
+        return world
+
+    controlled, free = grown(), grown(pool_high=1000, pool_low=1000)
+    assert controlled.machine.pooled == 4
+    assert free.machine.pooled > 30
+    assert controlled.held < free.held / 3
+    assert not controlled.drawing
+    controlled.answer_target()
+    assert controlled.drawing, "it resumes below the mark"
+    for world in (controlled, free):
+        world.run()
+        check_complete(world, [job(i) for i in range(40)])
+
+
+@pytest.mark.parametrize(("requests", "overlap"), [(4, False), (9, True)])
+def test_a_pipeline_overlaps_where_more_is_under_way_than_a_batch(
+    requests: int, overlap: bool
+) -> None:
+    fixed = LengthConfig(FIXED)
+    world = make(length=fixed, pipelined=True, draft_batch=4, target_batch=4)
+    jobs = [job(i) for i in range(requests)]
+    for each in jobs:
+        world.machine.submit(each, world.now)
+        world.answers[each.id] = ()
+    world.poll()
+    both, sizes = False, list[int]()
+    while world.drawing or world.verifying:
+        both |= bool(world.drawing and world.verifying)
+        if world.verifying and not sizes:
+            sizes.append(len(world.verifying.claims))
+        world.answer_draft() if world.drawing else world.answer_target()
+    assert both == overlap
+    assert sizes == [4]
+    check_complete(world, jobs)
+
+
+def test_between_the_marks_drafting_stays_paused() -> None:
+    marks: dict[str, Any] = {"pool_high": 4, "pool_low": 2}
+    fixed = LengthConfig(FIXED)
+    world = make(length=fixed, pipelined=True, draft_batch=1, target_batch=1, max_active=9, **marks)
+    world.submit(*(job(i) for i in range(20)))
+    while world.drawing:
+        world.answer_draft()
+    pooled = []
+    for _ in range(3):
+        world.answer_target()
+        pooled.append((world.machine.pooled, bool(world.drawing)))
+    assert pooled == [(3, False), (2, False), (1, True)]
+
+
+def test_five_hundred_prompts_at_once() -> None:
+    world = make(max_active=16, max_waiting=100)
+    taken = [job(i, max_tokens=4) for i in range(116)]
+    world.submit(*taken)
+    for i in range(116, 500):
+        with pytest.raises(Busy):
+            world.machine.submit(job(i), world.now)
+    world.run()
+    check_complete(world, taken)
+    assert world.held <= 16
+    world.submit(job(500))
+    world.run()
+    assert world.answers["job 500"] == alone(job(500))
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        (job(1, max_tokens=0), "max_tokens"),
+        (job(1, prompt=()), "prompt"),
+        (job(0), "id"),
+    ],
+)
+def test_a_bad_job_is_refused(bad: Job, field: str) -> None:
+    world = make()
+    world.submit(job(0))
+    with pytest.raises(InvalidInput) as told:
+        world.machine.submit(bad, 0.0)
+    assert told.value.field == field
+
+
+def test_a_deadline_in_mid_batch_keeps_what_is_finished() -> None:
+    world = make(length=LengthConfig(FIXED))
+    short, long = job(1, max_tokens=2, due=9.0), job(2, max_tokens=500, due=9.0)
+    long = replace(long, id="long", prompt=next(p for p in endless_prompts()))
+    world.submit(short, long)
+    for _ in range(3 * 4):
+        if world.drawing:
+            world.answer_draft()
+        else:
+            world.answer_target()
+    world.now = 9.0
+    assert world.machine.wake_at() <= world.now
+    world.poll()
+    assert world.ended[short.id].error is None
+    assert isinstance(world.ended[long.id].error, DeadlineExceeded)
+    assert world.answers[short.id] == alone(short)
+    assert 0 < len(world.answers[long.id]) < 500
+    assert world.answers[long.id] == alone(long)[: len(world.answers[long.id])]
+    world.run()
+    assert world.machine.active == 0
+
+
+def endless_prompts() -> Any:
+    """Prompts whose answers are long."""
+    for i in range(1000):
+        if len(alone(job(i, max_tokens=60))) == 60:
+            yield (7, i)
+
+
+# ---------------------------------------------------------------- a draft model in trouble
+
+
+def test_a_silent_model_is_left_out_until_it_answers() -> None:
+    world = make(length=LengthConfig(FIXED), draft_timeout_s=1.0, retry_s=0.0)
+    machine = world.machine
+    world.submit(job(1), job(2))
+    ((stuck, late),) = world.drawing[:1]
+    world.drawing = world.drawing[1:]
+    world.answer_draft()
+    world.answer_draft()
+    assert not under_verification(world), "it waits for the third"
+    assert machine.wake_at() == pytest.approx(world.now + 1.0)
+    world.now = machine.wake_at()
+    world.poll()
+    assert [(i.model, i.error.code) for i in world.incidents] == [(stuck, "UNAVAILABLE")]
+    assert under_verification(world), "the others go on"
+    world.answer_target()
+    assert stuck not in {model for model, _ in world.drawing}
+    machine.on_proposals(stuck, late.batch, late.step, [], world.now)  # long after its time
+    assert machine.serving(world.now) == (0, 1, 2)
+    world.run()
+    check_complete(world, [job(1), job(2)])
+
+
+def under_verification(world: World) -> bool:
+    """True if the target is at work."""
+    return world.verifying is not None
+
+
+def test_a_failed_model_comes_back_after_a_while() -> None:
+    world = make(retry_s=5.0)
+    world.submit(job(1))
+    world.drawing = world.drawing[1:]
+    world.machine.on_draft_failure(0, ModelError("no memory"), world.now)
+    world.poll()
+    assert [i.error.code for i in world.incidents] == ["MODEL_ERROR"]
+    assert world.machine.serving(world.now) == (1, 2)
+    assert world.machine.serving(world.now + 5.0) == (0, 1, 2)
+    world.run()
+    check_complete(world, [job(1)])
+
+
+def test_without_any_draft_model_the_target_goes_on_alone() -> None:
+    world = make(2)
+    world.submit(job(1), job(2))
+    world.drawing = []
+    for model in (0, 1):
+        world.machine.on_draft_failure(model, ModelError("broken"), world.now)
+    world.poll()
+    assert world.verifying is not None
+    assert all(claim.draft == () for claim in world.verifying.claims)
+    world.run()
+    check_complete(world, [job(1), job(2)])
+
+
+def test_a_target_that_fails_ends_all_answers() -> None:
+    world = make(draft_batch=1, max_active=2, pipelined=True)
+    world.submit(*(job(i) for i in range(4)))
+    world.machine.on_target_failure(ModelError("out of memory"))
+    world.poll()
+    assert {end.error.code for end in world.ended.values() if end.error} == {"MODEL_ERROR"}
+    assert len(world.ended) == 4
+    world.run()
+    assert world.machine.active == 0
+
+
+def test_a_claim_that_cannot_be_verified_ends_its_answer_only() -> None:
+    world = make()
+    world.submit(job(1), job(2))
+    while world.drawing:
+        world.answer_draft()
+    asked = world.verifying
+    assert asked is not None
+    world.verifying = None
+    words = [InvalidInput("too long"), *(judge(claim) for claim in asked.claims[1:])]
+    world.machine.on_verdicts(asked.batch, words, world.now)
+    world.poll()
+    world.run()
+    assert isinstance(world.ended["job 1"].error, InvalidInput)
+    assert world.answers["job 2"] == alone(job(2))
+
+
+# ---------------------------------------------------------------- the law
+
+
+SAMPLED = SamplingConfig(temperature=1.0, seed=1)
+
+
+def first_claim(world: World, sampling: SamplingConfig) -> Claim:
+    """Have each model propose tokens with a q, and return what the target is to judge."""
+    world.submit(job(1, sampling=sampling))
+    row = to_wire(np.full(20, 0.05), 20)
+    while world.drawing:
+        model, step = world.drawing.pop()
+        (ask,) = step.asks
+        q = (row,) * ask.count if ask.send_q else None
+        proposals = [Proposal((model + 1,) * ask.count, q)]
+        world.machine.on_proposals(model, step.batch, step.step, proposals, world.now)
+        world.poll()
+    assert world.verifying is not None
+    (claim,) = world.verifying.claims
+    return claim
+
+
+@pytest.mark.parametrize("every_token", [False, True])
+def test_a_sampled_vote_is_a_certain_proposal(every_token: bool) -> None:
+    world = make(length=LengthConfig(FIXED), vote_every_token=every_token)
+    claim = first_claim(world, SAMPLED)
+    assert claim.draft == (1, 1, 1, 1)
+    assert claim.q is not None
+    assert [(q.ids.tolist(), q.law.tolist()) for q in claim.q] == [([1], [1.0])] * 4
+
+
+@pytest.mark.parametrize("every_token", [False, True])
+def test_the_papers_rule_claims_the_voted_models_q(every_token: bool) -> None:
+    world = make(length=LengthConfig(FIXED), vote_every_token=every_token, paper_faithful=True)
+    claim = first_claim(world, SAMPLED)
+    assert claim.q is not None
+    assert [len(q.ids) for q in claim.q] == [20] * 4
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SamplingConfig(temperature=1.0, law="coupled")], ids=["greedy", "coupled"]
+)
+def test_other_laws_take_no_q(sampling: SamplingConfig) -> None:
+    world = make(length=LengthConfig(FIXED), paper_faithful=True)
+    assert first_claim(world, sampling).q is None
+
+
+# ---------------------------------------------------------------- weights, length
+
+
+def test_a_model_that_is_always_wrong_loses_its_say() -> None:
+    world = make(3, LengthConfig(FIXED), draft_batch=4)
+    world.submit(*(job(i) for i in range(12)))
+    while world.drawing or world.verifying:
+        if world.drawing:
+            model, step = world.drawing.pop()
+            if model == 2:  # it repeats one token for ever
+                wrong = [Proposal((19,) * ask.count) for ask in step.asks]
+                world.machine.on_proposals(model, step.batch, step.step, wrong, world.now)
+                world.poll()
+            else:
+                world.drawing.append((model, step))
+                world.answer_draft(len(world.drawing) - 1)
+        else:
+            world.answer_target()
+    check_complete(world, [job(i) for i in range(12)])
+    assert world.machine.weights[2] < 0.5 < max(world.machine.weights[:2])
+
+
+def test_the_papers_rule_is_for_whole_drafts_only() -> None:
+    with pytest.raises(ConfigError) as told:
+        make(weights=WeightsConfig(VOTED), vote_every_token=True)
+    assert told.value.field == "vote_every_token"
+
+
+def test_a_draining_batch_does_not_adapt_the_length() -> None:
+    world = make(length=LengthConfig(initial=3, decision_threshold=2), draft_batch=8)
+    prompts = endless_prompts()
+    stays = replace(job(1, max_tokens=60), prompt=next(prompts))
+    leaves = replace(job(2, max_tokens=1), prompt=next(prompts))
+    world.submit(stays, leaves)
+    lengths = set()
+    while world.drawing or world.verifying:
+        world.now += 0.01
+        world.answer_draft() if world.drawing else world.answer_target()
+        lengths.add(world.machine.s)
+    assert lengths == {3}
+    world.submit(replace(stays, id="again"))
+    world.run()
+    assert world.machine.s != 3, "a batch of one that does not shrink counts"
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"draft_batch": 0}, "draft_batch"),
+        ({"pool_high": 3, "pool_low": 4}, "pool_low"),
+        ({"pool_low": 17}, "pool_low"),
+        ({"draft_timeout_s": math.nan}, "draft_timeout_s"),
+        ({"batch": 3}, "batch"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(values: dict[str, object], field: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        from_mapping(ScheduleConfig, values)
+    assert told.value.field == field

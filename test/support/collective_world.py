@@ -1,0 +1,146 @@
+"""Draft models and a target that are functions of the tokens before; for the collective machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from collab_llm_nodes.decoding.rejection import verify_chain
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.protocols.collective.machine import (
+    Action,
+    Draw,
+    Ended,
+    Grown,
+    Incident,
+    Job,
+    Machine,
+    Release,
+)
+from collab_llm_nodes.protocols.collective.messages import Ask, Claim, Proposal, Verdict, Verify
+
+VOCABULARY = 20
+EOS = frozenset({0})
+GREEDY = SamplingConfig()
+
+
+def target_token(context: Sequence[int]) -> int:
+    """The target's token behind ``context``."""
+    return random.Random(f"target {list(context)}").randrange(VOCABULARY)
+
+
+def draft_token(model: int, context: Sequence[int], share: float = 0.7) -> int:
+    """The token of a draft model that mostly agrees with the target."""
+    own = random.Random(f"{model} {list(context)}")
+    return target_token(context) if own.random() < share else own.randrange(VOCABULARY)
+
+
+def alone(job: Job) -> tuple[int, ...]:
+    """The target's own answer to ``job``."""
+    answer: list[int] = []
+    while len(answer) < job.max_tokens and not (answer and answer[-1] in EOS):
+        answer.append(target_token((*job.prompt, *answer)))
+    return tuple(answer)
+
+
+def propose(model: int, ask: Ask) -> Proposal:
+    """The answer of a draft model to ``ask``."""
+    tokens: list[int] = []
+    while len(tokens) < ask.count and not (tokens and tokens[-1] in EOS):
+        tokens.append(draft_token(model, (*ask.prompt, *ask.answer, *tokens)))
+    return Proposal(tuple(tokens))
+
+
+def judge(claim: Claim) -> Verdict:
+    """The target's verdict on ``claim``."""
+    before = (*claim.prompt, *claim.answer)
+    rows = np.zeros((len(claim.draft) + 1, VOCABULARY))
+    for i in range(len(claim.draft) + 1):
+        rows[i, target_token((*before, *claim.draft[:i]))] = 1.0
+    return verify_chain(rows, claim.draft, claim.q, claim.sampling, len(claim.answer), EOS)
+
+
+class World:
+    """Carries a machine's actions out, one at a time, in the order that it is told to.
+
+    Attributes:
+        answers, ended: what the machine has told, by request.
+        released: requests whose KV caches are freed.
+        held: most requests that held KV caches at a time.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.now = 0.0
+        self.answers: dict[str, tuple[int, ...]] = {}
+        self.ended: dict[str, Ended] = {}
+        self.released: set[str] = set()
+        self.incidents: list[Incident] = []
+        self.told: list[Grown] = []
+        self.seen: set[str] = set()
+        self.held = 0
+        self.drawing: list[tuple[int, Draw]] = []  # model and step that it is to answer
+        self.verifying: Verify | None = None
+
+    def submit(self, *jobs: Job) -> None:
+        for job in jobs:
+            self.machine.submit(job, self.now)
+            self.answers[job.id] = ()
+        self.poll()
+
+    def poll(self) -> None:
+        for action in self.machine.poll(self.now):
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Draw):
+            self.drawing += [(model, action) for model in action.models]
+            self._hold(action.asks)
+        elif isinstance(action, Verify):
+            assert self.verifying is None, "the target is asked for one verification at a time"
+            self.verifying = action
+            self._hold(action.claims)
+        elif isinstance(action, Grown):
+            assert action.tokens[: len(self.answers[action.id])] == self.answers[action.id]
+            self.answers[action.id] = action.tokens
+            self.told.append(action)
+        elif isinstance(action, Ended):
+            assert action.id not in self.ended, "an answer ends once"
+            self.ended[action.id] = action
+        elif isinstance(action, Release):
+            self.seen.add(action.id)  # it may have ended before any model met it
+            self.released.add(action.id)
+        else:
+            self.incidents.append(action)
+
+    def _hold(self, those: Sequence[Ask] | Sequence[Claim]) -> None:
+        self.seen |= {each.id for each in those}
+        assert not self.seen & self.released & {each.id for each in those}
+        self.held = max(self.held, len(self.seen - self.released))
+
+    def answer_draft(self, index: int = 0, drop: Callable[[Ask], bool] = lambda ask: False) -> None:
+        """Have one of the models that are drawing answer."""
+        model, step = self.drawing.pop(index)
+        proposals = [None if drop(ask) else propose(model, ask) for ask in step.asks]
+        self.machine.on_proposals(model, step.batch, step.step, proposals, self.now)
+        self.poll()
+
+    def answer_target(self) -> None:
+        """Have the target answer."""
+        asked, self.verifying = self.verifying, None
+        assert asked is not None
+        self.machine.on_verdicts(asked.batch, [judge(claim) for claim in asked.claims], self.now)
+        self.poll()
+
+    def run(self, passes: int = 100_000) -> None:
+        """Answer everything in turn until nothing is under way."""
+        while self.drawing or self.verifying:
+            passes -= 1
+            assert passes, "it never ends"
+            self.now += 0.01
+            if self.drawing:
+                self.answer_draft()
+            if self.verifying:
+                self.answer_target()
