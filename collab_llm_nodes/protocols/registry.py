@@ -8,9 +8,9 @@ from collections.abc import Collection
 from collab_llm_nodes.errors import InvalidInput, did_you_mean
 from collab_llm_nodes.protocols.base import Entry
 
-PROTOCOLS: dict[str, str] = {  # name: module that holds its ENTRY
-    "collective": "collab_llm_nodes.protocols.collective.entry",
+PROTOCOLS: dict[str, str] = {  # name: module that holds its ENTRY; the first is the default
     "edge_cloud": "collab_llm_nodes.protocols.edge_cloud.entry",
+    "collective": "collab_llm_nodes.protocols.collective.entry",
 }
 
 
