@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_models import tiny_model
+from tiny_models import tiny_folder, tiny_model
+from transformers import LlamaForCausalLM
 
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.architectures import DecoderParts, decoder_parts
@@ -56,7 +56,7 @@ def test_saved_heads_are_the_same_in_float16(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_is_of_the_model_not_of_its_precision() -> None:
-    halves = copy.deepcopy(tiny_model("llama").model).half()
+    halves = LlamaForCausalLM.from_pretrained(tiny_folder("llama"), dtype=torch.float16)
     same = head_fingerprint(decoder_parts(halves))
     halves.float()
     assert head_fingerprint(decoder_parts(halves)) == same
