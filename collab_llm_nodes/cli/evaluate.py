@@ -11,7 +11,7 @@ from rich.table import Table
 from collab_llm_nodes.cli.options import JsonOption, SeedOption
 from collab_llm_nodes.cli.output import console, write_json
 
-app = typer.Typer(no_args_is_help=True, help="Measure the shipped models.")
+app = typer.Typer(no_args_is_help=True, help="Measure the embedded models.")
 
 
 @app.command("nav")
@@ -47,7 +47,9 @@ def eval_nav(
 
 @app.command("text")
 def eval_text(
-    models: Annotated[Path, typer.Option(help="Folder of the family's models.")] = Path("models"),
+    models: Annotated[Path, typer.Option(help="Folder of the family's models.")] = Path(
+        "runs/text/models"
+    ),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer samples: two minutes.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     seed: SeedOption = 0,

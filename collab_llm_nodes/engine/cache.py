@@ -33,7 +33,7 @@ def _fitted(columns: Tensor, used: int) -> Tensor:
         return columns
     try:
         return _resized(columns, used, _blocks(used))
-    except torch.OutOfMemoryError:  # a rollback needs no memory: it is returned at the next one
+    except RuntimeError:  # no memory, on any device: a rollback needs none, and tries again later
         return columns
 
 

@@ -49,7 +49,7 @@ COPIED = (8, 16, 32, 64)
 class EvalText:
     """One evaluation."""
 
-    models: Path = Path("models")
+    models: Path = Path("runs/text/models")
     seed: int = 0
     device: str = "auto"
     documents: int = 100
@@ -135,6 +135,12 @@ class _Evaluation:
         tokenizers, self._models = {}, {}
         for name in MODELS:
             folder = config.models / name
+            if not folder.is_dir():  # else transformers asks its hub for a model of that name
+                raise ModelError(
+                    f"{folder} is not there",
+                    field="--models",
+                    remedy="give the folder models/ of a finished `collab-llm train text`",
+                )
             try:
                 tokenizers[name] = AutoTokenizer.from_pretrained(folder, local_files_only=True)
                 self._models[name] = TextForward(read(folder, device), CONTEXT)
