@@ -204,9 +204,14 @@ class InPlace:
         self._whole = chunk.new > SHORT and chunk.start == 0 and chunk.mask is None
         self._mask = None if self._whole else masks.one(chunk)
         parts = chunk.cache.parts(chunk.end)
-        self._keys, self._values = _by_layer([part[:, None] for part in parts], heads)
-        self._written = chunk.cache.written(chunk.start, chunk.end).unbind(0)
         self._products = chunk.new <= SHORT and (len(parts) > 1 or _streams(chunk, heads))
+        self._parts = _by_layer(parts, heads) if self._products or len(parts) > 1 else None
+        if self._parts is None:
+            columns = parts[0][:, None]
+            self._keys = columns[:, :, : heads.key].unbind(0)
+            self._values = columns[:, :, heads.key :].unbind(0)
+        # [layers], each [new, 2 * kv_heads, head_dim], as a layer computes them
+        self._written = chunk.cache.written(chunk.start, chunk.end).transpose(1, 2).unbind(0)
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         """[new, heads, head_dim] -> [new, query heads * head_dim].
@@ -215,13 +220,15 @@ class InPlace:
         """
         heads, new = self._heads, self._new
         query = qkv[:, : heads.query]
-        self._written[layer].copy_(qkv[:, heads.query :].transpose(0, 1))
-        keys, values = self._keys[layer], self._values[layer]
-        if self._products:
-            query = _by_key_head(query, 1, heads)[0]
-            keys, values = (tuple(part[0] for part in parts) for parts in (keys, values))
-            return _rows(_by_products(query, keys, values, self._mask)[None], new, heads)
-        key, value = (p[0] if len(p) == 1 else torch.cat(p, dim=2) for p in (keys, values))
+        self._written[layer].copy_(qkv[:, heads.query :])
+        if self._parts is None:
+            key, value = self._keys[layer], self._values[layer]
+        else:
+            keys, values = (by_layer[layer] for by_layer in self._parts)
+            if self._products:
+                query = _by_key_head(query, 1, heads)[0]
+                return _rows(_by_products(query, keys, values, self._mask)[None], new, heads)
+            key, value = torch.cat(keys, dim=1)[None], torch.cat(values, dim=1)[None]
         if self._whole:
             output = functional.scaled_dot_product_attention(
                 query.transpose(0, 1)[None],
@@ -281,7 +288,7 @@ class Gathered:
         self.bytes = self._columns.nbytes
         self._keys = self._columns[:, :, : heads.key].unbind(0)
         self._values = self._columns[:, :, heads.key :].unbind(0)
-        self._written = self._columns[:, :, :, longest - new :].unbind(0)
+        self._written = self._columns[:, :, :, longest - new :].transpose(2, 3).unbind(0)
         self._slots: Tensor | None = None  # of the rows, if some slots have none
         if rows < len(chunks) * new:
             ends = range(new, len(chunks) * new + 1, new)
@@ -298,10 +305,10 @@ class Gathered:
         heads, count, new = self._heads, len(self._chunks), self._new
         query, written = qkv[:, : heads.query], qkv[:, heads.query :]
         if self._slots is None:
-            self._written[layer].copy_(written.view(count, new, -1, heads.dim).transpose(1, 2))
+            self._written[layer].copy_(written.view(count, new, -1, heads.dim))
         else:
             chunk, slot = self._slots // new, self._slots % new
-            self._written[layer][chunk, :, slot] = written
+            self._written[layer][chunk, slot] = written
             padded = query.new_zeros(count * new, heads.query, heads.dim)
             query = padded.index_copy_(0, self._slots, query)
         query = _by_key_head(query, count, heads)
@@ -350,16 +357,9 @@ class Gathered:
 
 
 def _by_layer(parts: Sequence[Tensor], heads: Heads) -> tuple[list[Parts], list[Parts]]:
-    """Return keys and values by layer and part.
-
-    Args:
-        parts: each [layers, ..., 2 * kv_heads, columns, head_dim].
-
-    Returns:
-        [layers][parts], each [..., kv_heads, columns, head_dim].
-    """
-    keys = zip(*(part[..., : heads.key, :, :].unbind(0) for part in parts), strict=True)
-    values = zip(*(part[..., heads.key :, :, :].unbind(0) for part in parts), strict=True)
+    """Return keys and values: [layers][parts], each [kv_heads, columns, head_dim]."""
+    keys = zip(*(part[:, : heads.key].unbind(0) for part in parts), strict=True)
+    values = zip(*(part[:, heads.key :].unbind(0) for part in parts), strict=True)
     return list(keys), list(values)
 
 
