@@ -1,4 +1,4 @@
-"""Several draft models vote on each token: the answer stays the target's, drafts follow the vote."""
+"""Several draft models vote on each token: the answer stays the target's."""
 
 from __future__ import annotations
 
