@@ -42,11 +42,6 @@ dashboard = _program("collab_llm_nodes.nodes.dashboard")
 draft_vlm = _program(
     "collab_llm_nodes.ros.program", "collab_llm_nodes.nodes.draft_vlm:DraftVlm", function="run"
 )
-collective_server = _program(
-    "collab_llm_nodes.ros.program",
-    "collab_llm_nodes.nodes.collective_server:CollectiveServer",
-    function="run",
-)
 generate_router = _program("collab_llm_nodes.nodes.generate_router")
 go2_driver = _program("collab_llm_nodes.nodes.go2_driver")
 graph = _program("collab_llm_nodes.nodes.graph")

@@ -123,8 +123,11 @@ def _nodes(context: LaunchContext) -> list[Node]:
         ]
     for protocol in value("protocols").split():
         name = f"{protocol}_server"
-        server: dict[str, Any] = {"executable": "protocol_server", "arguments": [protocol]}
-        started.append(Node(name=name, **server, **common, **restarted))
+        server = {**common, "executable": "protocol_server", "arguments": [protocol]}
+        own = config / f"{protocol}.yaml"  # first, so that the files of the arguments win
+        if own.is_file():
+            server["parameters"] = [str(own), *common["parameters"]]
+        started.append(Node(name=name, **server, **restarted))
     for flag, executable in EXTRAS.items():
         if value(flag) == "true":
             started.append(Node(executable=executable, name=executable, **common, **restarted))

@@ -1,7 +1,8 @@
 """Collective speculation (paper 002) as a node: several draft models vote, one target verifies.
 
 Hosts the action ``collective/generate``, and the service ``collective_generate`` for several
-prompts at once. All answers under way are decoded side by side.
+prompts at once. All answers under way are decoded side by side. Started by
+``protocol_server collective``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
 from collab_llm_nodes.protocols.collective.settings import CollectiveConfig
 from collab_llm_nodes.ros.convert import figures_from, metrics_to_msg, status_of
 from collab_llm_nodes.ros.generation_host import HostConfig
-from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.protocol_server import ProtocolServer
 from collab_llm_nodes.ros.qos import REQUESTS
 
@@ -116,12 +116,3 @@ def _together(results: Sequence[Generate.Result]) -> CollectiveMetrics:
         total.time_to_first_token_s = max(total.time_to_first_token_s, first_s)
         total.total_s = max(total.total_s, metrics.total_s)
     return total
-
-
-def main() -> int:
-    """Run the node."""
-    return run(CollectiveServer)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -94,7 +94,7 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
         return Resources(carrier=self, log=self.get_logger())
 
     def enter_process(self) -> None:
-        set_threads(self.config.model)
+        set_threads(*self.config.models())
 
     def configure(self) -> None:
         """Load the model and offer the interfaces; the load blocks the transition."""

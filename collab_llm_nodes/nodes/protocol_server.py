@@ -1,7 +1,8 @@
 """The server of one protocol: ``protocol_server NAME`` runs the node ``NAME_server``.
 
-It hosts the action ``NAME/generate`` for any protocol of ``protocols/registry.py`` that needs
-nothing else of ROS; ``edge_cloud``, which does, has ``draft_vlm``.
+It hosts the action ``NAME/generate`` for any protocol of ``protocols/registry.py``. A protocol that
+offers more in ROS has a node class of its own, which is started here too. Only ``edge_cloud``,
+which needs further nodes, has a program of another name, ``draft_vlm``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.ros.program import argument_parser, read_arguments, run
 from collab_llm_nodes.ros.protocol_server import ProtocolServer
+
+NODES = {"collective": "collab_llm_nodes.nodes.collective_server:CollectiveServer"}
+"""Node classes of protocols that offer more than the action, as ``module:Class``."""
 
 
 def main() -> int:
@@ -24,7 +28,7 @@ def main() -> int:
     except ConfigError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
         return 1
-    return run(lambda: ProtocolServer(protocol), args=sys.argv)
+    return run(NODES.get(protocol, lambda: ProtocolServer(protocol)), args=sys.argv)
 
 
 if __name__ == "__main__":

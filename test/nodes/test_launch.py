@@ -16,7 +16,10 @@ import pytest
 import yaml
 from folders import ROOT
 
+from collab_llm_nodes.config import from_mapping
+from collab_llm_nodes.protocols.collective.settings import CollectiveConfig
 from collab_llm_nodes.sim.rooms import make_room
+from collab_llm_nodes.training.text.samples import SUB_DOMAINS
 
 if find_spec("launch_ros") is None and "ROS_DISTRO" not in os.environ:  # with it the run fails
     pytest.skip("launch files need ROS 2's launch (no wheel has it)", allow_module_level=True)
@@ -127,7 +130,8 @@ class Package:
         calls = {f.name: f.read_text().splitlines() for f in self.calls.iterdir()}
         assert set(calls) == set(expected), done.stdout + done.stderr
         for call in calls.values():  # what was written for them is gone with the launch
-            assert not any(f.is_file() for f in parameter_files(call)[2:])
+            written = [f for f in parameter_files(call) if f.name.startswith("collab_llm_")]
+            assert not any(f.is_file() for f in written)
         return calls
 
     def override(self, executable: str, node: str) -> dict[str, Any]:
@@ -250,19 +254,57 @@ def test_further_protocols_are_served(package: Package, file: str) -> None:
     assert package.override("protocol_server", "/echo_server") == {"autostart": True}
 
 
+def test_a_further_protocol_on_the_robot_has_its_own_file_and_the_robots(package: Package) -> None:
+    """The robot's files come later, so that they can overrule the protocol's own."""
+    expected = [*COMPOSED, "protocol_server"]
+    started = package.started(expected, "go2.launch.py", protocols="collective")
+    names = [f.name for f in parameter_files(started["protocol_server"])[:3]]
+    assert names == ["collective.yaml", "go2.yaml", "qwen2_vl_2b_7b.yaml"]
+
+
+def test_a_protocol_is_served_without_a_robot(package: Package) -> None:
+    asked = {"namespace": "cloud", "autostart": "false", "log_level": "debug"}
+    started = package.started(["cloud.protocol_server"], "protocol.launch.py", **asked)
+    (call,) = started.values()
+    assert call[0] == "collective"
+    told = {"__node:=collective_server", "cloud.collective_server:=debug", "autostart:=false"}
+    assert told <= set(call)
+    files = parameter_files(call)
+    assert files[0] == package.prefix / "share/collab_llm/config/collective.yaml"
+    assert files[0].is_file()
+
+
+def test_another_protocol_is_served_with_a_file_of_ones_own(
+    package: Package, tmp_path: Path
+) -> None:
+    (own := tmp_path / "own.yaml").write_text("{}")
+    asked = {"protocol": "echo", "params_file": str(own)}
+    started = package.started(["protocol_server"], "protocol.launch.py", **asked)
+    assert started["protocol_server"][0] == "echo"
+    assert parameter_files(started["protocol_server"])[0] == own
+
+
+def test_the_file_of_collective_speculation_names_the_text_models() -> None:
+    content = yaml.safe_load((ROOT / "config" / "collective.yaml").read_text())
+    config = from_mapping(CollectiveConfig, content["/**/collective_server"]["ros__parameters"])
+    assert config.target.path == "text-target"
+    assert {*config.drafts.paths} == {f"ssm-{name}" for name in SUB_DOMAINS}
+
+
 @pytest.mark.parametrize(
     ("file", "argument"),
     [
         ("go2.launch.py", "params_file"),
         ("go2.launch.py", "robot_file"),
         ("verifier.launch.py", "config"),
+        ("protocol.launch.py", "params_file"),
     ],
 )
 def test_a_file_that_does_not_exist_is_named(package: Package, file: str, argument: str) -> None:
     done = package.launch(file, **{argument: "nowhere.yaml"})
     assert done.returncode != 0
     assert f"{argument}:=nowhere.yaml is no file" in done.stdout + done.stderr
-    assert "embedded.yaml" in done.stdout + done.stderr  # what there is
+    assert ".yaml" in (done.stdout + done.stderr).partition("nor one of")[2]  # what there is
     assert not list(package.calls.iterdir())
 
 

@@ -15,8 +15,10 @@ pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make tes
 
 import parameter_tables
 from rclpy.action import ActionClient
+from tiny_models import tiny_folder
 
 from collab_llm.action import Generate
+from collab_llm.srv import CollectiveGenerate
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.ros.spelling import warn_of_misspelt_nodes
@@ -62,6 +64,18 @@ def test_the_program_serves_the_protocol_that_it_is_given(ros_graph: Any, start:
     ros_graph.wait_for(action.server_is_ready, timeout=60.0)
     handle = ros_graph.ask(action.send_goal_async, Generate.Goal(prompt="hey"))
     assert ros_graph.ask(handle.get_result_async).result.text == "HEY"
+    server.send_signal(signal.SIGINT)
+    assert server.wait(60.0) == 0
+
+
+def test_a_protocol_with_more_than_the_action_has_its_own_node(ros_graph: Any, start: Any) -> None:
+    target = str(tiny_folder("llama"))
+    server = start("collective", "--ros-args", "-p", f"target.path:={target}")
+    service = ros_graph.node("user").create_client(CollectiveGenerate, "collective_generate")
+    ros_graph.wait_for(service.service_is_ready, timeout=60.0)
+    request = CollectiveGenerate.Request(prompts=["ball", "box"], max_tokens=3, deadline_s=60.0)
+    answer = ros_graph.ask(service.call_async, request, timeout=60.0)
+    assert list(answer.token_counts) == [3, 3]
     server.send_signal(signal.SIGINT)
     assert server.wait(60.0) == 0
 

@@ -29,6 +29,14 @@ from dataclasses import dataclass, replace
 
 from collab_llm_nodes.decoding.rejection import Outcome
 from collab_llm_nodes.decoding.vote import proposal
+from collab_llm_nodes.decoding.weights import (
+    VOTED,
+    Weights,
+    WeightsConfig,
+    agreement,
+    average,
+    hit_rate,
+)
 from collab_llm_nodes.errors import (
     Busy,
     Cancelled,
@@ -53,14 +61,6 @@ from collab_llm_nodes.protocols.collective.messages import (
 from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
 from collab_llm_nodes.protocols.collective.requests import Draft, Job, RequestState, State
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
-from collab_llm_nodes.protocols.collective.weights import (
-    VOTED,
-    Weights,
-    WeightsConfig,
-    agreement,
-    average,
-    hit_rate,
-)
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,17 @@ _MAX_SUPPORT = 64
 
 
 class Sessions:
-    """The KV caches of one model, by request."""
+    """The KV caches of one model, by request.
+
+    Attributes:
+        held_bytes: size of all KV caches after the last pass or release.
+        peak_bytes: the most that they have been.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._sessions: dict[str, tuple[Session, Ids]] = {}  # and the tokens it has read
+        self.held_bytes = self.peak_bytes = 0
 
     def run(self, contexts: Sequence[tuple[str, Ids, Ids, int]]) -> list[Tensor | CollabError]:
         """Read the contexts in one pass.
@@ -56,6 +62,7 @@ class Sessions:
             elif not isinstance(result, CollabError):
                 raise result
             results.append(result)
+        self._measure()
         return results
 
     def _feed(self, id: str, prompt: Ids, tokens: Ids, wanted: int) -> Feed:
@@ -72,16 +79,17 @@ class Sessions:
         """Free the KV cache of a request, if there is one."""
         if id in self._sessions:
             self._sessions.pop(id)[0].close()
-
-    @property
-    def held_bytes(self) -> int:
-        """Size of all KV caches."""
-        return sum(session.own_bytes for session, _ in self._sessions.values())
+            self._measure()
 
     def close(self) -> None:
         """Free all KV caches."""
         for id in list(self._sessions):
             self.release(id)
+
+    def _measure(self) -> None:
+        """Note the sizes for readers in other threads."""
+        self.held_bytes = sum(session.own_bytes for session, _ in self._sessions.values())
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
 
 class DraftModel:

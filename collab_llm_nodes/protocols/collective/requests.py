@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
+from collab_llm_nodes.decoding.weights import Weights
 from collab_llm_nodes.protocols.base import Source
 from collab_llm_nodes.protocols.collective.messages import Ids
 from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
-from collab_llm_nodes.protocols.collective.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -95,9 +95,10 @@ class Collective:
             length=config.length,
             pipelined=pipelined,
         )
+        self._verifier = Target(target)
         self._runner = Runner(
             self.machine,
-            Target(target),
+            self._verifier,
             self._processes if in_processes else self._local,
             pipelined=pipelined,
             log=resources.log,
@@ -117,7 +118,7 @@ class Collective:
 
     def health(self) -> Mapping[str, object]:
         """Return figures of the machine, all of about the same time."""
-        machine = self.machine
+        machine, caches = self.machine, self._verifier.sessions
         return {
             "target": self._config.target.path,
             "drafts": len(self._config.drafts.paths) or len(self._drafts),
@@ -128,6 +129,9 @@ class Collective:
             "active": machine.active,
             "waiting": machine.waiting,
             "pooled": machine.pooled,
+            "pool_peak": machine.pool_peak,
+            "target_kv_mib": f"{caches.held_bytes / 2**20:.2f}",
+            "target_kv_peak_mib": f"{caches.peak_bytes / 2**20:.2f}",
         }
 
     def close(self) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.decoding.weights import WeightsConfig
 from collab_llm_nodes.models.loading import DTYPES, ModelConfig
 from collab_llm_nodes.models.prompt import PromptLimits
 from collab_llm_nodes.protocols.collective.length import LengthConfig
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
-from collab_llm_nodes.protocols.collective.weights import WeightsConfig
 
 IN_SEQUENCE, THREADS, PROCESSES = "off", "thread", "process"
 

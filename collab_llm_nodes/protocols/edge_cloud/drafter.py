@@ -1,19 +1,17 @@
-"""The draft model behind one session: drafts and pre-drafts alike (paper 003, Eq. 1 and 7).
+"""The draft models behind one session: drafts and pre-drafts alike (paper 003, Eq. 1 and 7).
 
-Everything the model has read beyond the confirmed answer is kept as a tree of tokens in its KV
-cache, so that continuations of many likely answers are drafted side by side, one forward pass per
-token for all of them, and nothing is computed twice.
+One model proposes tokens drawn from its own distribution. Several vote on each token (paper 002):
+a vote is a certain proposal (``decoding/vote.py``), so the law of the answer is the target's either
+way.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.rejection import own_token, propose_rows
@@ -23,12 +21,17 @@ from collab_llm_nodes.decoding.sampling import (
     distribution,
     most_likely,
 )
+from collab_llm_nodes.decoding.vote import proposal, vote
+from collab_llm_nodes.decoding.weights import Weights, WeightsConfig, hit_rate
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.edge_cloud.client import DraftJob
+from collab_llm_nodes.protocols.edge_cloud.continuations import Continuations, Logits, Node
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft
 from collab_llm_nodes.protocols.edge_cloud.prediction import Prediction, predict
+
+_SCORED = 4
+"""Tokens of the answer after which the weights of a vote change: paper 002's draft length."""
 
 
 @dataclass(frozen=True)
@@ -44,28 +47,19 @@ class DrafterConfig:
 
 
 @dataclass
-class _Node:
-    """A token in the tree: its column of the KV cache and the logits [V] after it."""
-
-    column: int
-    logits: NDArray[np.float32] | None = None
-    children: dict[int, _Node] = field(default_factory=dict)
-
-    def walk(self) -> Iterator[_Node]:
-        yield self
-        for child in self.children.values():
-            yield from child.walk()
-
-
-@dataclass
 class DraftInProgress:
-    """A partial draft; ``draft`` is set when it is complete."""
+    """A partial draft; ``draft`` is set when it is complete.
+
+    Attributes:
+        weights: [models] weights of the vote; empty before the first token, and without a vote.
+    """
 
     job: DraftJob
     cached: bool = False
     tokens: list[int] = field(default_factory=list)
     probs: list[SparseDistribution] = field(default_factory=list)
     draft: Draft | None = None
+    weights: tuple[float, ...] = ()
 
     @property
     def answer(self) -> tuple[int, ...]:
@@ -76,8 +70,14 @@ class DraftInProgress:
 class Drafter:
     """Draws drafts after any prefixes of one answer.
 
+    Args:
+        engine, prompt: the draft model, and the prompt as it reads it.
+        others: further draft models of the same vocabulary. With them, each token of a draft is a
+            vote of all, and all go on from the voted one.
+
     Attributes:
-        on_pass: called after each forward pass with the tokens that it read and its seconds.
+        on_pass: called after each forward pass with the tokens that it read and its seconds; with
+            several models, one after the other, for all of them together.
     """
 
     def __init__(
@@ -86,15 +86,15 @@ class Drafter:
         prompt: EncodedPrompt,
         sampling: SamplingConfig,
         config: DrafterConfig | None = None,
+        others: Sequence[tuple[Engine, EncodedPrompt]] = (),
     ) -> None:
-        self._kv = engine.open(prompt)
+        own = self._own if others else None
+        models = [(engine, prompt), *others]
+        self._models = [Continuations(model, read, own) for model, read in models]
         self._eos = engine.eos
-        self._prompt_ids = tuple(prompt.ids)
         self._sampling = sampling
         self._config = config or DrafterConfig()
         self.on_pass: Callable[[int, float], None] = _to_nobody
-        self._trunk: tuple[int, ...] = ()  # ids that all continuations share
-        self._root = _Node(-1)  # its last one
 
     def begin(self, job: DraftJob, *, cached: bool = False) -> DraftInProgress:
         """Begin a draft of up to ``gamma`` tokens for ``job``; :meth:`step` continues it."""
@@ -114,7 +114,7 @@ class Drafter:
             read: answers to be read in the same pass, for :meth:`predict`.
         """
         ends = self._read([*(partial.answer for partial in partials), *read])
-        chosen = self._choose(partials, ends[: len(partials)]) if partials else []
+        chosen = self._choose(partials, [own[: len(partials)] for own in ends]) if partials else []
         for partial, (token, q) in zip(partials, chosen, strict=True):
             partial.tokens.append(token)
             if q is not None:
@@ -141,50 +141,95 @@ class Drafter:
         Reads the draft to its end, unless :meth:`step` has done so.
         """
         ends = [(*job.prefix, *draft.tokens[:i]) for i in range(len(draft.tokens) + 1)]
-        rows = [_logits(node) for node in self._read(ends)]
-        position = len(job.prefix)
-        return predict(rows, draft.tokens, self._sampling, position, self._eos, count, temperature)
+        read = self._read(ends)
+        rows = [node.row for node in read[0]]
+        if len(read) > 1:
+            weights = self._weights(job.prefix)
+            rows = [
+                _mixture([node.row for node in nodes], weights) for nodes in zip(*read, strict=True)
+            ]
+        return predict(
+            rows,
+            draft.tokens,
+            self._sampling,
+            len(job.prefix),
+            self._eos,
+            count,
+            temperature,
+            certain=len(read) > 1,
+        )
 
     def alone(self, answer: tuple[int, ...]) -> int:
-        """Return the token with which the draft model by itself continues ``answer``."""
-        (end,) = self._read([answer])
-        law = distribution(_logits(end), self._sampling)
+        """Return the token with which the (first) draft model by itself continues ``answer``."""
+        (end,), *_ = self._read([answer])
+        law = distribution(end.row, self._sampling)
         return own_token(law, self._sampling, len(answer))
 
     def advance(self, answer: tuple[int, ...]) -> None:
         """Forget what continues another answer than ``answer``, which is confirmed."""
-        if not self._trunk:
-            return
-        wanted = (*self._prompt_ids, *answer)
-        if wanted[: len(self._trunk)] != self._trunk:
-            return  # the next draft will go back
-        node, depth = self._root, len(self._trunk)
-        while depth < len(wanted) and wanted[depth] in node.children:
-            node, depth = node.children[wanted[depth]], depth + 1
-        if node is not self._root:
-            moved = self._kv.retain(node.column)
-            for kept in node.walk():
-                kept.column = moved[kept.column]
-            self._trunk, self._root = wanted[:depth], node
-        if depth < len(wanted):  # the answer goes on as nobody expected
-            node.children.clear()
-            self._kv.length = len(self._trunk)
+        for model in self._models:
+            model.advance(answer)
 
     def close(self) -> None:
-        """Free the KV cache."""
-        self._kv.close()
+        """Free the KV caches."""
+        for model in self._models:
+            model.close()
         self.on_pass = _to_nobody  # whoever listened may hold us
 
     def _choose(
-        self, partials: Sequence[DraftInProgress], ends: Sequence[_Node]
+        self, partials: Sequence[DraftInProgress], ends: Sequence[Sequence[Node]]
     ) -> list[tuple[int, SparseDistribution | None]]:
-        """Choose the next token of each draft, and what goes upstream with it, for all together."""
-        logits = np.stack([_logits(end) for end in ends])
+        """Choose the next token of each draft, and what goes upstream with it, for all together.
+
+        Args:
+            ends: [models, partials].
+        """
+        if len(self._models) > 1:
+            return [
+                self._vote(*each) for each in zip(partials, zip(*ends, strict=True), strict=True)
+            ]
+        logits = np.stack([end.row for end in ends[0]])
         if self._sampling.greedy:
             return [(token, None) for token in most_likely(torch.from_numpy(logits))]
-        positions = [len(partial.job.prefix) + len(partial.tokens) for partial in partials]
+        positions = [len(partial.answer) for partial in partials]
         laws = distribution(logits, self._sampling)
         return propose_rows(laws, self._sampling, positions, self._config.max_support)
+
+    def _vote(
+        self, partial: DraftInProgress, ends: Sequence[Node]
+    ) -> tuple[int, SparseDistribution | None]:
+        """Choose the next token of a draft by the majority: a certain proposal (paper 002)."""
+        if not partial.weights:
+            partial.weights = self._weights(partial.job.prefix)
+        position = len(partial.answer)
+        pairs = zip(self._models, ends, strict=True)
+        choices = [(model.own_at(end, position),) for model, end in pairs]
+        made = vote(choices, partial.weights)
+        q = proposal(made.tokens, self._sampling)
+        return made.tokens[0], q[0] if q else None
+
+    def _weights(self, prefix: tuple[int, ...]) -> tuple[float, ...]:
+        """Return the models' weights behind ``prefix``: each is scored by its tokens.
+
+        A function of the prefix alone, so that a draft does not depend on when it is made.
+        """
+        weights = Weights.equal(WeightsConfig(), len(self._models))
+        own = [model.own_tokens(prefix) for model in self._models]
+        for start in range(0, len(prefix) - _SCORED + 1, _SCORED):
+            end = start + _SCORED
+            weights.update([hit_rate(each[start:end], prefix[start:end]) for each in own])
+        return weights.values
+
+    def _own(self, logits: Logits, position: int) -> int:
+        """Return what one of several models proposes.
+
+        It is the likeliest token, whatever is sampled later, for a vote is a certain proposal.
+        Under the coupled law it is the token that the model would emit: the target shares its
+        noise.
+        """
+        if self._sampling.greedy or self._sampling.sends_probabilities:
+            return most_likely(torch.from_numpy(logits[None]))[0]
+        return own_token(distribution(logits, self._sampling), self._sampling, position)
 
     def _finish(self, partial: DraftInProgress) -> None:
         """Complete a draft: it has ``gamma`` tokens or an end token."""
@@ -200,61 +245,23 @@ class Drafter:
             autoregressive_rounds=job.autoregressive_rounds,
         )
 
-    def _read(self, answers: Sequence[tuple[int, ...]]) -> list[_Node]:
-        """Return the nodes at the ends of ``answers``, after a pass over what was not read yet."""
+    def _read(self, answers: Sequence[tuple[int, ...]]) -> list[list[Node]]:
+        """Return each model's nodes at the ends of ``answers``; read them where necessary."""
         if not answers:
-            return []
-        contexts = [(*self._prompt_ids, *answer) for answer in answers]
-        self._go_back(contexts)
-        ids: list[int] = []
-        parents: list[int] = []
-        new: list[tuple[_Node, int, _Node]] = []  # parent, token, node
-        ends = []
-        for context in contexts:
-            node = self._root
-            for token in context[len(self._trunk) :]:
-                child = node.children.get(token)
-                if child is None:
-                    child = node.children[token] = _Node(self._kv.columns + len(new))
-                    ids.append(token)
-                    parents.append(node.column)
-                    new.append((node, token, child))
-                node = child
-            ends.append(node)
-        if not new:
-            return ends
-        started = time.perf_counter()
-        try:
-            rows = self._kv.grow(ids, parents).float().cpu().numpy()
-        except CollabError:
-            for parent, token, _ in new:
-                del parent.children[token]
-            raise
-        self.on_pass(len(new), time.perf_counter() - started)
-        for (_, _, node), row in zip(new, rows, strict=True):
-            node.logits = row
-        return ends
-
-    def _go_back(self, contexts: Sequence[tuple[int, ...]]) -> None:
-        """Make the trunk a common beginning of ``contexts``: read the prompt, or roll back."""
-        shared = len(self._trunk)
-        for context in contexts:
-            while context[:shared] != self._trunk[:shared]:
-                shared -= 1
-        if shared == len(self._trunk) > 0:
-            return
-        # The logits after the last shared token are not kept: read it again.
-        keep = max(shared - 1, 0)
-        end = max(shared, len(self._prompt_ids))
-        self._kv.length = keep
-        self._trunk = contexts[0][:end]
-        rows = self._kv.feed(self._trunk[keep:], last=1)
-        self._root = _Node(end - 1, rows[-1].float().cpu().numpy())
+            return [[] for _ in self._models]
+        reads = [model.read(answers) for model in self._models]
+        tokens, seconds = max(read for _, read, _ in reads), sum(took for _, _, took in reads)
+        if tokens:
+            self.on_pass(tokens, seconds)
+        return [ends for ends, _, _ in reads]
 
 
-def _logits(node: _Node) -> NDArray[np.float32]:
-    assert node.logits is not None
-    return node.logits
+def _mixture(rows: Sequence[Logits], weights: Sequence[float]) -> Logits:
+    """Return the logarithm [V] of the models' weighted mean, of which votes are expected."""
+    logs = torch.log_softmax(torch.from_numpy(np.stack(rows)), dim=-1)
+    shares = torch.log(torch.tensor(weights) / sum(weights))
+    mixed: Logits = torch.logsumexp(logs + shares[:, None], dim=0).numpy()
+    return mixed
 
 
 def _to_nobody(tokens: int, seconds: float) -> None:

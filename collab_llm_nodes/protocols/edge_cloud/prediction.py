@@ -48,6 +48,8 @@ def predict(
     eos: frozenset[int],
     count: int,
     temperature: float = 1.0,
+    *,
+    certain: bool = False,
 ) -> Prediction:
     """Return the ``count`` likeliest verdicts on ``draft``.
 
@@ -59,13 +61,14 @@ def predict(
         eos: end tokens.
         temperature: of the belief that the target's choice is distributed as the draft model's
             softmax; above 1 for a draft model that is surer than it should be (greedy, coupled).
+        certain: the draft was voted: it is judged as a certain proposal, not as one of ``logits``.
     """
     found: list[tuple[float, tuple[int, ...]]] = []
     beliefs = []
     reached = 1.0  # probability that all tokens before this one are accepted
     for i, row in enumerate(logits):
         drafted = draft[i] if i < len(draft) else None
-        accepted, other = _belief(row, drafted, sampling, position + i, temperature)
+        accepted, other = _belief(row, drafted, sampling, position + i, temperature, certain)
         top = np.argpartition(other, -min(count, len(other)))[-count:]
         for token in top:
             if other[token] > 0 and int(token) not in eos:
@@ -85,6 +88,7 @@ def _belief(
     sampling: SamplingConfig,
     position: int,
     temperature: float,
+    certain: bool,
 ) -> tuple[float, NDArray[np.float64]]:
     """Return the probability that the drafted token stands, and [V] those of what comes instead.
 
@@ -105,8 +109,10 @@ def _belief(
             own *= 1.0 - _ALIKE
             own[shared] += _ALIKE
             return 0.0, own
-        # It stands if p/q exceeds a number that both sides know.
+        # It stands if p/q exceeds a number that both sides know; for a certain proposal q is 1.
         threshold = max(uniform(sampling.seed, position, "accept"), 1e-300)
+        if certain:
+            threshold /= max(float(own[drafted]), 1e-300)
         accepted = NormalDist().cdf(-math.log(threshold) / _SPREAD)
         rest = 1.0 - own[drafted]
         own *= (1.0 - accepted) / rest if rest > 0 else 0.0

@@ -6,7 +6,7 @@ The protocol as its server runs it, with gRPC as its carrier; only the nodes aro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -37,6 +37,7 @@ class RemoteRunner:
         predraft, ahead: what is done while the verifier works.
         planner: chooses the way of decoding for each answer, if enabled.
         encode: prompts to the draft model's ids; by default as ``draft.loaded`` does it.
+        others: draft models that vote with ``draft`` on each token.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class RemoteRunner:
         planner: PlannerConfig | None = None,
         drafter: DrafterConfig | None = None,
         encode: Callable[[Prompt], EncodedPrompt] | None = None,
+        others: Sequence[Engine] = (),
     ) -> None:
         self._config = EdgeCloudConfig(
             client=ClientConfig(gamma),
@@ -59,7 +61,7 @@ class RemoteRunner:
             planner=planner or PlannerConfig(),
         )
         carrier = VerifierCarrier(verifier)
-        self._edge = EdgeCloud(draft, self._config, Resources(carrier), encode)
+        self._edge = EdgeCloud(draft, self._config, Resources(carrier), encode, others)
 
     @property
     def planner(self) -> Planner:

@@ -8,6 +8,7 @@ overlap is the business of the nodes and of the benchmarks.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -37,7 +38,11 @@ class Generation:
 
 
 class InProcessRunner:
-    """Runs Algorithms 1 and 2 of paper 003 against each other."""
+    """Runs Algorithms 1 and 2 of paper 003 against each other.
+
+    Args:
+        others: draft models that vote with ``draft`` on each token.
+    """
 
     def __init__(
         self,
@@ -48,8 +53,10 @@ class InProcessRunner:
         predraft: PreDraftConfig | None = None,
         ahead: AheadConfig | None = None,
         exits: ExitConfig | None = None,
+        others: Sequence[Engine] = (),
     ) -> None:
         self._draft = draft
+        self._others = others
         self._target = target
         self._gamma = gamma
         self._predraft = predraft
@@ -70,7 +77,8 @@ class InProcessRunner:
         target = TargetSession(
             self._target, encode(prompt, self._target.loaded), opened, self._exits
         )
-        drafter = Drafter(self._draft, encode(prompt, self._draft.loaded), sampling)
+        models = [(each, encode(prompt, each.loaded)) for each in (self._draft, *self._others)]
+        drafter = Drafter(*models[0], sampling, others=models[1:])
         client = EdgeClient(ClientConfig(self._gamma, max_tokens))
         exits = EarlyExitQueue(self._exits)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from collab_llm_nodes.config import check_ranges
+from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import (
     CollabError,
@@ -52,6 +52,12 @@ class EdgeCloudConfig:
     """The edge's side."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    drafts: tuple[str, ...] = setting(
+        (),
+        "Further draft models of the same tokenizer, by folder, hub id or shipped name: all vote on"
+        " each draft token. Type, device and threads are those of model.",
+        read_only=True,
+    )
     prompt: PromptLimits = field(default_factory=PromptLimits)
     client: ClientConfig = field(default_factory=ClientConfig)
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
@@ -62,6 +68,11 @@ class EdgeCloudConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+
+    def models(self) -> list[ModelConfig]:
+        """Return the configuration of each draft model, ``model`` first."""
+        plain = replace(self.model, exits=None, exit_layers=())
+        return [self.model, *(replace(plain, path=path) for path in self.drafts)]
 
 
 def check(request: Request) -> None:
@@ -76,11 +87,11 @@ def check(request: Request) -> None:
 
 
 def start(config: EdgeCloudConfig, resources: Resources) -> EdgeCloud:
-    """Load the draft model.
+    """Load the draft models.
 
     Raises:
-        ConfigError: the host gives no carrier.
-        ModelError: the model cannot be loaded.
+        ConfigError: the host gives no carrier, or two draft models have different tokenizers.
+        ModelError: a model cannot be loaded.
     """
     if resources.carrier is None:
         raise ConfigError(
@@ -88,20 +99,25 @@ def start(config: EdgeCloudConfig, resources: Resources) -> EdgeCloud:
             field="carrier",
             remedy="give a VerifierCarrier, or run the node draft_vlm",
         )
-    return EdgeCloud(Engine(load(config.model)), config, resources)
+    engine, *others = [Engine(load(model)) for model in config.models()]
+    return EdgeCloud(engine, config, resources, others=others)
 
 
 class EdgeCloud:
-    """Edge-cloud speculation with its draft model loaded.
+    """Edge-cloud speculation with its draft models loaded.
 
     Args:
         encode: prompts to the draft model's ids; by default as ``engine.loaded`` does it.
+        others: draft models that vote with ``engine`` on each token.
+
+    Raises:
+        ConfigError: one of ``others`` has another tokenizer than ``engine``.
 
     Attributes:
         mode: of the answer that began last.
     """
 
-    parallel = 1  # one draft model, which does not batch answers
+    parallel = 1  # the draft models do not batch answers
 
     def __init__(
         self,
@@ -109,8 +125,18 @@ class EdgeCloud:
         config: EdgeCloudConfig,
         resources: Resources,
         encode: Callable[[Prompt], EncodedPrompt] | None = None,
+        others: Sequence[Engine] = (),
     ) -> None:
+        for i, other in enumerate(others):
+            if other.vocabulary != engine.vocabulary:
+                raise ConfigError(
+                    f"the tokenizers of {other.loaded.config.path} and of"
+                    f" {engine.loaded.config.path} differ",
+                    field=f"drafts[{i}]",
+                    remedy="use draft models that share the target's tokenizer",
+                )
         self._engine = engine
+        self._others = tuple(others)
         self._config = config
         self._carrier: Carrier = resources.carrier
         self._log = resources.log
@@ -134,11 +160,14 @@ class EdgeCloud:
         prompt = _prompt(request)
         try:
             encoded = self._encode(prompt, config.prompt)
+            others = [
+                (other, encode(prompt, other.loaded, config.prompt)) for other in self._others
+            ]
         except InvalidInput as error:
             _rename_field(error)
             raise
         self.mode = mode = self._choose(request)
-        drafter = Drafter(self._engine, encoded, request.sampling, config.drafter)
+        drafter = Drafter(self._engine, encoded, request.sampling, config.drafter, others)
         generation = _Generation(self, request, mode, drafter, len(encoded.ids), emit, on_tokens)
         failure: CollabError | None = None
         try:
@@ -166,11 +195,12 @@ class EdgeCloud:
 
     def health(self) -> Mapping[str, object]:
         """Return mode of decoding, memory and device."""
-        model, device = self._engine.loaded.model, self._engine.loaded.device
-        parts = (*model.parameters(), *model.buffers())
+        device = self._engine.loaded.device
+        models = [engine.loaded.model for engine in (self._engine, *self._others)]
+        parts = [part for model in models for part in (*model.parameters(), *model.buffers())]
         weights = sum(part.numel() * part.element_size() for part in parts)
         values: dict[str, object] = {
-            "model": self._config.model.path,
+            "model": " ".join(model.path for model in self._config.models()),
             "mode": self.mode.name if self.mode else "",
             "weights_mib": f"{weights / 2**20:.1f}",
             "device": str(device),
@@ -180,8 +210,8 @@ class EdgeCloud:
         return values
 
     def close(self) -> None:
-        """Free the model."""
-        del self._engine
+        """Free the models."""
+        del self._engine, self._others
 
 
 class _Generation:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.decoding.sampling import SamplingConfig, to_wire
+from collab_llm_nodes.decoding.weights import VOTED, WeightsConfig
 from collab_llm_nodes.errors import (
     Busy,
     Cancelled,
@@ -27,7 +28,6 @@ from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
 from collab_llm_nodes.protocols.collective.machine import Job, Machine
 from collab_llm_nodes.protocols.collective.messages import Claim, Proposal
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
-from collab_llm_nodes.protocols.collective.weights import VOTED, WeightsConfig
 
 FAST = LengthConfig(decision_threshold=2)  # the length changes often
 

@@ -200,7 +200,7 @@ def test_a_guess_that_cannot_be_continued_costs_only_itself() -> None:
 
     replies: list[bool] = []
     bench.lookahead.demand((7,), replies.append)
-    kv = bench.drafter._kv
+    kv = bench.drafter._models[0]._kv
     grow, kv.grow = kv.grow, refuse  # type: ignore[method-assign]
     assert bench.lookahead.step()
     kv.grow = grow  # type: ignore[method-assign]

@@ -9,8 +9,7 @@ import pytest
 
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.decoding.vote import vote
-from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.protocols.collective.weights import (
+from collab_llm_nodes.decoding.weights import (
     PER_REQUEST,
     VOTED,
     Weights,
@@ -19,6 +18,7 @@ from collab_llm_nodes.protocols.collective.weights import (
     average,
     hit_rate,
 )
+from collab_llm_nodes.errors import ConfigError
 
 CONFIG = WeightsConfig()
 

@@ -1,0 +1,161 @@
+"""The continuations of one answer that one draft model has read.
+
+Everything read beyond the confirmed answer is kept as a tree of tokens in the model's KV cache, so
+that continuations of many likely answers are read side by side, one forward pass per token for all
+of them, and nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.models.prompt import EncodedPrompt
+
+Logits = NDArray[np.float32]
+OwnToken = Callable[[Logits, int], int]
+"""Return the token that a model chooses by its logits [V], at a position in the answer."""
+
+
+@dataclass
+class Node:
+    """A token in the tree: its column of the KV cache and the logits [V] after it.
+
+    Attributes:
+        own: the model's own choice of the next token; -1 until somebody has asked.
+    """
+
+    column: int
+    logits: Logits | None = None
+    own: int = -1
+    children: dict[int, Node] = field(default_factory=dict)
+
+    @property
+    def row(self) -> Logits:
+        """The logits, which a node has once it has been read."""
+        assert self.logits is not None
+        return self.logits
+
+    def walk(self) -> Iterator[Node]:
+        """Yield this node and all behind it."""
+        yield self
+        for child in self.children.values():
+            yield from child.walk()
+
+
+class Continuations:
+    """One draft model's tree.
+
+    Args:
+        own: the model's own choice of a token; without it :meth:`own_tokens` must not be called.
+    """
+
+    def __init__(self, engine: Engine, prompt: EncodedPrompt, own: OwnToken | None = None) -> None:
+        self._kv = engine.open(prompt)
+        self._prompt_ids = tuple(prompt.ids)
+        self._own = own
+        self._trunk: tuple[int, ...] = ()  # ids that all continuations share
+        self._root = Node(-1)  # its last one
+        self._passed: list[int] = []  # own choices at the answer's tokens in the trunk
+
+    def read(self, answers: Sequence[tuple[int, ...]]) -> tuple[list[Node], int, float]:
+        """Read what was not read yet of ``answers``, in one pass.
+
+        Returns:
+            The nodes at their ends, the tokens that the pass has read, and its seconds.
+        """
+        contexts = [(*self._prompt_ids, *answer) for answer in answers]
+        self._go_back(contexts)
+        ids: list[int] = []
+        parents: list[int] = []
+        new: list[tuple[Node, int, Node]] = []  # parent, token, node
+        ends = []
+        for context in contexts:
+            node = self._root
+            for token in context[len(self._trunk) :]:
+                child = node.children.get(token)
+                if child is None:
+                    child = node.children[token] = Node(self._kv.columns + len(new))
+                    ids.append(token)
+                    parents.append(node.column)
+                    new.append((node, token, child))
+                node = child
+            ends.append(node)
+        if not new:
+            return ends, 0, 0.0
+        started = time.perf_counter()
+        try:
+            rows = self._kv.grow(ids, parents).float().cpu().numpy()
+        except CollabError:
+            for parent, token, _ in new:
+                del parent.children[token]
+            raise
+        took_s = time.perf_counter() - started
+        for (_, _, node), row in zip(new, rows, strict=True):
+            node.logits = row
+        return ends, len(new), took_s
+
+    def own_at(self, node: Node, position: int) -> int:
+        """Return the model's own choice behind ``node``, at ``position`` of the answer."""
+        if node.own < 0:
+            assert self._own is not None
+            node.own = self._own(node.row, position)
+        return node.own
+
+    def own_tokens(self, answer: tuple[int, ...]) -> list[int]:
+        """Return the model's own choice at each position of ``answer``, which has been read."""
+        passed = len(self._trunk) - len(self._prompt_ids)
+        own = self._passed[: len(answer)]
+        node = self._root
+        for position in range(passed, len(answer)):
+            own.append(self.own_at(node, position))
+            node = node.children[answer[position]]
+        return own
+
+    def advance(self, answer: tuple[int, ...]) -> None:
+        """Forget what continues another answer than ``answer``, which is confirmed."""
+        if not self._trunk:
+            return
+        wanted = (*self._prompt_ids, *answer)
+        if wanted[: len(self._trunk)] != self._trunk:
+            return  # the next draft will go back
+        node, depth = self._root, len(self._trunk)
+        while depth < len(wanted) and wanted[depth] in node.children:
+            if self._own is not None:
+                self._passed.append(self.own_at(node, depth - len(self._prompt_ids)))
+            node, depth = node.children[wanted[depth]], depth + 1
+        if node is not self._root:
+            moved = self._kv.retain(node.column)
+            for kept in node.walk():
+                kept.column = moved[kept.column]
+            self._trunk, self._root = wanted[:depth], node
+        if depth < len(wanted):  # the answer goes on as nobody expected
+            node.children.clear()
+            self._kv.length = len(self._trunk)
+
+    def close(self) -> None:
+        """Free the KV cache."""
+        self._kv.close()
+
+    def _go_back(self, contexts: Sequence[tuple[int, ...]]) -> None:
+        """Make the trunk a common beginning of ``contexts``: read the prompt, or roll back."""
+        shared = len(self._trunk)
+        for context in contexts:
+            while context[:shared] != self._trunk[:shared]:
+                shared -= 1
+        if shared == len(self._trunk) > 0:
+            return
+        # The logits after the last shared token are not kept: read it again.
+        keep = max(shared - 1, 0)
+        end = max(shared, len(self._prompt_ids))
+        self._kv.length = keep
+        self._trunk = contexts[0][:end]
+        rows = self._kv.feed(self._trunk[keep:], last=1)
+        self._root = Node(end - 1, rows[-1].float().cpu().numpy())
+        del self._passed[end - len(self._prompt_ids) :]
