@@ -202,7 +202,7 @@ def test_the_command_measures_what_it_names(folder: Path, tmp_path: Path) -> Non
     assert pools["controlled"]["peak_drafts_waiting"] <= 3, "the high water mark, less 1, a batch"
     assert pools["uncontrolled"]["peak_drafts_waiting"] >= 1
     assert plot.stat().st_size > 10_000
-    assert "1.99x OPT-13B, 2.63x Llama2-70B-chat" in done.output.replace("\n", " ")
+    assert "1.99x OPT-13B, 2.63x Llama2-70B-chat" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize(("mismatches", "status"), [(0, 0), (1, 1)])

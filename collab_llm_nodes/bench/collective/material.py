@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,7 +109,7 @@ def transformers_answers(
         ids[row, width - len(prompt) :] = torch.tensor(prompt)
         mask[row, width - len(prompt) :] = 1
     eos = family.target.eos
-    options = {} if assistant is None else {"assistant_model": assistant.model}
+    options: dict[str, Any] = {} if assistant is None else {"assistant_model": assistant.model}
     output: Tensor = family.peer.model.generate(
         input_ids=ids,
         attention_mask=mask,

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -34,6 +34,10 @@ PER_PLACE = 4
 SHOWN_S = 0.5
 """Part of a run that the time line shows (paper 002, Figure 3)."""
 
+POINTS = 200
+"""Points of a curve over time."""
+
+Point = TypeVar("Point")
 Prompts = Mapping[str, Sequence[Ids]]
 Make = Callable[[], Way]
 Runs = dict[str, list[Run]]
@@ -302,12 +306,18 @@ def pool(bench: Bench, batch: int) -> dict[str, Any]:
         )
         with closing(way):
             way.run(prompts)
-            begin = way.machine.pool[0][0]
+            noted, held = _some(way.machine.pool), _some(way.target.held)
+            begin = noted[0][0]
             found[name] = {
-                "drafts_waiting": [(t - begin, n) for t, n, _ in way.machine.pool],
-                "requests_active": [(t - begin, n) for t, _, n in way.machine.pool],
-                "kv_bytes": [(t - begin, n) for t, n in way.target.held],
+                "drafts_waiting": [(t - begin, n) for t, n, _ in noted],
+                "requests_active": [(t - begin, n) for t, _, n in noted],
+                "kv_bytes": [(t - begin, n) for t, n in held],
                 "peak_drafts_waiting": way.machine.pool_peak,
                 "peak_kv_bytes": max(n for _, n in way.target.held),
             }
     return found
+
+
+def _some(points: Sequence[Point]) -> Sequence[Point]:
+    """Return about ``POINTS`` of ``points``, evenly taken."""
+    return points[:: -(-len(points) // POINTS)]
