@@ -86,8 +86,10 @@ def partial_prompts(family: Family, count: int, seed: int) -> dict[str, list[Ids
     found: dict[str, list[Ids]] = {}
     for sub_domain in SUB_DOMAINS:
         rng = random.Random(f"bench collective {sub_domain} {seed}")
-        samples = [make_sample(rng, sub_domain, "plain", held_out=True) for _ in range(count)]
-        texts = [beginning(sample, rng) for sample in samples]
+        texts = [
+            beginning(make_sample(rng, sub_domain, "plain", held_out=True), rng)
+            for _ in range(count)
+        ]
         found[sub_domain] = [tuple(ids[:LONGEST_PROMPT]) for ids in renderer.encode(texts)]
     turns = itertools.chain.from_iterable(zip(*found.values(), strict=True))
     return {**found, MIXED: list(itertools.islice(turns, count))}

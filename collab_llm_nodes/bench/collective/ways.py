@@ -1,8 +1,9 @@
 """The ways of decoding that are compared: each answers a list of prompts.
 
-All of ours hold the same number of requests in flight, ``IN_FLIGHT`` for each place of a batch: one
-that ends makes room for the next. Batched ``generate`` of transformers admits a batch at a time,
-and its assisted generation one prompt at a time.
+All of ours have the same number of requests in flight, ``IN_FLIGHT`` for each place of a batch: one
+that ends makes room for the next. In sequence, half of them wait for a place, and their latency
+tells it. Batched ``generate`` of transformers admits a batch at a time, and its assisted generation
+one prompt at a time.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Run:
     Attributes:
         answers: in the order of the prompts.
         seconds: from the first prompt to the last answer.
-        latencies: time of each answer, from its admission to its end [s].
+        latencies: time of each answer, from the request to its end [s].
         drafted, accepted: draft tokens that were verified, and those that stand.
         verifications: passes of the target.
         llm_s: time of all verifications [s].
