@@ -26,8 +26,7 @@ def write_family(folder: Path) -> Path:
     """Write target and drafts: a copy of the target, a noisy copy, and another model."""
     tokenizer = vocabulary()
     noisy = _target(tokenizer)
-    add_head_noise(noisy, 0.1, seed=1)
-    noisy.config.tie_word_embeddings = False
+    add_head_noise(noisy, 0.2, seed=1)
     models = {
         "text-target": _target(tokenizer),
         "ssm-conversation": _target(tokenizer),
@@ -45,4 +44,7 @@ def _target(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
+    # With the embeddings for a head, random models say the same token for ever.
+    add_head_noise(model, 3.0, seed=3)
+    model.config.tie_word_embeddings = False
     return model
