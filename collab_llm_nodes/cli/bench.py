@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -132,12 +133,7 @@ def bench_verifier(
         raise typer.Exit(0 if results["ok"] else 1)
     from collab_llm_nodes.bench.verifier import run_verifier
 
-    try:
-        counts = [int(count) for count in clients.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise typer.BadParameter("numbers >= 1, such as 1,4,16,64", param_hint="--clients")
+    counts = _numbers(clients, "--clients", 1)
     results = on_this_machine(
         run_verifier, clients=counts, seconds=seconds, seed=seed, plot=plot, console=console
     )
@@ -163,6 +159,70 @@ def bench_edge_cloud(
     )
     write_json(json_file, results)
     raise typer.Exit(0 if results["output_mismatches"] == 0 else 1)
+
+
+@app.command("collective")
+def bench_collective(
+    models: Annotated[Path, typer.Option(help="Folder of the text family's models.")] = Path(
+        "models"
+    ),
+    batches: Annotated[str, typer.Option(help="Sizes of a batch, separated by commas.")] = (
+        "1,8,16,32"
+    ),
+    prompts: Annotated[
+        int, typer.Option(help="Prompts of a run; at least 4 for each place of a batch.", min=1)
+    ] = 24,
+    repeats: Annotated[int, typer.Option(help="Measured turns.", min=2)] = 4,
+    tokens: Annotated[int, typer.Option(help="Longest answer.", min=2, max=512)] = 128,
+    lengths: Annotated[
+        str, typer.Option(help="Fixed speculation lengths to compare, separated by commas.")
+    ] = "0,1,2,3,4,5,6,7,8,9,10,11,12",
+    sub_domains: Annotated[
+        bool, typer.Option(help="The ladder on each sub-domain too, not only on the mixture.")
+    ] = True,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Collective speculation step by step, beside trees and transformers (paper 002).
+
+    All ways answer the same prompts, in turn. Exits with 0 only if every answer is the target's.
+    With all defaults it takes more than an hour.
+    """
+    from collab_llm_nodes.bench.collective.report import run_collective
+
+    results = on_this_machine(
+        run_collective,
+        models=models,
+        batches=_numbers(batches, "--batches", 1),
+        prompts=prompts,
+        repeats=repeats,
+        max_tokens=tokens,
+        lengths=_numbers(lengths, "--lengths", 0),
+        sub_domains=sub_domains,
+        seed=seed,
+        plot=plot,
+        console=console,
+    )
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["mismatches"] == 0 else 1)
+
+
+def _numbers(text: str, option: str, least: int) -> list[int]:
+    """Return the numbers in ``text``, sorted, each once.
+
+    Raises:
+        typer.BadParameter: there is none, or one is too small.
+    """
+    try:
+        found = sorted({int(number) for number in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or found[0] < least:
+        raise typer.BadParameter(
+            f"numbers >= {least}, separated by commas, such as 1,4,16", param_hint=option
+        )
+    return found
 
 
 @app.command("ros")

@@ -249,7 +249,9 @@ class Machine:
             return
         drafts, self._verifying = self._verifying, []
         pairs = list(zip(drafts, verdicts, strict=True))
-        self._observe([(each, word) for each, word in pairs if isinstance(word, Outcome)], now)
+        verified = [(each, word) for each, word in pairs if isinstance(word, Outcome)]
+        self._monitor(verified, now)
+        self._reweigh(verified)
         self._step_from = now
         for draft, word in pairs:
             request = draft.request
@@ -370,8 +372,11 @@ class Machine:
     def _go_on(self, now: float) -> None:
         """Vote once all proposals are in, and ask for the next tokens."""
         if self._drawing is not None and self._drawing.settled:
-            self._drawing.vote()
+            self._vote(self._drawing)
             self._ask(now)
+
+    def _vote(self, drawing: Drawing) -> None:
+        drawing.vote()
 
     def _finish(self) -> None:
         """Put the drafts into the pool."""
@@ -434,11 +439,9 @@ class Machine:
             job.id, job.prompt, answer, job.sampling, tokens, None if q is None else tuple(q)
         )
 
-    def _observe(self, verified: Sequence[tuple[Draft, Outcome]], now: float) -> None:
-        """Let selector and weights learn from a verification."""
-        if not verified:
-            return
-        if self._steady:
+    def _monitor(self, verified: Sequence[tuple[Draft, Outcome]], now: float) -> None:
+        """Let the length selector learn from a verification of a steady batch."""
+        if verified and self._steady:
             self._selector.observe(
                 Verification(
                     [draft.asked for draft, _ in verified],
@@ -448,6 +451,9 @@ class Machine:
                     now - self._step_from,
                 )
             )
+
+    def _reweigh(self, verified: Sequence[tuple[Draft, Outcome]]) -> None:
+        """Reward and punish the draft models for what the target accepted."""
         rates = [self._rates(draft, outcome) for draft, outcome in verified]
         if self._weights_config.rule == VOTED:
             self._weights.update(average(rates, self._k))

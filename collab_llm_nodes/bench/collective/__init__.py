@@ -1,0 +1,1 @@
+"""``collab-llm bench collective``: collective adaptive speculation (paper 002), step by step."""

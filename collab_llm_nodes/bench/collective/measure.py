@@ -1,0 +1,323 @@
+"""The measurements: ways of decoding in turn, on the same prompts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from collab_llm_nodes.bench.collective.material import (
+    DRAFTS,
+    MIXED,
+    STREAMS,
+    Family,
+    RightAnswers,
+)
+from collab_llm_nodes.bench.collective.watch import PARTS, Span
+from collab_llm_nodes.bench.collective.ways import Collective, Run, Transformers, Tree, Way
+from collab_llm_nodes.models.prompt import EncodedPrompt
+from collab_llm_nodes.protocols.collective.length import FIXED, PRINTED, LengthConfig
+from collab_llm_nodes.protocols.collective.messages import Ids
+from collab_llm_nodes.training.text.evaluate import accepted_in_rounds
+from collab_llm_nodes.training.text.samples import SUB_DOMAINS
+
+VOTED, ADAPTIVE, PRINTED_RULE = "vote", "adaptive", "printed"
+PIPELINE = "pipeline"
+PEERS = ("generate", "assisted")
+"""Ways of transformers. Their answers are compared too, but are no mismatches of ours."""
+PER_PLACE = 4
+"""Fewest prompts of a run for each place of a batch: requests come and go."""
+SHOWN_S = 0.5
+"""Part of a run that the time line shows (paper 002, Figure 3)."""
+
+POINTS = 200
+"""Points of a curve over time."""
+
+Point = TypeVar("Point")
+Prompts = Mapping[str, Sequence[Ids]]
+Make = Callable[[], Way]
+Runs = dict[str, list[Run]]
+
+
+@dataclass
+class Bench:
+    """Everything that the measurements share.
+
+    Attributes:
+        prompts: of each stream; a run takes the first ones.
+        repeats: measured turns.
+        fewest: prompts of a run at least.
+        mismatches: answers of ours that differ from the target's, near ties left out.
+        near_ties: answers of ours that differ only where two tokens are as likely but for rounding.
+        peer_differences: answers of batched or assisted generate that differ, near ties included.
+        best_draft, worst_draft: index of the draft with the highest, lowest acceptance, by stream.
+    """
+
+    family: Family
+    prompts: Prompts
+    right: RightAnswers
+    max_tokens: int
+    repeats: int
+    fewest: int
+    tell: Callable[[str], None]
+    mismatches: int = 0
+    near_ties: int = 0
+    peer_differences: int = 0
+    best_draft: dict[str, int] = field(default_factory=dict)
+    worst_draft: dict[str, int] = field(default_factory=dict)
+
+    def count(self, batch: int) -> int:
+        """Return the number of prompts in a run."""
+        return prompts_of_run(self.fewest, batch)
+
+    def in_turn(
+        self, title: str, stream: str, batch: int, ways: Mapping[str, Make], repeats: int
+    ) -> Runs:
+        """Have each way answer the same prompts, by turns; the first turn is not measured."""
+        prompts = self.prompts[stream][: self.count(batch)]
+        runs: Runs = {name: [] for name in ways}
+        with ExitStack() as stack:
+            made = {name: stack.enter_context(closing(make())) for name, make in ways.items()}
+            for turn in range(repeats + 1):
+                for name, way in made.items():
+                    run = way.run(prompts)
+                    self._compare(name, prompts, run.answers)
+                    if turn:
+                        runs[name].append(run)
+                self.tell(f"{title}, {stream}, batch {batch}: {turn} of {repeats} turns")
+        return runs
+
+    def collective(self, batch: int, drafts: Sequence[int] | None = None, **options: Any) -> Make:
+        """Return what makes collective speculation with all drafts, or those named."""
+        used = range(len(self.family.drafts)) if drafts is None else drafts
+        return lambda: Collective(self.family, list(used), batch, self.max_tokens, **options)
+
+    def _compare(self, name: str, prompts: Sequence[Ids], answers: Sequence[Ids]) -> None:
+        for prompt, answer in zip(prompts, answers, strict=True):
+            if answer == self.right.of(prompt):
+                continue
+            if name in PEERS:
+                self.peer_differences += 1
+            elif self.right.is_near_tie(prompt, answer):
+                self.near_ties += 1
+            else:
+                self.mismatches += 1
+
+
+def prompts_of_run(fewest: int, batch: int) -> int:
+    """Return the number of prompts that a run at ``batch`` takes."""
+    return max(fewest, PER_PLACE * batch)
+
+
+def fixed(s: int) -> LengthConfig:
+    """Return the setting that keeps the speculation length ``s``."""
+    return LengthConfig(FIXED, initial=s)
+
+
+# ---------------------------------------------------------------- drafts
+
+
+@torch.inference_mode()
+def by_length(bench: Bench, lengths: Sequence[int]) -> dict[str, Any]:
+    """Return each draft's acceptance by stream and speculation length (paper 002, Figure 1).
+
+    One pass over the target's answer tells what the draft says at every place of it.
+    """
+    found: dict[str, Any] = {}
+    count = bench.count(1)
+    for sub_domain in SUB_DOMAINS:
+        found[sub_domain] = {}
+        for name, engine in zip(DRAFTS, bench.family.drafts, strict=True):
+            matches = []
+            for prompt in bench.prompts[sub_domain][:count]:
+                answer = bench.right.of(prompt)
+                session = engine.open(EncodedPrompt(prompt))
+                logits = session.feed((*prompt, *answer[:-1]), last=len(answer))
+                session.close()
+                said = logits.argmax(dim=-1).tolist()
+                matches.append([a == b for a, b in zip(said, answer, strict=True)])
+            found[sub_domain][name] = {
+                str(s): _share(accepted_in_rounds(row, s) for row in matches) for s in lengths if s
+            }
+    return found
+
+
+def _share(counts: Any) -> float:
+    accepted, drafted = (sum(column) for column in zip(*counts, strict=True))
+    return accepted / max(1, drafted)
+
+
+def drafts(bench: Bench, batch: int) -> dict[str, Any]:
+    """Return acceptance and throughput of each draft alone and of the vote (Figure 11).
+
+    It also sets the best and the worst draft of each stream.
+    """
+    found: dict[str, Any] = {}
+    ways = {name: bench.collective(batch, [i]) for i, name in enumerate(DRAFTS)}
+    ways[VOTED] = bench.collective(batch)
+    for stream in STREAMS:
+        runs = bench.in_turn("drafts", stream, batch, ways, bench.repeats)
+        found[stream] = {
+            name: {
+                "acceptance": statistics.median(run.acceptance for run in own),
+                "tokens_per_s": tokens_per_s(own),
+            }
+            for name, own in runs.items()
+        }
+        single = [found[stream][name]["acceptance"] for name in DRAFTS]
+        bench.best_draft[stream] = single.index(max(single))
+        bench.worst_draft[stream] = single.index(min(single))
+    return found
+
+
+# ---------------------------------------------------------------- the ladder
+
+
+def ladder(bench: Bench, stream: str, batch: int, repeats: int) -> Runs:
+    """Run each step of the paper's ladder, and the ways beside it (Figures 8 to 10 and 13)."""
+    best, tokens = bench.best_draft[stream], bench.max_tokens
+    family = bench.family
+    ways: dict[str, Make] = {
+        "default": bench.collective(batch, [best]),
+        "default_worst": bench.collective(batch, [bench.worst_draft[stream]]),
+        "majority": bench.collective(batch),
+        "selector": bench.collective(batch, length=LengthConfig()),
+        PIPELINE: bench.collective(batch, length=LengthConfig(), pipelined=True),
+        "autoregressive": bench.collective(batch, [], length=fixed(0)),
+        "tree": lambda: Tree(family, batch, tokens),
+        "generate": lambda: Transformers(family, batch, tokens),
+        "assisted": lambda: Transformers(family, batch, tokens, family.peer_drafts[best]),
+    }
+    return bench.in_turn("ladder", stream, batch, ways, repeats)
+
+
+def figures(runs: Runs) -> dict[str, dict[str, float]]:
+    """Return throughput and normalised latency of each way."""
+    return {
+        name: {
+            "tokens_per_s": tokens_per_s(own),
+            "normalised_latency_ms": statistics.median(run.normalised_latency_ms for run in own),
+        }
+        for name, own in runs.items()
+    }
+
+
+def overhead(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
+    """Return what vote, monitor and weights take, per verification and of the time (Figure 14)."""
+    verifications = sum(run.verifications for run in runs)
+    seconds = sum(run.seconds for run in runs)
+    spent = {part: sum(run.overhead_s[part] for run in runs) for part in PARTS}
+    return {
+        part: {"us_per_verification": 1e6 * own / verifications, "share": own / seconds}
+        for part, own in spent.items()
+    }
+
+
+def tokens_per_s(runs: Sequence[Run]) -> float:
+    """Return the median throughput."""
+    return statistics.median(run.tokens_per_s for run in runs)
+
+
+# ---------------------------------------------------------------- length
+
+
+def lengths(bench: Bench, batch: int, tried: Sequence[int]) -> dict[str, Any]:
+    """Compare fixed speculation lengths with both adaptive rules (Figures 2 and 12).
+
+    The best fixed length is chosen by every second turn, and all are scored on the other ones:
+    else chance would favour the fixed length that it chose.
+    """
+    ways = {str(s): bench.collective(batch, length=fixed(s)) for s in tried}
+    ways[ADAPTIVE] = bench.collective(batch, length=LengthConfig())
+    ways[PRINTED_RULE] = bench.collective(batch, length=LengthConfig(PRINTED))
+    runs = bench.in_turn("lengths", MIXED, batch, ways, bench.repeats)
+    by_s = {str(s): runs[str(s)] for s in tried}
+    best = max(by_s, key=lambda s: tokens_per_s(by_s[s][0::2]))
+    scored = {name: tokens_per_s(own[1::2]) for name, own in runs.items()}
+    return {
+        "best_fixed_s": int(best),
+        "best_fixed_tokens_per_s": scored[best],
+        "adaptive_tokens_per_s": scored[ADAPTIVE],
+        "printed_tokens_per_s": scored[PRINTED_RULE],
+        "regret": 1.0 - scored[ADAPTIVE] / scored[best],
+        "printed_regret": 1.0 - scored[PRINTED_RULE] / scored[best],
+        "by_length": {
+            s: {
+                "tokens_per_s": tokens_per_s(own),
+                "llm_ms_per_token": statistics.median(1e3 * r.llm_s / r.tokens for r in own),
+            }
+            for s, own in by_s.items()
+        },
+    }
+
+
+# ---------------------------------------------------------------- the pipeline
+
+
+def time_lines(bench: Bench, batch: int) -> dict[str, Any]:
+    """Return when drafting and verification were under way, in sequence and pipelined (Figure 3).
+
+    Times are in ms from the middle of a run.
+    """
+    found = {}
+    prompts = bench.prompts[MIXED][: bench.count(batch)]
+    for name, pipelined in (("in_sequence", False), ("pipelined", True)):
+        way = Collective(
+            bench.family, range(len(DRAFTS)), batch, bench.max_tokens, pipelined=pipelined
+        )
+        with closing(way):
+            way.run(prompts)
+            machine = way.machine
+            begin = machine.verifying[len(machine.verifying) // 2][0]
+            found[name] = {
+                "drafting": _part(machine.drafting, begin),
+                "verifying": _part(machine.verifying, begin),
+            }
+    return found
+
+
+def _part(spans: Sequence[Span], begin: float) -> list[tuple[float, float]]:
+    return [
+        (1e3 * (a - begin), 1e3 * (b - begin)) for a, b in spans if begin <= a < begin + SHOWN_S
+    ]
+
+
+def pool(bench: Bench, batch: int) -> dict[str, Any]:
+    """Return how pool and KV caches grow with and without control (Figure 7).
+
+    All requests come at once and may be active; without control, drafting never pauses.
+    """
+    prompts = bench.prompts[MIXED][: bench.count(batch)]
+    found = {}
+    for name, high in (("controlled", 0), ("uncontrolled", len(prompts) + 1)):
+        way = Collective(
+            bench.family,
+            range(len(DRAFTS)),
+            batch,
+            bench.max_tokens,
+            length=LengthConfig(),
+            pipelined=True,
+            pool_high=high,
+            in_flight=len(prompts),
+        )
+        with closing(way):
+            way.run(prompts)
+            noted, held = _some(way.machine.pool), _some(way.target.held)
+            begin = noted[0][0]
+            found[name] = {
+                "drafts_waiting": [(t - begin, n) for t, n, _ in noted],
+                "requests_active": [(t - begin, n) for t, _, n in noted],
+                "kv_bytes": [(t - begin, n) for t, n in held],
+                "peak_drafts_waiting": way.machine.pool_peak,
+                "peak_kv_bytes": max(n for _, n in way.target.held),
+            }
+    return found
+
+
+def _some(points: Sequence[Point]) -> Sequence[Point]:
+    """Return about ``POINTS`` of ``points``, evenly taken."""
+    return points[:: -(-len(points) // POINTS)]

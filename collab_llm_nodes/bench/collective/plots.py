@@ -1,0 +1,164 @@
+"""The plots, in the order of paper 002's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from collab_llm_nodes.bench.collective.measure import ADAPTIVE, PIPELINE, PRINTED_RULE
+from collab_llm_nodes.bench.harness import save_plot, subplots
+
+LADDER = ("default", "majority", "selector", PIPELINE)
+SYSTEMS = ("generate", "assisted", "autoregressive", "tree", PIPELINE)
+Results = Mapping[str, Any]
+
+
+def plot_all(results: Results, file: Path) -> None:
+    """Draw Figures 1 to 3 and 7 to 14 with this machine's numbers, one panel each."""
+    figure, grid = subplots(4, 3, figsize=(17, 18))
+    for axis, (title, draw) in zip(grid.flat, _PANELS.items(), strict=False):
+        axis.set_title(title, fontsize=10)
+        draw(axis, results)
+        if axis.get_legend_handles_labels()[1]:
+            axis.legend(fontsize=7)
+    for axis in list(grid.flat)[len(_PANELS) :]:
+        axis.set_axis_off()
+    save_plot(figure, file)
+
+
+def _acceptance_by_length(axis: Any, results: Results) -> None:
+    styles = ("-", "--", ":")
+    for style, (stream, by_draft) in zip(
+        styles, results["acceptance_by_length"].items(), strict=True
+    ):
+        for colour, (draft, row) in enumerate(by_draft.items()):
+            places = [int(s) for s in row]
+            label = f"{draft} on {stream}"
+            axis.plot(places, [*row.values()], style, color=f"C{colour}", label=label)
+    _label(axis, "speculation length", "acceptance")
+
+
+def _llm_time(axis: Any, results: Results) -> None:
+    for batch, row in results["adaptive"].items():
+        ms = {int(s): own["llm_ms_per_token"] for s, own in row["by_length"].items()}
+        (line,) = axis.plot([*ms], [*ms.values()], "o-", label=f"batch {batch}")
+        best = min(ms, key=ms.__getitem__)
+        axis.plot(best, ms[best], "*", markersize=14, color=line.get_color())
+    _label(axis, "speculation length", "target's time per token [ms]")
+
+
+def _time_lines(axis: Any, results: Results) -> None:
+    lanes = []
+    for name, lines in results["time_lines"].items():
+        for colour, (part, spans) in enumerate(lines.items()):
+            lanes.append(f"{name.replace('_', ' ')}:\n{part}")
+            bars = [(begin, end - begin) for begin, end in spans]
+            axis.broken_barh(bars, (len(lanes) - 1.4, 0.8), color=f"C{colour}", edgecolor="white")
+    axis.set_yticks(range(len(lanes)), lanes, fontsize=7)
+    axis.invert_yaxis()
+    _label(axis, "ms", "")
+
+
+def _pool(axis: Any, results: Results) -> None:
+    memory = axis.twinx()
+    for colour, (name, row) in enumerate(results["pool"].items()):
+        for style, key in (("-", "drafts_waiting"), ("--", "requests_active")):
+            label = f"{name}: {key.replace('_', ' ')}"
+            axis.step(*zip(*row[key], strict=True), style, color=f"C{colour}", label=label)
+        times, sizes = zip(*row["kv_bytes"], strict=True)
+        memory.plot(times, [n / 1e6 for n in sizes], ":", color=f"C{colour}")
+    memory.set_ylabel("target's KV caches [MB] (dotted)", fontsize=8)
+    _label(axis, "s", "number")
+
+
+def _systems(key: str, title: str) -> Callable[[Any, Results], None]:
+    def draw(axis: Any, results: Results) -> None:
+        for name in SYSTEMS:
+            row = {int(batch): own[name][key] for batch, own in results["ladder"].items()}
+            axis.plot([*row], [*row.values()], "o-", label=name)
+        axis.set_yscale("log")
+        axis.set_xscale("log", base=2)
+        _label(axis, "batch", title)
+
+    return draw
+
+
+def _breakdown(axis: Any, results: Results) -> None:
+    batch = str(results["batch"])
+    streams = {"mixed": results["ladder"][batch]}
+    streams |= {name: own[batch] for name, own in results["ladder_by_stream"].items()}
+    for number, (stream, row) in enumerate(streams.items()):
+        base = row["default"]["tokens_per_s"]
+        heights = [row[name]["tokens_per_s"] / base for name in LADDER]
+        width = 0.8 / len(streams)
+        axis.bar([i + number * width for i in range(len(LADDER))], heights, width, label=stream)
+    axis.set_xticks(range(len(LADDER)), LADDER, fontsize=8)
+    _label(axis, f"batch {batch}", "throughput over Default")
+
+
+def _single_drafts(axis: Any, results: Results) -> None:
+    rates = axis.twinx()
+    names = [*results["throughput"]["mixed"]]
+    for number, name in enumerate(names):
+        places = [i + 0.2 * number for i in range(len(results["throughput"]))]
+        heights = [row[name] for row in results["throughput"].values()]
+        axis.bar(places, heights, 0.18, label=name)
+        rates.plot(places, [row[name] for row in results["acceptance"].values()], "ko")
+    axis.set_xticks(range(len(results["throughput"])), [*results["throughput"]], fontsize=8)
+    rates.set_ylim(0, 1)
+    rates.set_ylabel("acceptance (dots)", fontsize=8)
+    _label(axis, f"batch {results['batch']}", "tokens/s")
+
+
+def _fixed_and_adaptive(axis: Any, results: Results) -> None:
+    row = results["adaptive"][str(results["batch"])]
+    speeds = {s: own["tokens_per_s"] for s, own in row["by_length"].items()}
+    for name in (ADAPTIVE, PRINTED_RULE):
+        speeds[name] = row[f"{name}_tokens_per_s"]
+    axis.bar([*speeds], [*speeds.values()])
+    axis.axhline(row["best_fixed_tokens_per_s"], color="red")
+    axis.tick_params(axis="x", labelsize=7)
+    _label(axis, f"speculation length, batch {results['batch']}", "tokens/s")
+
+
+def _trees(axis: Any, results: Results) -> None:
+    batch = [*results["ladder"]][-1]
+    row = results["ladder"][batch]
+    gains = {
+        "throughput": row[PIPELINE]["tokens_per_s"] / row["tree"]["tokens_per_s"],
+        "latency": row["tree"]["normalised_latency_ms"] / row[PIPELINE]["normalised_latency_ms"],
+    }
+    axis.bar([*gains], [*gains.values()])
+    axis.axhline(1.0, color="grey", linewidth=0.8)
+    _label(axis, f"batch {batch}", "times better than the tree")
+
+
+def _overhead(axis: Any, results: Results) -> None:
+    batches = [*results["overhead"]]
+    below = [0.0] * len(batches)
+    for part in results["overhead"][batches[0]]:
+        shares = [100 * results["overhead"][batch][part]["share"] for batch in batches]
+        axis.bar(batches, shares, bottom=below, label=part)
+        below = [a + b for a, b in zip(below, shares, strict=True)]
+    _label(axis, "batch", "share of the time [%]")
+
+
+def _label(axis: Any, x: str, y: str) -> None:
+    axis.set_xlabel(x, fontsize=8)
+    axis.set_ylabel(y, fontsize=8)
+
+
+_PANELS: Mapping[str, Callable[[Any, Results], None]] = {
+    "Figure 1: acceptance of the drafts": _acceptance_by_length,
+    "Figure 2: time of the target": _llm_time,
+    "Figure 3: drafting and verification": _time_lines,
+    "Figure 7: drafts that wait, requests, memory": _pool,
+    "Figure 8: normalised latency": _systems("normalised_latency_ms", "ms per token"),
+    "Figure 9: throughput": _systems("tokens_per_s", "tokens/s"),
+    "Figure 10: the ladder": _breakdown,
+    "Figure 11: single drafts and the vote": _single_drafts,
+    "Figure 12: fixed and adaptive length": _fixed_and_adaptive,
+    "Figure 13: against the tree (SpecInfer)": _trees,
+    "Figure 14: overhead": _overhead,
+}

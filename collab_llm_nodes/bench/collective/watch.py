@@ -1,0 +1,98 @@
+"""A machine and a target that note the time of what they do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from collab_llm_nodes.decoding.rejection import Outcome
+from collab_llm_nodes.protocols.collective.drawing import Drawing
+from collab_llm_nodes.protocols.collective.machine import Action, Machine
+from collab_llm_nodes.protocols.collective.messages import Claim, Draw, Proposal, Verdict, Verify
+from collab_llm_nodes.protocols.collective.models import Target
+from collab_llm_nodes.protocols.collective.requests import Draft
+
+VOTE, MONITOR, WEIGHTS = "vote", "monitor", "weights"
+PARTS = (VOTE, MONITOR, WEIGHTS)
+"""What collective speculation costs beside the models: paper 002, Figure 14."""
+
+Span = tuple[float, float]
+Verified = Sequence[tuple[Draft, Outcome]]
+
+
+class WatchedMachine(Machine):
+    """A machine that tells the time it takes itself, and when the models were at work.
+
+    Attributes:
+        overhead_s: CPU time of each of ``PARTS`` [s]; waits for the interpreter do not count.
+        drafting, verifying: begin and end of each draw and verification [s].
+        pool: (time [s], drafts that wait, requests that hold KV caches) at each step.
+    """
+
+    overhead_s: dict[str, float]
+    drafting: list[Span]
+    verifying: list[Span]
+    pool: list[tuple[float, int, int]]
+    _drawn_from = 0.0
+    _target_from = 0.0
+
+    def watch(self) -> None:
+        """Begin anew; call it before the first request, and while nothing is under way."""
+        self.overhead_s = dict.fromkeys(PARTS, 0.0)
+        self.drafting, self.verifying, self.pool = [], [], []
+
+    def poll(self, now: float) -> list[Action]:
+        actions = super().poll(now)
+        for action in actions:
+            if isinstance(action, Draw):
+                self._drawn_from = now
+                self.drafting.append((now, now))
+            elif isinstance(action, Verify):
+                self._target_from = now
+        self.pool.append((now, self.pooled, self.active))
+        return actions
+
+    def on_proposals(
+        self, model: int, batch: int, step: int, proposals: Sequence[Proposal | None], now: float
+    ) -> None:
+        if self.drafting:
+            self.drafting[-1] = (self._drawn_from, now)  # until the slowest model has answered
+        super().on_proposals(model, batch, step, proposals, now)
+
+    def on_verdicts(self, batch: int, verdicts: Sequence[Verdict], now: float) -> None:
+        self.verifying.append((self._target_from, now))
+        super().on_verdicts(batch, verdicts, now)
+
+    def _vote(self, drawing: Drawing) -> None:
+        with self._timed(VOTE):
+            super()._vote(drawing)
+
+    def _monitor(self, verified: Verified, now: float) -> None:
+        with self._timed(MONITOR):
+            super()._monitor(verified, now)
+
+    def _reweigh(self, verified: Verified) -> None:
+        with self._timed(WEIGHTS):
+            super()._reweigh(verified)
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        begun = time.thread_time()
+        yield
+        self.overhead_s[part] += time.thread_time() - begun
+
+
+class WatchedTarget(Target):
+    """A target that tells the size of its KV caches.
+
+    Attributes:
+        held: (time [s], bytes) after each verification.
+    """
+
+    held: list[tuple[float, int]]
+
+    def verify(self, claims: Sequence[Claim]) -> list[Verdict]:
+        verdicts = super().verify(claims)
+        self.held.append((time.monotonic(), self.sessions.held_bytes))
+        return verdicts

@@ -1,0 +1,390 @@
+"""The ways of decoding that are compared: each answers a list of prompts.
+
+All of ours have the same number of requests in flight, ``IN_FLIGHT`` for each place of a batch: one
+that ends makes room for the next. In sequence, half of them wait for a place, and their latency
+tells it. Batched ``generate`` of transformers admits a batch at a time, and its assisted generation
+one prompt at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from collab_llm_nodes.bench.collective.material import Family, transformers_answers
+from collab_llm_nodes.bench.collective.watch import PARTS, WatchedMachine, WatchedTarget
+from collab_llm_nodes.decoding.sampling import SamplingConfig, most_likely
+from collab_llm_nodes.engine.session import Feed, Session
+from collab_llm_nodes.errors import DeadlineExceeded
+from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
+from collab_llm_nodes.models.prompt import EncodedPrompt
+from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
+from collab_llm_nodes.protocols.collective.machine import Ended, Grown
+from collab_llm_nodes.protocols.collective.messages import Ask, Ids
+from collab_llm_nodes.protocols.collective.models import DraftModel
+from collab_llm_nodes.protocols.collective.requests import Job
+from collab_llm_nodes.protocols.collective.runner import Runner
+from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
+from collab_llm_nodes.protocols.collective.workers import (
+    DraftProcess,
+    DraftWorker,
+    Failed,
+    Here,
+    LocalDraft,
+    Proposed,
+)
+
+S = 4
+"""Speculation length of the paper's baseline."""
+IN_FLIGHT = 2
+"""Requests in flight for each place of a batch: a pipeline has one batch drafted, one verified."""
+DRAFT_TIMEOUT_S = 60.0
+"""A draft model may stall so long on a busy machine: without it, the variant would be another."""
+DEADLINE_S = 600.0
+"""Longest wait for the next answer that is complete."""
+_GREEDY = SamplingConfig()
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One list of prompts, answered.
+
+    Attributes:
+        answers: in the order of the prompts.
+        seconds: from the first prompt to the last answer.
+        latencies: time of each answer, from the request to its end [s].
+        drafted, accepted: draft tokens that were verified, and those that stand.
+        verifications: passes of the target.
+        llm_s: time of all verifications [s].
+        overhead_s: CPU time of each of ``PARTS`` [s].
+    """
+
+    answers: tuple[Ids, ...]
+    seconds: float
+    latencies: tuple[float, ...]
+    drafted: int = 0
+    accepted: int = 0
+    verifications: int = 0
+    llm_s: float = 0.0
+    overhead_s: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(map(len, self.answers))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Throughput."""
+        return self.tokens / self.seconds
+
+    @property
+    def normalised_latency_ms(self) -> float:
+        """Mean end-to-end time over output tokens [ms]."""
+        shares = (s / len(own) for s, own in zip(self.latencies, self.answers, strict=True))
+        return 1e3 * statistics.fmean(shares)
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the verified draft tokens that the target accepted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+class Way(Protocol):
+    """A way of decoding, with its models loaded."""
+
+    def run(self, prompts: Sequence[Ids]) -> Run:
+        """Answer all prompts."""
+
+    def close(self) -> None:
+        """Free what is held."""
+
+
+class Collective:
+    """Collective speculation as the protocol runs it.
+
+    Args:
+        drafts: which of the family's draft models take part; none: the target decodes alone.
+        batch: requests drafted, and verified, in one pass.
+        pipelined: each draft model has a process of its own, and drafts during verifications.
+        pool_high: see ``ScheduleConfig``.
+        in_flight: requests at a time.
+
+    Attributes:
+        machine, target: what they have noted of the last run.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        drafts: Sequence[int],
+        batch: int,
+        max_tokens: int,
+        length: LengthConfig | None = None,
+        *,
+        pipelined: bool = False,
+        pool_high: int = 0,
+        in_flight: int = 0,
+    ) -> None:
+        self._family, self._drafts, self._pipelined = family, drafts, pipelined
+        self._max_tokens = max_tokens
+        self._in_flight = in_flight or IN_FLIGHT * batch
+        schedule = ScheduleConfig(
+            draft_batch=batch,
+            target_batch=batch,
+            pool_high=pool_high,
+            max_active=self._in_flight,
+            draft_timeout_s=DRAFT_TIMEOUT_S,
+        )
+        self.machine = WatchedMachine(
+            len(drafts),
+            family.target.eos,
+            schedule=schedule,
+            length=length or LengthConfig(FIXED, initial=S),
+            pipelined=pipelined,
+        )
+        self.target = WatchedTarget(family.target)
+        self.machine.watch()
+        self.target.held = []
+        self._runner = Runner(
+            self.machine, self.target, self._workers, pipelined=pipelined, log=_LOG
+        )
+
+    def _workers(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
+        eos = self._family.target.eos
+        if not self._pipelined:
+            return [
+                LocalDraft(
+                    own, DraftModel(self._family.drafts[i], eos, own), Here(), proposed, failed
+                )
+                for own, i in enumerate(self._drafts)
+            ]
+        folders = [str(self._family.folders[i]) for i in self._drafts]
+        models = [ModelConfig(path=path, local_files_only=True, threads=1) for path in folders]
+        workers = [DraftProcess(i, model, eos, proposed, failed) for i, model in enumerate(models)]
+        for worker in workers:
+            worker.vocabulary()  # returns once the model is loaded
+        return [*workers]
+
+    def run(self, prompts: Sequence[Ids]) -> Run:
+        self.machine.watch()
+        self.target.held = []
+        ended: queue.SimpleQueue[tuple[Ended, float]] = queue.SimpleQueue()
+        last: dict[int, Grown] = {}
+        began: dict[int, float] = {}
+        latencies: dict[int, float] = {}
+
+        def listen(news: Grown | Ended) -> None:
+            if isinstance(news, Grown):
+                last[int(news.id)] = news
+            else:
+                ended.put((news, time.monotonic()))
+
+        def submit(number: int) -> None:
+            began[number] = time.monotonic()
+            job = Job(str(number), prompts[number], _GREEDY, self._max_tokens)
+            self._runner.submit(job, listen)
+
+        started = time.monotonic()
+        for number in range(min(self._in_flight, len(prompts))):
+            submit(number)
+        while len(latencies) < len(prompts):
+            news, now = _next(ended)
+            if news.error is not None:
+                raise news.error
+            latencies[int(news.id)] = now - began[int(news.id)]
+            if len(began) < len(prompts):
+                submit(len(began))
+        metrics = [grown.metrics for grown in last.values()]
+        return Run(
+            tuple(last[i].tokens for i in range(len(prompts))),
+            time.monotonic() - started,
+            tuple(latencies[i] for i in range(len(prompts))),
+            sum(each.drafted for each in metrics),
+            sum(each.accepted for each in metrics),
+            len(self.machine.verifying),
+            sum(end - begin for begin, end in self.machine.verifying),
+            dict(self.machine.overhead_s),
+        )
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def _next(ended: queue.SimpleQueue[tuple[Ended, float]]) -> tuple[Ended, float]:
+    try:
+        return ended.get(timeout=DEADLINE_S)
+    except queue.Empty:
+        raise DeadlineExceeded(
+            f"no answer was complete within {DEADLINE_S:g} s",
+            remedy="ask for fewer tokens, or use a faster machine",
+        ) from None
+
+
+@dataclass
+class _Growing:
+    """An answer on its way."""
+
+    number: int
+    prompt: Ids
+    session: Session
+    began: float
+    answer: list[int] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return str(self.number)
+
+
+class Tree:
+    """SpecInfer's way: the drafts are merged into a tree, and the target verifies all of it."""
+
+    def __init__(self, family: Family, batch: int, max_tokens: int) -> None:
+        self._engine = family.target
+        self._batch, self._max_tokens = batch, max_tokens
+        self._drafts = [DraftModel(e, self._engine.eos, i) for i, e in enumerate(family.drafts)]
+
+    def run(self, prompts: Sequence[Ids]) -> Run:
+        started = time.monotonic()
+        waiting = deque(enumerate(prompts))
+        running: deque[_Growing] = deque()
+        answers: dict[int, Ids] = {}
+        latencies: dict[int, float] = {}
+        while waiting or running:
+            while waiting and len(running) < IN_FLIGHT * self._batch:
+                number, prompt = waiting.popleft()
+                session = self._engine.open(EncodedPrompt(prompt))
+                running.append(_Growing(number, prompt, session, time.monotonic()))
+            batch = [running.popleft() for _ in range(min(self._batch, len(running)))]
+            self._round(batch)
+            for one in batch:
+                if one.answer[-1] in self._engine.eos or len(one.answer) == self._max_tokens:
+                    answers[one.number] = tuple(one.answer)
+                    latencies[one.number] = time.monotonic() - one.began
+                    self._release(one)
+                else:
+                    running.append(one)
+        numbers = range(len(prompts))
+        return Run(
+            tuple(answers[i] for i in numbers),
+            time.monotonic() - started,
+            tuple(latencies[i] for i in numbers),
+        )
+
+    def _round(self, batch: Sequence[_Growing]) -> None:
+        """Make each answer longer; the first round of an answer reads its prompt."""
+        old = [one for one in batch if one.answer]
+        asks = [
+            Ask(
+                one.id,
+                one.prompt,
+                tuple(one.answer),
+                min(S, self._max_tokens - len(one.answer) - 1),
+                _GREEDY,
+            )
+            for one in old
+        ]
+        proposals = [model.draw(asks) for model in self._drafts] if asks else []
+        trees: dict[int, DraftTree] = {}
+        for row, one in enumerate(old):
+            paths = [given[row] for given in proposals]
+            drafts = [path.tokens for path in paths if path is not None]
+            trees[one.number] = merged(one.answer[-1], drafts)
+        rows = self._engine.run([self._feed(one, trees.get(one.number)) for one in batch])
+        for one, logits in zip(batch, rows, strict=True):
+            if isinstance(logits, Exception):
+                raise logits
+            best, tree = most_likely(logits), trees.get(one.number)
+            if tree is None:
+                one.answer.append(best[0])
+                continue
+            path = tree.walk(best, self._engine.eos)
+            one.session.retain(one.session.length + path[-1])
+            one.session.length = len(one.prompt) + len(one.answer) + len(path) - 1  # drops others
+            one.answer += [best[node] for node in path]
+
+    def _feed(self, one: _Growing, tree: DraftTree | None) -> Feed:
+        if tree is None:
+            return Feed(one.session, one.prompt, last=1)
+        root = one.session.length
+        return Feed(one.session, tree.tokens, parents=[root + parent for parent in tree.parents])
+
+    def _release(self, one: _Growing) -> None:
+        one.session.close()
+        for model in self._drafts:
+            model.sessions.release(one.id)
+
+    def close(self) -> None:
+        """Do nothing: what an answer holds is freed with it."""
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """Drafts of one request that share their common beginnings.
+
+    Attributes:
+        tokens: of the nodes; node 0 is the last token of the answer.
+        parents: node that each follows; -1 for the root.
+        children: of each node, by their tokens.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    children: list[dict[int, int]]
+
+    def walk(self, best: Sequence[int], eos: frozenset[int]) -> list[int]:
+        """Return the nodes that stand: the root, and each child that the target says itself.
+
+        Args:
+            best: [nodes] the target's token behind each node.
+        """
+        path = [0]
+        while best[path[-1]] not in eos and best[path[-1]] in self.children[path[-1]]:
+            path.append(self.children[path[-1]][best[path[-1]]])
+        return path
+
+
+def merged(root: int, drafts: Sequence[Ids]) -> DraftTree:
+    """Return the tree of ``drafts`` behind the token ``root``."""
+    tree = DraftTree([root], [-1], [{}])
+    for draft in drafts:
+        node = 0
+        for token in draft:
+            if token not in tree.children[node]:
+                tree.children[node][token] = len(tree.tokens)
+                tree.tokens.append(token)
+                tree.parents.append(node)
+                tree.children.append({})
+            node = tree.children[node][token]
+    return tree
+
+
+class Transformers:
+    """Transformers' generate: a batch at a time, or one prompt at a time with an assistant."""
+
+    def __init__(
+        self, family: Family, batch: int, max_tokens: int, assistant: LoadedModel | None = None
+    ) -> None:
+        self._family, self._max_tokens = family, max_tokens
+        self._batch = batch if assistant is None else 1
+        self._assistant = assistant
+
+    def run(self, prompts: Sequence[Ids]) -> Run:
+        started = time.monotonic()
+        answers: list[Ids] = []
+        latencies: list[float] = []
+        for first in range(0, len(prompts), self._batch):
+            batch, begun = prompts[first : first + self._batch], time.monotonic()
+            answers += transformers_answers(self._family, batch, self._max_tokens, self._assistant)
+            latencies += [time.monotonic() - begun] * len(batch)
+        return Run(tuple(answers), time.monotonic() - started, tuple(latencies))
+
+    def close(self) -> None:
+        """Do nothing: nothing is held between runs."""

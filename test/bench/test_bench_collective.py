@@ -1,0 +1,298 @@
+"""The benchmark of collective speculation, with tiny random models."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from text_family import write_family
+from typer.testing import CliRunner
+
+from collab_llm_nodes.bench.collective import report, ways
+from collab_llm_nodes.bench.collective.material import (
+    DRAFTS,
+    MIXED,
+    STREAMS,
+    Family,
+    RightAnswers,
+    load_family,
+    partial_prompts,
+)
+from collab_llm_nodes.bench.collective.measure import PIPELINE, Bench, fixed, ladder
+from collab_llm_nodes.bench.collective.report import BESIDE, LADDER, run_collective
+from collab_llm_nodes.bench.collective.ways import (
+    Collective,
+    Run,
+    Transformers,
+    Tree,
+    Way,
+    merged,
+)
+from collab_llm_nodes.cli import app
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.random_init import write_random_model
+from collab_llm_nodes.protocols.collective.messages import Ids
+from collab_llm_nodes.protocols.collective.models import DraftModel
+from collab_llm_nodes.protocols.collective.workers import Failed, InThread, LocalDraft, Proposed
+
+TOKENS = 12
+ALL = range(len(DRAFTS))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family(tmp_path_factory.mktemp("family"))
+
+
+@pytest.fixture(scope="module")
+def family(folder: Path) -> Family:
+    return load_family(folder)
+
+
+@pytest.fixture(scope="module")
+def prompts(family: Family) -> list[Ids]:
+    return partial_prompts(family, 7, seed=1)[MIXED]
+
+
+@pytest.fixture
+def drafts_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "DraftProcess", ThreadDraft)
+
+
+WAYS: dict[str, Callable[[Family], Way]] = {
+    "default": lambda family: Collective(family, [1], 2, TOKENS),
+    "majority": lambda family: Collective(family, ALL, 2, TOKENS),
+    "autoregressive": lambda family: Collective(family, [], 2, TOKENS, fixed(0)),
+    "pipeline": lambda family: Collective(family, ALL, 2, TOKENS, pipelined=True),
+    "tree": lambda family: Tree(family, 2, TOKENS),
+    "generate": lambda family: Transformers(family, 2, TOKENS),
+    "assisted": lambda family: Transformers(family, 2, TOKENS, family.peer_drafts[1]),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "pipeline")) for name in WAYS]
+)
+@pytest.mark.timeout(300)  # one of them starts three processes, perhaps on a busy machine
+def test_every_way_gives_the_targets_answers(name: str, family: Family, prompts: list[Ids]) -> None:
+    right = RightAnswers(family, TOKENS)
+    with closing(WAYS[name](family)) as way:
+        first, again = way.run(prompts), way.run(prompts)
+    for run in (first, again):
+        for prompt, answer in zip(prompts, run.answers, strict=True):
+            assert answer == right.of(prompt) or right.is_near_tie(prompt, answer)
+        assert len(run.latencies) == len(prompts)
+        assert 0 < max(run.latencies) <= run.seconds
+
+
+def test_what_a_run_notes_is_consistent(family: Family, prompts: list[Ids]) -> None:
+    with closing(Collective(family, ALL, 2, TOKENS)) as way:
+        run = way.run(prompts)
+        assert run.verifications == len(way.machine.verifying)
+        assert len(way.machine.drafting) == run.verifications
+        assert max(active for _, _, active in way.machine.pool) == 2, "in sequence, others wait"
+        assert way.target.held[-1][1] > 0
+    assert 0 < run.accepted < run.drafted
+    assert 0 < run.llm_s < run.seconds
+    assert all(0 < spent < run.seconds for spent in run.overhead_s.values())
+
+
+def test_the_figures_of_a_run() -> None:
+    run = Run(((1, 2, 3), (4,)), 2.0, (0.3, 0.5), drafted=4, accepted=3)
+    assert run.tokens_per_s == 2.0
+    assert run.normalised_latency_ms == pytest.approx((100 + 500) / 2)
+    assert run.acceptance == 0.75
+
+
+def test_drafts_share_their_beginnings_in_a_tree() -> None:
+    tree = merged(9, [(1, 2, 3), (1, 4), (5,), (1, 2, 3)])
+    assert tree.tokens == [9, 1, 2, 3, 4, 5]
+    assert tree.parents == [-1, 0, 1, 2, 1, 0]
+    best = {9: 1, 1: 4, 2: 3, 3: 8, 4: 7, 5: 6}
+    behind = [best[token] for token in tree.tokens]
+    assert [tree.tokens[node] for node in tree.walk(behind, frozenset())] == [9, 1, 4]
+    assert tree.walk(behind, frozenset({1})) == [0], "nothing is accepted behind an end token"
+
+
+def test_prompts_are_beginnings_and_the_mixed_stream_takes_turns(family: Family) -> None:
+    found = partial_prompts(family, 6, seed=1)
+    assert tuple(found) == STREAMS
+    own = [found[stream] for stream in STREAMS[:3]]
+    assert found[MIXED] == [own[i % 3][i // 3] for i in range(6)]
+    assert found == partial_prompts(family, 6, seed=1)
+    assert found != partial_prompts(family, 6, seed=2)
+    more = partial_prompts(family, 8, seed=1)
+    assert all(more[stream][:6] == found[stream] for stream in STREAMS), "longer runs go on"
+
+
+def test_a_wrong_answer_is_a_mismatch(family: Family, prompts: list[Ids]) -> None:
+    class Wrong:
+        def run(self, asked: Any) -> Run:
+            right = RightAnswers(family, TOKENS)
+            answers = [right.of(prompt) for prompt in asked]
+            answers[0] = (*answers[0][:-1], (answers[0][-1] + 1) % 300)
+            return Run(tuple(answers), 1.0, (0.5,) * len(asked))
+
+        def close(self) -> None:
+            pass
+
+    right = RightAnswers(family, TOKENS)
+    bench = Bench(family, {MIXED: prompts}, right, TOKENS, 1, 7, lambda text: None)
+    bench.in_turn("test", MIXED, 1, {"ours": Wrong, "generate": Wrong}, repeats=2)
+    assert bench.mismatches + bench.near_ties == 3, "one in each turn"
+    assert bench.peer_differences == 3
+
+
+class ThreadDraft(LocalDraft):
+    """A draft model in a thread, where the benchmark starts a process, which takes seconds."""
+
+    def __init__(
+        self,
+        index: int,
+        config: ModelConfig,
+        eos: frozenset[int],
+        proposed: Proposed,
+        failed: Failed,
+    ) -> None:
+        engine = Engine(load(config))
+        self._vocabulary = engine.vocabulary
+        model, thread = DraftModel(engine, eos, index), InThread(f"draft-{index}")
+        super().__init__(index, model, thread, proposed, failed)
+
+    def vocabulary(self) -> str:
+        return self._vocabulary
+
+
+@pytest.mark.usefixtures("drafts_in_threads")
+def test_ways_take_turns(
+    family: Family, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[tuple[int, bool]] = []
+    run = Collective.run
+
+    def noted(self: Collective, asked: Any) -> Run:
+        turns.append((id(self), self._pipelined))
+        return run(self, asked)
+
+    monkeypatch.setattr(Collective, "run", noted)
+    right = RightAnswers(family, TOKENS)
+    bench = Bench(family, {MIXED: prompts}, right, TOKENS, 2, 4, lambda text: None)
+    bench.best_draft, bench.worst_draft = {MIXED: 0}, {MIXED: 2}
+    runs = ladder(bench, MIXED, 1, repeats=2)
+    assert set(runs) == {*LADDER, *BESIDE}
+    assert {len(own) for own in runs.values()} == {2}
+    ours = len(turns) // 3
+    assert turns == turns[:ours] * 3, "the first turn warms up"
+    assert Counter(piped for _, piped in turns[:ours]) == {False: 5, True: 1}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("drafts_in_threads")
+def test_the_command_measures_what_it_names(folder: Path, tmp_path: Path) -> None:
+    figures, plot = tmp_path / "collective.json", tmp_path / "collective.png"
+    options = ["--batches", "2", "--prompts", "3", "--repeats", "2", "--tokens", "10"]
+    files = ["--json", str(figures), "--plot", str(plot), "--models", str(folder)]
+    done = CliRunner().invoke(
+        app, ["bench", "collective", *options, "--lengths", "0,2,4", *files], env={"COLUMNS": "200"}
+    )
+    assert done.exit_code == 0, (done.output, done.exception)
+    found = json.loads(figures.read_text(encoding="utf-8"))
+    assert found["mismatches"] == 0
+    assert set(found["acceptance"]) == set(STREAMS)
+    for row in found["acceptance"].values():
+        assert set(row) == {*DRAFTS, "vote"}
+        assert row["ssm_conversation"] == 1.0, "it is the target itself"
+        assert row["ssm_reports"] < row["vote"]
+    for by_length in found["acceptance_by_length"].values():
+        assert set(by_length["ssm_conversation"].values()) == {1.0}
+        assert set(by_length["ssm_reports"]) == {"2", "4"}
+    assert set(found["ladder"]) == set(found["adaptive"]) == {"2"}
+    assert set(found["ladder_by_stream"]) == set(STREAMS[:3])
+    for rows in (found["ladder"], *found["ladder_by_stream"].values()):
+        for row in rows.values():
+            assert set(row) == {*LADDER, *BESIDE}
+            assert min(x for way in row.values() for x in way.values()) > 0
+    for batch, total in found["ladder_total"].items():
+        row = found["ladder"][batch]
+        ratio = row[PIPELINE]["tokens_per_s"] / row["default"]["tokens_per_s"]
+        assert total == pytest.approx(ratio)
+    for row in found["adaptive"].values():
+        assert row["best_fixed_s"] in (0, 2, 4)
+        assert row["regret"] == pytest.approx(
+            1 - row["adaptive_tokens_per_s"] / row["best_fixed_tokens_per_s"]
+        )
+    assert 0 < found["overhead_share"] < 1
+    for lines in found["time_lines"].values():
+        assert lines["verifying"][0][0] == 0.0
+        assert all(a <= b for spans in lines.values() for a, b in spans)
+    pools = found["pool"]
+    assert pools["controlled"]["peak_drafts_waiting"] <= 3, "the high water mark, less 1, a batch"
+    assert pools["uncontrolled"]["peak_drafts_waiting"] >= 1
+    assert plot.stat().st_size > 10_000
+    assert "1.99x OPT-13B, 2.63x Llama2-70B-chat" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(("mismatches", "status"), [(0, 0), (1, 1)])
+def test_answers_that_differ_are_an_error_status(
+    mismatches: int, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "run_collective", lambda **_: {"mismatches": mismatches})
+    assert CliRunner().invoke(app, ["bench", "collective"]).exit_code == status
+
+
+def run_with(**changed: Any) -> None:
+    plain: dict[str, Any] = {
+        "batches": [1],
+        "prompts": 1,
+        "repeats": 2,
+        "max_tokens": 4,
+        "lengths": [0],
+        "sub_domains": False,
+        "seed": 0,
+        "plot": None,
+        "console": Console(quiet=True),
+    }
+    run_collective(**{**plain, **changed})
+
+
+def test_models_that_are_missing_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lacks text-target, ssm-conversation") as refused:
+        run_with(models=tmp_path)
+    assert refused.value.field == "--models"
+
+
+def test_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
+    for own in folder.iterdir():
+        (tmp_path / own.name).symlink_to(own)
+    (tmp_path / "ssm-reports").unlink()
+    write_random_model(tmp_path / "ssm-reports", "llama")
+    with pytest.raises(ConfigError, match="ssm-reports .* have different tokenizers"):
+        run_with(models=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"), [({"repeats": 1}, "--repeats"), ({"lengths": [13]}, "--lengths")]
+)
+def test_numbers_that_make_no_sense_are_refused(
+    changed: dict[str, Any], field: str, folder: Path
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        run_with(models=folder, **changed)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("option", ["--batches=0", "--batches=a", "--lengths=-1", "--repeats=1"])
+def test_options_that_make_no_sense_are_refused(option: str) -> None:
+    done = CliRunner().invoke(
+        app, ["bench", "collective", option], env={"COLUMNS": "300", "TERM": "dumb"}
+    )
+    assert done.exit_code == 2
+    assert option.partition("=")[0] in done.output

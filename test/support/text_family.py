@@ -1,0 +1,50 @@
+"""A tiny random text family in a folder: a target, and drafts that agree with it more or less."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+
+from collab_llm_nodes.models.random_init import add_head_noise
+from collab_llm_nodes.models.tokenizer import train_text_tokenizer
+from collab_llm_nodes.training.text.architecture import TINY, TINY_DRAFT, build
+from collab_llm_nodes.training.text.export import export
+from collab_llm_nodes.training.text.samples import draw_sample
+
+
+def vocabulary(size: int = 400) -> PreTrainedTokenizerBase:
+    """A tokenizer trained on samples of the domain."""
+    rng = random.Random(0)
+    texts = [turn.content for _ in range(60) for turn in draw_sample(rng).turns]
+    return train_text_tokenizer(texts, size)
+
+
+def write_family(folder: Path) -> Path:
+    """Write target and drafts: a copy of the target, a noisy copy, and another model."""
+    tokenizer = vocabulary()
+    noisy = _target(tokenizer)
+    add_head_noise(noisy, 0.2, seed=1)
+    models = {
+        "text-target": _target(tokenizer),
+        "ssm-conversation": _target(tokenizer),
+        "ssm-instructions": noisy,
+        "ssm-reports": build(TINY_DRAFT, tokenizer, 5),
+    }
+    for name, model in models.items():
+        export(model, tokenizer, folder / name)
+    return folder
+
+
+def _target(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+    model = build(TINY, tokenizer, 0)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    # With the embeddings for a head, random models say the same token for ever.
+    add_head_noise(model, 3.0, seed=3)
+    model.config.tie_word_embeddings = False
+    return model
