@@ -63,7 +63,7 @@ def check_ranges(config: Any) -> None:
             raise ConfigError(f"{value!r} is unknown", field=field.name, remedy=f"one of {known}")
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             continue
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{value} is not finite", field=field.name, remedy="give a number")
         low, high = facts.get("low"), facts.get("high")
         if (low is not None and value < low) or (high is not None and value > high):

@@ -210,14 +210,17 @@ def verdict_from_msg(msg: VerdictMsg) -> Verdict | Failure:
 def metrics_to_msg(metrics: GenerationMetrics) -> MetricsMsg:
     """Return the common counters, and the protocol's own figures by name."""
     figures = metrics.figures()
+    # The arrays check the ranges; rclpy's C code would end the process for a value outside them.
+    rounds, tokens = array("I", (metrics.rounds, metrics.tokens))
+    bytes_up, bytes_down = array("Q", (metrics.bytes_up, metrics.bytes_down))
     return MetricsMsg(
-        rounds=metrics.rounds,
-        tokens=metrics.tokens,
-        time_to_first_token_s=metrics.time_to_first_token_s,
-        total_s=metrics.total_s,
-        bytes_up=metrics.bytes_up,
-        bytes_down=metrics.bytes_down,
-        names=list(figures),
+        rounds=rounds,
+        tokens=tokens,
+        time_to_first_token_s=float(metrics.time_to_first_token_s),
+        total_s=float(metrics.total_s),
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        names=[str(name) for name in figures],
         values=array("d", figures.values()),
     )
 
