@@ -17,7 +17,7 @@ from collab_llm.msg import GenerationMetrics as MetricsMsg
 from collab_llm.msg import Status
 from collab_llm.msg import Verdict as VerdictMsg
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
-from collab_llm_nodes.errors import BY_CODE, CollabError, ConfigError, InvalidInput
+from collab_llm_nodes.errors import BY_CODE, CollabError, ConfigError, InvalidInput, quoted
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.edge_cloud.messages import (
@@ -112,7 +112,9 @@ def images_from(request: Any) -> tuple[bytes, ...]:
     for i, image in enumerate(request.images):
         if "jp" not in image.format.lower():
             raise InvalidInput(
-                f"format {image.format!r}", field=f"images[{i}]", remedy="send JPEG (format 'jpeg')"
+                f"format {quoted(image.format)}",
+                field=f"images[{i}]",
+                remedy="send JPEG, format 'jpeg'",
             )
         images.append(bytes(image.data))
     return tuple(images)

@@ -41,6 +41,7 @@ from collab_llm_nodes.errors import (
     DeadlineExceeded,
     Inactive,
     InvalidInput,
+    quoted,
 )
 from collab_llm_nodes.models.detokenising import REPLACEMENT
 from collab_llm_nodes.models.turns import ROLES, Turn
@@ -327,6 +328,12 @@ class GenerationHost:
         if protocol not in ("", self._entry.name):
             raise registry.unknown(protocol, [self._entry.name])
         names, values = getattr(msg, "option_names", ()), getattr(msg, "option_values", ())
+        if getattr(msg, "raw", False) and (getattr(msg, "turn_roles", ()) or msg.images):
+            raise InvalidInput(
+                "the model reads the prompt as it is, without turns and images",
+                field="raw",
+                remedy="send the prompt alone, or do not ask for raw",
+            )
         stamp, now = msg.header.stamp, time.monotonic()
         request = Request(
             id=uuid.uuid4().hex,
@@ -367,7 +374,7 @@ class GenerationHost:
         for i, role in enumerate(roles):
             if role not in ROLES or (i == len(roles) - 1 and role != "user"):
                 raise InvalidInput(
-                    f"{role[:64]!r}",
+                    quoted(role),
                     field=f"turn_roles[{i}]",
                     remedy=f"one of {', '.join(ROLES)}; the last is user",
                 )
@@ -376,8 +383,8 @@ class GenerationHost:
 
     def _documents(self, msg: Any) -> tuple[Document, ...]:
         names, contents = getattr(msg, "document_names", ()), getattr(msg, "document_contents", ())
+        self._takes("documents", [*names, *contents], "document_names")
         pairs = _pairs(names, contents, "document_contents")
-        self._takes("documents", pairs, "document_names")
         return tuple(Document(*pair) for pair in pairs)
 
     def _takes(self, kind: str, given: Sequence[Any], name: str = "") -> bool:

@@ -142,6 +142,16 @@ def test_a_protocol_is_told_which_options_are_given(
             "turn_contents[1]: is empty",
         ),
         ({"document_names": ["a"]}, "document_contents: 0, expected 1"),
+        ({"raw": True, "images": [CompressedImage(format="jpeg", data=b"x")]}, "raw: the model"),
+        (
+            {"prompt": "", "raw": True, "turn_roles": ["user"], "turn_contents": ["a"]},
+            "raw: the model",
+        ),
+        (
+            {"option_names": ["a\nWARN"], "option_values": [""]},
+            "a\\nWARN: is no option of this protocol",
+        ),
+        ({"law": "x" * 10**6}, f"law: '{'x' * 64}...' is unknown"),
         ({"deadline_s": -1.0}, "deadline_s: must be in"),
     ],
 )
@@ -159,6 +169,21 @@ def test_bad_input_is_told_by_name(
 
     served.graph.wait_for(said)
     assert served.ask("hey").text == "hey"
+
+
+def test_documents_are_refused_before_they_are_counted(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = replace(served.server.entry, takes=frozenset({"images"}))
+    monkeypatch.setattr(served.server.host, "_entry", entry)
+    for fields in ({"document_names": ["a"]}, {"document_contents": ["a"]}):
+        told = served.ask("hey", **fields).status.message
+        assert told.startswith("document_names: echo takes no documents")
+    image = CompressedImage(format="x\n" * 10**6, data=b"x")
+    told = served.ask("hey", images=[image]).status.message
+    assert told.startswith("images[0]: format 'x\\nx\\n")
+    assert told.endswith("...' (send JPEG, format 'jpeg')")
+    assert len(told) < 300
 
 
 def test_two_faults_within_a_second_are_both_logged(
