@@ -13,11 +13,14 @@ from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.ros.program import argument_parser, read_arguments, run
 from collab_llm_nodes.ros.protocol_server import ProtocolServer
 
+_ELSEWHERE = ("edge_cloud",)
+"""Protocols that this program cannot serve."""
+
 
 def main() -> int:
     """Run the server of the protocol that the command line names."""
     parser = argument_parser(__doc__ or "")
-    known = ", ".join(registry.PROTOCOLS)
+    known = ", ".join(name for name in registry.PROTOCOLS if name not in _ELSEWHERE)
     parser.add_argument("protocol", metavar="NAME", help=f"the protocol: one of {known}")
     try:
         protocol = read_arguments(parser).protocol

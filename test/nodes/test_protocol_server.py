@@ -66,6 +66,14 @@ def test_the_program_serves_the_protocol_that_it_is_given(ros_graph: Any, start:
     assert server.wait(60.0) == 0
 
 
+def test_the_help_names_the_protocols_that_it_serves(
+    start: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert start("--help").wait(100.0) == 0
+    told = " ".join(capfd.readouterr().out.split())
+    assert "one of collective, echo" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
