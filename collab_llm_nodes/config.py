@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from collab_llm_nodes.errors import ConfigError, did_you_mean
+from collab_llm_nodes.errors import ConfigError, did_you_mean, quoted
 
 T = TypeVar("T")
 
@@ -60,15 +60,17 @@ def check_ranges(config: Any) -> None:
         value, facts = getattr(config, field.name), field.metadata
         if facts.get("choices") and value not in facts["choices"]:
             known = ", ".join(repr(c) for c in facts["choices"])
-            raise ConfigError(f"{value!r} is unknown", field=field.name, remedy=f"one of {known}")
+            raise ConfigError(
+                f"{quoted(value)} is unknown", field=field.name, remedy=f"one of {known}"
+            )
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             continue
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{value} is not finite", field=field.name, remedy="give a number")
         low, high = facts.get("low"), facts.get("high")
         if (low is not None and value < low) or (high is not None and value > high):
             limits = f"{'-inf' if low is None else low} to {'inf' if high is None else high}"
-            raise ConfigError(f"{value} is out of range", field=field.name, remedy=limits)
+            raise ConfigError(f"{quoted(value)} is out of range", field=field.name, remedy=limits)
 
 
 def from_mapping(cls: type[T], mapping: Mapping[str, Any], *, path: str = "") -> T:

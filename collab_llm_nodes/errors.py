@@ -5,11 +5,22 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_QUOTED = 64
+"""Characters of a caller's value that an error repeats; escapes may double them."""
+
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """Return the remedy for a ``name`` that is unknown: the nearest one, else ``otherwise``."""
     close = difflib.get_close_matches(name[:64], list(known), 1)
     return f"did you mean {close[0]}?" if close else otherwise
+
+
+def quoted(value: object) -> str:
+    """Return what a caller gave, for an error's text: on one line, and no longer than a line."""
+    if isinstance(value, str) and len(value) > _QUOTED:
+        value = f"{value[:_QUOTED]}..."
+    text = repr(value)
+    return text if len(text) <= 2 * _QUOTED else f"{text[: 2 * _QUOTED]}..."
 
 
 class CollabError(Exception):

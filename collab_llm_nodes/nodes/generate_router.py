@@ -180,14 +180,15 @@ class _Passage:
         if result is not None:
             self.end(result)
             return
-        refused = self.sent is not None and self.sent.refused
-        self.end(
-            Unavailable(
-                "it refused the goal" if refused else "it was restarted during the goal",
-                field=f"{self.server.protocol}/generate",
-                remedy="see the log of its server",
+        field, remedy = f"{self.server.protocol}/generate", "see the log of its server"
+        if self.sent is None or not self.sent.answered:  # it may never have arrived
+            self.end(
+                Unavailable("it does not have the goal", field=field, remedy="send the goal again")
             )
-        )
+        elif self.sent.refused:
+            self.end(Unavailable("it refused the goal", field=field, remedy=remedy))
+        else:
+            self.end(Unavailable("it was restarted during the goal", field=field, remedy=remedy))
 
 
 class GenerateRouter(ManagedNode[GenerateRouterConfig]):

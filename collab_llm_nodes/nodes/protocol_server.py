@@ -16,12 +16,14 @@ from collab_llm_nodes.ros.protocol_server import ProtocolServer
 
 NODES = {"collective": "collab_llm_nodes.nodes.collective_server:CollectiveServer"}
 """Node classes of protocols that offer more than the action, as ``module:Class``."""
+_ELSEWHERE = ("edge_cloud",)
+"""Protocols that this program cannot serve."""
 
 
 def main() -> int:
     """Run the server of the protocol that the command line names."""
     parser = argument_parser(__doc__ or "")
-    known = ", ".join(registry.PROTOCOLS)
+    known = ", ".join(name for name in registry.PROTOCOLS if name not in _ELSEWHERE)
     parser.add_argument("protocol", metavar="NAME", help=f"the protocol: one of {known}")
     try:
         protocol = read_arguments(parser).protocol

@@ -6,19 +6,30 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from collab_llm_nodes.errors import ConfigError, InvalidInput, did_you_mean
+from collab_llm_nodes.config import check_ranges
+from collab_llm_nodes.errors import ConfigError, InvalidInput, did_you_mean, quoted
 
 C = TypeVar("C")
 
 
 def names(config: Any, prefix: str = "") -> list[str]:
-    """Return the dotted names of all fields marked ``per_request``, nested ones included."""
+    """Return the dotted names of all fields marked ``per_request``, nested ones included.
+
+    Raises:
+        ConfigError: such a field holds what cannot be read from a request's text.
+    """
     found = []
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), prefix + field.name
         if dataclasses.is_dataclass(value):
             found += names(value, f"{name}.")
         elif field.metadata.get("per_request"):
+            if type(value) not in (bool, int, float, str):
+                raise ConfigError(
+                    f"a request cannot set a {type(value).__name__}",
+                    field=name,
+                    remedy="per_request is for a bool, int, float or str",
+                )
             found.append(name)
     return found
 
@@ -45,7 +56,7 @@ def with_options(config: C, keys: Sequence[str], values: Sequence[str]) -> C:
             may_be = f"one of {', '.join(known)}" if known else "this protocol has no options"
             raise InvalidInput(
                 "is no option of this protocol",
-                field=key[:64],
+                field=quoted(key)[1:-1],
                 remedy=did_you_mean(key, known, may_be),
             )
         if key in keys[:i]:
@@ -61,7 +72,9 @@ def _replaced(config: Any, path: list[str], value: str) -> Any:
     name, *rest = path
     old = getattr(config, name)
     new = _replaced(old, rest, value) if rest else _converted(value, old)
-    return dataclasses.replace(config, **{name: new})
+    changed = dataclasses.replace(config, **{name: new})
+    check_ranges(changed)  # whether or not the dataclass does so itself
+    return changed
 
 
 def _converted(value: str, like: Any) -> Any:
@@ -77,4 +90,4 @@ def _converted(value: str, like: Any) -> Any:
         return kind(value)
     except (KeyError, ValueError):
         remedy = "true or false" if kind is bool else f"give a value such as {like!r}"
-        raise ConfigError(f"{value[:64]!r} is no {kind.__name__}", remedy=remedy) from None
+        raise ConfigError(f"{quoted(value)} is no {kind.__name__}", remedy=remedy) from None

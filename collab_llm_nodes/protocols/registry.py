@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Collection
 
-from collab_llm_nodes.errors import InvalidInput, did_you_mean
+from collab_llm_nodes.errors import ConfigError, InvalidInput, did_you_mean, quoted
+from collab_llm_nodes.protocols import options
 from collab_llm_nodes.protocols.base import Entry
 
 PROTOCOLS: dict[str, str] = {  # name: module that holds its ENTRY; the first is the default
@@ -19,19 +20,27 @@ def find(name: str) -> Entry:
 
     Raises:
         InvalidInput: there is none; the remedy names the nearest.
+        ConfigError: its line, or its entry, is wrong.
     """
     if name not in PROTOCOLS:
         raise unknown(name, PROTOCOLS)
-    entry = importlib.import_module(PROTOCOLS[name]).ENTRY
-    assert isinstance(entry, Entry)
-    assert entry.name == name
+    line = f'"{name}": "{PROTOCOLS[name]}" of protocols/registry.py'
+    try:
+        entry = getattr(importlib.import_module(PROTOCOLS[name]), "ENTRY", None)
+    except ImportError as error:
+        raise ConfigError(f"{error}", field=line, remedy="name a module that exists") from error
+    if not isinstance(entry, Entry):
+        raise ConfigError("the module has no ENTRY", field=line, remedy="end it in an Entry")
+    if entry.name != name:
+        raise ConfigError(f"its ENTRY is {entry.name!r}", field=line, remedy="use one name")
+    options.names(entry.config())  # raises for an option that no request could set
     return entry
 
 
 def unknown(name: str, known: Collection[str]) -> InvalidInput:
     """Return the error for a protocol ``name`` that is none of ``known``."""
     return InvalidInput(
-        f"unknown protocol {name[:64]!r}",
+        f"unknown protocol {quoted(name)}",
         field="protocol",
         remedy=did_you_mean(name, known, f"one of {', '.join(known)}"),
     )

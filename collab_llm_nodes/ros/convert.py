@@ -17,7 +17,7 @@ from collab_llm.msg import GenerationMetrics as MetricsMsg
 from collab_llm.msg import Status
 from collab_llm.msg import Verdict as VerdictMsg
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
-from collab_llm_nodes.errors import BY_CODE, CollabError, ConfigError, InvalidInput
+from collab_llm_nodes.errors import BY_CODE, CollabError, ConfigError, InvalidInput, quoted
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.edge_cloud.messages import (
@@ -112,7 +112,9 @@ def images_from(request: Any) -> tuple[bytes, ...]:
     for i, image in enumerate(request.images):
         if "jp" not in image.format.lower():
             raise InvalidInput(
-                f"format {image.format!r}", field=f"images[{i}]", remedy="send JPEG (format 'jpeg')"
+                f"format {quoted(image.format)}",
+                field=f"images[{i}]",
+                remedy="send JPEG, format 'jpeg'",
             )
         images.append(bytes(image.data))
     return tuple(images)
@@ -210,14 +212,17 @@ def verdict_from_msg(msg: VerdictMsg) -> Verdict | Failure:
 def metrics_to_msg(metrics: GenerationMetrics) -> MetricsMsg:
     """Return the common counters, and the protocol's own figures by name."""
     figures = metrics.figures()
+    # The arrays check the ranges; rclpy's C code would end the process for a value outside them.
+    rounds, tokens = array("I", (metrics.rounds, metrics.tokens))
+    bytes_up, bytes_down = array("Q", (metrics.bytes_up, metrics.bytes_down))
     return MetricsMsg(
-        rounds=metrics.rounds,
-        tokens=metrics.tokens,
-        time_to_first_token_s=metrics.time_to_first_token_s,
-        total_s=metrics.total_s,
-        bytes_up=metrics.bytes_up,
-        bytes_down=metrics.bytes_down,
-        names=list(figures),
+        rounds=rounds,
+        tokens=tokens,
+        time_to_first_token_s=float(metrics.time_to_first_token_s),
+        total_s=float(metrics.total_s),
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        names=[str(name) for name in figures],
         values=array("d", figures.values()),
     )
 

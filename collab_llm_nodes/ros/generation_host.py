@@ -10,7 +10,9 @@ only start and end answers, so they answer at once in any state of the node.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
+import traceback
 import uuid
 from array import array
 from collections import deque
@@ -19,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from rclpy.action import ActionServer, CancelResponse
 from rclpy.action.server import ServerGoalHandle
@@ -30,6 +32,7 @@ from std_msgs.msg import Header
 from collab_llm import srv
 from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText
+from collab_llm.msg import Status as StatusMsg
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import (
     Busy,
@@ -38,6 +41,7 @@ from collab_llm_nodes.errors import (
     DeadlineExceeded,
     Inactive,
     InvalidInput,
+    quoted,
 )
 from collab_llm_nodes.models.detokenising import REPLACEMENT
 from collab_llm_nodes.models.turns import ROLES, Turn
@@ -50,6 +54,7 @@ from collab_llm_nodes.protocols.base import (
     Progress,
     Request,
     Running,
+    Source,
 )
 from collab_llm_nodes.protocols.options import with_options
 from collab_llm_nodes.ros.clock import STEADY
@@ -64,6 +69,8 @@ from collab_llm_nodes.ros.goals import RESULT_S, drop_contents
 from collab_llm_nodes.ros.health import AnswerLimits, Answers, Level, Status
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT
+
+P = TypeVar("P", bound=Progress)
 
 MAX_DEADLINE_S = 86400.0
 _WATCH_S = 0.05
@@ -93,6 +100,7 @@ class _Job:
 
     Attributes:
         question: field of the caller's that holds the turn to be answered.
+        given_up: why it was given up; the first reason counts.
     """
 
     def __init__(
@@ -103,6 +111,7 @@ class _Job:
         self.for_motion = for_motion
         self.question = question
         self.control = Control(due)
+        self.given_up: CollabError | None = None
         self.begun = False  # its turn has come, or it was given up before
         self.told: Progress = Progress()  # what was published last
         self.answer: Answer | None = None
@@ -170,9 +179,11 @@ class GenerationHost:
         )
 
     def cancel_all(self) -> None:
-        """End all answers, in progress or waiting."""
+        """End all answers, in progress or waiting: the node does not serve any more."""
         for job in list(self._jobs):
-            self._give_up(job)
+            self._give_up(
+                job, Inactive(f"{self._node.get_name()} was deactivated", remedy="activate it")
+            )
 
     def close(self, on_quiet: Callable[[], None] = lambda: None) -> None:
         """End all answers and free the protocol.
@@ -230,8 +241,8 @@ class GenerationHost:
         result = Generate.Result(header=goal.header)
         try:
             await self._answer(self._read(goal), result)
-        except CollabError as error:
-            result.status = status_of(error)
+        except Exception as error:  # noqa: BLE001 - each of several answers ends by itself
+            result = Generate.Result(header=goal.header, status=self._status_of(error))
         return result
 
     # Callbacks of actions and services, which must answer in any state of the node.
@@ -259,9 +270,8 @@ class GenerationHost:
                 await self._answer(job, result)
             finally:
                 del self._goals[goal_id]
-        except CollabError as error:
-            self._node.warn_of(self.action, error)
-            result.status = status_of(error)
+        except Exception as error:  # noqa: BLE001 - rclpy would end the goal with the status OK
+            result = Generate.Result(header=goal.request.header, status=self._status_of(error))
         drop_contents(goal.request)
         if result.status.code == result.status.OK:
             goal.succeed()
@@ -281,9 +291,23 @@ class GenerationHost:
         response.header = request.header
         try:
             await self._answer(self._read(request), response)
-        except CollabError as error:
-            response.status = status_of(error)
+        except Exception as error:  # noqa: BLE001 - rclpy would not answer at all
+            response = type(response)(header=request.header, status=self._status_of(error))
         return response
+
+    def _status_of(self, error: Exception) -> StatusMsg:
+        """Log why a request ends without an answer; return it for the caller."""
+        if isinstance(error, CollabError):
+            self._node.warn_of(self.action, error)
+        else:
+            error = self._unforeseen(error)
+        return status_of(error)
+
+    def _unforeseen(self, error: Exception) -> CollabError:
+        """Log a fault of the program with its traceback; return it as the caller is told."""
+        told = "".join(traceback.format_exception(error)).rstrip()
+        self._node.get_logger().error(f"{self.action}: {told}", throttle_duration_sec=1.0)
+        return CollabError(f"{type(error).__name__}: {error}")
 
     def _read(self, msg: Any) -> _Job:
         """Check a goal, or a service's request, which may lack fields. Raises CollabError."""
@@ -304,6 +328,12 @@ class GenerationHost:
         if protocol not in ("", self._entry.name):
             raise registry.unknown(protocol, [self._entry.name])
         names, values = getattr(msg, "option_names", ()), getattr(msg, "option_values", ())
+        if getattr(msg, "raw", False) and (getattr(msg, "turn_roles", ()) or msg.images):
+            raise InvalidInput(
+                "the model reads the prompt as it is, without turns and images",
+                field="raw",
+                remedy="send the prompt alone, or do not ask for raw",
+            )
         stamp, now = msg.header.stamp, time.monotonic()
         request = Request(
             id=uuid.uuid4().hex,
@@ -330,8 +360,6 @@ class GenerationHost:
         except CollabError as error:
             job.rename_field(error)
             raise
-        except Exception as error:  # rclpy would end the goal with the status OK
-            raise CollabError(f"{type(error).__name__}: {error}") from error
         return job
 
     def _turns(self, msg: Any) -> tuple[Turn, ...]:
@@ -346,7 +374,7 @@ class GenerationHost:
         for i, role in enumerate(roles):
             if role not in ROLES or (i == len(roles) - 1 and role != "user"):
                 raise InvalidInput(
-                    f"{role[:64]!r}",
+                    quoted(role),
                     field=f"turn_roles[{i}]",
                     remedy=f"one of {', '.join(ROLES)}; the last is user",
                 )
@@ -355,8 +383,8 @@ class GenerationHost:
 
     def _documents(self, msg: Any) -> tuple[Document, ...]:
         names, contents = getattr(msg, "document_names", ()), getattr(msg, "document_contents", ())
+        self._takes("documents", [*names, *contents], "document_names")
         pairs = _pairs(names, contents, "document_contents")
-        self._takes("documents", pairs, "document_names")
         return tuple(Document(*pair) for pair in pairs)
 
     def _takes(self, kind: str, given: Sequence[Any], name: str = "") -> bool:
@@ -384,10 +412,12 @@ class GenerationHost:
             self._jobs.remove(job)
         self._fill(result, job)
 
-    def _give_up(self, job: _Job) -> None:
+    def _give_up(self, job: _Job, why: CollabError | None = None) -> None:
         """Cancel: at once before its turn, else between two passes."""
+        why = why or Cancelled("the caller gave the answer up")
+        job.given_up = job.given_up or why
         job.control.cancel()
-        self._abandon(job, Cancelled("the caller gave the answer up"))
+        self._abandon(job, job.given_up)
 
     def _abandon(self, job: _Job, error: CollabError) -> None:
         """End ``job`` with ``error`` if its turn has not come."""
@@ -418,7 +448,7 @@ class GenerationHost:
         if answer.error is not None:
             self.failed += 1
             result.status = status_of(answer.error)
-            if answer.error.code != Cancelled.code:  # which is the caller's wish
+            if answer.error.code not in (Cancelled.code, Inactive.code):  # no fault: so wished
                 self._health.faults.add(answer.error.code, str(answer.error), time.monotonic())
         else:
             self.answered += 1
@@ -447,29 +477,34 @@ class GenerationHost:
         """Answer ``job``; every way out publishes a final text and ends the wait for it."""
         if not job.claim():
             return  # given up while it waited for its turn
-        log = self._node.get_logger()
         try:
             job.control.check()
-            answer = self.running.run(job.request, partial(self._tell, job), job.control)
+            answer = self.running.run(job.request, partial(self._emit, job), job.control)
+            answer = _checked(answer, Answer, self._entry.name)
         except CollabError as error:
             answer = job.ended(error)
         except Exception as error:  # noqa: BLE001 - whatever a model raises must reach the caller
-            answer = job.ended(CollabError(f"{type(error).__name__}: {error}"))
-            log.error(str(answer.error), throttle_duration_sec=1.0)
+            answer = job.ended(self._unforeseen(error))
         try:
+            if isinstance(answer.error, Cancelled) and job.given_up is not None:
+                answer = replace(answer, error=job.given_up)  # the protocol cannot know why
             if answer.error is not None:
                 job.rename_field(answer.error)
-            job.answer = replace(answer, text=_sendable(answer.text))
+            job.answer = answer
             self._tell(job, answer, answer)
         except Exception as error:  # noqa: BLE001 - the caller waits for ``over`` in any case
-            log.error(f"{type(error).__name__}: {error}", throttle_duration_sec=1.0)
+            self._unforeseen(error)
         finally:
             self._node.post(job.over.set_result, None)
 
+    def _emit(self, job: _Job, progress: Progress) -> None:
+        """Publish the answer so far as the protocol tells it."""
+        self._tell(job, _checked(progress, Progress, self._entry.name))
+
     def _tell(self, job: _Job, progress: Progress, final: Answer | None = None) -> None:
         """Publish the answer so far, or its end; feedback of what is new."""
-        before, text = job.told, _sendable(progress.text)
-        job.told = replace(progress, text=text)
+        before, text = job.told, progress.text
+        job.told = progress
         msg = GeneratedText(
             header=job.header,
             session_id=job.request.id,
@@ -493,10 +528,41 @@ class GenerationHost:
             job.feedback(msg, new, progress)
 
 
+def _checked(told: P, kind: type[P], protocol: str) -> P:
+    """Return a protocol's report with values that messages can carry.
+
+    rclpy's C code ends the process for a value of another type, such as a NumPy integer.
+
+    Raises:
+        CollabError: the report is of another type than ``kind``, or a value is out of its range.
+    """
+    try:
+        if not isinstance(told, kind):
+            raise TypeError(f"{type(told).__name__}, expected {kind.__name__}")
+        error = told.error if isinstance(told, Answer) else None
+        if error is not None and not isinstance(error, CollabError):
+            raise TypeError(f"the error is {type(error).__name__}, expected CollabError")
+        if max(told.sources, default=0) > max(Source):
+            raise ValueError(f"source {max(told.sources)}, expected 0 to {max(Source)}")
+        metrics_to_msg(told.metrics)
+        return replace(
+            told,
+            text=_sendable(told.text),
+            tokens=tuple(array("i", told.tokens)),
+            sources=tuple(array("B", told.sources)),
+            ends=tuple(array("I", told.ends)),
+            verified=bool(told.verified),
+            stage=_sendable(told.stage),
+            share_done=float(told.share_done),
+        )
+    except (TypeError, ValueError, OverflowError, AttributeError) as fault:
+        raise CollabError(f"the protocol {protocol} returned no usable answer: {fault}") from fault
+
+
 def _sendable(text: str) -> str:
     """Return ``text`` as ROS can carry it: a ROS string ends at its first NUL, which a byte-level
-    vocabulary can produce."""
-    return text.replace("\0", REPLACEMENT)
+    vocabulary can produce, and is UTF-8, which has no surrogates."""
+    return re.sub("[\0\ud800-\udfff]", REPLACEMENT, text)
 
 
 def _pairs(first: Sequence[str], second: Sequence[str], field_name: str) -> list[tuple[str, str]]:

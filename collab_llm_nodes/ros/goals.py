@@ -55,6 +55,7 @@ class SentGoal:
         on_feedback: called with feedback messages.
 
     Attributes:
+        answered: the server has accepted or refused it; False: it may never have arrived.
         refused: the server would not have it; ROS has no words for why, so its log may say it.
         status: how it ended, a ``GoalStatus``; set before ``on_end`` is called.
     """
@@ -70,7 +71,7 @@ class SentGoal:
         goal_id = UUID(uuid=list(uuid.uuid4().bytes))
         self._handle = ClientGoalHandle(client, goal_id, None)
         self._on_end = on_end
-        self._answered = self._asked = self._called_off = self.refused = False
+        self.answered = self._asked = self._called_off = self.refused = False
         self.status: int = GoalStatus.STATUS_UNKNOWN
         self._results: list[Future] = []
         self._node = node
@@ -97,7 +98,7 @@ class SentGoal:
             result.cancel()
 
     def _on_answer(self, answer: Future) -> None:
-        self._answered = True
+        self.answered = True
         self.refused = not answer.result().accepted
         self._ask_once()
 
@@ -120,6 +121,6 @@ class SentGoal:
         response = ended.result()
         self.status = response.status
         known = response.status != GoalStatus.STATUS_UNKNOWN
-        if not known and not self._answered:  # should it arrive yet, nobody wants it any more
+        if not known and not self.answered:  # should it arrive yet, nobody wants it any more
             self._handle.cancel_goal_async()
         self._on_end(response.result if known else None)

@@ -24,7 +24,12 @@ from sensor_msgs.msg import CompressedImage
 from collab_llm.action import Generate
 from collab_llm.msg import Status
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.nodes.generate_router import GenerateRouter, GenerateRouterConfig, _Server
+from collab_llm_nodes.nodes.generate_router import (
+    GenerateRouter,
+    GenerateRouterConfig,
+    _Passage,
+    _Server,
+)
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.protocol_server import ProtocolServer
@@ -381,6 +386,22 @@ def test_a_stall_of_the_router_is_no_silence_of_the_server() -> None:
     server.expect(200.0)
     assert server.look(200.4, 5.0) == "", "its last result may be on its way"
     assert server.look(200.6, 5.0) == "has gone"
+
+
+@pytest.mark.parametrize(
+    ("answered", "refused", "told"),
+    [
+        (False, False, "first/generate: it does not have the goal (send the goal again)"),
+        (True, True, "first/generate: it refused the goal (see the log of its server)"),
+        (True, False, "first/generate: it was restarted during the goal (see the log of its"),
+    ],
+)
+def test_a_goal_that_its_server_does_not_know(answered: bool, refused: bool, told: str) -> None:
+    """The server's process may be another one before the goal arrives, or after."""
+    passage = _Passage(Mock(), _Server("first", Mock()), begun=0.0, due=9.0)
+    passage.sent = Mock(answered=answered, refused=refused)
+    passage.on_end(None)
+    assert str(passage.over.result()).startswith(told)
 
 
 def test_every_protocol_of_the_registry_may_be_named() -> None:

@@ -80,6 +80,14 @@ def test_a_protocol_with_more_than_the_action_has_its_own_node(ros_graph: Any, s
     assert server.wait(60.0) == 0
 
 
+def test_the_help_names_the_protocols_that_it_serves(
+    start: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert start("--help").wait(100.0) == 0
+    told = " ".join(capfd.readouterr().out.split())
+    assert "one of collective, echo" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, make_dataclass
+from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.protocols import options, registry
+from collab_llm_nodes.protocols.base import Entry
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,53 @@ def test_options_change_a_copy() -> None:
 def test_an_option_that_cannot_be_set_is_named(name: str, value: str, told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         options.with_options(Outer(), [name], [value])
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """Neither level checks itself."""
+
+    @dataclass(frozen=True)
+    class Deep:
+        mode: str = setting("a", "Which.", choices=("a", "b"), per_request=True)
+
+    deep: Deep = field(default_factory=Deep)
+    size: int = setting(4, "Length.", high=8, per_request=True)
+
+
+@pytest.mark.parametrize(("name", "value"), [("deep.mode", "c"), ("size", "9")])
+def test_an_option_is_checked_even_if_its_dataclass_does_not(name: str, value: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{name}: '?{value}'? is"):
+        options.with_options(Unchecked(), [name], [value])
+
+
+@pytest.mark.parametrize("default", [(1, 2), None])
+def test_an_option_that_no_text_can_set_is_refused_with_its_entry(
+    monkeypatch: pytest.MonkeyPatch, default: object
+) -> None:
+    config = make_dataclass(
+        "Config", [("sizes", object, setting(default, "Sizes.", per_request=True))], frozen=True
+    )
+    module = ModuleType("wrong_protocol")
+    module.ENTRY = Entry("wrong", config, Mock())  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wrong_protocol", module)
+    monkeypatch.setitem(registry.PROTOCOLS, "wrong", "wrong_protocol")
+    with pytest.raises(ConfigError, match="sizes: a request cannot set a"):
+        registry.find("wrong")
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        ("no_such_module", "No module named 'no_such_module'"),
+        ("echo_protocol", "its ENTRY is 'echo'"),
+        ("math", "the module has no ENTRY"),
+    ],
+)
+def test_a_wrong_line_is_named(monkeypatch: pytest.MonkeyPatch, module: str, told: str) -> None:
+    monkeypatch.setitem(registry.PROTOCOLS, "ekho", module)
+    with pytest.raises(ConfigError, match=f'"ekho": "{module}" of protocols/registry.py: {told}'):
+        registry.find("ekho")
 
 
 def test_an_option_is_given_once_with_one_value() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
@@ -18,8 +19,9 @@ from sensor_msgs.msg import CompressedImage
 from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText, Status
 from collab_llm.srv import EdgeCloudGenerate
+from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.protocols import registry
-from collab_llm_nodes.protocols.base import Answer, Request
+from collab_llm_nodes.protocols.base import Answer, Progress, Request
 from collab_llm_nodes.ros.protocol_server import ProtocolServer
 from collab_llm_nodes.ros.qos import RESULT
 
@@ -140,6 +142,16 @@ def test_a_protocol_is_told_which_options_are_given(
             "turn_contents[1]: is empty",
         ),
         ({"document_names": ["a"]}, "document_contents: 0, expected 1"),
+        ({"raw": True, "images": [CompressedImage(format="jpeg", data=b"x")]}, "raw: the model"),
+        (
+            {"prompt": "", "raw": True, "turn_roles": ["user"], "turn_contents": ["a"]},
+            "raw: the model",
+        ),
+        (
+            {"option_names": ["a\nWARN"], "option_values": [""]},
+            "a\\nWARN: is no option of this protocol",
+        ),
+        ({"law": "x" * 10**6}, f"law: '{'x' * 64}...' is unknown"),
         ({"deadline_s": -1.0}, "deadline_s: must be in"),
     ],
 )
@@ -157,6 +169,21 @@ def test_bad_input_is_told_by_name(
 
     served.graph.wait_for(said)
     assert served.ask("hey").text == "hey"
+
+
+def test_documents_are_refused_before_they_are_counted(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = replace(served.server.entry, takes=frozenset({"images"}))
+    monkeypatch.setattr(served.server.host, "_entry", entry)
+    for fields in ({"document_names": ["a"]}, {"document_contents": ["a"]}):
+        told = served.ask("hey", **fields).status.message
+        assert told.startswith("document_names: echo takes no documents")
+    image = CompressedImage(format="x\n" * 10**6, data=b"x")
+    told = served.ask("hey", images=[image]).status.message
+    assert told.startswith("images[0]: format 'x\\nx\\n")
+    assert told.endswith("...' (send JPEG, format 'jpeg')")
+    assert len(told) < 300
 
 
 def test_two_faults_within_a_second_are_both_logged(
@@ -223,29 +250,123 @@ def test_what_waits_has_its_own_deadline_and_more_is_refused(served: Served) -> 
     assert served.graph.ask(others[1].get_result_async).result.text == "four"
 
 
-def test_an_unforeseen_error_reaches_the_caller_beside_what_was_said(served: Served) -> None:
+def test_an_unforeseen_error_reaches_the_caller_beside_what_was_said(
+    served: Served, capfd: pytest.CaptureFixture[str]
+) -> None:
     result = served.ask("a crash")
     assert result.status.code == Status.INTERNAL
     assert result.status.message == "RuntimeError: as asked"
     assert (result.text, result.verified) == ("a crash", False)
     assert served.ask("again").status.code == Status.OK
+    assert 'raise RuntimeError("as asked")' in capfd.readouterr().err, "with its traceback"
 
 
-def test_an_unforeseen_error_of_a_check_reaches_the_caller(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+def fail(*_: Any) -> Any:
+    raise RuntimeError("as asked")
+
+
+@pytest.mark.parametrize("part", ["check", "turns", "fill"])
+def test_an_unforeseen_error_beside_the_answer_reaches_the_caller(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], part: str
 ) -> None:
-    def check(request: Request) -> None:
-        raise RuntimeError("as asked")
-
-    monkeypatch.setattr(served.server.host, "_entry", replace(served.server.entry, check=check))
+    """By default rclpy ends such a goal with the status OK, and answers such a service never."""
+    host = served.server.host
+    if part == "check":
+        monkeypatch.setattr(host, "_entry", replace(served.server.entry, check=fail))
+    else:
+        monkeypatch.setattr(host, f"_{part}", fail)
     status = served.ask("hey").status
     assert (status.code, status.message) == (Status.INTERNAL, "RuntimeError: as asked")
+    twin = served.user.create_client(EdgeCloudGenerate, "echo_generate")
+    served.graph.wait_for(twin.service_is_ready)
+    answered = served.graph.ask(twin.call_async, EdgeCloudGenerate.Request(prompt="hey"))
+    assert answered.status == status
+    assert 'raise RuntimeError("as asked")' in capfd.readouterr().err
 
 
-def test_a_nul_does_not_end_the_text(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = Answer("a\0b")
+@pytest.mark.parametrize("value", ["9" * 309, "9" * 5000, "1e999"])
+def test_a_number_beyond_all_ranges_is_bad_input(served: Served, value: str) -> None:
+    status = served.ask("hey", option_names=["pause_s"], option_values=[value]).status
+    assert status.code == Status.INVALID_INPUT
+    assert len(status.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (None, "NoneType, expected Answer"),
+        (Progress(), "Progress, expected Answer"),
+        (Answer(tokens=(2**31,)), "signed int"),
+        (Answer(tokens=("x",)), "str"),  # type: ignore[arg-type]
+        (Answer(sources=(4,)), "source 4, expected 0 to 3"),
+        (Answer(sources=(-1,)), "unsigned byte"),
+        (Answer(metrics=GenerationMetrics(rounds=-1)), "unsigned int"),
+        (Answer(error=ValueError("x")), "expected CollabError"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_answer_is_a_fault_of_the_protocol(
+    served: Served, monkeypatch: pytest.MonkeyPatch, wrong: Any, told: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(served.server.host.running, "run", lambda *_: wrong)
+        status = served.ask("hey").status
+    assert status.code == Status.INTERNAL
+    assert status.message.startswith("the protocol echo returned no usable answer: ")
+    assert told in status.message
+    assert served.ask("hey").text == "hey"
+
+
+def test_what_is_no_progress_is_a_fault_of_the_protocol(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(request: Request, emit: Any, control: Any) -> Answer:
+        emit(Progress("said"))
+        emit(Progress("said more", tokens=(-(2**40),)))
+        return Answer("said more still")
+
+    monkeypatch.setattr(served.server.host.running, "run", run)
+    result = served.ask("hey")
+    assert (result.status.code, result.text, result.verified) == (Status.INTERNAL, "said", False)
+
+
+def test_numbers_of_other_types_are_converted(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rclpy's C code would end the process."""
+    numbers: Any = (np.int64(7), np.int32(8))
+    metrics = GenerationMetrics(rounds=np.int64(3), total_s=np.float32(0.5))  # type: ignore[arg-type]
+    answer = Answer(
+        "a b",
+        numbers,
+        sources=tuple(np.array([0, 1])),
+        ends=numbers,
+        verified=1,  # type: ignore[arg-type]
+        share_done=1,
+        metrics=metrics,
+    )
     monkeypatch.setattr(served.server.host.running, "run", lambda *_: answer)
-    assert served.ask("x").text == "a\N{REPLACEMENT CHARACTER}b"
+    result = served.ask("hey")
+    assert (result.status.code, result.verified, result.metrics.rounds) == (Status.OK, True, 3)
+    assert (list(result.tokens), list(result.sources)) == ([7, 8], [0, 1])
+
+
+def test_a_server_that_is_deactivated_says_so(served: Served) -> None:
+    first, second = served.send("one two", **SLOW), served.send("three")
+    served.graph.wait_for(lambda: served.server.host._jobs[0].begun)
+    served.graph.do(served.server.trigger_deactivate)
+    for handle in (first, second):
+        ended = served.graph.ask(handle.get_result_async)
+        status = ended.result.status
+        assert (ended.status, status.code) == (GoalStatus.STATUS_ABORTED, Status.INACTIVE)
+        assert status.message == "echo_server was deactivated (activate it)"
+
+
+def test_the_text_is_what_a_message_can_carry(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Answer("a\0b\ud800")
+    monkeypatch.setattr(served.server.host.running, "run", lambda *_: answer)
+    assert served.ask("x").text == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"
 
 
 def test_several_answers_at_a_time(ros_graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
