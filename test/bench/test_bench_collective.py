@@ -94,7 +94,7 @@ def test_every_way_gives_the_targets_answers(name: str, family: Family, prompts:
 
 
 def test_what_a_run_notes_is_consistent(family: Family, prompts: list[Ids]) -> None:
-    with closing(Collective(family, ALL, 2, TOKENS)) as way:
+    with closing(Collective(family, [1, 2], 2, TOKENS)) as way:  # without the target's copy
         run = way.run(prompts)
         assert run.verifications == len(way.machine.verifying)
         assert len(way.machine.drafting) == run.verifications

@@ -26,7 +26,7 @@ def write_family(folder: Path) -> Path:
     """Write target and drafts: a copy of the target, a noisy copy, and another model."""
     tokenizer = vocabulary()
     noisy = _target(tokenizer)
-    add_head_noise(noisy, 0.2, seed=1)
+    add_head_noise(noisy, 0.5, seed=1)
     models = {
         "text-target": _target(tokenizer),
         "ssm-conversation": _target(tokenizer),

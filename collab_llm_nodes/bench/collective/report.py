@@ -193,7 +193,7 @@ def _ladder(results: Mapping[str, Any], stream: str, by_batch: Mapping[str, Any]
     drafts = results["default_draft"][stream]
     table = Table(
         title=f"{stream}: times the throughput of Default ({drafts['best']}; worst:"
-        f" {drafts['worst']}), and normalised latency [ms]; the paper's ladder: {papers}"
+        f" {drafts['worst']}), and normalised latency in ms; the paper's ladder: {papers}"
     )
     table.add_column("batch", justify="right")
     for name in (*LADDER, *BESIDE):
