@@ -267,7 +267,7 @@ def test_a_dynamic_parameter_applies_where_rclpy_does_not_tell_afterwards(
     [
         ("graph", "edge-cloud speculation (paper 003)"),
         ("draft_vlm", "edge-cloud speculation (paper 003)"),
-        ("protocol_server", "the protocol: one of edge_cloud"),
+        ("protocol_server", "the protocol: one of collective"),
     ],
 )
 def test_help_does_not_wait_for_torch(program: str, about: str) -> None:
