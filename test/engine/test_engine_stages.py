@@ -112,7 +112,7 @@ def test_several_sessions_share_a_pass_of_a_stage() -> None:
 def test_a_pass_of_a_stage_that_fails_leaves_all_sessions_as_they_were(
     fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever session cannot begin, those before it and those behind it are as before."""
+    """The sessions before and behind the one that cannot begin are as before."""
     stage = divided("llama", [])[0]
 
     def grown() -> tuple[StageSession, StageSession, StageSession]:

@@ -129,7 +129,7 @@ def test_the_instruction_waits_for_the_models_and_the_link(
 
 
 def test_the_instruction_waits_for_the_action_that_the_navigator_asks(ros_graph: Any) -> None:
-    """Of a protocol that has no use for the link to the verifier."""
+    """The protocol has no use for the link to the verifier."""
     navigator = FakeNavigator(ros_graph, complete=False, action="echo/generate")
     client = _Client("find it", context=ros_graph.context)
     ros_graph.add(client.node)

@@ -269,7 +269,7 @@ def fail(*_: Any) -> Any:
 def test_an_unforeseen_error_beside_the_answer_reaches_the_caller(
     served: Served, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], part: str
 ) -> None:
-    """By default rclpy ends such a goal with the status OK, and answers such a service never."""
+    """rclpy would end such a goal with the status OK and never answer such a service."""
     host = served.server.host
     if part == "check":
         monkeypatch.setattr(host, "_entry", replace(served.server.entry, check=fail))

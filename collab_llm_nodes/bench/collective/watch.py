@@ -15,7 +15,7 @@ from collab_llm_nodes.protocols.collective.requests import Draft
 
 VOTE, MONITOR, WEIGHTS = "vote", "monitor", "weights"
 PARTS = (VOTE, MONITOR, WEIGHTS)
-"""What collective speculation costs beside the models: paper 002, Figure 14."""
+"""Parts of the cost of collective speculation beside the models (paper 002, Figure 14)."""
 
 Span = tuple[float, float]
 Verified = Sequence[tuple[Draft, Outcome]]

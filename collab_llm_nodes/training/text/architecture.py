@@ -29,7 +29,7 @@ WORKER = Size(256, 3, 640, 8, 4)
 DRAFT = Size(160, 2, 384, 5, 5)
 TINY = Size(32, 3, 64, 2, 1)
 TINY_DRAFT = Size(16, 1, 32, 1, 1)
-"""For tests and the check of a machine."""
+"""Size used by tests and by the check of a machine."""
 
 
 def build(size: Size, tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM:

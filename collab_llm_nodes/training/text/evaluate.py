@@ -79,7 +79,7 @@ QUICK = {
     "tokens": 96,
     "prompts": 200,
 }
-"""What ``--quick`` changes."""
+"""Settings that ``--quick`` changes."""
 
 
 def eval_text(config: EvalText, tell: Progress) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Stage:
     learning_rate: float
     steps: int = 0
     minutes: float = 0.0
-    """As in ``loop.Pace``: 0 is no limit."""
+    """Time limit of ``loop.Pace``; 0 is none."""
     warmup: int = 100
     decay: float = 0.05
     muon: float = 0.0

@@ -1,4 +1,4 @@
-"""What there is to be done: materials, dirt, machines, dishes, walls and plants.
+"""Things to be done: materials, dirt, machines, dishes, walls and plants.
 
 Which tool or place is right follows from tables that a model can learn. Each function draws one
 situation: the fields of its sentences, and the numbers that decide how it is told.

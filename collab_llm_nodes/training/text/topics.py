@@ -1,4 +1,4 @@
-"""What people and the robot talk about: topics with their names, wordings and replies."""
+"""Topics that people and the robot talk about, with their names, wordings and replies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _g, _ask = GRAMMAR, ask
 
 @dataclass(frozen=True)
 class Topic:
-    """What a message may speak of.
+    """Subjects that a message may speak of.
 
     Attributes:
         fields: draws the topic's names.

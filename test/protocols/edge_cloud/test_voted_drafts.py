@@ -113,7 +113,7 @@ def test_two_of_three_win_until_the_third_is_right() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_law_of_a_voted_round_is_the_targets(seed: int) -> None:
-    """What the drafter really proposes, judged by the law, over all branches."""
+    """The drafter's real proposals are judged by the law, over all branches."""
     law, vocab, gamma = SamplingConfig(1.0), 24, 2
     draft = voters(law).draft(DraftJob(0, (), gamma))
     assert draft is not None

@@ -273,7 +273,7 @@ def test_padding_does_not_count(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def test_a_head_learns_the_token_after_its_place(tokenizer: PreTrainedTokenizerBase) -> None:
-    """On a text that counts in a circle, head ``i`` must learn to say ``i + 2`` more."""
+    """Head ``i`` must learn to say ``i + 2`` more on a text that counts in a circle."""
     plan = stage(learning_rate=2e-2)
     circle = 3 + (torch.arange(LENGTH)[None] + torch.tensor([[0], [5]])) % 11
     weights = torch.ones(circle.shape)
