@@ -319,7 +319,7 @@ def test_a_target_must_be_named() -> None:
 
 
 def test_drafts_roll_back_and_catch_up() -> None:
-    """A draft model continues the answer after any verdict like one that reads it for the first time."""
+    """A draft model continues any verdict like one that reads the answer for the first time."""
     used = DraftModel(drafts()[0], frozenset(), 0)
     prompt, plain = tuple(range(5, 12)), SamplingConfig()
     answer: tuple[int, ...] = ()
