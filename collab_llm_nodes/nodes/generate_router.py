@@ -289,6 +289,8 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
             outcome = await passage.over
         except CollabError as error:
             outcome = error
+        except Exception as error:  # noqa: BLE001 - rclpy would end the goal with the status OK
+            outcome = self.fault_of("generate", error)
         finally:
             self._passages.pop(key, None)
             drop_contents(goal.request)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-import traceback
 import uuid
 from array import array
 from collections import deque
@@ -300,14 +299,8 @@ class GenerationHost:
         if isinstance(error, CollabError):
             self._node.warn_of(self.action, error)
         else:
-            error = self._unforeseen(error)
+            error = self._node.fault_of(self.action, error)
         return status_of(error)
-
-    def _unforeseen(self, error: Exception) -> CollabError:
-        """Log a fault of the program with its traceback; return it as the caller is told."""
-        told = "".join(traceback.format_exception(error)).rstrip()
-        self._node.get_logger().error(f"{self.action}: {told}", throttle_duration_sec=1.0)
-        return CollabError(f"{type(error).__name__}: {error}")
 
     def _read(self, msg: Any) -> _Job:
         """Check a goal, or a service's request, which may lack fields. Raises CollabError."""
@@ -484,7 +477,7 @@ class GenerationHost:
         except CollabError as error:
             answer = job.ended(error)
         except Exception as error:  # noqa: BLE001 - whatever a model raises must reach the caller
-            answer = job.ended(self._unforeseen(error))
+            answer = job.ended(self._node.fault_of(self.action, error))
         try:
             if isinstance(answer.error, Cancelled) and job.given_up is not None:
                 answer = replace(answer, error=job.given_up)  # the protocol cannot know why
@@ -493,7 +486,7 @@ class GenerationHost:
             job.answer = answer
             self._tell(job, answer, answer)
         except Exception as error:  # noqa: BLE001 - the caller waits for ``over`` in any case
-            self._unforeseen(error)
+            self._node.fault_of(self.action, error)
         finally:
             self._node.post(job.over.set_result, None)
 

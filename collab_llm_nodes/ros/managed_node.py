@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -173,6 +174,12 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         told = f"{what}: {error.code}: {str(error)[:300]}"
         if self._warned.admit(told, time.monotonic()):
             self.get_logger().warning(told)
+
+    def fault_of(self, what: str, error: Exception) -> CollabError:
+        """Log a fault of the program with its traceback; return it as the caller is told."""
+        told = "".join(traceback.format_exception(error)).rstrip()
+        self.get_logger().error(f"{what}: {told}", throttle_duration_sec=1.0)
+        return CollabError(f"{type(error).__name__}: {error}")
 
     def post(self, callback: Callable[..., Any], *args: Any) -> None:
         """Run ``callback(*args)`` in the node's own thread, in the order of the posts."""

@@ -413,3 +413,12 @@ def test_protocols_are_names(protocols: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
         GenerateRouterConfig(protocols=protocols)
     assert caught.value.field == "protocols"
+
+
+def test_a_fault_of_the_router_reaches_the_caller(
+    caller: Callable[..., Caller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GenerateRouter, "_admit", Mock(side_effect=ValueError("a bug")))
+    status, result = caller().ask("question")
+    assert status == GoalStatus.STATUS_ABORTED
+    assert (result.status.code, result.status.message) == (Status.INTERNAL, "ValueError: a bug")
