@@ -69,6 +69,15 @@ def vote(drafts: Sequence[Draft | None], weights: Sequence[float]) -> Vote:
     return Vote(tuple(tokens), leader)
 
 
+def proposes_likeliest(config: SamplingConfig) -> bool:
+    """Return True where a voter proposes its likeliest token, whatever is sampled later.
+
+    A voted path is a certain proposal. Under the coupled law a voter proposes the token that it
+    would emit itself: the target shares its noise.
+    """
+    return config.greedy or config.sends_probabilities
+
+
 def proposal(tokens: Draft, config: SamplingConfig) -> list[SparseDistribution] | None:
     """Return the distributions of which a voted path is drawn, as ``verify_chain`` wants them.
 

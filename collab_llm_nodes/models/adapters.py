@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.architectures import DecoderParts
+from collab_llm_nodes.models.trained import read_trained, write_trained
 
-WEIGHTS, DESCRIPTION = "adapters.safetensors", "adapters.json"
+NAME = "adapters"
+"""Name of the files."""
 
 
 class ExitAdapters(nn.Module):
@@ -45,9 +44,8 @@ class ExitAdapters(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write ``adapters.safetensors`` and ``adapters.json`` to ``folder``."""
         tensors = {name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}
-        save_file(tensors, Path(folder) / WEIGHTS)
-        description = {"hidden_size": self.hidden_size, "layers": self.layers, "width": self.width}
-        (Path(folder) / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
+        facts = {"hidden_size": self.hidden_size, "layers": self.layers, "width": self.width}
+        write_trained(folder, NAME, tensors, facts)
 
     @classmethod
     def load(
@@ -61,23 +59,14 @@ class ExitAdapters(nn.Module):
         Raises:
             ModelError: files absent or unreadable, made for another model, or an exit not trained.
         """
-        folder = Path(folder)
-        try:
-            facts = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-            trained = cls(facts["hidden_size"], facts["layers"], facts["width"])
-            trained.load_state_dict(load_file(folder / WEIGHTS))
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-            raise ModelError(
-                f"cannot read the early-exit adapters in {folder}: {error}",
-                field="exits",
-                remedy=f"the folder must hold {WEIGHTS} and {DESCRIPTION}; or load without exits",
-            ) from error
-        if trained.hidden_size != parts.hidden_size:
-            raise ModelError(
-                f"adapters of width {trained.hidden_size}, model of width {parts.hidden_size}",
-                field="exits",
-                remedy="use the adapters that were trained with this model",
-            )
+        trained = read_trained(
+            folder,
+            NAME,
+            lambda facts: cls(facts["hidden_size"], facts["layers"], facts["width"]),
+            parts.hidden_size,
+            kind="early-exit adapters",
+            field="exits",
+        )
         check_exit_layers(trained.layers, len(parts.layers))
         missing = sorted(set(layers) - set(trained.layers))
         if missing:

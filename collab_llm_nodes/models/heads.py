@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.architectures import DecoderParts
+from collab_llm_nodes.models.trained import read_trained, write_trained
 
-WEIGHTS, DESCRIPTION = "medusa.safetensors", "medusa.json"
+NAME = "medusa"
+"""Name of the files."""
 HEADS = 5
 """Heads of paper 004 (its section on decoding speed-ups)."""
 
@@ -58,13 +57,12 @@ class MedusaHeads(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write ``medusa.safetensors`` (float16) and ``medusa.json`` to ``folder``."""
         weight = self.weight.detach().to("cpu", torch.float16).contiguous()
-        save_file({"weight": weight}, Path(folder) / WEIGHTS)
         facts = {
             "hidden_size": self.hidden_size,
             "heads": self.heads,
             "fingerprint": self.fingerprint,
         }
-        (Path(folder) / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+        write_trained(folder, NAME, {"weight": weight}, facts)
 
     @classmethod
     def load(cls, folder: str | Path, parts: DecoderParts) -> MedusaHeads:
@@ -73,23 +71,14 @@ class MedusaHeads(nn.Module):
         Raises:
             ModelError: files absent or unreadable, or heads of another model.
         """
-        folder = Path(folder)
-        try:
-            facts = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-            trained = cls(facts["hidden_size"], facts["heads"], facts["fingerprint"])
-            trained.load_state_dict(load_file(folder / WEIGHTS))
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-            raise ModelError(
-                f"cannot read the Medusa heads in {folder}: {error}",
-                field="heads",
-                remedy=f"the folder must hold {WEIGHTS} and {DESCRIPTION}; or load without heads",
-            ) from error
-        if trained.hidden_size != parts.hidden_size:
-            raise ModelError(
-                f"heads of width {trained.hidden_size}, model of width {parts.hidden_size}",
-                field="heads",
-                remedy="use the heads that were trained with this model",
-            )
+        trained = read_trained(
+            folder,
+            NAME,
+            lambda facts: cls(facts["hidden_size"], facts["heads"], facts["fingerprint"]),
+            parts.hidden_size,
+            kind="Medusa heads",
+            field="heads",
+        )
         own = head_fingerprint(parts)
         if trained.fingerprint != own:
             raise ModelError(

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.architectures import DecoderParts, decoder_parts
-from collab_llm_nodes.models.heads import DESCRIPTION, MedusaHeads, head_fingerprint
+from collab_llm_nodes.models.heads import NAME, MedusaHeads, head_fingerprint
 
 
 def parts(seed: int = 0) -> DecoderParts:
@@ -68,7 +68,7 @@ def test_heads_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="heads of model") as caught:
         MedusaHeads.load(tmp_path, parts(seed=1))
     assert caught.value.field == "heads"
-    facts = json.loads((tmp_path / DESCRIPTION).read_text())
+    facts = json.loads((tmp_path / f"{NAME}.json").read_text())
     wide = MedusaHeads(facts["hidden_size"] * 2, fingerprint=facts["fingerprint"])
     wide.save(tmp_path)
     with pytest.raises(ModelError, match="width"):
@@ -78,6 +78,6 @@ def test_heads_of_another_model_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "{}", '{"hidden_size": 8, "heads": "x"}', None])
 def test_unreadable_heads_are_a_typed_error(tmp_path: Path, content: str | None) -> None:
     if content is not None:
-        (tmp_path / DESCRIPTION).write_text(content)
+        (tmp_path / f"{NAME}.json").write_text(content)
     with pytest.raises(ModelError, match="cannot read the Medusa heads"):
         MedusaHeads.load(tmp_path, parts())

@@ -21,6 +21,7 @@ from collab_llm_nodes.decoding.rejection import (
     verify_own,
 )
 from collab_llm_nodes.decoding.sampling import SparseDistribution, distribution, most_likely
+from collab_llm_nodes.decoding.vote import proposes_likeliest
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import CollabError
@@ -143,10 +144,7 @@ class DraftModel:
         tokens: list[int],
         q: list[SparseDistribution],
     ) -> None:
-        """Choose a token: the likeliest, whatever is sampled later, for it is a certain proposal.
-
-        Under the coupled law it is the one that this model would emit: the target shares its noise.
-        """
+        """Choose the token with which a draft goes on."""
         position, sampling = len(ask.answer) + len(tokens), ask.sampling
         if ask.send_q:
             own = replace(sampling, seed=sampling.seed + self._index + 1)
@@ -154,7 +152,7 @@ class DraftModel:
             token, sent = propose(law, own, position, _MAX_SUPPORT)
             assert sent is not None
             q.append(sent)
-        elif sampling.greedy or sampling.sends_probabilities:
+        elif proposes_likeliest(sampling):
             token = likely
         else:
             token = own_token(distribution(logits, sampling), sampling, position)

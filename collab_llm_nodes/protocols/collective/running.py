@@ -13,7 +13,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError, ConfigError, DeadlineExceeded, InvalidInput
 from collab_llm_nodes.models.detokenising import Detokeniser
 from collab_llm_nodes.models.loading import load
-from collab_llm_nodes.models.prompt import Prompt, check_prompt, encode
+from collab_llm_nodes.models.prompt import check_prompt, encode
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.collective.machine import Ended, Grown, Job, Machine
 from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
@@ -29,6 +29,7 @@ from collab_llm_nodes.protocols.collective.workers import (
     LocalDraft,
     Proposed,
 )
+from collab_llm_nodes.protocols.prompts import name_prompt, prompt_of
 
 _GRACE_S = 10.0
 """Time for a pass under way to end when the deadline passes."""
@@ -41,7 +42,7 @@ def check(request: Request) -> None:
         InvalidInput: ``field`` names the request's.
     """
     config: CollectiveConfig = request.config
-    check_prompt(_prompt(request), config.prompt, field="prompt")
+    check_prompt(prompt_of(request), config.prompt, field="prompt")
 
 
 def start(config: CollectiveConfig, resources: Resources) -> Collective:
@@ -146,10 +147,9 @@ class Collective:
         """
         config: CollectiveConfig = request.config
         try:
-            prompt = encode(_prompt(request), self._target.loaded, config.prompt)
+            prompt = encode(prompt_of(request), self._target.loaded, config.prompt)
         except InvalidInput as error:
-            if error.field == "text":
-                error.field = "prompt"  # as requests call it
+            name_prompt(error)
             raise
         room = self._target.context - len(prompt.ids)
         wanted = min(request.max_tokens or config.max_tokens, room)
@@ -253,7 +253,3 @@ def _progress(told: Grown, text: Detokeniser, limit: int, started: float) -> Pro
         share_done=min(len(told.tokens) / limit, 1.0),
         metrics=metrics,
     )
-
-
-def _prompt(request: Request) -> Prompt:
-    return Prompt(request.prompt, request.images, turns=request.turns[:-1], raw=request.raw)

@@ -21,7 +21,7 @@ from collab_llm_nodes.decoding.sampling import (
     distribution,
     most_likely,
 )
-from collab_llm_nodes.decoding.vote import proposal, vote
+from collab_llm_nodes.decoding.vote import proposal, proposes_likeliest, vote
 from collab_llm_nodes.decoding.weights import Weights, WeightsConfig, hit_rate
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.prompt import EncodedPrompt
@@ -221,13 +221,8 @@ class Drafter:
         return weights.values
 
     def _own(self, logits: Logits, position: int) -> int:
-        """Return what one of several models proposes.
-
-        It is the likeliest token, whatever is sampled later, for a vote is a certain proposal.
-        Under the coupled law it is the token that the model would emit: the target shares its
-        noise.
-        """
-        if self._sampling.greedy or self._sampling.sends_probabilities:
+        """Return the token that one of several models proposes."""
+        if proposes_likeliest(self._sampling):
             return most_likely(torch.from_numpy(logits[None]))[0]
         return own_token(distribution(logits, self._sampling), self._sampling, position)
 

@@ -42,6 +42,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
 )
 from collab_llm_nodes.protocols.edge_cloud.planner import Mode, Planner, PlannerConfig, settings_of
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.protocols.prompts import name_prompt, prompt_of
 
 _WATCH_S = 0.05
 """Period at which the silence of the verifier is looked at."""
@@ -82,7 +83,7 @@ def check(request: Request) -> None:
         InvalidInput, ConfigError: ``field`` names the request's.
     """
     config: EdgeCloudConfig = request.config
-    check_prompt(_prompt(request), config.prompt, field="prompt")
+    check_prompt(prompt_of(request), config.prompt, field="prompt")
     _client_config(request, config.client.gamma)
 
 
@@ -157,14 +158,14 @@ class EdgeCloud:
             on_tokens: called with each verdict's new tokens at once, before the next draft leaves.
         """
         config: EdgeCloudConfig = request.config
-        prompt = _prompt(request)
+        prompt = prompt_of(request)
         try:
             encoded = self._encode(prompt, config.prompt)
             others = [
                 (other, encode(prompt, other.loaded, config.prompt)) for other in self._others
             ]
         except InvalidInput as error:
-            _rename_field(error)
+            name_prompt(error)
             raise
         self.mode = mode = self._choose(request)
         drafter = Drafter(self._engine, encoded, request.sampling, config.drafter, others)
@@ -174,7 +175,7 @@ class EdgeCloud:
             generation.decode(control)
         except CollabError as caught:
             failure = caught
-            _rename_field(failure)
+            name_prompt(failure)
         finally:
             drafter.close()
         return generation.answer(failure)
@@ -277,7 +278,7 @@ class _Generation:
         """Run Algorithm 1."""
         request, owner = self._request, self._owner
         opened = open_message(
-            _prompt(request),
+            prompt_of(request),
             request.sampling,
             _client_config(request, self._mode.gamma).max_tokens,
             owner._engine.vocabulary,
@@ -382,16 +383,6 @@ class _Generation:
             watching.join()
 
 
-def _rename_field(error: CollabError) -> None:
-    """Have an error of a prompt's text name the request's field."""
-    if error.field == "text":
-        error.field = "prompt"
-
-
 def _client_config(request: Request, gamma: int) -> ClientConfig:
     config: EdgeCloudConfig = request.config
     return ClientConfig(gamma, request.max_tokens or config.client.max_tokens)
-
-
-def _prompt(request: Request) -> Prompt:
-    return Prompt(request.prompt, request.images, turns=request.turns[:-1], raw=request.raw)

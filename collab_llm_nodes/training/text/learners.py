@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from collab_llm_nodes.training.text.forward import TextForward
 from collab_llm_nodes.training.text.plans import Stage
 
 
-class RowLearner:
+class RowLearner(ABC):
     """A model with optimiser and schedule; a subclass says what the loss is.
 
     Args:
@@ -38,12 +39,12 @@ class RowLearner:
             torch.compiler.reset()  # an earlier stage's code would count against the limit
             self._losses = torch.compile(self.losses, dynamic=False)
 
+    @abstractmethod
     def losses(self, ids: Tensor, weights: Tensor) -> dict[str, Tensor]:
         """Return the losses of ids int64 and weights float32, both [B, T].
 
         The one called ``loss`` is minimised.
         """
-        raise NotImplementedError
 
     def learn(self, ids: Tensor, weights: Tensor) -> dict[str, float]:
         """Make one optimiser step; return the losses, in nats per token."""

@@ -1,0 +1,65 @@
+"""Files of what is trained beside a frozen model: its weights, and a description in JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from collab_llm_nodes.errors import ModelError
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def write_trained(
+    folder: str | Path, name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+) -> None:
+    """Write ``<name>.safetensors`` and ``<name>.json`` to ``folder``."""
+    save_file(dict(tensors), Path(folder) / f"{name}.safetensors")
+    text = json.dumps(dict(facts), indent=2) + "\n"
+    (Path(folder) / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+def read_trained(
+    folder: str | Path,
+    name: str,
+    make: Callable[[dict[str, Any]], M],
+    width: int,
+    *,
+    kind: str,
+    field: str,
+) -> M:
+    """Read what :func:`write_trained` wrote.
+
+    Args:
+        make: builds the module, which has a ``hidden_size``, from its description.
+        width: of the model it is wanted for.
+        kind: name of the trained thing for people; its last word is the short one.
+        field: of errors.
+
+    Raises:
+        ModelError: files absent or unreadable, or made for a model of another width.
+    """
+    folder, short = Path(folder), kind.split()[-1]
+    weights, description = f"{name}.safetensors", f"{name}.json"
+    try:
+        trained = make(json.loads((folder / description).read_text(encoding="utf-8")))
+        trained.load_state_dict(load_file(folder / weights))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise ModelError(
+            f"cannot read the {kind} in {folder}: {error}",
+            field=field,
+            remedy=f"the folder must hold {weights} and {description}; or load without {field}",
+        ) from error
+    if trained.hidden_size != width:
+        raise ModelError(
+            f"{short} of width {trained.hidden_size}, model of width {width}",
+            field=field,
+            remedy=f"use the {short} that were trained with this model",
+        )
+    return trained

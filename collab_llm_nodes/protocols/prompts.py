@@ -1,0 +1,18 @@
+"""The prompt of a request, as the models' readers of prompts take it."""
+
+from __future__ import annotations
+
+from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.protocols.base import Request
+
+
+def prompt_of(request: Request) -> Prompt:
+    """Return the request's chat, or raw text, with its images."""
+    return Prompt(request.prompt, request.images, turns=request.turns[:-1], raw=request.raw)
+
+
+def name_prompt(error: CollabError) -> None:
+    """Have an error of a prompt's text name the request's field."""
+    if error.field == "text":
+        error.field = "prompt"
