@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -49,6 +50,9 @@ class Masks:
         # table holds these rows for s = context; for any other s they are a part of it.
         self._table = torch.full((SHORT, context + SHORT), -torch.inf).triu_(context + 1)
         self._table = self._table.repeat_interleave(queries, dim=0).to(like)
+        # A window of n columns that begins p columns before the zeros hides p columns.
+        self._edge = torch.zeros(2 * (context + SHORT)).to(like)
+        self._edge[: context + SHORT] = -torch.inf
 
     def one(self, chunk: Chunk) -> Tensor | None:
         """Return the mask [new * queries, end]; None where nothing is hidden."""
@@ -58,7 +62,9 @@ class Masks:
         return None if new == 1 else self._causal(new, chunk.start)
 
     def several(self, chunks: Sequence[Chunk], new: int, skip: int, longest: int) -> Tensor:
-        """Return the masks [chunks, 1, new * queries, longest] of chunks aligned at their ends.
+        """Return the masks of chunks that are aligned at their ends.
+
+        They broadcast to [chunks, 1, new * queries, longest].
 
         Args:
             new: most new tokens of a chunk.
@@ -68,10 +74,13 @@ class Masks:
         if any(chunk.mask is not None for chunk in chunks):
             seen = [_aligned(c, new, skip, longest) for c in chunks]
             return self._from(torch.stack(seen))[:, None]
-        padding = torch.tensor([longest - chunk.end + skip for chunk in chunks])
-        hidden = torch.arange(longest) < padding[:, None]
         causal = self._causal(new, longest - new)
-        return causal.masked_fill(hidden.to(causal.device)[:, None, None], -torch.inf)
+        padding = [longest - chunk.end + skip for chunk in chunks]
+        if not any(padding):
+            return causal[None, None]
+        begins = torch.tensor(padding, device=causal.device).neg_().add_(len(self._edge) // 2)
+        hidden = self._edge.unfold(0, longest, 1)[begins][:, None, None]
+        return hidden if new == 1 else causal + hidden
 
     def prefix(self, chunks: Sequence[Chunk], new: int, columns: int) -> Tensor | None:
         """Return the masks [chunks, 1, new * queries, columns] of the first columns.
@@ -110,7 +119,14 @@ def _aligned(chunk: Chunk, new: int, skip: int, longest: int) -> Tensor:
     return seen
 
 
-def company(cache: StaticCache, new: int, end: int) -> tuple[int, ...]:
+def in_order(chunks: Sequence[Chunk]) -> list[int]:
+    """Find each chunk's company, and return the numbers of the chunks, company side by side."""
+    for chunk in chunks:
+        chunk.company = _company(chunk)
+    return sorted(range(len(chunks)), key=lambda i: (chunks[i].company, chunks[i].new))
+
+
+def _company(chunk: Chunk) -> tuple[int, ...]:
     """Return the key of the chunks that a chunk attends together with.
 
     Short chunks have one key, and forks with few columns of their own have that of their prefix.
@@ -119,12 +135,10 @@ def company(cache: StaticCache, new: int, end: int) -> tuple[int, ...]:
     A copy of few bytes costs less than the calls that it saves: 16 short sessions of the embedded
     target need 1.7 times the time one by one. A copy of more costs what it saves: with one thread
     4 to 16 sessions of 2 to 3 MB take as long either way.
-
-    Args:
-        new: new tokens of the chunk.
-        end: first column behind them.
     """
-    if new > SHORT:
+    cache: StaticCache = chunk.cache
+    end = chunk.end
+    if chunk.new > SHORT:
         return ()
     if end * cache.column_bytes <= GATHERED:
         return (0,)
@@ -142,20 +156,22 @@ def _streams(chunk: Chunk, heads: Heads) -> bool:
     """
     own = chunk.cache.own
     return (
-        own.device.type == "cpu"
-        and own.dtype == torch.float32
+        chunk.end * chunk.cache.column_bytes > GATHERED
         and chunk.new * heads.shared <= FEW
-        and chunk.end * chunk.cache.column_bytes > GATHERED
+        and own.dtype == torch.float32
+        and own.device.type == "cpu"
     )
 
 
 def grouped(chunks: Sequence[Chunk], heads: Heads, masks: Masks) -> list[Gathered | InPlace]:
-    """Divide the chunks of a pass, sorted by ``company``, into groups; their caches get room."""
+    """Divide the chunks of a pass, which are ``in_order``, into groups; their caches get room."""
     for chunk in chunks:
         chunk.cache.reserve(chunk.end)
+    if len(chunks) == 1:
+        return [InPlace(chunks[0], 0, heads, masks)]
     groups: list[Gathered | InPlace] = []
     row, room = 0, TOGETHER
-    for key, found in groupby(chunks, lambda c: company(c.cache, c.new, c.end)):
+    for key, found in groupby(chunks, attrgetter("company")):
         several, forks = list(found), len(key) > 1
         count = _fitting(several, room, heads, forks=forks) if key else 0
         if count > 1:
@@ -178,12 +194,12 @@ def _fitting(chunks: Sequence[Chunk], room: int, heads: Heads, *, forks: bool) -
     Args:
         forks: the columns of the prefix are left out, and the scores of a layer must fit, too.
     """
-    new = columns = 0
+    cache: StaticCache = chunks[0].cache
+    skip, new, end = cache.offset if forks else 0, 0, 0
     for number, chunk in enumerate(chunks):
-        own = chunk.end - chunk.cache.offset if forks else chunk.end
-        new, columns = max(new, chunk.new), max(columns, own)
-        copied = columns * chunk.cache.column_bytes
-        scores = 4 * heads.query * new * chunk.end if forks else 0
+        new, end = max(new, chunk.new), max(end, chunk.end)
+        copied = (end - skip) * cache.column_bytes
+        scores = 4 * heads.query * new * end if forks else 0
         if (number + 1) * copied > room or (number + 1) * scores > TOGETHER:
             return number
     return len(chunks)
@@ -207,9 +223,8 @@ class InPlace:
         self._products = chunk.new <= SHORT and (len(parts) > 1 or _streams(chunk, heads))
         self._parts = _by_layer(parts, heads) if self._products or len(parts) > 1 else None
         if self._parts is None:
-            columns = parts[0][:, None]
-            self._keys = columns[:, :, : heads.key].unbind(0)
-            self._values = columns[:, :, heads.key :].unbind(0)
+            keys, values = parts[0].unsqueeze(1).split_with_sizes((heads.key, heads.key), 2)
+            self._keys, self._values = keys.unbind(0), values.unbind(0)
         # [layers], each [new, 2 * kv_heads, head_dim], as a layer computes them
         self._written = chunk.cache.written(chunk.start, chunk.end).transpose(1, 2).unbind(0)
 
@@ -219,8 +234,8 @@ class InPlace:
         Writes keys and values of ``layer`` (from 0).
         """
         heads, new = self._heads, self._new
-        query = qkv[:, : heads.query]
-        self._written[layer].copy_(qkv[:, heads.query :])
+        query, written = qkv.split_with_sizes((heads.query, 2 * heads.key), 1)
+        self._written[layer].copy_(written)
         if self._parts is None:
             key, value = self._keys[layer], self._values[layer]
         else:
@@ -286,9 +301,9 @@ class Gathered:
         self._mask = masks.several(chunks, new, skip, longest)
         self._columns = self._gather(longest)  # [layers, chunks, 2 * kv_heads, longest, head_dim]
         self.bytes = self._columns.nbytes
-        self._keys = self._columns[:, :, : heads.key].unbind(0)
-        self._values = self._columns[:, :, heads.key :].unbind(0)
-        self._written = self._columns[:, :, :, longest - new :].transpose(2, 3).unbind(0)
+        keys, values = self._columns.split_with_sizes((heads.key, heads.key), 2)
+        self._keys, self._values = keys.unbind(0), values.unbind(0)
+        self._written = self._columns.narrow(3, longest - new, new).transpose(2, 3).unbind(0)
         self._slots: Tensor | None = None  # of the rows, if some slots have none
         if rows < len(chunks) * new:
             ends = range(new, len(chunks) * new + 1, new)
@@ -303,7 +318,7 @@ class Gathered:
         Writes keys and values of ``layer`` (from 0).
         """
         heads, count, new = self._heads, len(self._chunks), self._new
-        query, written = qkv[:, : heads.query], qkv[:, heads.query :]
+        query, written = qkv.split_with_sizes((heads.query, 2 * heads.key), 1)
         if self._slots is None:
             self._written[layer].copy_(written.view(count, new, -1, heads.dim))
         else:
@@ -327,11 +342,13 @@ class Gathered:
 
     def finish(self) -> None:
         """Give every session what the pass has computed for it."""
+        new = self._new
+        rows = self._columns.narrow(3, self._longest - new, new).unbind(1)
         torch._foreach_copy_(
             [c.cache.written(c.start, c.end) for c in self._chunks],
             [
-                row.narrow(2, self._longest - c.new, c.new)
-                for row, c in zip(self._columns.unbind(1), self._chunks, strict=True)
+                row if c.new == new else row.narrow(2, new - c.new, c.new)
+                for row, c in zip(rows, self._chunks, strict=True)
             ],
         )
 
@@ -340,17 +357,16 @@ class Gathered:
         gathered = self._chunks[0].cache.own.new_empty(
             layers, len(self._chunks), heads, longest, head_dim
         )
-        targets, sources, paddings = [], [], []
+        padding = longest + self._skip - min(chunk.end for chunk in self._chunks)
+        if padding:  # masked columns are still multiplied (by 0, which NaN would survive)
+            gathered.narrow(3, 0, padding).zero_()
+        targets, sources = [], []
         for row, chunk in zip(gathered.unbind(1), self._chunks, strict=True):
             first = longest - chunk.end + self._skip
-            if first:
-                paddings.append(row.narrow(2, 0, first))
             for part in chunk.cache.parts(chunk.start, self._skip):
                 targets.append(row.narrow(2, first, part.shape[2]))
                 sources.append(part)
                 first += part.shape[2]
-        if paddings:  # masked columns are still multiplied (by 0, which NaN would survive)
-            torch._foreach_zero_(paddings)
         if targets:
             torch._foreach_copy_(targets, sources)
         return gathered

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -35,6 +35,8 @@ class Chunk:
         positions: of the first token, when the others follow it; or all, [k] or M-RoPE [3, k].
         mask: bool [k, start + k] on the CPU, what each token attends to; None is causal.
         keep: the last tokens whose logits are wanted.
+        end: first column behind the chunk.
+        company: the backend's key of chunks that attend together, set by ``Backend.order``.
     """
 
     cache: Any
@@ -43,11 +45,11 @@ class Chunk:
     positions: int | Tensor
     mask: Tensor | None
     keep: int
+    end: int = field(init=False)
+    company: tuple[int, ...] = ()
 
-    @property
-    def end(self) -> int:
-        """First column behind the chunk."""
-        return self.start + self.new
+    def __post_init__(self) -> None:
+        self.end = self.start + self.new
 
 
 class Backend(Protocol):
@@ -59,13 +61,8 @@ class Backend(Protocol):
 
     batches: bool
 
-    def company(self, cache: Any, new: int, end: int) -> tuple[int, ...]:
-        """Return a key: chunks of one key gain by standing next to each other in a pass.
-
-        Args:
-            new: new tokens of the chunk.
-            end: first column behind them.
-        """
+    def order(self, chunks: Sequence[Chunk]) -> list[int]:
+        """Return the numbers of the chunks as they should stand in a pass: company side by side."""
 
     def new_cache(self) -> Any:
         """Return an empty cache for one session."""

@@ -125,7 +125,7 @@ class StaticCache:
 
     def reserve(self, columns: int) -> None:
         """Make room for ``columns`` columns."""
-        capacity = self.own.shape[2]
+        capacity = self.own.size(2)
         wanted = columns - self.offset
         if wanted > capacity:
             self.own = _resized(self.own, capacity, _blocks(wanted))

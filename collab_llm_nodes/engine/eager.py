@@ -35,8 +35,8 @@ class EagerBackend:
         ]
         self._hooks.append(parts.head.register_forward_pre_hook(self._before_head))
 
-    def company(self, cache: DynamicCache, new: int, end: int) -> tuple[int, ...]:
-        return ()  # there is one chunk in a pass
+    def order(self, chunks: Sequence[Chunk]) -> list[int]:
+        return list(range(len(chunks)))
 
     def new_cache(self) -> DynamicCache:
         # Without a config all layers keep all positions, also those with a sliding window (the

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from collab_llm_nodes.engine.backend import Backend, Chunk
+from collab_llm_nodes.engine.backend import Backend
 from collab_llm_nodes.engine.eager import EagerBackend
 from collab_llm_nodes.engine.exits import ExitScorer, PassExits
 from collab_llm_nodes.engine.kernels import Head
@@ -130,7 +129,7 @@ class Engine:
         *,
         exits_until: float = math.inf,
         after_exit: AfterExit = lambda layer, took_s: None,
-        check: Check = lambda: None,
+        check: Check | None = None,
     ) -> list[Tensor | Exception]:
         """One forward pass over several sessions, of any lengths and numbers of new tokens.
 
@@ -150,7 +149,7 @@ class Engine:
             ended as a whole, all its sessions are as they were, likewise.
         """
         results: dict[int, Tensor | Exception] = {}
-        running: dict[int, Feed] = {}
+        running: list[int] = []
         sessions: set[int] = set()
         for number, feed in enumerate(feeds):
             try:
@@ -160,57 +159,52 @@ class Engine:
                 continue
             sessions.add(id(feed.session))
             if feed.ids:
-                running[number] = feed
+                running.append(number)
             else:
                 results[number] = torch.empty(0, self.vocab_size, device=self.device)
-        numbers = list(running)
-        if len(numbers) > 1:
-            numbers.sort(key=lambda number: self._place(running[number]))
-        for group in [numbers] if self._backend.batches else [[number] for number in numbers]:
+        for group in [running] if self._backend.batches else [[number] for number in running]:
             if group:
-                outcomes = self._pass([running[n] for n in group], exits_until, after_exit, check)
+                outcomes = self._pass([feeds[n] for n in group], exits_until, after_exit, check)
                 results.update(zip(group, outcomes, strict=True))
         return [results[number] for number in range(len(feeds))]
 
-    def _place(self, feed: Feed) -> tuple[tuple[int, ...], int]:
-        """Return where a feed stands in a pass: those that attend together side by side."""
-        new, session = len(feed.ids), feed.session
-        before = session.length if feed.parents is None else session.columns
-        return self._backend.company(session._cache, new, before + new), new
-
     @torch.inference_mode()
     def _pass(
-        self, feeds: Sequence[Feed], exits_until: float, after_exit: AfterExit, check: Check
+        self, feeds: Sequence[Feed], exits_until: float, after_exit: AfterExit, check: Check | None
     ) -> list[Tensor | Exception]:
-        embedded = self._embed([token for feed in feeds for token in feed.ids])
-        watch = None
-        if self._exits is not None and any(layer <= exits_until for layer in self.exit_layers):
-            watch = _Watch(feeds, self._exits, exits_until, after_exit)
+        watch: _Watch | None = None
 
         def after_layer(layer: int, hidden: Tensor) -> None:
             if watch is not None and layer in self.exit_layers:
                 watch.after_layer(layer, hidden)
-            if layer < self.num_layers:
+            if check is not None and layer < self.num_layers:
                 check()
 
-        before = [feed.session._tree.columns for feed in feeds]
-        chunks: list[Chunk] = []
+        before = [(feed.session, feed.session._tree.columns) for feed in feeds]
+        order = [0]
         try:
+            chunks = [feed.session._begin(feed) for feed in feeds]
+            if len(feeds) > 1:
+                order = self._backend.order(chunks)
+                feeds, chunks = [feeds[i] for i in order], [chunks[i] for i in order]
+            embedded = self._embed([token for feed in feeds for token in feed.ids])
             row = 0
             for feed in feeds:
-                chunks.append(feed.session._begin(feed))
                 feed.session._show_images(feed.ids, embedded, row)
                 row += len(feed.ids)
-            outputs = self._backend.forward(chunks, embedded, after_layer)
+            if self._exits is not None and any(layer <= exits_until for layer in self.exit_layers):
+                watch = _Watch(feeds, self._exits, exits_until, after_exit)
+            disturbed = check is not None or (watch is not None and watch.listening)
+            outputs = self._backend.forward(chunks, embedded, after_layer if disturbed else None)
         except BaseException as error:  # whatever ends the pass, the sessions are as before it
-            for feed, columns in zip(feeds, before, strict=True):
-                feed.session._undo(columns)
+            for session, columns in before:
+                session._undo(columns)
             if isinstance(error, _NoneLeft):
                 assert watch is not None
-                return [watch.failed[i] for i in range(len(feeds))]
+                return [watch.failed[order.index(i)] for i in range(len(feeds))]
             raise
         failed = {} if watch is None else watch.failed
-        results: list[Tensor | Exception] = []
+        results: dict[int, Tensor | Exception] = {}
         for i, (feed, chunk, output) in enumerate(zip(feeds, chunks, outputs, strict=True)):
             if feed.on_states is not None and i not in failed:
                 try:
@@ -221,12 +215,12 @@ class Engine:
                 feed.session._undo(chunk.start)
             elif feed.parents is None:
                 feed.session._tree.cut(chunk.end)
-            results.append(failed.get(i, output.logits))
-        return results
+            results[order[i]] = failed.get(i, output.logits)
+        return [results[i] for i in range(len(feeds))]
 
     def _embed(self, ids: Sequence[int]) -> Tensor:
         """[rows, hidden]."""
-        return functional.embedding(torch.tensor(ids, device=self.device), self._embedding)
+        return torch.embedding(self._embedding, torch.tensor(ids, device=self.device))
 
 
 class _NoneLeft(Exception):

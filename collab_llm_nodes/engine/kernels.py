@@ -38,15 +38,16 @@ class Linear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, lasting: bool = True) -> None:
-        self._weight = weight
+        self._weight, self._transposed = weight, weight.t()
         self._bias = bias
         self._onednn_rows = math.inf  # from which oneDNN computes
-        self._pointwise = weight.dtype == torch.float32
+        self._pointwise: Callable[..., Tensor] | None = None  # its map, where torch has to be told
         if weight.device.type == "cpu" and torch.backends.mkldnn.is_available():
             if weight.dtype in (torch.bfloat16, torch.float16):
                 self._onednn_rows = 0.0  # torch hands them to it, where the processor has them
-            elif self._pointwise and lasting:
+            elif weight.dtype == torch.float32 and lasting:
                 self._onednn_rows = max(2.0, ONEDNN_WORK / max(1, weight.numel()))
+                self._pointwise = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
@@ -56,11 +57,9 @@ class Linear:
         spare = kernel_rows(rows) - rows
         if spare:
             x = functional.pad(x, (0, 0, 0, spare))
-        if not self._pointwise:
+        if self._pointwise is None:
             return self._multiply(x)[:rows]
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self._weight.t(), self._bias, "none", [], ""
-        )
+        y = self._pointwise(x, self._transposed, self._bias, "none", [], "")
         return y[:rows] if spare else y
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:

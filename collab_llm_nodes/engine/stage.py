@@ -82,12 +82,13 @@ class Stage:
             raise ProtocolError("a session takes part once in a pass")
         for feed in feeds:
             feed.session._check(feed, self)
-        order = sorted(range(len(feeds)), key=lambda i: feeds[i].session._place(feeds[i]))
-        if not order:
+        if not feeds:
             return []
         before = [feed.session.columns for feed in feeds]
         try:
-            chunks = [feeds[i].session._begin(feeds[i]) for i in order]
+            begun = [feed.session._begin(feed) for feed in feeds]
+            order = self._backend.order(begun)
+            chunks = [begun[i] for i in order]
             rows = torch.cat([self._rows(feeds[i].rows) for i in order])
             for i in order:
                 if feeds[i].parents is None:
@@ -217,11 +218,6 @@ class StageSession:
             deepest = max(self._tree.depths(feed.parents))
         if deepest > stage.context:
             raise InvalidInput(f"{deepest} tokens, the model reads {stage.context}", field="rows")
-
-    def _place(self, feed: StageFeed) -> tuple[tuple[int, ...], int]:
-        new = len(feed.rows)
-        before = self.length if feed.parents is None else self.columns
-        return self._stage._backend.company(self._cache, new, before + new), new
 
     def _position(self, column: int) -> int:
         return column if column < self.length else self._tree.position(column)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from collab_llm_nodes.engine.attention import Gathered, Heads, InPlace, Masks, company, grouped
+from collab_llm_nodes.engine.attention import Gathered, Heads, InPlace, Masks, grouped, in_order
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
 from collab_llm_nodes.engine.cache import StaticCache
 from collab_llm_nodes.engine.kernels import Head, fused, norm_of
@@ -75,7 +75,7 @@ class StaticBackend:
     """
 
     batches = True
-    company = staticmethod(company)
+    order = staticmethod(in_order)
 
     def __init__(self, loaded: LoadedModel, head: Head) -> None:
         model = loaded.model
@@ -90,7 +90,7 @@ class StaticBackend:
         self.device, self.dtype = self._like.device, self._like.dtype
         self._masks = Masks(config.max_position_embeddings, self._heads.shared, self._like[:0])
         self._rotary = getattr(decoder, "rotary_emb", None)
-        self._rotations: tuple[Tensor, Tensor] | None = None
+        self._rotations: Tensor | None = None  # [positions, 2, 1, head_dim]: cosines and sines
         self._growing = threading.Lock()
         self._embed_positions = getattr(decoder, "embed_positions", None)  # OPT
         self._project_in = getattr(decoder, "project_in", None)
@@ -181,7 +181,7 @@ class StaticBackend:
         self,
         layer: _Layer,
         x: Tensor,
-        rotation: tuple[Tensor, Tensor] | None,
+        rotation: tuple[Tensor, ...] | None,
         groups: Sequence[Gathered | InPlace],
     ) -> Tensor:
         """[rows, hidden] -> [rows, heads * head_dim]; writes keys and values."""
@@ -189,43 +189,44 @@ class StaticBackend:
         qkv = layer.qkv(x).view(-1, heads.query + 2 * heads.key, heads.dim)
         if rotation is not None:
             cos, sin = rotation
-            rotated = qkv[:, : heads.query + heads.key]
+            rotated = qkv.narrow(1, 0, heads.query + heads.key)
             swapped = rotated.roll(heads.dim // 2, -1)
             rotated.mul_(cos).addcmul_(swapped, sin)
         if len(groups) == 1:
             return groups[0].attend(layer.number - 1, qkv)
         return torch.cat([group.attend(layer.number - 1, qkv[group.rows]) for group in groups])
 
-    def _rotation(self, chunks: Sequence[Chunk]) -> tuple[Tensor, Tensor]:
+    def _rotation(self, chunks: Sequence[Chunk]) -> tuple[Tensor, ...]:
         """Cosines and signed sines [rows, 1, head_dim]: x rotated is x * cos + swapped x * sin."""
+        first = chunks[0].positions
+        if len(chunks) == 1 and isinstance(first, int):
+            return self._table(chunks[0].end).narrow(0, first, chunks[0].new).unbind(1)
         if any(isinstance(c.positions, Tensor) and c.positions.ndim == 2 for c in chunks):  # M-RoPE
             parts = [self._angles(_positions([chunk], self._like.device)) for chunk in chunks]
-            return _joined([cos for cos, _ in parts]), _joined([sin for _, sin in parts])
-        cos, sin = self._table(max(chunk.end for chunk in chunks))
-        if len(chunks) == 1 and isinstance(chunks[0].positions, int):
-            first, last = chunks[0].positions, chunks[0].positions + chunks[0].new
-            return cos[first:last], sin[first:last]
-        positions = _positions(chunks, self._like.device)
-        return cos[positions], sin[positions]
+            return _joined(parts).unbind(1)
+        table = self._table(max([chunk.end for chunk in chunks]))
+        return table[_positions(chunks, self._like.device)].unbind(1)
 
-    def _table(self, columns: int) -> tuple[Tensor, Tensor]:
+    def _table(self, columns: int) -> Tensor:
         """Rotations of the positions of so many columns, which are no larger."""
         table = self._rotations
-        if table is None or table[0].shape[0] < columns:
+        if table is None or table.shape[0] < columns:
             with self._growing:  # else a thread that needs fewer could put back a shorter one
                 table = self._rotations
-                if table is None or table[0].shape[0] < columns:
+                if table is None or table.shape[0] < columns:
                     table = self._angles(torch.arange(-(-columns // 1024) * 1024))
                     self._rotations = table
         return table
 
-    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what ``_rotation`` does, for positions [k] or [3, k]."""
+    def _angles(self, positions: Tensor) -> Tensor:
+        """Return cosines and signed sines [k, 2, 1, head_dim] for positions [k] or [3, k]."""
         assert self._rotary is not None
         cos, sin = self._rotary(self._like, positions[..., None, :].to(self._like.device))
         half = self._heads.dim // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
-        return cos.view(-1, 1, self._heads.dim), sin.view(-1, 1, self._heads.dim)
+        return torch.stack((cos.view(-1, self._heads.dim), sin.view(-1, self._heads.dim)), dim=1)[
+            :, :, None
+        ]
 
     def outputs(self, x: Tensor, chunks: Sequence[Chunk]) -> list[Output]:
         """Read the rows [rows, hidden] that the chunks want."""

@@ -57,8 +57,12 @@ class TokenTree:
         """Return the lengths of the paths to nodes that would follow (checked) parents."""
         found: list[int] = []
         for parent in parents:
-            new = parent - self.columns
-            found.append(1 + (found[new] if new >= 0 else int(self.seen(parent).sum())))
+            if parent < self.length:
+                found.append(parent + 2)
+            elif parent < self.columns:
+                found.append(1 + int(self.seen(parent).sum()))
+            else:
+                found.append(1 + found[parent - self.columns])
         return found
 
     def grow(self, parents: Sequence[int], positions: Sequence[int]) -> Mask:
