@@ -134,6 +134,7 @@ class Collective:
             "pool_peak": machine.pool_peak,
             "target_kv_mib": f"{caches.held_bytes / 2**20:.2f}",
             "target_kv_peak_mib": f"{caches.peak_bytes / 2**20:.2f}",
+            "drafts_kv_mib": f"{self._runner.drafts_held_bytes / 2**20:.2f}",
         }
 
     def close(self) -> None:
