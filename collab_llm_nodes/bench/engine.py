@@ -54,7 +54,7 @@ GAMMA = 4
 MAX_TOKENS = 64
 BRANCHES = (1, 2, 4, 8)
 SESSIONS = (1, 4, 16)
-LANES = (32, 2048)  # sessions, and cached columns of each
+LANES = (32, 2048)  # sessions or forks, and cached columns of each
 PAPER_EXITS = (1, 2, 3, 4)
 SAMPLED = SamplingConfig(temperature=0.8, seed=1)
 PAPER_CONFIG = "verifier_qwen2_vl_7b.yaml"
@@ -80,8 +80,8 @@ def run_engine(
 
     Returns:
         ``threads.<n>`` with ``autoregressive``, ``speculation``, ``exits``, ``predraft``,
-        ``drafter``, ``sessions``, ``lanes`` and ``paper_sized``; times in ms. ``lanes`` once more,
-        with the most threads. ``mismatches`` over all of it.
+        ``drafter``, ``sessions``, ``lanes``, ``forks`` and ``paper_sized``; times in ms. ``lanes``
+        and ``forks`` once more, with the most threads. ``mismatches`` over all of it.
     """
     prompts = scene_prompts(answers, seed)
     results: dict[str, Any] = {"threads": {}, "gamma": GAMMA, "dtype": "float32"}
@@ -97,13 +97,15 @@ def run_engine(
                 ("drafter", partial(_drafter, models, repeats, prompts[0])),
                 ("sessions", partial(_sessions, models, repeats, prompts)),
                 ("lanes", partial(_lanes, models, repeats)),
+                ("forks", partial(_forks, models, repeats)),
                 ("paper_sized", partial(_paper_sized, models, repeats, paper_layers)),
             ):
                 if name != "paper_sized" or paper_layers:
                     status.update(f"{count} threads: {name} ...")
                     row[name] = measure()
         results["threads"][str(count)] = row
-    results["lanes"] = results["threads"][str(max(threads))]["lanes"]
+    for name in ("lanes", "forks"):
+        results[name] = results["threads"][str(max(threads))][name]
     results["mismatches"] = sum(
         case["mismatches"]
         for row in results["threads"].values()
@@ -381,30 +383,72 @@ def _lanes(models: _Models, repeats: int) -> dict[str, dict[str, float]]:
     """
     count, columns = LANES
     engine = Engine(models.text(context=columns + 1))
-    sessions = []
-    for number in range(count):
-        prompt = EncodedPrompt(tuple((number + i) % 100 for i in range(columns)))
-        sessions.append(engine.open(prompt))
-        sessions[-1].feed(prompt.ids, last=0)
+    sessions = [_long(engine, number) for number in range(count)]
     held = [*engine.loaded.model.parameters()]
     held += [part for session in sessions for part in session.keys_values()]
-
-    def step() -> None:
-        for session in sessions:
-            session.length = columns
-        engine.run([Feed(session, [9]) for session in sessions])
 
     def read_once() -> None:
         for tensor in held:
             tensor.sum()
 
-    found = medians({"step": step, "read_once": read_once}, max(5, repeats // 10))
+    timed = {"step": partial(_step, engine, sessions), "read_once": read_once}
+    found = medians(timed, max(5, repeats // 10))
     return {
         f"{count}x{columns}": {
             **{f"{name}_ms": 1e3 * s for name, s in found.items()},
             "over_limit": found["step"] / found["read_once"],
         }
     }
+
+
+def _forks(models: _Models, repeats: int) -> dict[str, dict[str, float]]:
+    """One decode step of many forks of one prefix, over that of sessions with copies of their own.
+
+    ``together`` is one pass of all forks, ``one_by_one`` a pass for each of them, ``copies`` one
+    pass of all sessions. The caches of forks hold ``forks_mb``, those of the sessions
+    ``copies_mb``.
+    """
+    count, columns = LANES
+    engine = Engine(models.text(context=columns + 1))
+    prefix = _long(engine)
+    forks = [prefix.fork() for _ in range(count)]
+    copies = [_long(engine) for _ in range(count)]
+
+    def one_by_one() -> None:
+        for fork in forks:
+            _step(engine, [fork])
+
+    timed = {
+        "together": partial(_step, engine, forks),
+        "one_by_one": one_by_one,
+        "copies": partial(_step, engine, copies),
+    }
+    found = medians(timed, max(5, repeats // 10))
+    forks_bytes = prefix.shared_bytes + sum(session.own_bytes for session in (prefix, *forks))
+    return {
+        f"{count}x{columns}": {
+            **{f"{name}_ms": 1e3 * s for name, s in found.items()},
+            "over_copies": found["together"] / found["copies"],
+            "over_one_by_one": found["together"] / found["one_by_one"],
+            "forks_mb": forks_bytes / 1e6,
+            "copies_mb": sum(session.own_bytes for session in copies) / 1e6,
+        }
+    }
+
+
+def _long(engine: Engine, first: int = 0) -> Session:
+    """Return a session whose cache holds the columns of ``LANES``, all of them prompt."""
+    prompt = EncodedPrompt(tuple((first + i) % 100 for i in range(LANES[1])))
+    session = engine.open(prompt)
+    session.feed(prompt.ids, last=0)
+    return session
+
+
+def _step(engine: Engine, sessions: Sequence[Session]) -> None:
+    """Read one token behind the prompt of each session, in one pass."""
+    for session in sessions:
+        session.length = LANES[1]
+    engine.run([Feed(session, [9]) for session in sessions])
 
 
 def _paper_sized(models: _Models, repeats: int, layers: int) -> dict[str, Any]:
@@ -588,6 +632,10 @@ def _rows(row: Mapping[str, Any]) -> Iterator[tuple[str, str, str, float]]:
     for name, found in row["lanes"].items():
         times = (f"{found[f'{what}_ms']:.0f} ms" for what in ("step", "read_once"))
         yield f"step of {name}, over one reading", *times, found["over_limit"]
+    for name, found in row["forks"].items():
+        for base in ("copies", "one_by_one"):
+            times = (f"{found[f'{what}_ms']:.0f} ms" for what in ("together", base))
+            yield f"step of {name} forks, over {base}", *times, found[f"over_{base}"]
     for law, found in row["drafter"].items():
         for n, ms in found["ms"].items():
             base = f"{found['ms']['1']:.2f} ms"

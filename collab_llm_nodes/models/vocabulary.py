@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from transformers import PreTrainedTokenizerBase
 
 from collab_llm_nodes.errors import ConfigError, VocabularyMismatch
+
+NamedHash = tuple[str, str]
+"""A model's name, for people, and its :func:`vocabulary_hash`."""
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -46,20 +49,21 @@ def check_same(draft_hash: str, target_hash: str, *, draft: str, target: str) ->
         )
 
 
-def check_one_vocabulary(tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> None:
+def check_one_vocabulary(first: NamedHash, others: Iterable[NamedHash], field: str) -> None:
     """Refuse models that cannot take roles of one protocol together.
 
     Args:
-        tokenizers: by the name of their model, for people.
+        others: compared with ``first``, one after another.
+        field: setting that names ``others``; ``{}`` in it becomes the index of one of them.
 
     Raises:
-        ConfigError: two tokenizers differ; it names both models.
+        ConfigError: two vocabularies differ; it names both models.
     """
-    (first, own), *others = ((name, vocabulary_hash(t)) for name, t in tokenizers.items())
-    for name, other in others:
-        if other != own:
+    name, own = first
+    for i, (other, found) in enumerate(others):
+        if found != own:
             raise ConfigError(
-                f"{name} ({other[:12]}) and {first} ({own[:12]}) have different tokenizers",
-                field="model",
+                f"{other} ({found[:12]}) and {name} ({own[:12]}) have different tokenizers",
+                field=field.format(i),
                 remedy="use models of one family that share a tokenizer",
             )

@@ -100,6 +100,8 @@ def test_what_a_run_notes_is_consistent(family: Family, prompts: list[Ids]) -> N
         assert len(way.machine.drafting) == run.verifications
         assert max(active for _, _, active in way.machine.pool) == 2, "in sequence, others wait"
         assert way.target.held[-1][1] > 0
+        assert len(way.drafts_held) == 2 * len(way.machine.drafting), "one note for each draft"
+        assert min(held for _, held in way.drafts_held) > 0
     assert 0 < run.accepted < run.drafted
     assert 0 < run.llm_s < run.seconds
     assert all(0 < spent < run.seconds for spent in run.overhead_s.values())
@@ -236,6 +238,9 @@ def test_the_command_measures_what_it_names(folder: Path, tmp_path: Path) -> Non
     pools = found["pool"]
     assert pools["controlled"]["peak_drafts_waiting"] <= 3, "the high water mark, less 1, a batch"
     assert pools["uncontrolled"]["peak_drafts_waiting"] >= 1
+    for own in pools.values():
+        for key in ("kv_bytes", "drafts_kv_bytes"):
+            assert own[f"peak_{key}"] >= max(size for _, size in own[key]) > 0
     assert plot.stat().st_size > 10_000
     assert "1.99x OPT-13B, 2.63x Llama2-70B-chat" in " ".join(done.output.split())
 

@@ -28,7 +28,7 @@ def test_the_benchmark_measures_what_it_names(
         return preview(self, layer, *args)
 
     monkeypatch.setattr(VerifierSession, "preview", counted)
-    monkeypatch.setattr(engine, "LANES", (3, 40))
+    monkeypatch.setattr(engine, "LANES", (3, 640))
     plot = tmp_path / "engine.png"
     results = run_engine(
         answers=1,
@@ -51,9 +51,13 @@ def test_the_benchmark_measures_what_it_names(
     for law in ("greedy", "sampled"):
         assert set(row["drafter"][law]["ratio"]) == {str(k) for k in BRANCHES}
     assert set(row["sessions"]["ratio"]) == {str(n) for n in SESSIONS}
-    lanes = results["lanes"]["3x40"]
+    lanes = results["lanes"]["3x640"]
     assert lanes["over_limit"] == pytest.approx(lanes["step_ms"] / lanes["read_once_ms"])
     assert 0 < lanes["read_once_ms"] < lanes["step_ms"], "a step reads all of it and computes"
+    forks = results["forks"]["3x640"]
+    for base in ("copies", "one_by_one"):
+        assert forks[f"over_{base}"] == pytest.approx(forks["together_ms"] / forks[f"{base}_ms"])
+    assert 0 < 2 * forks["forks_mb"] < forks["copies_mb"], "forks hold one prefix, copies three"
     assert set(previewed) >= set(range(1, 12)), (
         "exits are timed with what the verifier makes of them"
     )

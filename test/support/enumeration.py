@@ -66,7 +66,7 @@ class TableModel:
 
 
 def autoregressive_law(
-    target: TableModel, length: int, prefix: tuple[int, ...] = ()
+    target: Callable[[tuple[int, ...]], np.ndarray], length: int, prefix: tuple[int, ...] = ()
 ) -> dict[tuple[int, ...], float]:
     """Law of the continuation of ``prefix`` to ``length`` tokens; EOS ends early."""
     if len(prefix) == length or EOS in prefix:

@@ -165,6 +165,10 @@ class FakeSession:
     def columns(self) -> int:
         return len(self._ids) + len(self._nodes)
 
+    @property
+    def own_bytes(self) -> int:
+        return len(self._ids)
+
     def grow(self, ids: Sequence[int], parents: Sequence[int]) -> Tensor:
         for token, parent in zip(ids, parents, strict=True):
             assert 0 <= parent < self.columns

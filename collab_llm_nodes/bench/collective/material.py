@@ -73,8 +73,9 @@ def load_family(folder: Path) -> Family:
         return load(ModelConfig(path=str(folder / name), local_files_only=True))
 
     ours = {name: read(name) for name in names}
-    check_one_vocabulary({name: loaded.tokenizer for name, loaded in ours.items()})
     target, *drafts = (Engine(loaded) for loaded in ours.values())
+    first, *others = zip(names, (each.vocabulary for each in (target, *drafts)), strict=True)
+    check_one_vocabulary(first, others, "--models")
     peer, *peer_drafts = (read(name) for name in names)
     folders = tuple(folder / name for name in DRAFTS.values())
     return Family(target, tuple(drafts), folders, peer, tuple(peer_drafts))

@@ -307,13 +307,16 @@ def pool(bench: Bench, batch: int) -> dict[str, Any]:
         with closing(way):
             way.run(prompts)
             noted, held = _some(way.machine.pool), _some(way.target.held)
+            drafts_held = _some(way.drafts_held)
             begin = noted[0][0]
             found[name] = {
                 "drafts_waiting": [(t - begin, n) for t, n, _ in noted],
                 "requests_active": [(t - begin, n) for t, _, n in noted],
                 "kv_bytes": [(t - begin, n) for t, n in held],
+                "drafts_kv_bytes": [(t - begin, n) for t, n in drafts_held],
                 "peak_drafts_waiting": way.machine.pool_peak,
                 "peak_kv_bytes": max(n for _, n in way.target.held),
+                "peak_drafts_kv_bytes": max(n for _, n in way.drafts_held),
             }
     return found
 

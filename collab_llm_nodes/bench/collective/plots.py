@@ -66,9 +66,10 @@ def _pool(axis: Any, results: Results) -> None:
         for style, key in (("-", "drafts_waiting"), ("--", "requests_active")):
             label = f"{name}: {key.replace('_', ' ')}"
             axis.step(*zip(*row[key], strict=True), style, color=f"C{colour}", label=label)
-        times, sizes = zip(*row["kv_bytes"], strict=True)
-        memory.plot(times, [n / 1e6 for n in sizes], ":", color=f"C{colour}")
-    memory.set_ylabel("target's KV caches [MB] (dotted)", fontsize=8)
+        for style, key in ((":", "kv_bytes"), ("-.", "drafts_kv_bytes")):
+            times, sizes = zip(*row[key], strict=True)
+            memory.plot(times, [n / 1e6 for n in sizes], style, color=f"C{colour}")
+    memory.set_ylabel("KV caches [MB]: target's (dotted), drafts' (dash-dotted)", fontsize=8)
     _label(axis, "s", "number")
 
 

@@ -171,11 +171,18 @@ def _print(results: Mapping[str, Any], console: Console) -> None:
         "most drafts that waited, with and without control:"
         f" {pools['controlled']['peak_drafts_waiting']},"
         f" {pools['uncontrolled']['peak_drafts_waiting']}\n"
+        "most memory of KV caches, with and without control [MB]:"
+        f" {_megabytes(pools, 'peak_kv_bytes')} of the target,"
+        f" {_megabytes(pools, 'peak_drafts_kv_bytes')} of the drafts\n"
         f"answers of ours that differ from the target's: {results['mismatches']},"
         f" and {results['near_ties']} near ties;"
         f" of transformers' batched and assisted: {results['peer_differences']}",
         highlight=False,
     )
+
+
+def _megabytes(pools: Mapping[str, Mapping[str, Any]], key: str) -> str:
+    return ", ".join(f"{pools[name][key] / 1e6:.1f}" for name in ("controlled", "uncontrolled"))
 
 
 def _acceptance(results: Mapping[str, Any]) -> Table:

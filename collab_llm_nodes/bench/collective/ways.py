@@ -26,7 +26,7 @@ from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
 from collab_llm_nodes.protocols.collective.machine import Ended, Grown
-from collab_llm_nodes.protocols.collective.messages import Ask, Ids
+from collab_llm_nodes.protocols.collective.messages import Ask, Draw, Ids, Proposal
 from collab_llm_nodes.protocols.collective.models import DraftModel
 from collab_llm_nodes.protocols.collective.requests import Job
 from collab_llm_nodes.protocols.collective.runner import Runner
@@ -119,6 +119,8 @@ class Collective:
 
     Attributes:
         machine, target: what they have noted of the last run.
+        drafts_held: (time [s], bytes of the KV caches of all draft models) after each of their
+            passes in the last run.
     """
 
     def __init__(
@@ -153,9 +155,21 @@ class Collective:
         self.target = WatchedTarget(family.target)
         self.machine.watch()
         self.target.held = []
+        self.drafts_held: list[tuple[float, int]] = []
         self._runner = Runner(
-            self.machine, self.target, self._workers, pipelined=pipelined, log=_LOG
+            self.machine, self.target, self._noting, pipelined=pipelined, log=_LOG
         )
+
+    def _noting(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
+        """Return the draft models at work; each of their answers notes their memory."""
+
+        def noted(model: int, draw: Draw, proposals: list[Proposal | None]) -> None:
+            held = sum(worker.held_bytes for worker in workers)
+            self.drafts_held.append((time.monotonic(), held))
+            proposed(model, draw, proposals)
+
+        workers = self._workers(noted, failed)
+        return workers
 
     def _workers(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
         eos = self._family.target.eos
@@ -175,7 +189,7 @@ class Collective:
 
     def run(self, prompts: Sequence[Ids]) -> Run:
         self.machine.watch()
-        self.target.held = []
+        self.target.held, self.drafts_held = [], []
         ended: queue.SimpleQueue[tuple[Ended, float]] = queue.SimpleQueue()
         last: dict[int, Grown] = {}
         began: dict[int, float] = {}

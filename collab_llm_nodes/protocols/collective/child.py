@@ -41,6 +41,7 @@ def main(descriptor: int) -> None:
             if "release" in message:
                 known.pop(message["release"], None)
                 model.sessions.release(message["release"])
+                parent.sendall(line({"held_bytes": model.sessions.held_bytes}))
             else:
                 parent.sendall(line(_answer(model, message, known)))
 
@@ -50,8 +51,12 @@ def _answer(model: DraftModel, message: dict[str, Any], known: dict[str, Ask]) -
         proposals = model.draw(asks_from_json(message, known))
     except Exception as error:  # noqa: BLE001 - the parent leaves this model out for a while
         return {"error": f"{type(error).__name__}: {error}"}
-    batch, step = message["batch"], message["step"]
-    return {"batch": batch, "step": step, "proposals": proposals_to_json(proposals)}
+    return {
+        "batch": message["batch"],
+        "step": message["step"],
+        "proposals": proposals_to_json(proposals),
+        "held_bytes": model.sessions.held_bytes,
+    }
 
 
 if __name__ == "__main__":

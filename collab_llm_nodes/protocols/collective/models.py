@@ -27,6 +27,7 @@ from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.collective.messages import Ask, Claim, Ids, Proposal, Verdict
+from collab_llm_nodes.protocols.contexts import common_length
 
 _MAX_SUPPORT = 64
 """Entries of each distribution that the paper's rule divides by."""
@@ -71,7 +72,7 @@ class Sessions:
             self._sessions[id] = (self._engine.open(EncodedPrompt(prompt)), ())
         session, read = self._sessions[id]
         context = (*prompt, *tokens)
-        keep = min(_common(read, context), len(context) - wanted)
+        keep = min(common_length(read, context), len(context) - wanted)
         session.length = keep
         self._sessions[id] = (session, read[:keep])
         return Feed(session, context[keep:], last=wanted)
@@ -193,11 +194,3 @@ class Target:
         p = distribution(logits, claim.sampling)
         position = len(claim.answer)
         return verify_chain(p, claim.draft, claim.q, claim.sampling, position, self._eos)
-
-
-def _common(a: Ids, b: Ids) -> int:
-    """Return the length of the common beginning."""
-    shared = min(len(a), len(b))
-    while a[:shared] != b[:shared]:
-        shared -= 1
-    return shared

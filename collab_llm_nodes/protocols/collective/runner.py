@@ -63,6 +63,11 @@ class Runner:
         self._thread = threading.Thread(target=self._run, name="collective", daemon=True)
         self._thread.start()
 
+    @property
+    def drafts_held_bytes(self) -> int:
+        """Size of the KV caches of all draft models."""
+        return sum(worker.held_bytes for worker in self._workers)
+
     def submit(self, job: Job, listener: News) -> None:
         """Have an answer made; ``listener`` is told of it by the runner's thread.
 

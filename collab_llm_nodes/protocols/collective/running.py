@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from collab_llm_nodes.engine.engine import Engine
@@ -14,6 +14,7 @@ from collab_llm_nodes.errors import CollabError, ConfigError, DeadlineExceeded, 
 from collab_llm_nodes.models.detokenising import Detokeniser
 from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.models.prompt import check_prompt, encode
+from collab_llm_nodes.models.vocabulary import NamedHash, check_one_vocabulary
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.collective.machine import Ended, Grown, Job, Machine
 from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
@@ -133,6 +134,7 @@ class Collective:
             "pool_peak": machine.pool_peak,
             "target_kv_mib": f"{caches.held_bytes / 2**20:.2f}",
             "target_kv_peak_mib": f"{caches.peak_bytes / 2**20:.2f}",
+            "drafts_kv_mib": f"{self._runner.drafts_held_bytes / 2**20:.2f}",
         }
 
     def close(self) -> None:
@@ -184,8 +186,7 @@ class Collective:
             return Answer(**{**vars(progress), "verified": end.error is None}, error=end.error)
 
     def _local(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
-        for i, draft in enumerate(self._drafts):
-            self._check_vocabulary(i, draft.vocabulary, draft.loaded.config.path)
+        self._check_vocabularies((e.loaded.config.path, e.vocabulary) for e in self._drafts)
         sequence = self._config.pipeline == IN_SEQUENCE
         return [
             LocalDraft(
@@ -203,22 +204,17 @@ class Collective:
         try:
             for i, model in enumerate(self._config.drafts.models()):
                 workers.append(DraftProcess(i, model, self._target.eos, proposed, failed))
-            for i, worker in enumerate(workers):  # all load at the same time
-                self._check_vocabulary(i, worker.vocabulary(), self._config.drafts.paths[i])
+            hashes = (worker.vocabulary() for worker in workers)  # all load at the same time
+            self._check_vocabularies(zip(self._config.drafts.paths, hashes, strict=True))
         except CollabError:
             for worker in workers:
                 worker.close()
             raise
         return [*workers]
 
-    def _check_vocabulary(self, index: int, vocabulary: str, path: str) -> None:
-        if vocabulary != self._target.vocabulary:
-            raise ConfigError(
-                f"the tokenizers of {path} and of the target, {self._target.loaded.config.path},"
-                " differ",
-                field=f"drafts.paths[{index}]",
-                remedy="use models of one family that share a tokenizer",
-            )
+    def _check_vocabularies(self, drafts: Iterable[NamedHash]) -> None:
+        target = (self._target.loaded.config.path, self._target.vocabulary)
+        check_one_vocabulary(target, drafts, "drafts.paths[{}]")
 
 
 def _next(news: queue.SimpleQueue[Grown | Ended], due: float) -> list[Grown | Ended]:

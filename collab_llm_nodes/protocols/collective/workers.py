@@ -76,6 +76,10 @@ class InThread:
 class DraftWorker(Protocol):
     """One draft model at work."""
 
+    @property
+    def held_bytes(self) -> int:
+        """Size of its KV caches, as it was told last."""
+
     def draw(self, draw: Draw) -> None:
         """Have the model answer, by its callbacks."""
 
@@ -102,6 +106,10 @@ class LocalDraft:
     ) -> None:
         self._index, self._model, self._execute = index, model, executor
         self._proposed, self._failed = proposed, failed
+
+    @property
+    def held_bytes(self) -> int:
+        return self._model.sessions.held_bytes
 
     def draw(self, draw: Draw) -> None:
         def work() -> None:
@@ -130,6 +138,9 @@ class DraftProcess:
 
     Args:
         eos: the target's end tokens.
+
+    Attributes:
+        held_bytes: size of its KV caches, as it was told last.
     """
 
     def __init__(
@@ -199,6 +210,7 @@ class DraftProcess:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         self._socket = ours
+        self.held_bytes = 0
         self._known: set[str] = set()
         self._pending: dict[tuple[int, int], Draw] = {}
         self._ready: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
@@ -235,12 +247,13 @@ class DraftProcess:
             self._failed(self._index, Unavailable(ended))
 
     def _hear(self, message: Mapping[str, Any]) -> None:
+        self.held_bytes = message.get("held_bytes", self.held_bytes)
         if "vocabulary" in message:
             self._ready.put(message)
         elif "error" in message:
             self._ready.put(message)
             self._failed(self._index, ModelError(str(message["error"])))
-        else:
+        elif "proposals" in message:
             with self._lock:
                 draw = self._pending.pop((message["batch"], message["step"]))
             self._proposed(self._index, draw, proposals_from_json(message["proposals"]))

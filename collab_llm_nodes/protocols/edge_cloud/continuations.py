@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import EncodedPrompt
+from collab_llm_nodes.protocols.contexts import common_length
 
 Logits = NDArray[np.float32]
 OwnToken = Callable[[Logits, int], int]
@@ -108,13 +109,14 @@ class Continuations:
             node.own = self._own(node.row, position)
         return node.own
 
-    def own_tokens(self, answer: tuple[int, ...]) -> list[int]:
-        """Return the model's own choice at each position of ``answer``, which has been read."""
+    def own_tokens(self, answer: tuple[int, ...], start: int = 0) -> list[int]:
+        """Return the model's own choices in ``answer``, which has been read, from ``start`` on."""
         passed = len(self._trunk) - len(self._prompt_ids)
-        own = self._passed[: len(answer)]
+        own = self._passed[start : len(answer)]
         node = self._root
         for position in range(passed, len(answer)):
-            own.append(self.own_at(node, position))
+            if position >= start:
+                own.append(self.own_at(node, position))
             node = node.children[answer[position]]
         return own
 
@@ -145,10 +147,7 @@ class Continuations:
 
     def _go_back(self, contexts: Sequence[tuple[int, ...]]) -> None:
         """Make the trunk a common beginning of ``contexts``: read the prompt, or roll back."""
-        shared = len(self._trunk)
-        for context in contexts:
-            while context[:shared] != self._trunk[:shared]:
-                shared -= 1
+        shared = min(common_length(context, self._trunk) for context in contexts)
         if shared == len(self._trunk) > 0:
             return
         # The logits after the last shared token are not kept: read it again.

@@ -25,6 +25,7 @@ from collab_llm_nodes.decoding.vote import proposal, proposes_likeliest, vote
 from collab_llm_nodes.decoding.weights import Weights, WeightsConfig, hit_rate
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.prompt import EncodedPrompt
+from collab_llm_nodes.protocols.contexts import common_length
 from collab_llm_nodes.protocols.edge_cloud.client import DraftJob
 from collab_llm_nodes.protocols.edge_cloud.continuations import Continuations, Logits, Node
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft
@@ -91,6 +92,8 @@ class Drafter:
         own = self._own if others else None
         models = [(engine, prompt), *others]
         self._models = [Continuations(model, read, own) for model, read in models]
+        self._scored: tuple[int, ...] = ()  # the answer that was scored last
+        self._weights_behind = [Weights.equal(WeightsConfig(), len(models))]  # its first i blocks
         self._eos = engine.eos
         self._sampling = sampling
         self._config = config or DrafterConfig()
@@ -211,14 +214,20 @@ class Drafter:
     def _weights(self, prefix: tuple[int, ...]) -> tuple[float, ...]:
         """Return the models' weights behind ``prefix``: each is scored by its tokens.
 
-        A function of the prefix alone, so that a draft does not depend on when it is made.
+        A function of the prefix alone, so that a draft does not depend on when it is made. Blocks
+        that the prefix shares with the one before are not scored again.
         """
-        weights = Weights.equal(WeightsConfig(), len(self._models))
-        own = [model.own_tokens(prefix) for model in self._models]
-        for start in range(0, len(prefix) - _SCORED + 1, _SCORED):
-            end = start + _SCORED
-            weights.update([hit_rate(each[start:end], prefix[start:end]) for each in own])
-        return weights.values
+        known = common_length(prefix, self._scored) // _SCORED
+        new = prefix[known * _SCORED :]
+        own = [model.own_tokens(prefix, known * _SCORED) for model in self._models]
+        del self._weights_behind[known + 1 :]
+        self._scored = prefix
+        for start in range(0, len(new) - _SCORED + 1, _SCORED):
+            block = slice(start, start + _SCORED)
+            weights = self._weights_behind[-1].copy()
+            weights.update([hit_rate(each[block], new[block]) for each in own])
+            self._weights_behind.append(weights)
+        return self._weights_behind[-1].values
 
     def _own(self, logits: Logits, position: int) -> int:
         """Return the token that one of several models proposes."""

@@ -26,6 +26,7 @@ from collab_llm_nodes.errors import (
 from collab_llm_nodes.models.detokenising import Detokeniser
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, PromptLimits, check_prompt, encode
+from collab_llm_nodes.models.vocabulary import check_one_vocabulary
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.carrier import Carrier, Session
@@ -128,14 +129,8 @@ class EdgeCloud:
         encode: Callable[[Prompt], EncodedPrompt] | None = None,
         others: Sequence[Engine] = (),
     ) -> None:
-        for i, other in enumerate(others):
-            if other.vocabulary != engine.vocabulary:
-                raise ConfigError(
-                    f"the tokenizers of {other.loaded.config.path} and of"
-                    f" {engine.loaded.config.path} differ",
-                    field=f"drafts[{i}]",
-                    remedy="use draft models that share the target's tokenizer",
-                )
+        own, *further = ((e.loaded.config.path, e.vocabulary) for e in (engine, *others))
+        check_one_vocabulary(own, further, "drafts[{}]")
         self._engine = engine
         self._others = tuple(others)
         self._config = config

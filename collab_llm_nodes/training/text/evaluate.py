@@ -18,7 +18,7 @@ from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import MedusaHeads
-from collab_llm_nodes.models.vocabulary import check_one_vocabulary
+from collab_llm_nodes.models.vocabulary import check_one_vocabulary, vocabulary_hash
 from collab_llm_nodes.training.loop import Progress
 from collab_llm_nodes.training.text.architecture import CONTEXT
 from collab_llm_nodes.training.text.checker import check
@@ -150,7 +150,8 @@ class _Evaluation:
                     field="--models",
                     remedy="give the folder that holds " + ", ".join(MODELS),
                 ) from error
-        check_one_vocabulary(tokenizers)
+        first, *others = ((name, vocabulary_hash(own)) for name, own in tokenizers.items())
+        check_one_vocabulary(first, others, "--models")
         self._tokenizer: PreTrainedTokenizerBase = tokenizers[MODELS[0]]
         self._renderer = Renderer(self._tokenizer)
         self._ends = (self._renderer.end, self._renderer.text_end)

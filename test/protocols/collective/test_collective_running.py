@@ -381,6 +381,15 @@ def test_draft_models_in_processes_of_their_own(in_processes: Collective) -> Non
     sampled = ask_all(in_processes, [request(i, sampling=COUPLED) for i in range(3)])
     assert [answer.tokens for answer in sampled] == [alone(p, COUPLED) for p in PROMPTS[:3]]
     assert sum(answer.metrics.figures()["accepted"] for answer in answers) > 0
+    wait_for(lambda: in_processes.health()["drafts_kv_mib"] == "0.00")
+
+
+def test_the_memory_of_draft_processes_is_told(in_processes: Collective) -> None:
+    held: list[object] = []
+    in_processes.run(
+        request(0), lambda progress: held.append(in_processes.health()["drafts_kv_mib"]), in_time()
+    )
+    assert max(held, key=str) != "0.00"
 
 
 def test_a_process_that_is_killed_is_reported_and_replaced(in_processes: Collective) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -19,6 +20,7 @@ from tiny_models import tiny_folder, tiny_model, tiny_prompt
 
 from collab_llm_nodes.decoding.rejection import verify_chain
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
+from collab_llm_nodes.decoding.weights import Weights
 from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError
@@ -109,6 +111,28 @@ def test_two_of_three_win_until_the_third_is_right() -> None:
     assert after is not None
     assert after.tokens == other.answer(PROMPT, GREEDY, 10)[8:]
     assert after.tokens[0] != int(same.logits((*PROMPT.ids, *prefix)).argmax())
+
+
+def test_each_block_of_an_answer_is_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates: list[Sequence[float | None]] = []
+    update = Weights.update
+
+    def counted(self: Weights, rates: Sequence[float | None]) -> None:
+        updates.append(rates)
+        update(self, rates)
+
+    monkeypatch.setattr(Weights, "update", counted)
+    drafter = voters(COUPLED)
+    answer: tuple[int, ...] = ()
+    for _ in range(20):
+        draft = drafter.draft(DraftJob(0, answer, 4))
+        assert draft is not None
+        answer = (*answer, *draft.tokens[:2], 1 + draft.tokens[0] % 23)
+    assert len(updates) == (len(answer) - 3) // 4, "those of the last draft's prefix"
+    assert all(rate is not None for rates in updates for rate in rates)
+    other = (*answer[:8], 1 + answer[8] % 23, *answer[9:])
+    drafter.draft(DraftJob(0, other, 1))
+    assert len(updates) == (len(answer) - 3) // 4 + len(other) // 4 - 2, "from where they part"
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -12,14 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase
+from text_family import vocabulary, write_family
 
 from collab_llm_nodes.errors import ConfigError, ModelError
-from collab_llm_nodes.models.adapters import ExitAdapters
-from collab_llm_nodes.models.architectures import decoder_parts
-from collab_llm_nodes.models.heads import MedusaHeads, head_fingerprint
-from collab_llm_nodes.models.tokenizer import train_text_tokenizer
-from collab_llm_nodes.training.text.architecture import TINY, TINY_DRAFT, build
+from collab_llm_nodes.training.text.architecture import TINY, build
 from collab_llm_nodes.training.text.evaluate import (
     EvalText,
     accepted_in_rounds,
@@ -31,8 +27,7 @@ from collab_llm_nodes.training.text.evaluate import (
 )
 from collab_llm_nodes.training.text.export import export
 from collab_llm_nodes.training.text.ngram import NGram
-from collab_llm_nodes.training.text.plans import MODELS
-from collab_llm_nodes.training.text.samples import draw_sample, make_sample
+from collab_llm_nodes.training.text.samples import make_sample
 
 SMALL = EvalText(
     documents=2,
@@ -46,43 +41,19 @@ SMALL = EvalText(
 )
 
 
-def vocabulary(size: int) -> PreTrainedTokenizerBase:
-    rng = random.Random(0)
-    texts = [turn.content for _ in range(60) for turn in draw_sample(rng).turns]
-    return train_text_tokenizer(texts, size)
-
-
-def family(folder: Path) -> PreTrainedTokenizerBase:
-    """Write a random family; two of its drafts are the target, the third another model."""
-    tokenizer = vocabulary(400)
-    target = build(TINY, tokenizer, 0)
-    torch.manual_seed(2)
-    with torch.no_grad():
-        for parameter in target.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-            parameter.copy_(parameter.half())
-    for name in MODELS[:-1]:
-        export(target, tokenizer, folder / name)
-    export(build(TINY_DRAFT, tokenizer, 5), tokenizer, folder / MODELS[-1])
-    parts = decoder_parts(target)
-    ExitAdapters(TINY.hidden, (1, 2)).save(folder / "text-target")
-    MedusaHeads(TINY.hidden, fingerprint=head_fingerprint(parts)).save(folder / "text-target")
-    return tokenizer
-
-
 def test_a_draft_equal_to_the_target_is_always_accepted(tmp_path: Path) -> None:
-    tokenizer = family(tmp_path)
+    write_family(tmp_path)
     told: list[str] = []
     found = eval_text(
         replace(SMALL, models=tmp_path, device="cpu"),
         lambda what, done, total, figures: told.append(what),
     )
     for figures in found["acceptance"].values():
-        assert figures["ssm-conversation"] == figures["ssm-instructions"] == 1.0
-        assert 0.0 <= figures["ssm-reports"] < 1.0
+        assert figures["ssm-conversation"] == 1.0
+        assert max(figures["ssm-instructions"], figures["ssm-reports"]) < 1.0
     for figures in (found["perplexity"][s] for s in ("conversation", "instructions", "reports")):
         assert figures["text-target"] == pytest.approx(figures["text-worker"])
-        assert 1 < figures["ngram"] < len(tokenizer)
+        assert 1 < figures["ngram"] < len(vocabulary())
     assert found["extraction"]["text-target"]["samples"] == 6
     assert found["extraction"]["text-target"] == found["extraction"]["text-worker"]
     assert set(found["guesses"]["exits"]) == {"1", "2"}
