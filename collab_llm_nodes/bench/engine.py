@@ -391,7 +391,7 @@ def _lanes(models: _Models, repeats: int) -> dict[str, dict[str, float]]:
         for tensor in held:
             tensor.sum()
 
-    timed = {"step": partial(_step, engine, sessions), "read_once": read_once}
+    timed: Timed = {"step": partial(_step, engine, sessions), "read_once": read_once}
     found = medians(timed, max(5, repeats // 10))
     return {
         f"{count}x{columns}": {
@@ -418,7 +418,7 @@ def _forks(models: _Models, repeats: int) -> dict[str, dict[str, float]]:
         for fork in forks:
             _step(engine, [fork])
 
-    timed = {
+    timed: Timed = {
         "together": partial(_step, engine, forks),
         "one_by_one": one_by_one,
         "copies": partial(_step, engine, copies),
