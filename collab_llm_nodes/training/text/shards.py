@@ -39,6 +39,12 @@ SKILL_MIX = {
         ("point", 0.04),
     )
 }
+SHORT_MIX = {
+    (sub_domain, skill): share / 3
+    for sub_domain in SUB_DOMAINS
+    for skill, share in (("copy", 0.32), ("extract", 0.48), ("document", 0.10), ("plain", 0.10))
+}
+"""Mix of rows that are shorter than ``LENGTH``; documents that do not fit into one are left out."""
 _AT_ONCE = 64
 """Samples encoded by one call."""
 
@@ -54,6 +60,8 @@ class Corpus:
     seed: int = 0
     length: int = LENGTH
     held_out: bool = False
+    short: bool = False
+    """Made of ``SHORT_MIX``."""
 
     def file(self, shard: int) -> Path:
         return Path(self.folder) / f"shard-{shard:05d}.npy"
@@ -91,7 +99,10 @@ def documents(
 def make_shard(tokenizer: PreTrainedTokenizerBase, corpus: Corpus, shard: int) -> None:
     """Write one shard, uint16 [2, rows, length]: ids, then classes; atomically."""
     mix = SKILL_MIX if is_skill_shard(shard) else DEFAULT_MIX
-    rng = random.Random(f"text {corpus.seed} {corpus.held_out} {shard}")
+    name = f"text {corpus.seed} {corpus.held_out} {shard}"
+    if corpus.short:
+        mix, name = SHORT_MIX, f"{name} {corpus.length}"
+    rng = random.Random(name)
     renderer = Renderer(tokenizer)
     source = documents(tokenizer, rng, mix, corpus.held_out)
     ids, kinds = pack(source, corpus.length, corpus.rows, renderer.text_end)

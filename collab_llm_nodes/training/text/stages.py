@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -244,13 +244,22 @@ class _Family:
     ) -> bool:
         stage = self.plan.stage(name)
         learner = LanguageLearner(model, stage, stage.pace, self.plan.length, teacher)
+        short: list[Rows] = []
+        for length, _ in stage.growing:
+            corpus = self._short(length)
+            with Makers(self._folder("tokenizer"), corpus, self.processes) as short_makers:
+                if not short_makers.wait(
+                    corpus.shards, lambda n, of: tell("making data", n, of, {}), self._late
+                ):
+                    return False
+            short.append(self._rows(name, corpus=corpus))
         rows = self._rows(name, files, only)
         held_out = self._curve_documents()
 
         def measure() -> dict[str, float]:
             return held_out.figures(model)
 
-        if not self._train(name, learner, rows, tell, makers=makers, measure=measure):
+        if not self._train(name, learner, rows, tell, short=short, makers=makers, measure=measure):
             return False
         folder = self._models() / {"target": "text-target", "worker": "text-worker"}.get(name, name)
         if name == "base":
@@ -265,12 +274,15 @@ class _Family:
         rows: Rows,
         tell: loop.Progress,
         *,
+        short: Sequence[Rows] = (),
         makers: Makers | None = None,
         measure: Callable[[], Mapping[str, float]] = dict,
     ) -> bool:
+        """Train on ``rows``; on ``short`` ones before, as long as the plan's ``growing`` says."""
         stage, run = self.plan.stage(name), self.out / name
         loop.restore(learner, run, self.device)
         began, first = time.monotonic(), learner.step + 1
+        until = list(accumulate(steps for _, steps in stage.growing))
 
         def advance() -> dict[str, float]:
             nonlocal began
@@ -279,7 +291,9 @@ class _Family:
             if makers is not None and learner.step % _LOOK_EVERY == 0:
                 makers.check()
                 rows.add(self.corpus.file(k) for k in self.corpus.ready())
-            losses = learner.learn(*rows.batch(learner.step, stage.batch))
+            now = next((r for r, end in zip(short, until, strict=True) if learner.step < end), rows)
+            size = stage.batch * rows.length // now.length
+            losses = learner.learn(*now.batch(learner.step, size))
             done = (learner.step - first) * stage.batch * rows.length
             return {**losses, "tokens_per_s": done / max(1e-9, time.monotonic() - began)}
 
@@ -298,11 +312,18 @@ class _Family:
         name: str,
         files: Sequence[Path] = (),
         only: Callable[[int], bool] = lambda shard: True,
+        corpus: Corpus | None = None,
     ) -> Rows:
-        rows = Rows(self.plan.length, self.seed * len(STAGES) + STAGES.index(name), self.device)
-        own = [self.corpus.file(shard) for shard in self.corpus.ready() if only(shard)]
-        rows.add(files or own)
+        corpus = corpus or self.corpus
+        rows = Rows(corpus.length, self.seed * len(STAGES) + STAGES.index(name), self.device)
+        rows.add(files or [corpus.file(shard) for shard in corpus.ready() if only(shard)])
         return rows
+
+    def _short(self, length: int) -> Corpus:
+        """Return the corpus of rows of ``length`` tokens; its shards are as large as the others."""
+        plan = self.plan
+        folder, rows = self.out / f"data-{length}", plan.rows * plan.length // length
+        return Corpus(str(folder), plan.short_shards, rows, self.seed, length, short=True)
 
     # ------------------------------------------------------------ models and folders
 

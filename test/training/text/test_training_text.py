@@ -312,6 +312,27 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_rows_grow_as_the_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[tuple[int, ...]] = []
+    learn = LanguageLearner.learn
+
+    def watched(
+        self: LanguageLearner, ids: torch.Tensor, weights: torch.Tensor
+    ) -> dict[str, float]:
+        shapes.append(tuple(ids.shape))
+        return learn(self, ids, weights)
+
+    monkeypatch.setattr(LanguageLearner, "learn", watched)
+    target = replace(TINY_PLAN.target, growing=((128, 2), (256, 1)), steps=4)
+    plan = replace(TINY_PLAN, target=target)
+    config = stages.TrainText(tmp_path, plan, device="cpu", stages=("tokenizer", "target"))
+    assert stages.train_text(config)
+    assert shapes == [(16, 128), (16, 128), (8, 256), (2, 1024)]
+    ids, kinds = np.load(tmp_path / "data-128" / "shard-00000.npy")
+    assert ids.shape == (32, 128)
+    assert (kinds > 0).mean() > 0.8
+
+
 @pytest.mark.slow
 def test_every_model_is_read_by_the_engine(trained: Path, tmp_path: Path) -> None:
     for name in MODELS:
