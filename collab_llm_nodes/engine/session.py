@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -326,10 +327,16 @@ class Session:
         """Return the position of a column, the largest of M-RoPE's three."""
         if column >= self.length:
             return self._tree.position(column)
-        own = self._prompt.position_ids
-        if own is None or column >= len(self._prompt.ids):
-            return column + self._prompt.position_delta
-        return int(own[:, column].max())
+        if column < len(self._prompt.ids) and self._prompt.position_ids is not None:
+            return self._last_positions[column]
+        return column + self._prompt.position_delta
+
+    @cached_property
+    def _last_positions(self) -> list[int]:
+        """Largest position of each of the prompt's tokens, which has M-RoPE's three."""
+        assert self._prompt.position_ids is not None
+        found: list[int] = self._prompt.position_ids.amax(0).tolist()
+        return found
 
     @torch.inference_mode()
     def encode_images(self) -> None:

@@ -27,6 +27,7 @@ class TokenTree:
         self._parents: list[int] = []  # of the nodes
         self._seen: list[Mask] = []  # of the nodes: [column + 1], what each attends to
         self._positions: list[int] = []  # of the nodes
+        self._depths: list[int] = []  # of the nodes: lengths of their paths
 
     @property
     def columns(self) -> int:
@@ -37,7 +38,7 @@ class TokenTree:
         """Drop all nodes, and the trunk from ``length`` on; a longer one is an extended trunk."""
         self.length = length
         if self._parents:
-            self._parents, self._seen, self._positions = [], [], []
+            self._parents, self._seen, self._positions, self._depths = [], [], [], []
 
     def check(self, parents: Sequence[int]) -> None:
         """Refuse parents that are no earlier column.
@@ -45,24 +46,26 @@ class TokenTree:
         Raises:
             InvalidInput: naming the first bad one.
         """
+        columns = self.columns
         for i, parent in enumerate(parents):
-            if not 0 <= parent < self.columns + i:
+            column = columns + i
+            if not 0 <= parent < column:
                 raise InvalidInput(
-                    f"column {parent} is not before column {self.columns + i}",
+                    f"column {parent} is not before column {column}",
                     field=f"parents[{i}]",
                     remedy="a node follows a column of the trunk or an earlier node",
                 )
 
     def depths(self, parents: Sequence[int]) -> list[int]:
         """Return the lengths of the paths to nodes that would follow (checked) parents."""
-        found: list[int] = []
+        length, columns, found = self.length, self.columns, list[int]()
         for parent in parents:
-            if parent < self.length:
+            if parent < length:
                 found.append(parent + 2)
-            elif parent < self.columns:
-                found.append(1 + int(self.seen(parent).sum()))
+            elif parent < columns:
+                found.append(self._depths[parent - length] + 1)
             else:
-                found.append(1 + found[parent - self.columns])
+                found.append(found[parent - columns] + 1)
         return found
 
     def grow(self, parents: Sequence[int], positions: Sequence[int]) -> Mask:
@@ -72,6 +75,7 @@ class TokenTree:
             [n, columns]: what each new node attends to.
         """
         first = self.columns
+        self._depths += self.depths(parents)
         mask = np.zeros((len(parents), first + len(parents)), dtype=np.bool_)
         for i, (row, parent) in enumerate(zip(mask, parents, strict=True)):
             row[: parent + 1] = parent < self.length or self._seen[parent - self.length]
@@ -84,7 +88,8 @@ class TokenTree:
     def shrink(self, columns: int) -> None:
         """Take back the nodes from column ``columns`` on."""
         count = columns - self.length
-        del self._parents[count:], self._seen[count:], self._positions[count:]
+        for kept in (self._parents, self._seen, self._positions, self._depths):
+            del kept[count:]
 
     def seen(self, column: int) -> Mask:
         """[column + 1]: the column itself and its ancestors."""
