@@ -59,7 +59,7 @@ class GenerateRouterConfig:
         read_only=True,
     )
     discovery_s: float = setting(
-        2.0, "Wait for a protocol's server that is not there at most [s].", low=0.0, high=60.0
+        2.0, "Wait for a protocol's server that is not there at most [s].", low=0.1, high=60.0
     )
     silence_s: float = setting(
         5.0,
@@ -196,7 +196,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
 
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("generate_router", GenerateRouterConfig, **node_arguments)
-        self._servers: dict[str, _Server] = {}
+        self._servers: dict[str, _Server] = {}  # those that a goal has asked for
         self._met: set[str] = set()  # protocols whose server was there once
         self._passages: dict[bytes, _Passage] = {}
         self._watched_at = time.monotonic()
@@ -206,21 +206,6 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
     # Lifecycle.
 
     def configure(self) -> None:
-        self._servers = {
-            protocol: _Server(
-                protocol,
-                ActionClient(
-                    self,
-                    Generate,
-                    f"{protocol}/generate",
-                    goal_service_qos_profile=REQUESTS,
-                    result_service_qos_profile=REQUESTS,
-                    cancel_service_qos_profile=REQUESTS,
-                    feedback_sub_qos_profile=RESULT,
-                ),
-            )
-            for protocol in self.config.protocols
-        }
         self._watching = self.create_timer(_WATCH_S, self._watch, clock=STEADY)
         self._action = ActionServer(
             self,
@@ -260,9 +245,10 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
         """Miss a server only if it was there before, or no other is: few graphs serve all."""
         level, message, _ = super().diagnose()
-        there = {name for name, each in self._servers.items() if each.client.server_is_ready()}
+        protocols = self.config.protocols
+        there = {p for p in protocols if self.count_publishers(f"{p}/generate/_action/status")}
         self._met |= there
-        missed = [name for name in self._servers if name not in there]
+        missed = [name for name in protocols if name not in there]
         if there:
             missed = [name for name in missed if name in self._met]
         if self.active and missed:
@@ -346,9 +332,8 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
                 f"{len(self._passages)} goals are under way", remedy="retry, or raise max_goals"
             )
         request.protocol = request.protocol or self.config.protocols[0]
-        server = self._servers.get(request.protocol)
-        if server is None:
-            raise registry.unknown(request.protocol, self._servers)
+        if request.protocol not in self.config.protocols:
+            raise registry.unknown(request.protocol, self.config.protocols)
         if not 0.0 <= request.deadline_s <= MAX_DEADLINE_S:
             raise InvalidInput(
                 f"must be in 0..{MAX_DEADLINE_S:g} s",
@@ -356,7 +341,26 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
                 remedy="0 = the server's default",
             )
         allowed_s = request.deadline_s or self.config.longest_s
+        server = self._server(request.protocol)
         return _Passage(goal, server, now, now + allowed_s + self.config.grace_s)
+
+    def _server(self, protocol: str) -> _Server:
+        """Return a protocol's server; from the first goal on, for a client hears all feedback.
+
+        The feedback of goals that go past the router would be most of its work.
+        """
+        if protocol not in self._servers:
+            client = ActionClient(
+                self,
+                Generate,
+                f"{protocol}/generate",
+                goal_service_qos_profile=REQUESTS,
+                result_service_qos_profile=REQUESTS,
+                cancel_service_qos_profile=REQUESTS,
+                feedback_sub_qos_profile=RESULT,
+            )
+            self._servers[protocol] = _Server(protocol, client)
+        return self._servers[protocol]
 
     def _send(self, passage: _Passage) -> None:
         """Pass a goal on if its server is there, with the time that is left."""

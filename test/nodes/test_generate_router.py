@@ -199,6 +199,16 @@ def test_bad_input_is_told_as_the_server_tells_it(
     ros_graph.do(server.stop)
 
 
+def test_answers_that_go_past_the_router_are_not_heard_by_it(ros_graph: Any, caller: Any) -> None:
+    serve(ros_graph, "first")
+    routed = caller()
+    heard = "first/generate/_action/feedback"
+    ros_graph.wait_for(lambda: routed.router.diagnose()[2]["served"] == "first")
+    assert not routed.router.count_subscribers(heard)
+    assert routed.ask("say hello", protocol="first")[1].text == "hello "
+    ros_graph.wait_for(lambda: routed.router.count_subscribers(heard))
+
+
 def test_a_cancellation_reaches_the_server(ros_graph: Any, caller: Any) -> None:
     server = serve(ros_graph, "first")
     sent = caller().send("wait far left")
