@@ -2,8 +2,8 @@
 
 ``LEAKS``: bodies that set ``found`` to the canary, a word that stands in a file, in its name and in
 the environment, or that leave a trace behind. ``WORKS`` names those that succeed in plain Python,
-which shows that the tests would notice. In each, ``FILE``, ``FOLDER``, ``TRACE`` and ``PORT`` stand for
-the host's. ``BOMBS``: bodies that take time or memory without end.
+which shows that the tests would notice. In each, ``FILE``, ``FOLDER``, ``TRACE`` and ``PORT`` stand
+for the host's. ``BOMBS``: bodies that take time or memory without end.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LEAKS: dict[str, str] = {
     "socket": "import socket; found = socket.create_connection(('127.0.0.1', PORT), 1)",
     "socket low level": "import _socket; s = _socket.socket(); s.connect(('127.0.0.1', PORT))",
     "urllib": "import urllib.request as u; found = u.urlopen('http://127.0.0.1:PORT', timeout=1)",
-    "http": "import http.client as h; h.HTTPConnection('127.0.0.1', PORT, timeout=1).request('G', '/')",
+    "http": "import http.client as h; h.HTTPConnection('127.0.0.1', PORT).request('G', '/')",
     "asyncio": ("import asyncio; found = asyncio.run(asyncio.open_connection('127.0.0.1', PORT))"),
     "ftplib": "import ftplib; found = ftplib.FTP().connect('127.0.0.1', PORT, 1)",
     # processes
@@ -94,9 +94,9 @@ LEAKS: dict[str, str] = {
     "eval": "found = eval(\"open('FILE').read()\")",
     "exec": "space = {}; exec(\"found = open('FILE').read()\", space); found = space['found']",
     "compile": "found = eval(compile(\"open('FILE').read()\", '', 'eval'))",
-    "importlib": "import importlib; found = importlib.import_module('os').environ['COLLAB_CANARY']",
+    "importlib": "import importlib as i; found = i.import_module('os').environ['COLLAB_CANARY']",
     "pickle": "import pickle; found = pickle.loads(b\"cos\\nsystem\\n(S'touch TRACE'\\ntR.\")",
-    "yaml": "import yaml; found = yaml.unsafe_load('!!python/object/apply:os.system [touch TRACE]')",
+    "yaml": "import yaml; yaml.unsafe_load('!!python/object/apply:os.system [touch TRACE]')",
     "type hints": (
         "import typing; x = lambda: 0; x.__annotations__ = {'a': \"open('FILE').read()\"};"
         " found = typing.get_type_hints(x)"

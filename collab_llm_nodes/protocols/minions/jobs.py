@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -146,7 +145,7 @@ class Numbering:
     def number(
         self, wanted: JobList, *, tasks: int, samples: int, max_samples: int, max_jobs: int
     ) -> tuple[tuple[JobManifest, ...], int]:
-        """Return the jobs to run, and how many were left out.
+        """Return the jobs to run, those over one chunk together, and how many were left out.
 
         Args:
             tasks: most different tasks; 0: as many as wanted.
@@ -176,9 +175,5 @@ class Numbering:
                 JobManifest(chunk, task, advice, chunk_id, task_id, sample, quotable[task])
                 for sample in range(kept)
             ]
-        return tuple(jobs), cut
-
-
-def kept(jobs: Iterable[Job]) -> tuple[Job, ...]:
-    """Return the jobs whose outputs go to the remote: the abstain filter of the paper."""
-    return tuple(job for job in jobs if job.kept)
+        # Stable: jobs over one chunk stand together, so that the worker reads it once.
+        return tuple(sorted(jobs, key=lambda job: job.chunk_id)), cut

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from attack_programs import BOMBS, LEAKS, WORKS, program
+from waiting import comes_true, wait_for
 
 from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, JobManifest, JobOutput
 from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
@@ -227,7 +230,7 @@ def test_the_process_holds_no_right_to_files_or_network(host: Host) -> None:
 import json, socket, sys
 from collab_llm_nodes.protocols.minions.sandbox import confinement
 confinement.limit_resources(4096)
-version = confinement.give_up_rights(sys.executable)
+version = confinement.give_up_rights()
 done = []
 def attempt(name, act):
     try:
@@ -238,6 +241,8 @@ def attempt(name, act):
 attempt("read", lambda: open({str(host.file)!r}).read())
 attempt("write", lambda: open({str(host.trace)!r}, "w"))
 attempt("connect", lambda: socket.create_connection({host.listener.getsockname()!r}, 1))
+attempt("datagram", lambda: socket.socket(type=socket.SOCK_DGRAM))
+attempt("unix", lambda: socket.socket(socket.AF_UNIX))
 print(json.dumps([version, done]))
 """
     paths = os.pathsep.join(map(os.path.abspath, sys.path))
@@ -249,7 +254,29 @@ print(json.dumps([version, done]))
         timeout=60,
         check=True,
     )
-    version, done = json.loads(run.stdout)
-    if version < 1:
-        pytest.skip("this kernel has no Landlock")
-    assert done == ([] if version >= 4 else ["connect"])
+    landlock, done = json.loads(run.stdout)
+    assert done == ([] if landlock else ["read", "write"])
+
+
+def test_closing_leaves_no_process() -> None:
+    running = Sandbox(SandboxLimits(run_s=60, wall_s=60))
+    running.start()
+    group = running.process
+    worker = threading.Thread(target=running.run, args=(program(BOMBS["loop"]), ["text"]))
+    worker.start()
+    wait_for(lambda: len(_members(group)) > 1)
+    running.close()
+    worker.join(30)
+    assert not worker.is_alive()
+    assert comes_true(lambda: not _members(group), 30)
+
+
+def _members(group: int) -> list[str]:
+    """Return the processes of a group that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, of_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(of_group) == group and state != "Z":
+                found.append(stat.parent.name)
+    return found

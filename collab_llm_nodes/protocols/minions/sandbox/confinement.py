@@ -1,15 +1,16 @@
 """Rights that the sandbox process gives up for itself and its children, for good.
 
 The interpreter grants a program nothing; this is the second layer, should the interpreter fail.
-Resource limits and ``no_new_privs`` work on every Linux. Landlock (Linux 5.13 and later, where it is
-switched on) takes away all files but the code of Python and the interpreter, all writing, and from
-Linux 6.7 on TCP as well. It does not cover UDP.
+Resource limits, ``no_new_privs`` and the ban on sockets (seccomp) work on every Linux. Landlock
+(Linux 5.13 and later, where it is switched on) takes away all writing, and the reading of all files
+but the code of Python, the interpreter and the system's libraries.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import resource
 import struct
 import sys
@@ -22,9 +23,16 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on x86-64
 _RULE_PATH_BENEATH = 1
 _EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
 _FILES_ABI_1 = (1 << 13) - 1
-_BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1
 _SYSTEM = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/etc/ld.so.cache")
 """Shared libraries: the loader opens them when the interpreter starts."""
+
+_PR_SET_SECCOMP, _FILTER = 22, 2
+_LOAD, _JUMP_EQUAL, _JUMP_GREATER_OR_EQUAL, _RETURN = 0x20, 0x15, 0x35, 0x06
+_ALLOW, _EPERM = 0x7FFF0000, 0x00050001
+_IO_URING_SETUP = 425
+_X32 = 0x40000000  # numbers of a second set of system calls on x86-64
+_SOCKET = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
+"""The kernel's name of the architecture, and the number of the system call ``socket`` on it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -42,28 +50,54 @@ def limit_cpu(pid: int, seconds: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_CPU, (seconds, seconds))
 
 
-def give_up_rights(executable: str) -> int:
-    """Keep the right to run ``executable`` and to read Python's code, and give up all others.
+def give_up_rights() -> int:
+    """Keep the right to read and run Python's code, and give up all others.
+
+    Call it while the process has one thread.
 
     Returns:
-        the kernel's version of Landlock; 0 without it, when files and network stay reachable.
+        the kernel's version of Landlock; 0 without it, when files stay reachable.
     """
-    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "no_new_privs")
+    _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    _ban_sockets()
     version: int = _libc.syscall(_CREATE_RULESET, None, 0, 1)
     if version < 1:
         return 0
-    network = _BIND_TCP | _CONNECT_TCP if version >= 4 else 0
     files = _FILES_ABI_1
     files |= 1 << 13 if version >= 2 else 0  # moving files between folders
     files |= 1 << 14 if version >= 3 else 0  # truncating files
-    attributes = struct.pack("=QQ", files, network)[: 16 if version >= 4 else 8]
-    ruleset = _checked(_libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0))
-    code = {*_SYSTEM, sys.base_prefix, *sysconfig.get_paths().values(), executable}
-    _allow(ruleset, code)
+    ruleset = _checked(_libc.syscall(_CREATE_RULESET, struct.pack("=Q", files), 8, 0))
+    _allow(ruleset, {*_SYSTEM, sys.base_prefix, *_code()})
     _checked(_libc.syscall(_RESTRICT_SELF, ruleset, 0))
     os.close(ruleset)
     return version
+
+
+def _ban_sockets() -> None:
+    """Have the kernel refuse new sockets, and io_uring, which could make some."""
+    if platform.machine() not in _SOCKET:
+        return
+    architecture, socket = _SOCKET[platform.machine()]
+    program = (  # operation, jump if true, jump if false, operand
+        (_LOAD, 0, 0, 4),  # architecture
+        (_JUMP_EQUAL, 0, 4, architecture),
+        (_LOAD, 0, 0, 0),  # number of the system call
+        (_JUMP_GREATER_OR_EQUAL, 2, 0, _X32),
+        (_JUMP_EQUAL, 1, 0, socket),
+        (_JUMP_EQUAL, 0, 1, _IO_URING_SETUP),
+        (_RETURN, 0, 0, _EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+    )
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
+    filter_program = struct.pack("@HP", len(program), ctypes.addressof(code))
+    _checked(_libc.prctl(_PR_SET_SECCOMP, _FILTER, filter_program, 0, 0))
+
+
+def _code() -> set[str]:
+    """Return the folders of Python's code and of the programs that come with it."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+    schemes = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
+    return {sysconfig.get_path(name, scheme) for name in names for scheme in schemes}
 
 
 def _allow(ruleset: int, paths: Iterable[str]) -> None:
@@ -77,7 +111,7 @@ def _allow(ruleset: int, paths: Iterable[str]) -> None:
 
 def _checked(result: int) -> int:
     if result < 0:
-        raise OSError(ctypes.get_errno(), "Landlock")
+        raise OSError(ctypes.get_errno(), "the kernel refused a restriction")
     return result
 
 

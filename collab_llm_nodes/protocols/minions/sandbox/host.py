@@ -28,12 +28,13 @@ class Sandbox:
 
     Attributes:
         replaced: sandbox processes that were lost, or killed for taking too long.
-        landlock: the kernel's version of Landlock that confines the process; 0: none.
+        landlock: version of Landlock that keeps the process from all files; 0: the kernel has none.
     """
 
     def __init__(self, limits: SandboxLimits | None = None) -> None:
         self._limits = limits or SandboxLimits()
         self._turn = threading.Lock()  # one program at a time
+        self._ending = threading.Lock()  # nobody kills a process that has been waited for
         self._child: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self.replaced = 0
@@ -69,7 +70,7 @@ class Sandbox:
         request = {
             "program": program,
             "documents": list(documents),
-            "last_jobs": [_fields(job) for job in last_jobs],
+            **_told(last_jobs),
             "chunkers": list(chunkers),
             "chunk_size": chunk_size,
         }
@@ -99,11 +100,17 @@ class Sandbox:
         with self._turn:
             self._started()
 
+    @property
+    def process(self) -> int:
+        """Number of the process and of its group; 0 while there is none."""
+        child = self._child
+        return child.pid if child is not None else 0
+
     def interrupt(self) -> None:
         """End the program that is running, from another thread; it returns a code."""
-        child = self._child
-        if child is not None:
-            _kill(child)
+        with self._ending:
+            if self._child is not None:
+                _kill(self._child)
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -150,12 +157,15 @@ class Sandbox:
         self.replaced += 1
 
     def _end(self) -> None:
-        child, peer, self._child, self._socket = self._child, self._socket, None, None
-        if peer is not None:
-            peer.close()
+        with self._ending:
+            child, self._child = self._child, None
+            if child is not None:
+                _kill(child)
         if child is not None:
-            _kill(child)
             child.wait()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
@@ -163,12 +173,16 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
         os.killpg(child.pid, signal.SIGKILL)
 
 
-def _fields(job: Job) -> list[Any]:
-    """Return what a program may know of a job, in the order of the prelude's dataclasses."""
-    wanted, output = job.manifest, job.output
-    ids = [wanted.chunk_id, wanted.task_id, wanted.job_id]
-    answer = [output.explanation, output.citation, output.answer]
-    return [wanted.chunk, wanted.task, wanted.advice, *ids, *answer]
+def _told(jobs: Sequence[Job]) -> dict[str, Any]:
+    """Return what a program may know of jobs, in the order of the prelude's dataclasses."""
+    numbers: dict[str, int] = {}
+    last_jobs = []
+    for wanted, output in ((job.manifest, job.output) for job in jobs):
+        number = numbers.setdefault(wanted.chunk, len(numbers))
+        ids = (wanted.chunk_id, wanted.task_id, wanted.job_id)
+        answer = (output.explanation, output.citation, output.answer)
+        last_jobs.append([number, wanted.task, wanted.advice, *ids, *answer])
+    return {"last_chunks": list(numbers), "last_jobs": last_jobs}
 
 
 def _job_list(reply: dict[str, Any]) -> JobList | Fault:

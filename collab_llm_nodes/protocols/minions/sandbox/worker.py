@@ -8,6 +8,7 @@ socket FD, and ends when the parent closes it or is gone.
 from __future__ import annotations
 
 import ast
+import contextlib
 import datetime
 import math
 import signal
@@ -17,7 +18,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pydantic_monty as monty
-from pydantic_monty._binary import find_monty_binary
 
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS, Chunker
@@ -50,7 +50,8 @@ class Job:
     output: JobOutput
 
 last_jobs = [
-    Job(JobManifest(*fields[:6]), JobOutput(*fields[6:])) for fields in last_jobs
+    Job(JobManifest(last_chunks[number], *wanted), JobOutput(explanation, citation, answer))
+    for number, *wanted, explanation, citation, answer in last_jobs
 ]
 """
 _CALL = """\
@@ -81,23 +82,20 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
     with socket.socket(fileno=descriptor) as parent:
         limits = from_mapping(SandboxLimits, receive(parent, _MAX_REQUEST))
-        binary = find_monty_binary()
         confinement.limit_resources(limits.process_mb)
-        landlock = confinement.give_up_rights(binary)
+        landlock = confinement.give_up_rights()
         # One program per interpreter: nothing of it is there for the next.
-        with monty.Monty(
-            binary_path=binary,
-            max_processes=1,
-            max_checkouts_per_worker=1,
-            request_timeout=limits.wall_s,
-        ) as pool:
+        with (
+            monty.Monty(
+                max_processes=1,
+                max_checkouts_per_worker=1,
+                request_timeout=limits.wall_s,
+            ) as pool,
+            contextlib.suppress(EOFError, OSError),
+        ):  # the parent has gone
             send(parent, {"landlock": landlock})
             while True:
-                try:
-                    request = receive(parent, _MAX_REQUEST)
-                except EOFError:
-                    return
-                send(parent, _answer(pool, request, limits))
+                send(parent, _answer(pool, receive(parent, _MAX_REQUEST), limits))
 
 
 def _answer(pool: monty.Monty, request: Mapping[str, Any], limits: SandboxLimits) -> dict[str, Any]:
@@ -134,7 +132,8 @@ def _run(pool: monty.Monty, request: Mapping[str, Any], limits: SandboxLimits) -
                 print_callback=lambda stream, text: None,
             )
 
-        feed(_PRELUDE, {"context": request["documents"], "last_jobs": request["last_jobs"]})
+        last = {name: request[name] for name in ("last_chunks", "last_jobs")}
+        feed(_PRELUDE, {"context": request["documents"], **last})
         try:
             feed(request["program"])
             _check_defined(feed)

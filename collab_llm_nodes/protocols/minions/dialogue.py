@@ -1,0 +1,51 @@
+"""Parts common to all machines: checks of the input, and questions asked until they are clear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
+
+from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.protocols.minions import prompts
+from collab_llm_nodes.protocols.minions.messages import (
+    AskRemote,
+    Message,
+    Reply,
+    filled,
+    replied,
+)
+
+T = TypeVar("T")
+
+
+def check(question: str, documents: Sequence[str]) -> None:
+    """Raise InvalidInput if there is no question, or no text to answer it from."""
+    if not question.strip():
+        raise InvalidInput("is empty", field="question", remedy="ask something")
+    if not any(document.strip() for document in documents):
+        raise InvalidInput("hold no text", field="documents", remedy="give at least one with text")
+
+
+def asked(
+    ask: Callable[[], AskRemote], talk: list[Message], read: Callable[[str], T | None], repairs: int
+) -> Generator[AskRemote, Any, T | None]:
+    """Ask the remote, and ask again while its reply cannot be read.
+
+    Args:
+        ask: returns the action that sends ``talk``.
+        talk: gets the replies, and the requests for better ones.
+        read: returns what a reply says; None if it has not the form asked for.
+        repairs: how often to ask again.
+
+    Returns:
+        what ``read`` has returned; None if no reply could be read. The last one ends ``talk``.
+    """
+    for attempt in range(repairs + 1):
+        if attempt:
+            talk.append(filled(prompts.NOT_READABLE))
+        reply: Reply = yield ask()
+        talk.append(replied(reply.text))
+        found = read(reply.text)
+        if found is not None:
+            return found
+    return None
