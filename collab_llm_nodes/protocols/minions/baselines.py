@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
-from collab_llm_nodes.protocols.minions.dialogue import check
+from collab_llm_nodes.protocols.minions.dialogue import check, retrieved
 from collab_llm_nodes.protocols.minions.messages import (
     AskLocal,
     AskRemote,
@@ -16,7 +16,6 @@ from collab_llm_nodes.protocols.minions.messages import (
     Outcome,
     Part,
     Reply,
-    Retrieve,
     filled,
 )
 from collab_llm_nodes.protocols.minions.settings import DirectConfig
@@ -43,7 +42,7 @@ def rag(question: str, documents: Sequence[str], config: DirectConfig) -> Machin
 
 
 def _retrieving(question: str, config: DirectConfig) -> Machine:
-    passages: Sequence[str] = yield Retrieve(question, config.retrieve)
+    passages = yield from retrieved(question, config.retrieve)
     context = Part(Kind.PASSAGE, _BETWEEN.join(passages))
     return (yield from _asking_remote(question, context, config))
 

@@ -37,11 +37,10 @@ class Chunker:
         size = min(max(size or self.size, self.low), self.high)
         return [piece for piece in self.split(document, size) if piece.strip()]
 
-    @property
-    def source(self) -> str:
-        """Signature and meaning, for a prompt."""
+    def source(self, size: int = 0) -> str:
+        """Return signature and meaning, for a prompt; ``size`` as its default, unless 0."""
         return (
-            f"def {self.name}(doc: str, {self.argument}: int = {self.size}) -> list[str]:\n"
+            f"def {self.name}(doc: str, {self.argument}: int = {size or self.size}) -> list[str]:\n"
             f'    """{self.about}"""'
         )
 

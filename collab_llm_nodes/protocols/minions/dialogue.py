@@ -11,6 +11,7 @@ from collab_llm_nodes.protocols.minions.messages import (
     AskRemote,
     Message,
     Reply,
+    Retrieve,
     filled,
     replied,
 )
@@ -24,6 +25,18 @@ def check(question: str, documents: Sequence[str]) -> None:
         raise InvalidInput("is empty", field="question", remedy="ask something")
     if not any(document.strip() for document in documents):
         raise InvalidInput("hold no text", field="documents", remedy="give at least one with text")
+
+
+def retrieved(question: str, k: int) -> Generator[Retrieve, Any, tuple[str, ...]]:
+    """Return the ``k`` passages that fit the question best; InvalidInput if there are none."""
+    passages: tuple[str, ...] = yield Retrieve(question, k)
+    if not passages:
+        raise InvalidInput(
+            "no passage has to do with the question",
+            field="retrieve",
+            remedy="ask in the words of the documents, or read all of them",
+        )
+    return passages
 
 
 def asked(

@@ -159,7 +159,9 @@ class Numbering:
             times[job.chunk, job.task, job.advice] += job.times
             quotable[job.task] = job.quotable
         allowed = set(list(quotable)[: tasks or None])
-        jobs, cut = [], wanted.cut
+        answers: Counter[tuple[int, int]] = Counter()
+        jobs: list[JobManifest] = []
+        cut = wanted.cut
         for (chunk, task, advice), count in times.items():
             repeats = samples or min(count, max_samples)
             if task not in allowed:
@@ -171,9 +173,11 @@ class Numbering:
                 continue
             chunk_id = self._chunks.setdefault(chunk, len(self._chunks) + 1)
             task_id = self._tasks.setdefault(task, len(self._tasks) + 1)
+            first = answers[chunk_id, task_id]  # one task may come with several pieces of advice
+            answers[chunk_id, task_id] += kept
             jobs += [
                 JobManifest(chunk, task, advice, chunk_id, task_id, sample, quotable[task])
-                for sample in range(kept)
+                for sample in range(first, first + kept)
             ]
         # Stable: jobs over one chunk stand together, so that the worker reads it once.
         return tuple(sorted(jobs, key=lambda job: job.chunk_id)), cut

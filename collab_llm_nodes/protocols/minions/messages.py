@@ -128,7 +128,8 @@ class LocalPrompt:
 class AskLocal:
     """Ask the local model, all prompts at once; the reply is a tuple with one ``Reply`` for each.
 
-    Prompts over one chunk begin with the same text and stand next to each other.
+    Prompts over one chunk begin with the same text and stand next to each other. One that could not
+    be answered, or not in time, gets a reply with ``Finish.FAILED``.
     """
 
     stage: str

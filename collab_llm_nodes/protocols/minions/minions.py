@@ -20,7 +20,7 @@ from collab_llm_nodes.errors import DeadlineExceeded, ModelError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
-from collab_llm_nodes.protocols.minions.dialogue import asked, check
+from collab_llm_nodes.protocols.minions.dialogue import asked, check, retrieved
 from collab_llm_nodes.protocols.minions.jobs import (
     Dropped,
     Fault,
@@ -44,7 +44,6 @@ from collab_llm_nodes.protocols.minions.messages import (
     Outcome,
     Part,
     Reply,
-    Retrieve,
     RunProgram,
     filled,
     replied,
@@ -111,7 +110,7 @@ class _MinionS:
         config = self.config
         try:
             if config.retrieve:
-                self.documents = yield Retrieve(self.text, config.retrieve)
+                self.documents = yield from retrieved(self.text, config.retrieve)
             for number in range(1, config.rounds + 1):
                 self.round = number
                 wanted = yield from self._decompose()
@@ -185,7 +184,7 @@ class _MinionS:
     def _decompose_prompt(self, planner: str) -> Message:
         config = self.config
         chunkers = self._chunkers()
-        sources = "\n\n".join(CHUNKERS[name].source for name in chunkers)
+        sources = "\n\n".join(CHUNKERS[name].source(config.chunk_size) for name in chunkers)
         if planner == PROGRAM:
             form = prompts.PROGRAM_FORM.format(chunkers=sources, example=chunkers[0])
         else:

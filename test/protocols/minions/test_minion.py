@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from minions_world import World, final, text_of
 
-from collab_llm_nodes.errors import ConfigError, DeadlineExceeded, ModelError
+from collab_llm_nodes.errors import ConfigError, DeadlineExceeded, InvalidInput, ModelError
 from collab_llm_nodes.protocols.minions.baselines import local_only, rag, remote_only
 from collab_llm_nodes.protocols.minions.driving import Means, drive
 from collab_llm_nodes.protocols.minions.messages import AskLocal, Kind, Mark, Outcome, Reply
@@ -58,7 +58,7 @@ def test_the_local_models_words_are_counted_as_such() -> None:
 def test_the_last_round_forces_an_answer(rounds: int) -> None:
     world = World([_HELLO, *[_ASK] * (rounds - 1), final("41")])
     outcome = _answer(world, MinionConfig(rounds=rounds))
-    assert (outcome.answer, outcome.marks) == ("41", {Mark.FORCED})
+    assert (outcome.answer, outcome.marks) == ("41", frozenset({Mark.FORCED}))
     assert len(world.prompts) == rounds
     assert "This was its last answer" in world.sent[-1].messages[-1].text
 
@@ -66,7 +66,7 @@ def test_the_last_round_forces_an_answer(rounds: int) -> None:
 def test_without_force_the_local_models_last_answer_stands() -> None:
     world = World([_HELLO, _ASK], worker=lambda prompt: "about 42")
     outcome = _answer(world, MinionConfig(rounds=1, force_final=False))
-    assert (outcome.answer, outcome.marks) == ("about 42", {Mark.UNDECIDED})
+    assert (outcome.answer, outcome.marks) == ("about 42", frozenset({Mark.UNDECIDED}))
 
 
 def test_temperatures_lengths_and_wording() -> None:
@@ -97,7 +97,7 @@ def test_a_remote_without_a_message() -> None:
 def test_a_remote_that_falls_silent_leaves_the_local_models_answer() -> None:
     world = World([_HELLO, *["Hm."] * 3], worker=lambda prompt: "42 kg")
     outcome = _answer(world)
-    assert (outcome.answer, outcome.marks) == ("42 kg", {Mark.UNREADABLE})
+    assert (outcome.answer, outcome.marks) == ("42 kg", frozenset({Mark.UNREADABLE}))
 
 
 def test_a_local_model_that_says_nothing() -> None:
@@ -109,7 +109,7 @@ def test_a_local_model_that_says_nothing() -> None:
 def test_a_deadline_gives_the_best_answer_so_far() -> None:
     late = DeadlineExceeded("too late")
     outcome = _answer(World([_HELLO, late], worker=lambda prompt: "42 kg"))
-    assert (outcome.answer, outcome.marks) == ("42 kg", {Mark.DEADLINE})
+    assert (outcome.answer, outcome.marks) == ("42 kg", frozenset({Mark.DEADLINE}))
     with pytest.raises(DeadlineExceeded):
         _answer(World([late]))
 
@@ -140,6 +140,11 @@ def test_rag_sends_the_passages_it_was_told_to() -> None:
     (message,) = world.sent[0].messages
     assert [p.text for p in message.parts if p.kind is Kind.PASSAGE] == ["first\n\nsecond"]
     assert _TEXT not in world.wire
+
+
+def test_rag_without_a_passage_is_an_error() -> None:
+    with pytest.raises(InvalidInput, match="no passage"):
+        World([]).drive(rag("How heavy?", [_TEXT], DirectConfig()))
 
 
 def test_retrieval_without_a_retriever_is_an_error() -> None:

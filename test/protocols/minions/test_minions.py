@@ -153,6 +153,7 @@ def test_chunker_and_size_reach_the_program_and_the_prompt() -> None:
     assert world.programs[0].chunkers == ("chunk_by_section",)
     assert world.programs[0].chunk_size == 700
     assert "chunk_by_section" in world.wire
+    assert "max_chunk_size: int = 700" in world.wire
     assert "chunk_by_page" not in world.wire
 
 
@@ -223,6 +224,14 @@ def test_chunks_and_tasks_keep_their_numbers_and_stand_together() -> None:
     _answer(world)
     ids = [[job.manifest.job_id for job in executed.jobs] for executed in world.rounds]
     assert ids == [["c1_t1_s0", "c1_t2_s0", "c2_t1_s0"], ["c2_t2_s0", "c3_t3_s0"]]
+
+
+def test_one_task_with_several_pieces_of_advice_has_several_names() -> None:
+    jobs = JobList(tuple(WantedJob("c", "t", advice) for advice in ("look left", "look right")))
+    world = World([PROGRAM, final()], jobs=[jobs])
+    _answer(world, MinionsConfig(samples=2))
+    ids = [job.manifest.job_id for job in world.rounds[0].jobs]
+    assert ids == ["c1_t1_s0", "c1_t1_s1", "c1_t1_s2", "c1_t1_s3"]
 
 
 @pytest.mark.parametrize("reduce", [True, False])

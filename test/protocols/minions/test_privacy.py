@@ -43,13 +43,14 @@ def _worker(prompt: LocalPrompt) -> str | Reply:
     page = int(chunk.split(".")[0].removeprefix("Page "))
     if page == _KEPT:
         return found("7 kg", citation="Weight 7 kg.")
-    return [
+    discarded: list[str | Reply] = [
         found(None, explanation=f"Only this: {chunk}", citation=chunk),
         Reply(found(chunk), Finish.LENGTH),
         f"I read: {chunk}",
         Reply(chunk, Finish.FAILED),
         found("None", explanation=chunk),
-    ][page % 5]
+    ]
+    return discarded[page % 5]
 
 
 def _program(body: str) -> str:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 from attack_programs import BOMBS, LEAKS, WORKS, program
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from waiting import comes_true, wait_for
 
 from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, JobManifest, JobOutput
@@ -123,6 +125,20 @@ def test_nothing_hangs(sandbox: Sandbox, name: str) -> None:
     assert isinstance(result, Fault) or len(result.jobs) <= SandboxLimits().jobs
     after = sandbox.run(program("found = 'alive'"), ["text"])
     assert isinstance(after, JobList)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_pieces_of_attacks_in_any_order(host: Host, sandbox: Sandbox, data: st.DataObject) -> None:
+    """Splice programs, and cut them anywhere."""
+    name = st.sampled_from(sorted(LEAKS))
+    first, second = host.leak(data.draw(name)), host.leak(data.draw(name))
+    cut = data.draw(st.integers(0, len(first))), data.draw(st.integers(0, len(second)))
+    spliced = first[: cut[0]] + second[cut[1] :] + data.draw(st.text(max_size=5))
+    result = sandbox.run(spliced, ["text \ud800"])
+    assert _CANARY not in str(result).replace(str(host.file), "")
+    assert not host.trace.exists()
+    assert not host.connected()
 
 
 def test_one_program_leaves_nothing_to_the_next(sandbox: Sandbox) -> None:

@@ -120,7 +120,7 @@ class Sandbox:
 
     @property
     def _max_bytes(self) -> int:
-        return 8 * (self._limits.output_mb << 20)  # JSON may take six bytes for one character
+        return (3 * self._limits.output_mb + 1) << 20  # a character may take several bytes
 
     def _started(self) -> socket.socket:
         if self._socket is not None:

@@ -21,7 +21,8 @@ def send(peer: socket.socket, message: dict[str, Any]) -> None:
     Raises:
         OSError: the peer has gone, or the socket's timeout is over.
     """
-    body = json.dumps(message).encode("ascii")
+    # Documents may hold halves of surrogate pairs, which strict UTF-8 has no place for.
+    body = json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass")
     peer.sendall(_LENGTH.pack(len(body)))
     peer.sendall(body)
 
