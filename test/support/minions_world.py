@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.protocols.minions.driving import Means, drive
 from collab_llm_nodes.protocols.minions.jobs import Fault, JobList, WantedJob
 from collab_llm_nodes.protocols.minions.messages import (
@@ -22,7 +23,7 @@ from collab_llm_nodes.protocols.minions.messages import (
 PROGRAM = "```python\ndef prepare_jobs(context, last_jobs):\n    ...\n```"
 MORE = '{"decision": "request_additional_info", "missing_info": "the year"}'
 
-Answerer = Callable[[LocalPrompt], Reply | str]
+Answerer = Callable[[LocalPrompt], Reply | CollabError | str]
 
 
 def final(answer: str = "42") -> str:
@@ -102,7 +103,7 @@ class World:
                 raise reply
             return Reply(reply) if isinstance(reply, str) else reply
 
-        def local(prompts: Sequence[LocalPrompt]) -> Sequence[Reply]:
+        def local(prompts: Sequence[LocalPrompt]) -> Sequence[Reply | CollabError]:
             self.prompts.append(prompts)
             answers = map(self.worker, prompts)
             return [Reply(a) if isinstance(a, str) else a for a in answers]

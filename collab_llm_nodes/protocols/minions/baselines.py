@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.dialogue import check, retrieved
@@ -58,5 +59,7 @@ def _asking_local(question: str, context: str, config: DirectConfig) -> Machine:
     text = prompts.DIRECT.format(context=context, question=question)
     local = config.local
     prompt = LocalPrompt((Turn("user", text),), local.temperature, local.max_tokens)
-    replies: Sequence[Reply] = yield AskLocal("answer", 1, (prompt,))
-    return Outcome(replies[0].text.strip())
+    (reply,) = yield AskLocal("answer", 1, (prompt,))
+    if isinstance(reply, CollabError):
+        raise reply
+    return Outcome(reply.text.strip())

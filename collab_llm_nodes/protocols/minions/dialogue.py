@@ -20,11 +20,20 @@ T = TypeVar("T")
 
 
 def check(question: str, documents: Sequence[str]) -> None:
-    """Raise InvalidInput if there is no question, or no text to answer it from."""
+    """Raise InvalidInput if there is no question, no text to answer it from, or no proper text."""
     if not question.strip():
         raise InvalidInput("is empty", field="question", remedy="ask something")
     if not any(document.strip() for document in documents):
         raise InvalidInput("hold no text", field="documents", remedy="give at least one with text")
+    for i, text in enumerate((question, *documents)):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidInput(
+                "holds half of a surrogate pair, which is no character",
+                field=f"documents[{i - 1}]" if i else "question",
+                remedy="decode it with errors='replace'",
+            ) from None
 
 
 def retrieved(question: str, k: int) -> Generator[Retrieve, Any, tuple[str, ...]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from collab_llm_nodes.errors import ConfigError, DeadlineExceeded
+from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.protocols.minions.jobs import Fault, JobList
 from collab_llm_nodes.protocols.minions.messages import (
     Action,
@@ -29,14 +29,15 @@ class Means:
 
     Attributes:
         remote: sends to the remote model. The only way out of the robot: count there what leaves.
-        local: asks the local model, all prompts at once; returns one reply for each, in order.
+        local: asks the local model, all prompts at once; returns for each, in order, its reply or
+            the error that ended it.
         programs: runs a program in the sandbox; without one its place takes a fixed code.
         retrieve: takes the question and a number of passages.
         told: hears of the jobs of each round.
     """
 
     remote: Callable[[AskRemote], Reply]
-    local: Callable[[Sequence[LocalPrompt]], Sequence[Reply]]
+    local: Callable[[Sequence[LocalPrompt]], Sequence[Reply | CollabError]]
     programs: Callable[[RunProgram], JobList | Fault] | None = None
     retrieve: Callable[[str, int], Sequence[str]] | None = None
     told: Callable[[Executed], None] = lambda executed: None
@@ -45,8 +46,7 @@ class Means:
 def drive(machine: Machine, means: Means) -> Outcome:
     """Carry out what ``machine`` asks for until it ends.
 
-    A ``DeadlineExceeded`` that an action raises is given to the machine, which then returns the
-    best answer there is. Any other error ends the machine.
+    An error of an action is given to the machine, which then returns the best answer there is.
 
     Raises:
         CollabError: of the machine, or of an action.
@@ -61,7 +61,7 @@ def drive(machine: Machine, means: Means) -> Outcome:
                 return outcome
             try:
                 step = partial(machine.send, _carried_out(action, means))
-            except DeadlineExceeded as error:
+            except CollabError as error:
                 step = partial(machine.throw, error)
     finally:
         machine.close()

@@ -2,7 +2,7 @@
 
 A machine is a generator. It yields an action, is sent the reply that the action names, and returns
 an ``Outcome``. It does no I/O and knows no clock: a driver asks the models, runs the programs and
-throws ``DeadlineExceeded`` into the machine when the time is over.
+throws into the machine what goes wrong, such as a deadline.
 
 Only an ``AskRemote`` leaves the robot. Each of its parts names its kind, so that one place can
 count what has been disclosed.
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions.jobs import Job
 
@@ -83,7 +84,7 @@ class Finish(str, Enum):
     STOP = "stop"
     LENGTH = "length"
     REFUSAL = "refusal"
-    FAILED = "failed"
+    DEADLINE = "deadline"
 
 
 @dataclass(frozen=True)
@@ -126,10 +127,10 @@ class LocalPrompt:
 
 @dataclass(frozen=True)
 class AskLocal:
-    """Ask the local model, all prompts at once; the reply is a tuple with one ``Reply`` for each.
+    """Ask the local model, all prompts at once; the reply is a tuple of their replies, in order.
 
-    Prompts over one chunk begin with the same text and stand next to each other. One that could not
-    be answered, or not in time, gets a reply with ``Finish.FAILED``.
+    A prompt that could not be answered has its ``CollabError`` in place of a ``Reply``. Prompts
+    over one chunk begin with the same text and stand next to each other.
     """
 
     stage: str
@@ -180,7 +181,6 @@ class Mark(str, Enum):
 
     FORCED = "forced"  # the remote had to answer: no rounds were left
     PARTIAL = "partial"  # limits left jobs or outputs out
-    DEADLINE = "deadline"  # the best answer at the deadline
     UNDECIDED = "undecided"  # the remote never said that it was sure
     UNREADABLE = "unreadable"  # the remote's reply had not the form asked for
 
@@ -192,6 +192,7 @@ class Outcome:
     Attributes:
         rounds: rounds that were begun.
         jobs: those of the last round.
+        error: what has ended it early, such as a deadline; ``answer`` is then the best there is.
     """
 
     answer: str
@@ -199,6 +200,7 @@ class Outcome:
     rounds: int = 1
     explanation: str = ""
     jobs: tuple[Job, ...] = ()
+    error: CollabError | None = None
 
 
 Action = AskRemote | AskLocal | RunProgram | Retrieve | Executed

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from collab_llm_nodes.errors import DeadlineExceeded, ModelError
+from collab_llm_nodes.errors import Cancelled, CollabError, ModelError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.dialogue import asked, check
@@ -23,7 +23,6 @@ from collab_llm_nodes.protocols.minions.messages import (
     Mark,
     Outcome,
     Part,
-    Reply,
     filled,
 )
 from collab_llm_nodes.protocols.minions.reading import Decision, decision
@@ -36,7 +35,7 @@ def minion(question: str, documents: Sequence[str], config: MinionConfig) -> Mac
     Raises:
         InvalidInput: there is no question, or no text.
         ModelError: while it runs: the remote has no message for the local model.
-        DeadlineExceeded: while it runs: the time was over before there was any answer.
+        CollabError: while it runs: what was thrown in before there was any answer.
     """
     check(question, documents)
     return _Minion(question, "\n\n".join(documents), config).run()
@@ -66,11 +65,10 @@ class _Minion:
     def run(self) -> Machine:
         try:
             return (yield from self._chat())
-        except (DeadlineExceeded, ModelError) as error:
-            if not self.latest:
+        except CollabError as error:
+            if not self.latest or isinstance(error, Cancelled):
                 raise
-            late = isinstance(error, DeadlineExceeded)
-            return self._outcome(self.latest, Mark.DEADLINE if late else Mark.UNREADABLE)
+            return Outcome(self.latest, frozenset(), self.round, error=error)
 
     def _chat(self) -> Machine:
         decided = yield from self._hear_remote(forced=False)
@@ -113,8 +111,10 @@ class _Minion:
         local = self.config.local
         self.heard.append(Turn("user", message))
         prompt = LocalPrompt(tuple(self.heard), local.temperature, local.max_tokens, self.round)
-        replies: Sequence[Reply] = yield AskLocal("answer", self.round, (prompt,))
-        self.latest = replies[0].text.strip() or prompts.CHAT_SILENT
+        (reply,) = yield AskLocal("answer", self.round, (prompt,))
+        if isinstance(reply, CollabError):
+            raise reply
+        self.latest = reply.text.strip() or prompts.CHAT_SILENT
         self.heard.append(Turn("assistant", self.latest))
 
     def _ask(self) -> AskRemote:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from collab_llm_nodes.errors import DeadlineExceeded, ModelError
+from collab_llm_nodes.errors import Cancelled, CollabError, ModelError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
@@ -63,12 +63,6 @@ from collab_llm_nodes.protocols.minions.settings import (
     MinionsConfig,
 )
 
-_UNFINISHED = {
-    Finish.LENGTH: Dropped.TRUNCATED,
-    Finish.REFUSAL: Dropped.FAILED,
-    Finish.FAILED: Dropped.FAILED,
-}
-
 
 def minions(question: str, documents: Sequence[str], config: MinionsConfig) -> Machine:
     """Answer ``question`` about ``documents``.
@@ -76,7 +70,7 @@ def minions(question: str, documents: Sequence[str], config: MinionsConfig) -> M
     Raises:
         InvalidInput: there is no question, or no text.
         ModelError: while it runs: the remote gives nothing that could be carried out.
-        DeadlineExceeded: while it runs: the time was over before there was any answer.
+        CollabError: while it runs: what was thrown in before there was any answer.
     """
     check(question, documents)
     return _MinionS(question, tuple(documents), config).run()
@@ -122,13 +116,11 @@ class _MinionS:
                 self.missing = decided.missing or decided.explanation
                 if decided.scratchpad:
                     self.scratchpad.append(f"{self.round}. {decided.scratchpad}")
-        except (DeadlineExceeded, ModelError) as error:
+        except CollabError as error:
             answer = self.best or self._most_frequent_answer()
-            if not answer:
+            if not answer or isinstance(error, Cancelled):
                 raise
-            late = isinstance(error, DeadlineExceeded)
-            self.marks.add(Mark.DEADLINE if late else Mark.UNREADABLE)
-            return self._outcome(answer)
+            return self._outcome(answer, error=error)
         self.marks.add(Mark.UNDECIDED)
         return self._outcome(self.best, self.missing)
 
@@ -235,7 +227,7 @@ class _MinionS:
             max_jobs=config.limits.jobs,
         )
         local = tuple(self._worker_prompt(manifest) for manifest in manifests)
-        replies: Sequence[Reply] = yield AskLocal("execute", self.round, local)
+        replies: Sequence[Reply | CollabError] = yield AskLocal("execute", self.round, local)
         self.jobs = tuple(map(self._job, manifests, replies))
         if cut:
             self.marks.add(Mark.PARTIAL)
@@ -250,9 +242,11 @@ class _MinionS:
         seed = (self.round - 1) * self.config.max_samples + manifest.sample
         return LocalPrompt((Turn("user", text),), local.temperature, local.max_tokens, seed)
 
-    def _job(self, manifest: JobManifest, reply: Reply) -> Job:
-        if reply.finish in _UNFINISHED:
-            return Job(manifest, JobOutput(), _UNFINISHED[reply.finish])
+    def _job(self, manifest: JobManifest, reply: Reply | CollabError) -> Job:
+        if isinstance(reply, CollabError) or reply.finish is Finish.REFUSAL:
+            return Job(manifest, JobOutput(), Dropped.FAILED)
+        if reply.finish is not Finish.STOP:
+            return Job(manifest, JobOutput(), Dropped.TRUNCATED)
         output = worker_output(
             reply.text, quotes=self.style.quotes, max_characters=self.config.field_characters
         )
@@ -345,8 +339,10 @@ class _MinionS:
         answers = Counter(job.output.answer for job in self.jobs if job.kept and job.output.answer)
         return answers.most_common(1)[0][0] if answers else ""
 
-    def _outcome(self, answer: str, explanation: str = "") -> Outcome:
-        return Outcome(answer, frozenset(self.marks), self.round, explanation, self.jobs)
+    def _outcome(
+        self, answer: str, explanation: str = "", error: CollabError | None = None
+    ) -> Outcome:
+        return Outcome(answer, frozenset(self.marks), self.round, explanation, self.jobs, error)
 
 
 def _heading(manifest: JobManifest) -> str:

@@ -52,7 +52,8 @@ def as_text(value: Any) -> str | None:
         return "; ".join(texts) or None
     if value is None or isinstance(value, (bool, dict)):
         return None
-    text = str(value).strip()
+    # JSON can spell halves of surrogate pairs, which cannot be sent on.
+    text = str(value).encode("utf-8", "replace").decode().strip()
     return None if text.lower() in _NOTHING else text
 
 
@@ -68,8 +69,8 @@ def worker_output(text: str, *, quotes: bool, max_characters: int) -> JobOutput 
     if fields is None:
         return None
     if quotes:
-        found = {key: quote for key, value in fields.items() if (quote := as_text(value))}
-        answer = "; ".join(f"{key}: {quote}" for key, quote in found.items()) or None
+        found = [(as_text(key), as_text(value)) for key, value in fields.items()]
+        answer = "; ".join(f"{key}: {quote}" for key, quote in found if quote) or None
         return JobOutput(answer=answer and answer[:max_characters])
     if "answer" not in fields:
         return None

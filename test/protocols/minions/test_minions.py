@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import pytest
 from minions_world import MORE, PROGRAM, World, final, finder, found, more, plan, text_of
 
-from collab_llm_nodes.errors import DeadlineExceeded, InvalidInput, ModelError
+from collab_llm_nodes.errors import (
+    Cancelled,
+    CollabError,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelError,
+    Unavailable,
+)
 from collab_llm_nodes.protocols.minions.jobs import Dropped, Fault, JobList, WantedJob
 from collab_llm_nodes.protocols.minions.messages import (
     Finish,
@@ -34,6 +41,9 @@ def _answer(world: World, config: MinionsConfig | None = None, text: str = "text
     return world.drive(minions(_QUESTION, [text], config or MinionsConfig()))
 
 
+_THEN_A_FAULT: list[JobList | Fault] = [JobList((WantedJob("chunk", "task"),)), Fault.RAISED]
+
+
 def _jobs(*wanted: tuple[str, str], times: int = 1) -> JobList:
     return JobList(tuple(WantedJob(c, t, times=times, quotable=True) for c, t in wanted))
 
@@ -49,7 +59,16 @@ def test_one_round() -> None:
     assert "chunk" in text_of(world.prompts[0][0])
 
 
-@pytest.mark.parametrize(("question", "documents"), [(" ", ["text"]), ("q", []), ("q", ["", "\n"])])
+@pytest.mark.parametrize(
+    ("question", "documents"),
+    [
+        (" ", ["text"]),
+        ("q", []),
+        ("q", ["", "\n"]),
+        ("q", ["text", "\ud800"]),
+        ("\ud800", ["text"]),
+    ],
+)
 def test_nothing_to_do(question: str, documents: Sequence[str]) -> None:
     with pytest.raises(InvalidInput):
         minions(question, documents, MinionsConfig())
@@ -70,10 +89,11 @@ def test_nothing_to_do(question: str, documents: Sequence[str]) -> None:
         ('{"explanation": "x"}', Dropped.UNREADABLE),
         (Reply(found("yes"), Finish.LENGTH), Dropped.TRUNCATED),
         (Reply(found("yes"), Finish.REFUSAL), Dropped.FAILED),
-        (Reply("", Finish.FAILED), Dropped.FAILED),
+        (Reply(found("yes"), Finish.DEADLINE), Dropped.TRUNCATED),
+        (Unavailable("it is gone"), Dropped.FAILED),
     ],
 )
-def test_only_kept_outputs_cross(reply: Reply | str, dropped: Dropped) -> None:
+def test_only_kept_outputs_cross(reply: Reply | str | CollabError, dropped: Dropped) -> None:
     world = World([PROGRAM, final()], worker=lambda prompt: reply)
     _answer(world)
     assert [job.dropped for job in world.rounds[0].jobs] == [dropped]
@@ -342,7 +362,7 @@ def test_a_deadline_in_round_2_gives_the_best_answer_so_far() -> None:
     late = DeadlineExceeded("too late")
     outcome = _answer(World([PROGRAM, more(answer="41?"), late]))
     assert (outcome.answer, outcome.rounds) == ("41?", 2)
-    assert outcome.marks == {Mark.DEADLINE}
+    assert outcome.error is late
 
 
 def test_a_deadline_before_the_remote_has_answered_gives_what_most_workers_found() -> None:
@@ -350,12 +370,24 @@ def test_a_deadline_before_the_remote_has_answered_gives_what_most_workers_found
     late = DeadlineExceeded("too late")
     outcome = _answer(World([PROGRAM, late], worker=finder(r"\d"), jobs=[jobs]))
     assert outcome.answer == "2"
-    assert outcome.marks == {Mark.DEADLINE}
+    assert outcome.error is late
 
 
-def test_a_deadline_before_anything_is_an_error() -> None:
-    with pytest.raises(DeadlineExceeded):
-        _answer(World([DeadlineExceeded("too late")]))
+def test_a_remote_that_cannot_go_on_leaves_what_was_found() -> None:
+    outcome = _answer(World([PROGRAM, more(answer="41?"), *["prose"] * 9], jobs=_THEN_A_FAULT))
+    assert outcome.answer == "41?"
+    assert isinstance(outcome.error, ModelError)
+
+
+@pytest.mark.parametrize("error", [DeadlineExceeded("too late"), Unavailable("it is gone")])
+def test_an_error_before_anything_ends_it(error: CollabError) -> None:
+    with pytest.raises(type(error)):
+        _answer(World([error]))
+
+
+def test_cancelled_is_cancelled_whatever_there_is() -> None:
+    with pytest.raises(Cancelled):
+        _answer(World([PROGRAM, more(answer="41?"), Cancelled("no longer wanted")]))
 
 
 def test_extracts_stay_data_whatever_they_hold() -> None:

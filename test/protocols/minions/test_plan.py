@@ -215,6 +215,16 @@ def test_programs_in_prose() -> None:
     assert find_program("a = 1") == "a = 1"
 
 
+def test_texts_of_models_can_always_be_sent_on() -> None:
+    for quotes in (True, False):
+        output = worker_output(
+            '{"answer": "\\ud800", "\\udc00": "x"}', quotes=quotes, max_characters=99
+        )
+        assert output is not None
+        assert output.answer is not None
+        assert "?" in output.answer.encode().decode()
+
+
 def test_lists_and_numbers_in_a_workers_answer() -> None:
     text = '{"explanation": "x", "citation": ["a", "None", "b"], "answer": 42}'
     expected = JobOutput("x", "a; b", "42")

@@ -47,7 +47,7 @@ def _worker(prompt: LocalPrompt) -> str | Reply:
         found(None, explanation=f"Only this: {chunk}", citation=chunk),
         Reply(found(chunk), Finish.LENGTH),
         f"I read: {chunk}",
-        Reply(chunk, Finish.FAILED),
+        Reply(chunk, Finish.REFUSAL),
         found("None", explanation=chunk),
     ]
     return discarded[page % 5]
