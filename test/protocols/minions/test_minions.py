@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from minions_world import MORE, PROGRAM, World, final, finder, found, more, plan, text_of
 
 from collab_llm_nodes.errors import (
@@ -388,6 +391,44 @@ def test_an_error_before_anything_ends_it(error: CollabError) -> None:
 def test_cancelled_is_cancelled_whatever_there_is() -> None:
     with pytest.raises(Cancelled):
         _answer(World([PROGRAM, more(answer="41?"), Cancelled("no longer wanted")]))
+
+
+_REMOTE = st.sampled_from(
+    [PROGRAM, MORE, final(), more(scratchpad="notes"), plan("Extract it."), "prose", "", "{", "[]"]
+    + [plan("Again.", over="answered"), '{"decision": 1, "answer": []}', '{"message": "hello"}']
+)
+_CONFIGS = st.builds(
+    MinionsConfig,
+    rounds=st.integers(1, 3),
+    attempts=st.integers(1, 2),
+    planner=st.sampled_from(["program", "plan"]),
+    carry=st.sampled_from(["retries", "scratchpad", "history"]),
+    style=st.sampled_from(sorted(PRESETS)),
+    tasks=st.integers(0, 2),
+    samples=st.integers(0, 2),
+    force_final=st.booleans(),
+    reduce=st.booleans(),
+    remote_characters=st.just(1000),
+)
+_DISCARDED = st.sampled_from(
+    ["canary", found(None, explanation="canary"), Reply(found("canary"), Finish.LENGTH), "{"]
+    + [Reply(found("canary"), Finish.REFUSAL), Unavailable("canary"), '{"canary": "None"}']
+)
+_WANTED = [Fault.RAISED, Fault.TIME, _jobs(("canary 1", "t"), ("canary 2", "u"), times=3)]
+
+
+@given(st.data(), _CONFIGS)
+def test_whatever_both_models_say_it_ends_and_discards(
+    data: st.DataObject, config: MinionsConfig
+) -> None:
+    most = config.rounds * (2 * config.attempts + config.remote.repairs + 1)
+    remote = data.draw(st.lists(_REMOTE, min_size=most, max_size=most))
+    jobs = data.draw(st.lists(st.sampled_from(_WANTED), min_size=1))
+    world = World(remote, worker=lambda prompt: data.draw(_DISCARDED), jobs=jobs)
+    with contextlib.suppress(ModelError):
+        outcome = _answer(world, config, "canary\fcanary")
+        assert outcome.rounds <= config.rounds
+    assert "canary" not in world.wire
 
 
 def test_extracts_stay_data_whatever_they_hold() -> None:

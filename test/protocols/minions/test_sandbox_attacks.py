@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
+import re
 import socket
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 
 _CANARY = "canary_7f3a91"
+_BANS_SOCKETS = ("x86_64", "aarch64")
 _ENDS_WITHIN_S = 30.0
 """A program must have ended by then; its own limits are 0.2 s and 10 s."""
 
@@ -281,6 +284,11 @@ def test_closing_leaves_no_process() -> None:
     worker = threading.Thread(target=running.run, args=(program(BOMBS["loop"]), ["text"]))
     worker.start()
     wait_for(lambda: len(_members(group)) > 1)
+    for member in _members(group):  # the process, and the interpreter that it has started
+        status = (Path("/proc") / member / "status").read_text()
+        assert re.search(r"^NoNewPrivs:\s+1$", status, re.M)
+        assert re.search(r"^Seccomp:\s+2$", status, re.M) or platform.machine() not in _BANS_SOCKETS
+    assert running.run(program(""), ["text"], due=time.monotonic() + 0.1) is Fault.TIME  # waits
     running.close()
     worker.join(30)
     assert not worker.is_alive()

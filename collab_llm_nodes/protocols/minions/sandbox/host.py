@@ -74,22 +74,13 @@ class Sandbox:
             "chunkers": list(chunkers),
             "chunk_size": chunk_size,
         }
-        with self._turn:
-            peer = self._started()
-            due = min(due, time.monotonic() + self._limits.wall_s)
-            try:
-                peer.settimeout(max(due - time.monotonic(), 1e-3))
-                send(peer, request)
-                return _job_list(receive(peer, self._max_bytes, due))
-            except TimeoutError:
-                self._lose()
-                return Fault.TIME
-            except TooLong:
-                self._lose()
-                return Fault.TOO_LONG
-            except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError):
-                self._lose()
-                return Fault.CRASHED
+        wait = min(max(due - time.monotonic(), 0), threading.TIMEOUT_MAX)
+        if not self._turn.acquire(timeout=wait):
+            return Fault.TIME
+        try:
+            return self._answered(request, due)
+        finally:
+            self._turn.release()
 
     def start(self) -> None:
         """Have the process ready before the first program.
@@ -121,6 +112,23 @@ class Sandbox:
     @property
     def _max_bytes(self) -> int:
         return (3 * self._limits.output_mb + 1) << 20  # a character may take several bytes
+
+    def _answered(self, request: dict[str, Any], due: float) -> JobList | Fault:
+        peer = self._started()
+        due = min(due, time.monotonic() + self._limits.wall_s)
+        try:
+            peer.settimeout(max(due - time.monotonic(), 1e-3))
+            send(peer, request)
+            return _job_list(receive(peer, self._max_bytes, due))
+        except TimeoutError:
+            self._lose()
+            return Fault.TIME
+        except TooLong:
+            self._lose()
+            return Fault.TOO_LONG
+        except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError):
+            self._lose()
+            return Fault.CRASHED
 
     def _started(self) -> socket.socket:
         if self._socket is not None:
