@@ -268,6 +268,15 @@ def test_reductions_are_off_unless_switched_on(reduce: bool) -> None:
     assert ('"reduce"' in world.sent[0].messages[0].text) == reduce
 
 
+def test_a_program_after_a_plan_is_not_reduced() -> None:
+    asked = plan("Extract the weight.", reduce={"rule": "sum", "tasks": [1]})
+    jobs = [Fault.RAISED, _jobs(("11 kg", "Extract the weight."))]
+    world = World([PROGRAM, asked, MORE, PROGRAM, final()], worker=finder(r"\d+ kg"), jobs=jobs)
+    _answer(world, MinionsConfig(attempts=1, reduce=True, carry="retries"), "22 kg")
+    assert "sum of the answers: 22" in world.sent[2].messages[0].text
+    assert '"11 kg"' in world.sent[4].messages[0].text
+
+
 def test_the_papers_presets_have_no_reductions_and_its_temperatures() -> None:
     assert not any(preset.reduce for preset in PRESETS.values())
     temperatures = {name: preset.local.temperature for name, preset in PRESETS.items()}
@@ -330,6 +339,11 @@ def test_prose_is_asked_for_again_and_then_taken_as_the_forced_answer() -> None:
     assert outcome.answer == "It is 42."
     assert outcome.marks == {Mark.UNREADABLE}
     assert "had not the form" in world.wire
+
+
+def test_a_decision_without_an_answer_is_asked_for_again() -> None:
+    world = World([PROGRAM, final(""), final("None"), final("43")])
+    assert _answer(world).answer == "43"
 
 
 def test_an_answer_that_is_forced_must_be_an_answer() -> None:

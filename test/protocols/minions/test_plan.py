@@ -100,6 +100,14 @@ def test_a_plan_does_each_task_over_each_chunk() -> None:
     assert all(job.quotable for job in wanted.jobs)
 
 
+def test_a_plan_makes_no_more_jobs_than_it_may() -> None:
+    plan = Plan((("a", ""), ("b", "")), "chunk_by_page")
+    limits = SandboxLimits(jobs=3)
+    wanted = jobs_of(plan, ["1\f2\f3"], (), chunk_size=0, limits=limits)
+    assert isinstance(wanted, JobList)
+    assert (len(wanted.jobs), wanted.cut) == (3, 3)
+
+
 def test_a_plan_without_text_has_no_jobs() -> None:
     plan = Plan((("a", ""),), "chunk_by_page", answered=True)
     assert jobs_of(plan, ["one"], (), chunk_size=0, limits=_LIMITS) is Fault.NO_JOBS
