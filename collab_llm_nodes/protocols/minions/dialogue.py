@@ -57,7 +57,7 @@ def asked(
         ask: returns the action that sends ``talk``.
         talk: gets the replies, and the requests for better ones.
         read: returns what a reply says; None if it has not the form asked for.
-        repairs: how often to ask again.
+        repairs: times to ask again.
 
     Returns:
         what ``read`` has returned; None if no reply could be read. The last one ends ``talk``.

@@ -25,13 +25,13 @@ from collab_llm_nodes.protocols.minions.messages import (
 
 @dataclass(frozen=True)
 class Means:
-    """What a machine's actions are carried out with.
+    """Means to carry out the actions of a machine.
 
     Attributes:
         remote: sends to the remote model. The only way out of the robot: count there what leaves.
         local: asks the local model, all prompts at once; returns for each, in order, its reply or
             the error that ended it.
-        programs: runs a program in the sandbox; without one its place takes a fixed code.
+        programs: runs a program in the sandbox.
         retrieve: takes the question and a number of passages.
         told: hears of the jobs of each round.
     """
@@ -74,7 +74,11 @@ def _carried_out(action: Action, means: Means) -> Any:
         case AskLocal(prompts=prompts):
             return tuple(means.local(prompts))
         case RunProgram():
-            return means.programs(action) if means.programs else Fault.CRASHED
+            if means.programs is None:
+                raise ConfigError(
+                    "no sandbox is there for programs", field="planner", remedy="set it to plan"
+                )
+            return means.programs(action)
         case Retrieve(question=question, k=k):
             if means.retrieve is None:
                 raise ConfigError(

@@ -50,7 +50,7 @@ class WantedJob:
     """A job as a program or a plan asks for it; it has no name yet.
 
     Attributes:
-        times: how often the decomposition lists it, which is a wish for that many samples.
+        times: number of times that it is listed, which is a wish for so many samples.
         quotable: ``task`` stands word for word in what the remote wrote. Any other text may have
             been made from the document, and is never sent back.
     """

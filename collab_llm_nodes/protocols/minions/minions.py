@@ -190,10 +190,12 @@ class _MinionS:
             document=self.style.document,
             question=self.question,
             rules=self.style.rules,
-            tasks=str(config.tasks) if config.tasks else prompts.ANY_TASKS,
-            samples=prompts.FIXED_SAMPLES.format(samples=config.samples)
-            if config.samples
-            else prompts.ANY_SAMPLES,
+            tasks=(prompts.FIXED_TASKS if config.tasks else prompts.ANY_TASKS).format(
+                tasks=config.tasks
+            ),
+            samples=(prompts.FIXED_SAMPLES if config.samples else prompts.ANY_SAMPLES).format(
+                samples=config.samples
+            ),
             carried=self._carried(),
             form=form,
         )

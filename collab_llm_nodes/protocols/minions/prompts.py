@@ -20,7 +20,7 @@ Each task is done over one piece of the text at a time, by a model that sees not
 text can be very long, so let each task read only a small piece.
 
 {rules}
-- Use at most {tasks} different tasks. Apply each of them to all pieces that may matter.
+- {tasks} Apply each of them to all pieces that may matter.
 - {samples}
 {carried}
 {form}
@@ -117,9 +117,10 @@ job names (c<chunk_id>_t<task_id>_s<sample>), rewrite tasks that gave nothing, a
 advice.
 """
 
-ANY_SAMPLES = "List a job several times to have it done several times."
+ANY_SAMPLES = "A job that is listed several times is done several times."
 FIXED_SAMPLES = "Each job is done {samples} times; list it once."
-ANY_TASKS = "as many as you need"
+ANY_TASKS = "Use as many different tasks as you need."
+FIXED_TASKS = "Use at most {tasks} different tasks."
 
 # ---------------------------------------------------------------- MinionS: synthesize
 
@@ -316,7 +317,7 @@ class Style:
     """Wording of one experiment.
 
     Attributes:
-        document: what the text is called.
+        document: name for the text.
         rules: of the decomposition.
         worker: template of the worker's prompt.
         quotes: the worker replies with quotes for keywords; a keyword left out means "nothing".

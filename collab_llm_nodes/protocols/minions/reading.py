@@ -31,6 +31,7 @@ def _last_object(text: str) -> dict[str, Any] | None:
         starts += 1
         try:
             value, end = _decoder.raw_decode(text, at)
+            value = _proper(value)
         except (ValueError, RecursionError):
             end = at + 1
         else:
@@ -39,10 +40,22 @@ def _last_object(text: str) -> dict[str, Any] | None:
     return found
 
 
+def _proper(value: Any) -> Any:
+    """Return ``value`` without halves of surrogate pairs, which JSON can spell and UTF-8 cannot."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [_proper(item) for item in value]
+    if isinstance(value, dict):
+        return {_proper(key): _proper(item) for key, item in value.items()}
+    return value
+
+
 def find_program(text: str) -> str:
     """Return the code blocks of a reply as one program; the whole reply if it has none."""
     blocks = _CODE.findall(text)
-    return "\n".join(blocks) if blocks else text
+    program: str = _proper("\n".join(blocks) if blocks else text)
+    return program
 
 
 def as_text(value: Any) -> str | None:
@@ -52,8 +65,7 @@ def as_text(value: Any) -> str | None:
         return "; ".join(texts) or None
     if value is None or isinstance(value, (bool, dict)):
         return None
-    # JSON can spell halves of surrogate pairs, which cannot be sent on.
-    text = str(value).encode("utf-8", "replace").decode().strip()
+    text = str(value).strip()
     return None if text.lower() in _NOTHING else text
 
 
@@ -83,11 +95,11 @@ def worker_output(text: str, *, quotes: bool, max_characters: int) -> JobOutput 
 
 @dataclass(frozen=True)
 class Decision:
-    """What the remote has decided.
+    """Decision of the remote model.
 
     Attributes:
         final: ``answer`` is its answer; else it wants to know more.
-        missing: what it wants to know.
+        missing: the information that it asks for.
         scratchpad: its notes for the next round.
     """
 

@@ -22,7 +22,7 @@ class Rule:
     """A way to make one number of several tasks' answers.
 
     Attributes:
-        tasks: how many tasks it takes.
+        tasks: number of tasks that it takes.
         of: takes the answers of each task, at least one each.
     """
 

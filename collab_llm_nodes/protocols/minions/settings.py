@@ -19,7 +19,7 @@ _REPEATS_ITSELF = 0.01
 
 @dataclass(frozen=True)
 class RemoteConfig:
-    """How the remote model is asked."""
+    """Settings of the requests to the remote model."""
 
     temperature: float = setting(0.0, "Temperature.", low=0.0, high=2.0, per_request=True)
     max_tokens: int = setting(2048, "Length limit of a reply [tokens].", low=1, high=65536)
@@ -33,7 +33,7 @@ class RemoteConfig:
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """How the local model is asked."""
+    """Settings of the requests to the local model."""
 
     temperature: float = setting(0.2, "Temperature.", low=0.0, high=2.0, per_request=True)
     max_tokens: int = setting(512, "Length limit of a reply [tokens].", low=1, high=65536)

@@ -10,11 +10,13 @@ from collab_llm_nodes.protocols.minions.baselines import local_only, rag, remote
 from collab_llm_nodes.protocols.minions.driving import Means, drive
 from collab_llm_nodes.protocols.minions.messages import AskLocal, Kind, Mark, Outcome, Reply
 from collab_llm_nodes.protocols.minions.minion import minion
+from collab_llm_nodes.protocols.minions.minions import minions
 from collab_llm_nodes.protocols.minions.settings import (
     CHAT_PRESETS,
     DirectConfig,
     LocalConfig,
     MinionConfig,
+    MinionsConfig,
     RemoteConfig,
 )
 
@@ -152,6 +154,12 @@ def test_retrieval_without_a_retriever_is_an_error() -> None:
     means = Means(lambda ask: Reply(""), lambda prompts: [])
     with pytest.raises(ConfigError, match="retrieve"):
         drive(rag("How heavy?", [_TEXT], DirectConfig()), means)
+
+
+def test_programs_without_a_sandbox_are_an_error() -> None:
+    machine = minions("How heavy?", [_TEXT], MinionsConfig())
+    with pytest.raises(ConfigError, match="planner"):
+        drive(machine, Means(lambda ask: Reply("a = 1"), lambda prompts: []))
 
 
 def test_a_machine_that_is_given_up_ends() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -29,6 +30,7 @@ from collab_llm_nodes.protocols.minions.messages import (
     Reply,
 )
 from collab_llm_nodes.protocols.minions.minions import minions
+from collab_llm_nodes.protocols.minions.prompts import STYLES
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 from collab_llm_nodes.protocols.minions.settings import (
     PRESETS,
@@ -282,6 +284,18 @@ def test_the_papers_presets_have_no_reductions_and_its_temperatures() -> None:
     temperatures = {name: preset.local.temperature for name, preset in PRESETS.items()}
     assert temperatures == {"financebench": 0.2, "longhealth": 1e-5, "qasper": 1e-5}
     assert {preset.remote.temperature for preset in PRESETS.values()} == {0.0}
+
+
+@pytest.mark.parametrize("planner", ["program", "plan"])
+@pytest.mark.parametrize("style", sorted(STYLES))
+@pytest.mark.parametrize("number", [0, 2])
+def test_prompts_have_no_place_left_to_fill(planner: str, style: str, number: int) -> None:
+    split = PROGRAM if planner == "program" else plan("t")
+    world = World([split, more(missing_info="m", scratchpad="s"), split, final()])
+    config = MinionsConfig(planner=planner, style=style, tasks=number, samples=number, reduce=True)
+    _answer(world, config)
+    local = "".join(text_of(prompt) for prompts in world.prompts for prompt in prompts)
+    assert not re.search(r"\{\w*\}|\{\{|\}\}", (world.wire + local).replace("}]", ""))
 
 
 @pytest.mark.parametrize("style", sorted(PRESETS))

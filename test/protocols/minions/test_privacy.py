@@ -1,4 +1,4 @@
-"""What crosses to the remote: the real sandbox and the machine together, over a long document."""
+"""Privacy of MinionS: the real sandbox and the machine together, over a long document."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collab_llm_nodes.config import check_ranges, setting
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """What one program may use; beyond it the program ends with a fixed code."""
+    """Limits of one program, which ends with a fixed code where it exceeds one."""
 
     run_s: float = setting(
         2.0, "Computing time of a program, chunking functions aside [s].", low=0.05, high=60.0

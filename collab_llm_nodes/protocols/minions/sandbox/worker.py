@@ -84,15 +84,13 @@ def main(descriptor: int) -> None:
         limits = from_mapping(SandboxLimits, receive(parent, _MAX_REQUEST))
         confinement.limit_resources(limits.process_mb)
         landlock = confinement.give_up_rights()
-        # One program per interpreter: nothing of it is there for the next.
-        with (
-            monty.Monty(
-                max_processes=1,
-                max_checkouts_per_worker=1,
-                request_timeout=limits.wall_s,
-            ) as pool,
-            contextlib.suppress(EOFError, OSError),
-        ):  # the parent has gone
+        interpreters = monty.Monty(
+            max_processes=1,
+            max_checkouts_per_worker=1,  # nothing of a program is there for the next
+            request_timeout=limits.wall_s,
+        )
+        parent_gone = contextlib.suppress(EOFError, OSError)
+        with interpreters as pool, parent_gone:
             send(parent, {"landlock": landlock})
             while True:
                 send(parent, _answer(pool, receive(parent, _MAX_REQUEST), limits))
@@ -158,7 +156,7 @@ class _Functions:
     Args:
         names: those that it may call.
         size: takes the place of any size that it asks for, unless 0.
-        calls: how often it may call them.
+        calls: times that it may call them.
     """
 
     def __init__(self, names: list[str], size: int, calls: int) -> None:
