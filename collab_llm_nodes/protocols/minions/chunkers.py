@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-_HEADING = re.compile(r"^#{1,6} ", re.MULTILINE)
+_HEADING = re.compile(r"(?:^|(?<=\f))#{1,6} ", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n[ \t]*\n")
 _PAGE_CHARACTERS = 3000
 """Length of a page of a document that marks no pages by form feeds."""

@@ -155,7 +155,7 @@ class Sandbox:
             raise ModelError(
                 "the sandbox did not start",
                 field="sandbox",
-                remedy="install pydantic-monty, or set planner to plan",
+                remedy="see the log; install pydantic-monty, or set planner to plan",
             ) from error
         self.landlock = hello["landlock"]
         return ours

@@ -28,6 +28,7 @@ from collab_llm_nodes.protocols.minions.sandbox.wire import TooLong, receive, se
 
 _PRELUDE = """\
 from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 @dataclass
 class JobManifest:
