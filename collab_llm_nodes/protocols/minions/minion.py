@@ -71,31 +71,32 @@ class _Minion:
             return Outcome(self.latest, frozenset(), self.round, error=error)
 
     def _chat(self) -> Machine:
-        decided = yield from self._hear_remote(forced=False)
+        decided = yield from self._hear_remote(message=True, answer=False)
         for number in range(1, self.config.rounds + 1):
             self.round = number
             yield from self._hear_local(decided.missing)
-            forced = self.round == self.config.rounds and self.config.force_final
+            forced = number == self.config.rounds and self.config.force_final
             template = prompts.CHAT_LAST if forced else prompts.CHAT_CONTINUE
             heard = Part(Kind.MESSAGE, self.latest)
             self.said.append(filled(template, reply=heard, answer=self.style.answer))
-            decided = yield from self._hear_remote(forced=forced)
+            decided = yield from self._hear_remote(message=not forced, answer=True)
             if decided.final:
                 return self._outcome(decided.answer, *[Mark.FORCED] * forced)
         return self._outcome(self.latest, Mark.UNDECIDED)
 
-    def _hear_remote(self, *, forced: bool) -> Generator[Action, Any, Decision]:
-        """Return the remote's answer, or its message to the local model.
+    def _hear_remote(self, *, message: bool, answer: bool) -> Generator[Action, Any, Decision]:
+        """Return the remote's reply.
 
         Args:
-            forced: only an answer will do.
+            message: it may be a message to the local model.
+            answer: it may be the answer.
         """
 
         def read(text: str) -> Decision | None:
             found = decision(text)
-            if found is None or found.final:
-                return found
-            return found if found.missing and not forced else None
+            if found is None:
+                return None
+            return found if (answer if found.final else message and found.missing) else None
 
         repairs = self.config.remote.repairs
         decided = yield from asked(self._ask, self.said, read, repairs)

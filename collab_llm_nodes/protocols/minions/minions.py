@@ -230,7 +230,10 @@ class _MinionS:
         )
         local = tuple(self._worker_prompt(manifest) for manifest in manifests)
         replies: Sequence[Reply | CollabError] = yield AskLocal("execute", self.round, local)
-        self.jobs = tuple(map(self._job, manifests, replies))
+        failed = [reply for reply in replies if isinstance(reply, CollabError)]
+        if failed and len(failed) == len(replies):
+            raise failed[0]  # nothing found is not the same as nothing asked
+        self.jobs = tuple(self._job(*both) for both in zip(manifests, replies, strict=True))
         if cut:
             self.marks.add(Mark.PARTIAL)
         yield Executed(self.round, self.jobs, cut)

@@ -91,6 +91,12 @@ def test_prose_is_asked_for_again() -> None:
     assert world.wire.count("had not the form asked for") >= 2
 
 
+def test_the_remote_may_not_answer_before_anybody_has_read() -> None:
+    world = World([final("a guess"), _HELLO, final("42 kg")])
+    assert _answer(world).answer == "42 kg"
+    assert world.prompts[0][0].turns[-1].content == "How much was it?"
+
+
 def test_a_remote_without_a_message() -> None:
     with pytest.raises(ModelError):
         _answer(World(["Hm."] * 3))

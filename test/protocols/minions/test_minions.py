@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from minions_world import MORE, PROGRAM, World, final, finder, found, more, plan, text_of
+from minions_world import MORE, PROGRAM, World, chunk_of, final, finder, found, more, plan, text_of
 
 from collab_llm_nodes.errors import (
     Cancelled,
@@ -95,15 +95,28 @@ def test_nothing_to_do(question: str, documents: Sequence[str]) -> None:
         (Reply(found("yes"), Finish.LENGTH), Dropped.TRUNCATED),
         (Reply(found("yes"), Finish.REFUSAL), Dropped.FAILED),
         (Reply(found("yes"), Finish.DEADLINE), Dropped.TRUNCATED),
-        (Unavailable("it is gone"), Dropped.FAILED),
     ],
 )
-def test_only_kept_outputs_cross(reply: Reply | str | CollabError, dropped: Dropped) -> None:
+def test_only_kept_outputs_cross(reply: Reply | str, dropped: Dropped) -> None:
     world = World([PROGRAM, final()], worker=lambda prompt: reply)
     _answer(world)
     assert [job.dropped for job in world.rounds[0].jobs] == [dropped]
     extracts = [part.text for part in world.sent[1].messages[0].parts if part.kind is Kind.EXTRACT]
     assert bool(extracts) == (dropped is Dropped.KEPT)
+
+
+def test_jobs_may_fail_but_not_all_of_them() -> None:
+    gone = Unavailable("it is gone")
+    jobs = _jobs(("one", "t"), ("two", "t"))
+    world = World(
+        [PROGRAM, final()],
+        worker=lambda prompt: gone if chunk_of(prompt) == "one" else found("yes"),
+        jobs=[jobs],
+    )
+    _answer(world)
+    assert [job.dropped for job in world.rounds[0].jobs] == [Dropped.FAILED, Dropped.KEPT]
+    with pytest.raises(Unavailable):
+        _answer(World([PROGRAM, final()], worker=lambda prompt: gone, jobs=[jobs]))
 
 
 def test_the_abstain_filter_can_be_switched_off() -> None:
@@ -272,7 +285,7 @@ def test_reductions_are_off_unless_switched_on(reduce: bool) -> None:
 
 def test_a_program_after_a_plan_is_not_reduced() -> None:
     asked = plan("Extract the weight.", reduce={"rule": "sum", "tasks": [1]})
-    jobs = [Fault.RAISED, _jobs(("11 kg", "Extract the weight."))]
+    jobs: list[JobList | Fault] = [Fault.RAISED, _jobs(("11 kg", "Extract the weight."))]
     world = World([PROGRAM, asked, MORE, PROGRAM, final()], worker=finder(r"\d+ kg"), jobs=jobs)
     _answer(world, MinionsConfig(attempts=1, reduce=True, carry="retries"), "22 kg")
     assert "sum of the answers: 22" in world.sent[2].messages[0].text
@@ -438,11 +451,20 @@ _CONFIGS = st.builds(
     reduce=st.booleans(),
     remote_characters=st.just(1000),
 )
-_DISCARDED = st.sampled_from(
-    ["canary", found(None, explanation="canary"), Reply(found("canary"), Finish.LENGTH), "{"]
-    + [Reply(found("canary"), Finish.REFUSAL), Unavailable("canary"), '{"canary": "None"}']
-)
-_WANTED = [Fault.RAISED, Fault.TIME, _jobs(("canary 1", "t"), ("canary 2", "u"), times=3)]
+_DISCARDED: list[Reply | CollabError | str] = [
+    "canary",
+    "{",
+    '{"canary": "None"}',
+    found(None, explanation="canary"),
+    Reply(found("canary"), Finish.LENGTH),
+    Reply(found("canary"), Finish.REFUSAL),
+    Unavailable("canary"),
+]
+_WANTED: list[JobList | Fault] = [
+    Fault.RAISED,
+    Fault.TIME,
+    _jobs(("canary 1", "t"), ("canary 2", "u"), times=3),
+]
 
 
 @given(st.data(), _CONFIGS)
@@ -452,8 +474,9 @@ def test_whatever_both_models_say_it_ends_and_discards(
     most = config.rounds * (2 * config.attempts + config.remote.repairs + 1)
     remote = data.draw(st.lists(_REMOTE, min_size=most, max_size=most))
     jobs = data.draw(st.lists(st.sampled_from(_WANTED), min_size=1))
-    world = World(remote, worker=lambda prompt: data.draw(_DISCARDED), jobs=jobs)
-    with contextlib.suppress(ModelError):
+    discarded = st.sampled_from(_DISCARDED)
+    world = World(remote, worker=lambda prompt: data.draw(discarded), jobs=jobs)
+    with contextlib.suppress(ModelError, Unavailable):
         outcome = _answer(world, config, "canary\fcanary")
         assert outcome.rounds <= config.rounds
     assert "canary" not in world.wire

@@ -223,14 +223,28 @@ def test_programs_in_prose() -> None:
     assert find_program("a = 1") == "a = 1"
 
 
-def test_texts_of_models_can_always_be_sent_on() -> None:
-    for quotes in (True, False):
-        output = worker_output(
-            '{"answer": "\\ud800", "\\udc00": "x"}', quotes=quotes, max_characters=99
-        )
-        assert output is not None
-        assert output.answer is not None
-        assert "?" in output.answer.encode().decode()
+@pytest.mark.parametrize("text", ['{"answer": "\\ud800"}', '{"\\udc00": "\\ud800"}'])
+def test_texts_of_models_can_always_be_sent_on(text: str) -> None:
+    output = worker_output(text, quotes=True, max_characters=99)
+    assert output is not None
+    assert output.answer is not None
+    assert "?" in output.answer.encode().decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ('{"Date": "on 1 May", "dose": "two a day"}', "Date: on 1 May; dose: two a day"),
+        ('{"Date": "on 1 May", "dose": "None"}', "Date: on 1 May"),
+        ("{}", None),
+        ('{"explanation": "The text is about something else.", "answer": null}', None),
+        ('{"explanation": "It says so.", "answer": "1 May"}', "1 May"),
+    ],
+)
+def test_quotes_for_keywords(text: str, answer: str | None) -> None:
+    output = worker_output(text, quotes=True, max_characters=99)
+    assert output is not None
+    assert output.answer == answer
 
 
 def test_lists_and_numbers_in_a_workers_answer() -> None:
