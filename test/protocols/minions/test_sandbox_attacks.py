@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import platform
 import re
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -219,13 +221,38 @@ def test_only_words_of_the_program_may_be_quoted(
     assert [job.quotable for job in result.jobs] == [quotable]
 
 
-def test_a_crash_of_the_process_is_survived(sandbox: Sandbox) -> None:
+def test_a_process_that_ends_while_it_is_idle_is_replaced(sandbox: Sandbox) -> None:
     sandbox.start()
-    before = sandbox.replaced
+    before, process = sandbox.replaced, sandbox.process
     sandbox.interrupt()
-    assert sandbox.run(program(""), ["text"]) is Fault.CRASHED
+    os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
     assert isinstance(sandbox.run(program(""), ["text"]), JobList)
     assert sandbox.replaced == before + 1
+
+
+def test_a_program_can_be_interrupted() -> None:
+    running = Sandbox(SandboxLimits(run_s=60, wall_s=60))
+    running.start()
+    process = running.process
+    with ThreadPoolExecutor() as pool:
+        result = pool.submit(running.run, program(BOMBS["loop"]), ["text"])
+        wait_for(lambda: len(_members(process)) > 1)
+        running.interrupt()
+        assert result.result(30) is Fault.CRASHED
+    assert isinstance(running.run(program(""), ["text"]), JobList)
+    running.close()
+
+
+def test_the_log_tells_of_each_program_but_not_of_the_text(
+    sandbox: Sandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "collab_llm_nodes.protocols.minions"):
+        sandbox.run(program(""), [_CANARY])
+        sandbox.run(program("raise ValueError(context[0])"), [_CANARY])
+    assert "1 jobs after" in caplog.text
+    assert "RAISED after" in caplog.text
+    assert "raise ValueError" in caplog.text
+    assert _CANARY not in caplog.text
 
 
 def test_no_wall_time_left_is_a_fault_and_the_process_is_replaced(sandbox: Sandbox) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import logging
 import os
 import signal
 import socket
@@ -20,11 +22,15 @@ from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, WantedJ
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 from collab_llm_nodes.protocols.minions.sandbox.wire import TooLong, receive, send
 
+log = logging.getLogger(__name__)
+
 _START_DEADLINE_S = 60.0
 
 
 class Sandbox:
     """Runs programs of the remote, one at a time. Each sees the documents and the last jobs only.
+
+    The log tells of each program; at level DEBUG it holds the programs as well.
 
     Attributes:
         replaced: sandbox processes that were lost, or killed for taking too long.
@@ -54,7 +60,7 @@ class Sandbox:
 
         Args:
             documents: the list ``context``.
-            last_jobs: the kept jobs of the last round, with their outputs.
+            last_jobs: those of the last round, with their outputs.
             chunkers: names of the chunking functions that the program finds.
             chunk_size: size of all chunks; 0: as the program asks.
             due: ``time.monotonic()`` by which the program must have ended.
@@ -65,22 +71,13 @@ class Sandbox:
         Raises:
             ModelError: the sandbox cannot be started here.
         """
-        if len(program) > self._limits.source_characters:
-            return Fault.TOO_LONG
-        request = {
-            "program": program,
-            "documents": list(documents),
-            **_told(last_jobs),
-            "chunkers": list(chunkers),
-            "chunk_size": chunk_size,
-        }
-        wait = min(max(due - time.monotonic(), 0), threading.TIMEOUT_MAX)
-        if not self._turn.acquire(timeout=wait):
-            return Fault.TIME
-        try:
-            return self._answered(request, due)
-        finally:
-            self._turn.release()
+        begun = time.monotonic()
+        result = self._run(program, documents, last_jobs, chunkers, chunk_size, due)
+        name = hashlib.sha256(program.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        wanted = result.value if isinstance(result, Fault) else f"{len(result.jobs)} jobs"
+        log.info("program %s: %s after %.3f s", name, wanted, time.monotonic() - begun)
+        log.debug("program %s:\n%s", name, program)
+        return result
 
     def start(self) -> None:
         """Have the process ready before the first program.
@@ -109,12 +106,40 @@ class Sandbox:
         with self._turn:
             self._end()
 
+    def _run(
+        self,
+        program: str,
+        documents: Sequence[str],
+        last_jobs: Sequence[Job],
+        chunkers: Sequence[str],
+        chunk_size: int,
+        due: float,
+    ) -> JobList | Fault:
+        if len(program) > self._limits.source_characters:
+            return Fault.TOO_LONG
+        request = {
+            "program": program,
+            "documents": list(documents),
+            **_told(last_jobs),
+            "chunkers": list(chunkers),
+            "chunk_size": chunk_size,
+        }
+        wait = min(max(due - time.monotonic(), 0), threading.TIMEOUT_MAX)
+        if not self._turn.acquire(timeout=wait):
+            return Fault.TIME
+        try:
+            return self._answered(request, due)
+        finally:
+            self._turn.release()
+
     @property
     def _max_bytes(self) -> int:
         return (3 * self._limits.output_mb + 1) << 20  # a character may take several bytes
 
     def _answered(self, request: dict[str, Any], due: float) -> JobList | Fault:
         peer = self._started()
+        if time.monotonic() >= due:
+            return Fault.TIME
         due = min(due, time.monotonic() + self._limits.wall_s)
         try:
             peer.settimeout(max(due - time.monotonic(), 1e-3))
@@ -131,6 +156,8 @@ class Sandbox:
             return Fault.CRASHED
 
     def _started(self) -> socket.socket:
+        if self._child is not None and self._child.poll() is not None:
+            self._lose()  # something has ended it while it was idle
         if self._socket is not None:
             return self._socket
         ours, theirs = socket.socketpair()
