@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from attack_programs import BOMBS, LEAKS, WORKS, program
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import comes_true, wait_for
 
@@ -144,9 +144,7 @@ def test_nothing_hangs(impatient: Sandbox, name: str) -> None:
     assert _lives(impatient)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_pieces_of_attacks_in_any_order(host: Host, sandbox: Sandbox, data: st.DataObject) -> None:
     """Splice programs, and cut them anywhere."""
