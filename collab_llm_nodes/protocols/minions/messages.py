@@ -74,8 +74,9 @@ def filled(template: str, **values: Part | Message | str) -> Message:
 
 
 def replied(text: str) -> Message:
-    """Return the remote's own reply as a turn of its chat."""
-    return Message("assistant", (Part(Kind.REMOTE, text),))
+    """Return the remote's own reply as a turn of its chat, which must not be empty."""
+    silent = Part(Kind.INSTRUCTIONS, "(no reply)")
+    return Message("assistant", (Part(Kind.REMOTE, text) if text.strip() else silent,))
 
 
 class Finish(str, Enum):

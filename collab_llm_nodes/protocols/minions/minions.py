@@ -117,7 +117,7 @@ class _MinionS:
                 if decided.scratchpad:
                     self.scratchpad.append(f"{self.round}. {decided.scratchpad}")
         except CollabError as error:
-            answer = self.best or self._most_frequent_answer()
+            answer = self._best()
             if not answer or isinstance(error, Cancelled):
                 raise
             return self._outcome(answer, error=error)
@@ -278,7 +278,7 @@ class _MinionS:
         self._remember(talk)
         if decided is None:
             self.marks.add(Mark.UNREADABLE)
-            return Decision(forced, talk[-1].text.strip() if forced else "")
+            return Decision(forced, (_own_words(talk[-1]) or self._best()) if forced else "")
         if forced and self.style.more:
             self.marks.add(Mark.FORCED)
         return decided
@@ -340,7 +340,10 @@ class _MinionS:
         if self.config.carry == HISTORY:
             self.history += talk
 
-    def _most_frequent_answer(self) -> str:
+    def _best(self) -> str:
+        """Return what the remote thought best, or else what most workers have found."""
+        if self.best:
+            return self.best
         answers = Counter(job.output.answer for job in self.jobs if job.kept and job.output.answer)
         return answers.most_common(1)[0][0] if answers else ""
 
@@ -348,6 +351,10 @@ class _MinionS:
         self, answer: str, explanation: str = "", error: CollabError | None = None
     ) -> Outcome:
         return Outcome(answer, frozenset(self.marks), self.round, explanation, self.jobs, error)
+
+
+def _own_words(message: Message) -> str:
+    return "".join(part.text for part in message.parts if part.kind is Kind.REMOTE).strip()
 
 
 def _heading(manifest: JobManifest) -> str:

@@ -368,6 +368,13 @@ def test_prose_is_asked_for_again_and_then_taken_as_the_forced_answer() -> None:
     assert "had not the form" in world.wire
 
 
+def test_a_remote_that_says_nothing_leaves_what_most_workers_found() -> None:
+    world = World([PROGRAM, "", " \n", ""], worker=lambda p: found("41"))
+    outcome = _answer(world, MinionsConfig(rounds=1))
+    assert (outcome.answer, outcome.marks) == ("41", frozenset({Mark.UNREADABLE}))
+    assert all(message.text.strip() for ask in world.sent for message in ask.messages)
+
+
 def test_a_decision_without_an_answer_is_asked_for_again() -> None:
     world = World([PROGRAM, final(""), final("None"), final("43")])
     assert _answer(world).answer == "43"
@@ -481,6 +488,11 @@ def test_whatever_both_models_say_it_ends_and_discards(
         outcome = _answer(world, config, "canary\fcanary")
         assert outcome.rounds <= config.rounds
     assert "canary" not in world.wire
+    for ask in world.sent:  # chat templates know one order, and no empty turns
+        roles = [message.role for message in ask.messages]
+        assert roles == (["user", "assistant"] * len(roles))[: len(roles)]
+        assert roles[-1] == "user"
+        assert all(message.text.strip() for message in ask.messages)
 
 
 def test_extracts_stay_data_whatever_they_hold() -> None:
