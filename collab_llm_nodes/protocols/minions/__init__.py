@@ -1,0 +1,1 @@
+"""Minion and MinionS (paper 000): a small local model reads, a large remote model reasons."""

@@ -1,0 +1,183 @@
+"""Jobs: one task over one piece of text each, and the worker's answers (paper 000, section 5.1)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Fault(str, Enum):
+    """Reason why a decomposition gave no jobs.
+
+    These codes, and the fixed sentences of ``told``, are all that the remote learns of a failure:
+    the text of an exception could hold the document.
+    """
+
+    SYNTAX = "SYNTAX"
+    RAISED = "RAISED"
+    TIME = "TIME"
+    MEMORY = "MEMORY"
+    CALLS = "CALLS"
+    CRASHED = "CRASHED"
+    NOT_JOBS = "NOT_JOBS"
+    NO_JOBS = "NO_JOBS"
+    TOO_LONG = "TOO_LONG"
+    NOT_A_PLAN = "NOT_A_PLAN"
+
+    @property
+    def told(self) -> str:
+        """The sentence that the remote reads."""
+        return _TOLD[self]
+
+
+_TOLD = {
+    Fault.SYNTAX: "The program could not be read, or defines no function prepare_jobs.",
+    Fault.RAISED: "The program raised an exception.",
+    Fault.TIME: "The program ran too long.",
+    Fault.MEMORY: "The program needed too much memory.",
+    Fault.CALLS: "The program called the chunking functions too often.",
+    Fault.CRASHED: "The program ended its interpreter.",
+    Fault.NOT_JOBS: "prepare_jobs returned something other than a list of JobManifest with text.",
+    Fault.NO_JOBS: "There were no jobs in it.",
+    Fault.TOO_LONG: "The program or its jobs were too long.",
+    Fault.NOT_A_PLAN: "The plan was not a JSON object of the required form.",
+}
+
+
+@dataclass(frozen=True)
+class WantedJob:
+    """A job as a program or a plan asks for it; it has no name yet.
+
+    Attributes:
+        times: number of times that it is listed, which is a wish for so many samples.
+        quotable: ``task`` stands word for word in what the remote wrote. Any other text may have
+            been made from the document, and is never sent back.
+    """
+
+    chunk: str
+    task: str
+    advice: str = ""
+    times: int = 1
+    quotable: bool = False
+
+
+@dataclass(frozen=True)
+class JobList:
+    """The jobs of one decomposition.
+
+    Attributes:
+        cut: jobs left out because they exceeded a limit.
+    """
+
+    jobs: tuple[WantedJob, ...]
+    cut: int = 0
+
+
+@dataclass(frozen=True)
+class JobManifest:
+    """One task over one piece of text, as the worker gets it.
+
+    Attributes:
+        chunk_id, task_id: numbers given by the host; whatever a program sets is ignored.
+        sample: counts the answers asked for to one task over one chunk, from 0.
+        quotable: see ``WantedJob``.
+    """
+
+    chunk: str
+    task: str
+    advice: str
+    chunk_id: int
+    task_id: int
+    sample: int = 0
+    quotable: bool = False
+
+    @property
+    def job_id(self) -> str:
+        """Name of the job; unique within its round."""
+        return f"c{self.chunk_id}_t{self.task_id}_s{self.sample}"
+
+
+@dataclass(frozen=True)
+class JobOutput:
+    """Fields of a worker's answer; ``answer`` is None if the worker abstained."""
+
+    explanation: str = ""
+    citation: str | None = None
+    answer: str | None = None
+
+
+class Dropped(str, Enum):
+    """Reason why an output is not sent to the remote."""
+
+    KEPT = ""
+    ABSTAINED = "abstained"
+    TRUNCATED = "truncated"
+    UNREADABLE = "unreadable"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job and its result."""
+
+    manifest: JobManifest
+    output: JobOutput
+    dropped: Dropped = Dropped.KEPT
+
+    @property
+    def kept(self) -> bool:
+        """True if the output goes to the remote."""
+        return self.dropped is Dropped.KEPT
+
+
+class Numbering:
+    """Numbers of chunks and tasks, the same in all rounds of an answer.
+
+    Both count up in the order of first use. They tell the remote which outputs belong together,
+    and nothing that a program could choose.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: dict[str, int] = {}
+        self._tasks: dict[str, int] = {}
+
+    def number(
+        self, wanted: JobList, *, tasks: int, samples: int, max_samples: int, max_jobs: int
+    ) -> tuple[tuple[JobManifest, ...], int]:
+        """Return the jobs to run, those over one chunk together, and how many were left out.
+
+        Args:
+            tasks: most different tasks; 0: as many as wanted.
+            samples: answers to each task over each chunk; 0: as many as wanted.
+            max_samples: limit of what may be wanted.
+            max_jobs: most jobs.
+        """
+        times: Counter[tuple[str, str, str]] = Counter()
+        quotable: dict[str, bool] = {}
+        for job in wanted.jobs:
+            times[job.chunk, job.task, job.advice] += job.times
+            quotable[job.task] = job.quotable
+        allowed = set(list(quotable)[: tasks or None])
+        answers: Counter[tuple[int, int]] = Counter()
+        jobs: list[JobManifest] = []
+        cut = wanted.cut
+        for (chunk, task, advice), count in times.items():
+            repeats = samples or min(count, max_samples)
+            if task not in allowed:
+                cut += repeats
+                continue
+            kept = min(repeats, max_jobs - len(jobs))
+            cut += repeats - kept
+            if kept <= 0:
+                continue
+            chunk_id = self._chunks.setdefault(chunk, len(self._chunks) + 1)
+            task_id = self._tasks.setdefault(task, len(self._tasks) + 1)
+            first = answers[chunk_id, task_id]  # one task may come with several pieces of advice
+            answers[chunk_id, task_id] += kept
+            jobs += [
+                JobManifest(chunk, task, advice, chunk_id, task_id, sample, quotable[task])
+                for sample in range(first, first + kept)
+            ]
+        # Stable: jobs over one chunk stand together, so that the worker reads it once.
+        return tuple(sorted(jobs, key=lambda job: job.chunk_id)), cut

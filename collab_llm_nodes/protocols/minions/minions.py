@@ -1,0 +1,370 @@
+"""MinionS: the remote splits the work, the worker does it, the remote puts it together.
+
+Paper 000, section 5. One round is
+
+    decompose ─▶ execute ─▶ synthesize ─▶ answer, or another round
+    (remote)     (local)     (remote)
+
+Nothing goes to the remote but the question, the worker's kept outputs, this package's fixed
+sentences and the remote's own words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from collab_llm_nodes.errors import Cancelled, CollabError, ModelError
+from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols.minions import prompts
+from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
+from collab_llm_nodes.protocols.minions.dialogue import asked, check, retrieved
+from collab_llm_nodes.protocols.minions.jobs import (
+    Dropped,
+    Fault,
+    Job,
+    JobList,
+    JobManifest,
+    JobOutput,
+    Numbering,
+)
+from collab_llm_nodes.protocols.minions.messages import (
+    Action,
+    AskLocal,
+    AskRemote,
+    Executed,
+    Finish,
+    Kind,
+    LocalPrompt,
+    Machine,
+    Mark,
+    Message,
+    Outcome,
+    Part,
+    Reply,
+    RunProgram,
+    filled,
+    replied,
+)
+from collab_llm_nodes.protocols.minions.plan import Plan, jobs_of, read_plan
+from collab_llm_nodes.protocols.minions.reading import (
+    Decision,
+    decision,
+    find_program,
+    worker_output,
+)
+from collab_llm_nodes.protocols.minions.settings import (
+    HISTORY,
+    PLAN,
+    PROGRAM,
+    SCRATCHPAD,
+    MinionsConfig,
+)
+
+
+def minions(question: str, documents: Sequence[str], config: MinionsConfig) -> Machine:
+    """Answer ``question`` about ``documents``.
+
+    Raises:
+        InvalidInput: there is no question, or no text.
+        ModelError: while it runs: the remote gives nothing that could be carried out.
+        CollabError: while it runs: what was thrown in before there was any answer.
+    """
+    check(question, documents)
+    return _MinionS(question, tuple(documents), config).run()
+
+
+class _MinionS:
+    """One answer under way.
+
+    Attributes:
+        best: answer of the remote so far that it was not sure of.
+        missing, scratchpad: memory between rounds, in the remote's words.
+        history: all that was said, with ``carry: history``.
+    """
+
+    def __init__(self, question: str, documents: tuple[str, ...], config: MinionsConfig) -> None:
+        self.config, self.documents = config, documents
+        self.style = prompts.STYLES[config.style]
+        self.text = question
+        self.question = Part(Kind.QUESTION, question)
+        self.numbering = Numbering()
+        self.marks: set[Mark] = set()
+        self.round = 0
+        self.jobs: tuple[Job, ...] = ()
+        self.plan: Plan | None = None
+        self.best = ""
+        self.missing = ""
+        self.scratchpad: list[str] = []
+        self.history: list[Message] = []
+
+    def run(self) -> Machine:
+        config = self.config
+        try:
+            if config.retrieve:
+                self.documents = yield from retrieved(self.text, config.retrieve)
+            for number in range(1, config.rounds + 1):
+                self.round = number
+                wanted = yield from self._decompose()
+                cut = yield from self._execute(wanted)
+                decided: Decision = yield from self._synthesize(cut)
+                if decided.final:
+                    return self._outcome(decided.answer, decided.explanation)
+                self.best = decided.answer or self.best
+                self.missing = decided.missing or decided.explanation
+                if decided.scratchpad:
+                    self.scratchpad.append(f"{self.round}. {decided.scratchpad}")
+        except CollabError as error:
+            answer = self._best()
+            if not answer or isinstance(error, Cancelled):
+                raise
+            return self._outcome(answer, error=error)
+        self.marks.add(Mark.UNDECIDED)
+        return self._outcome(self.best, self.missing)
+
+    # ------------------------------------------------------------------ decompose
+
+    def _decompose(self) -> Generator[Action, Any, JobList]:
+        """Return the jobs of the remote's program; of its plan, where no program works."""
+        planners = (PLAN,) if self.config.planner == PLAN else (PROGRAM, PLAN)
+        fault = Fault.NO_JOBS
+        for planner in planners:
+            talk = [self._decompose_prompt(planner)]
+            for _ in range(self.config.attempts):
+                reply: Reply = yield self._ask("decompose", talk)
+                talk.append(replied(reply.text))
+                wanted = yield from self._carried_out(planner, reply.text)
+                if isinstance(wanted, JobList):
+                    self._remember(talk)
+                    return wanted
+                fault = wanted
+                talk.append(filled(prompts.FAILED, told=fault.told))
+        raise ModelError(
+            f"the remote gave no decomposition that works ({fault.value})",
+            field="remote",
+            remedy="use a more capable remote, or set planner to plan",
+        )
+
+    def _carried_out(self, planner: str, text: str) -> Generator[Action, Any, JobList | Fault]:
+        config = self.config
+        self.plan = None
+        if planner == PROGRAM:
+            return (
+                yield RunProgram(
+                    self.round,
+                    find_program(text),
+                    self.documents,
+                    self.jobs,
+                    self._chunkers(),
+                    config.chunk_size,
+                )
+            )
+        plan = read_plan(text, self._chunkers(), config.limits, reduce=config.reduce)
+        if isinstance(plan, Fault):
+            return plan
+        self.plan = plan
+        return jobs_of(
+            plan,
+            self.documents,
+            self.jobs,
+            chunk_size=config.chunk_size,
+            limits=config.limits,
+        )
+
+    def _decompose_prompt(self, planner: str) -> Message:
+        config = self.config
+        chunkers = self._chunkers()
+        sources = "\n\n".join(CHUNKERS[name].source(config.chunk_size) for name in chunkers)
+        if planner == PROGRAM:
+            form = prompts.PROGRAM_FORM.format(chunkers=sources, example=chunkers[0])
+        else:
+            form = prompts.PLAN_FORM.format(
+                chunkers=sources, reduce=prompts.PLAN_REDUCE if config.reduce else ""
+            )
+            form += prompts.PLAN_REDUCE_ABOUT if config.reduce else ""
+        return filled(
+            prompts.DECOMPOSE,
+            round=str(self.round),
+            document=self.style.document,
+            question=self.question,
+            rules=self.style.rules,
+            tasks=(prompts.FIXED_TASKS if config.tasks else prompts.ANY_TASKS).format(
+                tasks=config.tasks
+            ),
+            samples=(prompts.FIXED_SAMPLES if config.samples else prompts.ANY_SAMPLES).format(
+                samples=config.samples
+            ),
+            carried=self._carried(),
+            form=form,
+        )
+
+    def _carried(self) -> Message | str:
+        """Return what the remote may remember of the rounds before."""
+        if self.round == 1:
+            return ""
+        if self.config.carry == HISTORY:
+            return prompts.CARRIED_HISTORY
+        notes: Message | str = ""
+        if self.config.carry == SCRATCHPAD and self.scratchpad:
+            written = Part(Kind.REMOTE, "\n".join(self.scratchpad))
+            notes = filled(prompts.CARRIED_SCRATCHPAD, scratchpad=written)
+        missing = Part(Kind.REMOTE, self.missing or prompts.NOTHING_MISSING)
+        return filled(prompts.CARRIED, missing=missing, notes=notes)
+
+    def _chunkers(self) -> tuple[str, ...]:
+        return (self.config.chunker,) if self.config.chunker else tuple(CHUNKERS)
+
+    # ------------------------------------------------------------------ execute
+
+    def _execute(self, wanted: JobList) -> Generator[Action, Any, int]:
+        """Have the worker do the jobs; return how many were left out."""
+        config = self.config
+        manifests, cut = self.numbering.number(
+            wanted,
+            tasks=config.tasks,
+            samples=config.samples,
+            max_samples=config.max_samples,
+            max_jobs=config.limits.jobs,
+        )
+        local = tuple(self._worker_prompt(manifest) for manifest in manifests)
+        replies: Sequence[Reply | CollabError] = yield AskLocal("execute", self.round, local)
+        failed = [reply for reply in replies if isinstance(reply, CollabError)]
+        if failed and len(failed) == len(replies):
+            raise failed[0]  # nothing found is not the same as nothing asked
+        self.jobs = tuple(self._job(*both) for both in zip(manifests, replies, strict=True))
+        if cut:
+            self.marks.add(Mark.PARTIAL)
+        yield Executed(self.round, self.jobs, cut)
+        return cut
+
+    def _worker_prompt(self, manifest: JobManifest) -> LocalPrompt:
+        text = self.style.worker.format(
+            chunk=manifest.chunk, task=manifest.task, advice=manifest.advice, question=self.text
+        )
+        local = self.config.local
+        seed = (self.round - 1) * self.config.max_samples + manifest.sample
+        return LocalPrompt((Turn("user", text),), local.temperature, local.max_tokens, seed)
+
+    def _job(self, manifest: JobManifest, reply: Reply | CollabError) -> Job:
+        if isinstance(reply, CollabError) or reply.finish is Finish.REFUSAL:
+            return Job(manifest, JobOutput(), Dropped.FAILED)
+        if reply.finish is not Finish.STOP:
+            return Job(manifest, JobOutput(), Dropped.TRUNCATED)
+        output = worker_output(
+            reply.text, quotes=self.style.quotes, max_characters=self.config.field_characters
+        )
+        if output is None:
+            return Job(manifest, JobOutput(), Dropped.UNREADABLE)
+        if output.answer is None and self.config.abstain_filter:
+            return Job(manifest, output, Dropped.ABSTAINED)
+        return Job(manifest, output)
+
+    # ------------------------------------------------------------------ synthesize
+
+    def _synthesize(self, cut: int) -> Generator[Action, Any, Decision]:
+        """Ask the remote for its decision about the outputs."""
+        last = self.round == self.config.rounds
+        forced = last and self.config.force_final or not self.style.more
+        talk = [self._synthesize_prompt(cut, forced)]
+
+        def read(text: str) -> Decision | None:
+            found = decision(text)
+            return found if found is not None and (found.final or not forced) else None
+
+        repairs = self.config.remote.repairs
+        decided = yield from asked(lambda: self._ask("synthesize", talk), talk, read, repairs)
+        self._remember(talk)
+        if decided is None:
+            self.marks.add(Mark.UNREADABLE)
+            return Decision(forced, (_own_words(talk[-1]) or self._best()) if forced else "")
+        if forced and self.style.more:
+            self.marks.add(Mark.FORCED)
+        return decided
+
+    def _synthesize_prompt(self, cut: int, forced: bool) -> Message:
+        outputs, left_out = self._outputs()
+        notes = prompts.JOBS_LEFT_OUT if cut else ""
+        if left_out:
+            self.marks.add(Mark.PARTIAL)
+            notes += prompts.OUTPUTS_LEFT_OUT
+        final = "provide_final_answer"
+        more = "" if forced else prompts.MISSING_FIELD
+        if not forced and self.config.carry == SCRATCHPAD:
+            more += prompts.SCRATCHPAD_FIELD
+        return filled(
+            prompts.SYNTHESIZE,
+            question=self.question,
+            outputs=outputs,
+            notes=notes,
+            guidelines=prompts.LAST_ROUND if forced and self.style.more else self.style.guidelines,
+            decisions=final if forced else f"{final} or {self.style.more}",
+            answer=self.style.answer,
+            more=more,
+        )
+
+    def _outputs(self) -> tuple[Part, bool]:
+        """Return the kept outputs as the remote reads them, and if some had to be left out."""
+        kept = [job for job in self.jobs if job.kept]
+        if self.plan is not None and self.plan.reduction is not None:
+            value = self.plan.reduction.of(kept)
+            if value is not None:
+                rule = self.plan.reduction.rule
+                return Part(Kind.EXTRACT, prompts.REDUCED.format(rule=rule, value=value)), False
+        room = self.config.remote_characters
+        lines: list[str] = []
+        told: set[int] = set()
+        for job in sorted(kept, key=lambda job: job.manifest.task_id):
+            line = _line(job)
+            if job.manifest.task_id not in told:
+                line = f"{_heading(job.manifest)}\n{line}"
+            room -= len(line) + 1
+            if room < 0:
+                return Part(Kind.EXTRACT, "\n".join(lines)), True
+            told.add(job.manifest.task_id)
+            lines.append(line)
+        if not lines:
+            return Part(Kind.INSTRUCTIONS, prompts.NO_OUTPUTS), False
+        return Part(Kind.EXTRACT, "\n".join(lines)), False
+
+    # ------------------------------------------------------------------ the remote, the end
+
+    def _ask(self, stage: str, talk: Sequence[Message]) -> AskRemote:
+        """The one place where something is sent to the remote."""
+        remote = self.config.remote
+        messages = (*self.history, *talk)
+        return AskRemote(stage, self.round, messages, remote.temperature, remote.max_tokens)
+
+    def _remember(self, talk: Sequence[Message]) -> None:
+        if self.config.carry == HISTORY:
+            self.history += talk
+
+    def _best(self) -> str:
+        """Return what the remote thought best, or else what most workers have found."""
+        if self.best:
+            return self.best
+        answers = Counter(job.output.answer for job in self.jobs if job.kept and job.output.answer)
+        return answers.most_common(1)[0][0] if answers else ""
+
+    def _outcome(
+        self, answer: str, explanation: str = "", error: CollabError | None = None
+    ) -> Outcome:
+        return Outcome(answer, frozenset(self.marks), self.round, explanation, self.jobs, error)
+
+
+def _own_words(message: Message) -> str:
+    return "".join(part.text for part in message.parts if part.kind is Kind.REMOTE).strip()
+
+
+def _heading(manifest: JobManifest) -> str:
+    """Return a line about a task, with its text only if the remote wrote it itself."""
+    text = f": {manifest.task}" if manifest.quotable else ""
+    return f"Task t{manifest.task_id}{text}"
+
+
+def _line(job: Job) -> str:
+    fields = {"explanation": job.output.explanation, "citation": job.output.citation}
+    given = {name: value for name, value in fields.items() if value}
+    output = {"job": job.manifest.job_id, **given, "answer": job.output.answer}
+    return json.dumps(output, ensure_ascii=False)

@@ -1,0 +1,234 @@
+"""The sandbox process: ``python -m collab_llm_nodes.protocols.minions.sandbox.worker FD``.
+
+It runs one program after another, each in a fresh interpreter (pydantic-monty: a subset of Python,
+written in Rust, without any access to the machine). It serves its parent, a ``Sandbox``, over the
+socket FD, and ends when the parent closes it or is gone.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import datetime
+import math
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pydantic_monty as monty
+
+from collab_llm_nodes.config import from_mapping
+from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS, Chunker
+from collab_llm_nodes.protocols.minions.jobs import Fault
+from collab_llm_nodes.protocols.minions.sandbox import confinement
+from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
+from collab_llm_nodes.protocols.minions.sandbox.wire import TooLong, receive, send
+
+_PRELUDE = """\
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Tuple, Union
+
+@dataclass
+class JobManifest:
+    chunk: str
+    task: str
+    advice: str = ""
+    chunk_id: object = None
+    task_id: object = None
+    job_id: object = None
+
+@dataclass
+class JobOutput:
+    explanation: str
+    citation: object
+    answer: object
+
+@dataclass
+class Job:
+    manifest: JobManifest
+    output: JobOutput
+
+last_jobs = [
+    Job(JobManifest(last_chunks[number], *wanted), JobOutput(explanation, citation, answer))
+    for number, *wanted, explanation, citation, answer in last_jobs
+]
+"""
+_CALL = """\
+__wanted = prepare_jobs(context, last_jobs)
+(__wanted[:{jobs}], len(__wanted)) if isinstance(__wanted, (list, tuple)) else None
+"""
+_SAME_EVERY_TIME: monty.OSPolicy = {
+    "datetime": datetime.datetime(2000, 1, 1, tzinfo=datetime.timezone.utc),
+    "sleep": "zero",
+    "random_start": {"seed": 0},
+}
+_MAX_REQUEST = 1 << 30
+_FAULTS: dict[type[BaseException], Fault] = {
+    SyntaxError: Fault.SYNTAX,
+    TimeoutError: Fault.TIME,
+    MemoryError: Fault.MEMORY,
+    RecursionError: Fault.MEMORY,
+}
+
+
+class _Refused(Exception):
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+
+
+def main(descriptor: int) -> None:
+    """Serve until the socket is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
+    with socket.socket(fileno=descriptor) as parent:
+        limits = from_mapping(SandboxLimits, receive(parent, _MAX_REQUEST))
+        confinement.limit_resources(limits.process_mb)
+        landlock = confinement.give_up_rights()
+        interpreters = monty.Monty(
+            max_processes=1,
+            max_checkouts_per_worker=1,  # nothing of a program is there for the next
+            request_timeout=limits.wall_s,
+        )
+        parent_gone = contextlib.suppress(EOFError, OSError)
+        with interpreters as pool, parent_gone:
+            send(parent, {"landlock": landlock})
+            while True:
+                send(parent, _answer(pool, receive(parent, _MAX_REQUEST), limits))
+
+
+def _answer(pool: monty.Monty, request: Mapping[str, Any], limits: SandboxLimits) -> dict[str, Any]:
+    try:
+        return _run(pool, request, limits)
+    except _Refused as refused:
+        return {"fault": refused.fault}
+    except monty.MontyCrashedError as error:
+        return {"fault": Fault.TIME if error.timed_out else Fault.CRASHED}
+    except monty.MontyError as error:
+        kind = type(error.exception())
+        return {"fault": next((f for c, f in _FAULTS.items() if issubclass(kind, c)), Fault.RAISED)}
+    except (MemoryError, TooLong):
+        return {"fault": Fault.MEMORY}
+
+
+def _run(pool: monty.Monty, request: Mapping[str, Any], limits: SandboxLimits) -> dict[str, Any]:
+    functions = _Functions(request["chunkers"], request["chunk_size"], limits.calls)
+    budget: monty.ResourceLimits = {
+        "max_feed_duration_secs": limits.run_s,
+        "max_memory": limits.memory_mb << 20,
+        "max_recursion_depth": 200,
+        "max_suspensions": limits.calls + 1000,
+    }
+    with pool.checkout(limits=budget, os_policy=_SAME_EVERY_TIME) as session:
+        if (pid := session.worker_pid) is not None:
+            confinement.limit_cpu(pid, math.ceil(3 * limits.run_s) + 2)
+
+        def feed(code: str, inputs: dict[str, Any] | None = None) -> Any:
+            return session.feed_run(
+                code,
+                inputs=inputs or {},
+                external_lookup=functions.by_name,
+                print_callback=lambda stream, text: None,
+            )
+
+        last = {name: request[name] for name in ("last_chunks", "last_jobs")}
+        feed(_PRELUDE, {"context": request["documents"], **last})
+        try:
+            feed(request["program"])
+            _check_defined(feed)
+            wanted = feed(_CALL.format(jobs=limits.jobs))
+        except monty.MontyError:
+            if functions.left < 0:
+                raise _Refused(Fault.CALLS) from None
+            raise
+    return _checked(wanted, _literals(request["program"]), limits)
+
+
+def _check_defined(feed: Callable[[str], Any]) -> None:
+    try:
+        feed("prepare_jobs")
+    except monty.MontyRuntimeError:
+        raise _Refused(Fault.SYNTAX) from None
+
+
+class _Functions:
+    """The chunking functions that a program finds, counted.
+
+    Args:
+        names: those that it may call.
+        size: takes the place of any size that it asks for, unless 0.
+        calls: times that it may call them.
+    """
+
+    def __init__(self, names: list[str], size: int, calls: int) -> None:
+        self.left = calls
+        self._size = size
+        self.by_name = {name: self._function(CHUNKERS[name]) for name in names}
+
+    def _function(self, chunker: Chunker) -> Callable[..., list[str]]:
+        def function(*args: Any, **kwargs: Any) -> list[str]:
+            self.left -= 1
+            if self.left < 0:
+                raise RuntimeError("too many calls")
+            given = dict(zip(("doc", chunker.argument), args, strict=False)) | kwargs
+            document, size = given.pop("doc", None), given.pop(chunker.argument, 0)
+            documents = [document] if isinstance(document, str) else document
+            if not isinstance(documents, list) or not isinstance(size, int):
+                raise TypeError("wrong arguments")
+            return [piece for text in documents for piece in chunker(text, self._size or size)]
+
+        return function
+
+
+def _literals(program: str) -> set[str]:
+    """Return the strings that stand in ``program``."""
+    try:
+        tree = ast.parse(program)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return {value for value in constants if isinstance(value, str)}
+
+
+def _checked(wanted: Any, literals: set[str], limits: SandboxLimits) -> dict[str, Any]:
+    """Return the jobs that a program wants as plain data, each chunk once.
+
+    Raises:
+        _Refused: these are no jobs, or too much text.
+    """
+    match wanted:
+        case ([*items] | (*items,), int(count)) if len(items) <= limits.jobs:
+            cut = max(count - len(items), 0)
+        case _:
+            raise _Refused(Fault.NOT_JOBS)
+    chunks: dict[str, int] = {}
+    jobs, length = [], 0
+    for item in items:
+        chunk, task, advice = _fields(item)
+        if not chunk.strip() or len(chunk) > limits.chunk_characters:
+            cut += 1
+            continue
+        if max(len(task), len(advice)) > limits.task_characters:
+            raise _Refused(Fault.TOO_LONG)
+        length += len(task) + len(advice) + (0 if chunk in chunks else len(chunk))
+        if length > limits.output_mb << 20:
+            raise _Refused(Fault.TOO_LONG)
+        number = chunks.setdefault(chunk, len(chunks))
+        jobs.append([number, task, advice, task in literals])
+    if not jobs:
+        raise _Refused(Fault.NO_JOBS)
+    return {"chunks": list(chunks), "jobs": jobs, "cut": cut}
+
+
+def _fields(item: Any) -> tuple[str, str, str]:
+    if isinstance(item, monty.MontyClassProxy):
+        found = item.attributes
+        fields = found.get("chunk"), found.get("task"), found.get("advice") or ""
+        match fields:
+            case (str(chunk), str(task), str(advice)) if task.strip():
+                return chunk, task, advice
+    raise _Refused(Fault.NOT_JOBS)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,175 @@
+"""Everything that Minion, MinionS and their baselines can be told."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
+from collab_llm_nodes.protocols.minions.prompts import STYLES
+from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
+
+PROGRAM, PLAN = "program", "plan"
+RETRIES, SCRATCHPAD, HISTORY = "retries", "scratchpad", "history"
+_REPEATS_ITSELF = 0.01
+"""Below this temperature samples of one job hardly differ."""
+
+
+@dataclass(frozen=True)
+class RemoteConfig:
+    """Settings of the requests to the remote model."""
+
+    temperature: float = setting(0.0, "Temperature.", low=0.0, high=2.0, per_request=True)
+    max_tokens: int = setting(2048, "Length limit of a reply [tokens].", low=1, high=65536)
+    repairs: int = setting(
+        2, "Times that a reply of the wrong form is asked for again.", low=0, high=10
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """Settings of the requests to the local model."""
+
+    temperature: float = setting(0.2, "Temperature.", low=0.0, high=2.0, per_request=True)
+    max_tokens: int = setting(512, "Length limit of a reply [tokens].", low=1, high=65536)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class MinionConfig:
+    """The chat of two models (paper 000, section 4)."""
+
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
+    local: LocalConfig = field(default_factory=LocalConfig)
+    style: str = setting(
+        "general", "Wording of the prompts.", choices=tuple(STYLES), per_request=True
+    )
+    rounds: int = setting(
+        3, "Messages to the local model at most.", low=1, high=50, per_request=True
+    )
+    force_final: bool = setting(True, "Make the remote answer in the last round.", per_request=True)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class MinionsConfig:
+    """Decompose, execute, aggregate (paper 000, section 5)."""
+
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
+    local: LocalConfig = field(default_factory=LocalConfig)
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
+    style: str = setting(
+        "general", "Wording of the prompts and form of the worker's answers.",
+        choices=tuple(STYLES), per_request=True,
+    )  # fmt: skip
+    planner: str = setting(
+        PROGRAM,
+        "program: the remote writes a program, and a plan if that fails; plan: a JSON plan.",
+        choices=(PROGRAM, PLAN),
+        per_request=True,
+    )
+    attempts: int = setting(
+        3, "Programs or plans of a round at most, until one works.", low=1, high=20
+    )
+    rounds: int = setting(5, "Rounds at most.", low=1, high=50, per_request=True)
+    tasks: int = setting(
+        3, "Different tasks of a round at most; 0: as the remote asks.", low=0, high=64,
+        per_request=True,
+    )  # fmt: skip
+    samples: int = setting(
+        1, "Answers of the worker to each task over each chunk; 0: as the remote asks.",
+        low=0, high=64, per_request=True,
+    )  # fmt: skip
+    max_samples: int = setting(16, "Samples that the remote may ask for.", low=1, high=64)
+    chunker: str = setting(
+        "",
+        "Chunking function that the remote has to use; empty: any.",
+        choices=("", *CHUNKERS),
+        per_request=True,
+    )
+    chunk_size: int = setting(
+        0,
+        "Size of all chunks, in pages or characters as the function counts; 0: as the remote asks.",
+        low=0,
+        high=1_000_000,
+        per_request=True,
+    )
+    abstain_filter: bool = setting(
+        True, "Send no outputs in which the worker has found nothing.", per_request=True
+    )
+    carry: str = setting(
+        SCRATCHPAD,
+        "Memory of the remote between rounds. retries: what was missing; scratchpad: that and its"
+        " notes; history: all that was said.",
+        choices=(RETRIES, SCRATCHPAD, HISTORY),
+        per_request=True,
+    )
+    force_final: bool = setting(True, "Make the remote answer in the last round.", per_request=True)
+    retrieve: int = setting(
+        0, "Work on this many retrieved passages in place of the documents; 0: off.",
+        low=0, high=10_000, per_request=True,
+    )  # fmt: skip
+    reduce: bool = setting(
+        False, "Let plans compute with the answers here. Not in the paper.", per_request=True
+    )
+    remote_characters: int = setting(
+        60_000, "Length of the outputs that a round may send.", low=1000, high=10_000_000
+    )
+    field_characters: int = setting(
+        2000, "Length of each field of an output; the rest is cut off.", low=50, high=100_000
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def warnings(self) -> list[str]:
+        """Return what is allowed and makes little sense, one sentence each."""
+        if self.samples > 1 and self.local.temperature < _REPEATS_ITSELF:
+            return [
+                f"samples is {self.samples} at local.temperature {self.local.temperature:g}: the"
+                " samples will hardly differ; raise the temperature, or take one sample"
+            ]
+        return []
+
+
+@dataclass(frozen=True)
+class DirectConfig:
+    """One model answers alone: remote only, local only or RAG (paper 000, appendix B)."""
+
+    remote: RemoteConfig = field(default_factory=lambda: RemoteConfig(temperature=0.2))
+    local: LocalConfig = field(default_factory=LocalConfig)
+    retrieve: int = setting(
+        50, "Retrieved passages that the remote reads in RAG.", low=1, high=10_000
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+_ALMOST_GREEDY = LocalConfig(temperature=1e-5)
+
+PRESETS: Mapping[str, MinionsConfig] = {
+    "financebench": MinionsConfig(
+        style="financebench", chunker="chunk_on_multiple_pages", chunk_size=5
+    ),
+    # Its prompt lets the remote do nothing but answer: there is no second round.
+    "longhealth": MinionsConfig(style="longhealth", local=_ALMOST_GREEDY, rounds=1),
+    "qasper": MinionsConfig(style="qasper", local=_ALMOST_GREEDY),
+}
+"""The paper's experiments: temperatures of appendix B, prompts of appendix F. It gives no numbers
+of rounds, tasks and samples for its table 1; these are the defaults."""
+
+CHAT_PRESETS: Mapping[str, MinionConfig] = {
+    name: dataclasses.replace(MinionConfig(), style=name, local=preset.local)
+    for name, preset in PRESETS.items()
+}
+"""The same experiments as a chat."""

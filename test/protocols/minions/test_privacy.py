@@ -1,0 +1,140 @@
+"""Privacy of MinionS: the real sandbox and the machine together, over a long document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from minions_world import World, chunk_of, final, found, more, plan
+
+from collab_llm_nodes.protocols.minions.jobs import Fault, JobList
+from collab_llm_nodes.protocols.minions.messages import (
+    Finish,
+    Kind,
+    LocalPrompt,
+    Mark,
+    Reply,
+    RunProgram,
+)
+from collab_llm_nodes.protocols.minions.minions import minions
+from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
+from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
+from collab_llm_nodes.protocols.minions.settings import MinionsConfig
+
+_PAGES = 40
+_KEPT = 7  # the page that is asked for
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    running = Sandbox(SandboxLimits(run_s=30, wall_s=60))
+    yield running
+    running.close()
+
+
+def _document() -> str:
+    """Return pages that each hold a canary of their own."""
+    return "\f".join(f"Page {i}. The canary-{i} sings. Weight {i} kg." for i in range(_PAGES))
+
+
+def _worker(prompt: LocalPrompt) -> str | Reply:
+    """Keep one page; leave the others out in all the ways there are."""
+    chunk = chunk_of(prompt)
+    page = int(chunk.split(".")[0].removeprefix("Page "))
+    if page == _KEPT:
+        return found("7 kg", citation="Weight 7 kg.")
+    discarded: list[str | Reply] = [
+        found(None, explanation=f"Only this: {chunk}", citation=chunk),
+        Reply(found(chunk), Finish.LENGTH),
+        f"I read: {chunk}",
+        Reply(chunk, Finish.REFUSAL),
+        found("None", explanation=chunk),
+    ]
+    return discarded[page % 5]
+
+
+def _program(body: str) -> str:
+    return f"```python\ndef prepare_jobs(context, last_jobs):\n{body}\n```"
+
+
+_HONEST = _program(
+    "    return [JobManifest(c, 'Extract the weight.') for c in chunk_by_page(context)]"
+)
+_ZOOM = _program(
+    "    hits = [job.manifest for job in last_jobs if job.output.answer]\n"
+    "    return [JobManifest(m.chunk, 'Extract the unit.', chunk_id=m.chunk) for m in hits]"
+)
+_TELLING_TASKS = _program(
+    "    return [JobManifest(c, 'Extract: ' + c, c, c, c, c) for c in chunk_by_page(context)]"
+)
+_TELLING_ERROR = _program("    raise ValueError(context[0])")
+_TELLING_RESULT = _program("    return context")
+_NO_PROGRAM = "```python\nraise ValueError('no')\n```"
+
+
+def _drive(
+    sandbox: Sandbox, remote: Sequence[str], config: MinionsConfig
+) -> tuple[World, str, frozenset[Mark]]:
+    def run(action: RunProgram) -> JobList | Fault:
+        return sandbox.run(
+            action.program,
+            action.documents,
+            action.last_jobs,
+            chunkers=action.chunkers,
+            chunk_size=action.chunk_size,
+        )
+
+    world = World(remote, worker=_worker, run_program=run)
+    outcome = world.drive(minions("How heavy is it?", [_document()], config))
+    return world, outcome.answer, outcome.marks
+
+
+@pytest.mark.parametrize("carry", ["retries", "scratchpad", "history"])
+@pytest.mark.parametrize(
+    "remote",
+    [
+        [_HONEST, final("7 kg")],
+        [_HONEST, more(missing_info="the unit", scratchpad="7"), _ZOOM, final("7 kg")],
+        [_TELLING_TASKS, final("7 kg")],
+        [_TELLING_ERROR, _TELLING_RESULT, _HONEST, final("7 kg")],
+        [_NO_PROGRAM] * 3 + [plan("Extract the weight."), final("7 kg")],
+        [_TELLING_ERROR] * 3 + ["no plan"] + [plan("Extract the weight."), final("7 kg")],
+    ],
+    ids=["honest", "zoom", "telling tasks", "telling errors", "plan", "fallback"],
+)
+def test_no_canary_crosses(sandbox: Sandbox, remote: list[str], carry: str) -> None:
+    world, answer, _ = _drive(sandbox, remote, MinionsConfig(carry=carry, tasks=0))
+    assert answer == "7 kg"
+    assert "canary-" not in world.wire
+    assert "Weight 7 kg." in world.wire
+    assert any("canary-3" in chunk_of(p) for prompts in world.prompts for p in prompts)
+
+
+def test_the_zoom_sees_last_rounds_outputs(sandbox: Sandbox) -> None:
+    remote = [_HONEST, more(missing_info="the unit"), _ZOOM, final("7 kg")]
+    world, _, _ = _drive(sandbox, remote, MinionsConfig())
+    assert len(world.rounds[0].jobs) == _PAGES
+    (job,) = world.rounds[1].jobs
+    assert job.manifest.job_id == f"c{_KEPT + 1}_t2_s0"
+
+
+def test_the_remotes_own_tasks_are_quoted_and_no_others(sandbox: Sandbox) -> None:
+    world, _, _ = _drive(sandbox, [_HONEST, final()], MinionsConfig())
+    assert "Task t1: Extract the weight." in world.wire
+    world, _, _ = _drive(sandbox, [_TELLING_TASKS, final()], MinionsConfig(tasks=0))
+    assert f"Task t{_KEPT + 1}\n" in world.wire
+
+
+def test_every_byte_that_crosses_has_a_kind(sandbox: Sandbox) -> None:
+    world, _, _ = _drive(sandbox, [_HONEST, final()], MinionsConfig())
+    total = sum(len(p.text) for ask in world.sent for m in ask.messages for p in m.parts)
+    assert total == sum(len(m.text) for ask in world.sent for m in ask.messages)
+    kinds = {p.kind for ask in world.sent for m in ask.messages for p in m.parts}
+    assert kinds == {Kind.INSTRUCTIONS, Kind.QUESTION, Kind.EXTRACT}
+
+
+def test_a_program_may_not_make_a_million_jobs(sandbox: Sandbox) -> None:
+    flood = _program("    return [JobManifest('Page 7. ', 'a')] * 10**6")
+    world, _, marks = _drive(sandbox, [flood, final()], MinionsConfig(samples=0))
+    assert len(world.prompts[0]) <= MinionsConfig().max_samples
+    assert Mark.PARTIAL in marks

@@ -1,0 +1,350 @@
+"""Programs that a hostile remote might write: nothing escapes, nothing hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from attack_programs import BOMBS, LEAKS, WORKS, program
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from waiting import comes_true, wait_for
+
+from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, JobManifest, JobOutput
+from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
+from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
+
+_CANARY = "canary_7f3a91"
+_BANS_SOCKETS = ("x86_64", "aarch64")
+_ENDS_WITHIN_S = 30.0
+"""A program must have ended by then, which its own limit of 0.2 s brings about, not the other."""
+
+
+@dataclass
+class Host:
+    """Things that a program must not reach."""
+
+    folder: Path
+    listener: socket.socket
+
+    @property
+    def file(self) -> Path:
+        """A file that holds the canary; its name is one, too."""
+        return self.folder / _CANARY
+
+    @property
+    def trace(self) -> Path:
+        """A file that is there if a program has done something."""
+        return self.folder / "trace"
+
+    def connected(self) -> bool:
+        """Return True if somebody has connected since the last call."""
+        try:
+            self.listener.accept()[0].close()
+        except BlockingIOError:
+            return False
+        return True
+
+    def leak(self, name: str) -> str:
+        """Return the program of this name, aimed at this host."""
+        body = LEAKS[name].replace("FILE", str(self.file)).replace("FOLDER", str(self.folder))
+        port = str(self.listener.getsockname()[1])
+        return program(body.replace("TRACE", str(self.trace)).replace("PORT", port))
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    folder = tmp_path_factory.mktemp("secrets")
+    os.environ["COLLAB_CANARY"] = _CANARY
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        found = Host(folder, listener)
+        found.file.write_text(_CANARY)
+        (folder / "canary_module.py").write_text(f"text = '{_CANARY}'")
+        yield found
+    del os.environ["COLLAB_CANARY"]
+
+
+@pytest.fixture(scope="module")
+def sandbox(host: Host) -> Iterator[Sandbox]:
+    running = Sandbox(SandboxLimits(run_s=30, wall_s=100, memory_mb=64))
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def impatient(host: Host) -> Iterator[Sandbox]:
+    """A sandbox for programs without end."""
+    running = Sandbox(SandboxLimits(run_s=0.2, wall_s=100, memory_mb=64))
+    yield running
+    running.close()
+
+
+def _lives(sandbox: Sandbox) -> bool:
+    """Return True if it runs a program; a machine that stalls may need several attempts."""
+    return any(isinstance(sandbox.run(program(""), ["text"]), JobList) for _ in range(5))
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_nothing_escapes(host: Host, sandbox: Sandbox, name: str) -> None:
+    result = sandbox.run(host.leak(name), ["text"])
+    assert _CANARY not in str(result)
+    assert not host.trace.exists()
+    assert not host.connected()
+    if isinstance(result, JobList):  # whatever it found, it is no more than a word or two
+        assert all(len(job.task) < 100 for job in result.jobs)
+
+
+def test_in_plain_python_these_attacks_succeed(host: Host) -> None:
+    """Show that the tests above would notice an escape."""
+    harness = """
+import dataclasses, json, sys
+JobManifest = dataclasses.make_dataclass("JobManifest", ["chunk", "task"])
+space = {"JobManifest": JobManifest}
+exec(sys.stdin.read(), space)
+print(space["prepare_jobs"](["text"], []))
+"""
+    failed = set()
+    for name in WORKS:
+        run = subprocess.run(
+            [sys.executable, "-I", "-c", harness],
+            input=host.leak(name),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        if not (_CANARY in run.stdout or host.trace.exists() or host.connected()):
+            failed.add(name)
+        if host.trace.is_dir():
+            host.trace.rmdir()
+        host.trace.unlink(missing_ok=True)
+    assert not failed
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_nothing_hangs(impatient: Sandbox, name: str) -> None:
+    begun = time.monotonic()
+    result = impatient.run(program(BOMBS[name]), ["text"])
+    assert time.monotonic() - begun < _ENDS_WITHIN_S
+    assert isinstance(result, Fault) or len(result.jobs) <= SandboxLimits().jobs
+    assert _lives(impatient)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_pieces_of_attacks_in_any_order(host: Host, sandbox: Sandbox, data: st.DataObject) -> None:
+    """Splice programs, and cut them anywhere."""
+    name = st.sampled_from(sorted(LEAKS))
+    first, second = host.leak(data.draw(name)), host.leak(data.draw(name))
+    cut = data.draw(st.integers(0, len(first))), data.draw(st.integers(0, len(second)))
+    spliced = first[: cut[0]] + second[cut[1] :] + data.draw(st.text(max_size=5))
+    result = sandbox.run(spliced, ["text \ud800"])
+    assert _CANARY not in str(result).replace(str(host.file), "")
+    assert not host.trace.exists()
+    assert not host.connected()
+
+
+def test_memory_is_limited_where_the_process_has_more(sandbox: Sandbox) -> None:
+    assert isinstance(sandbox.run(program("bytes(10 << 20)"), ["text"]), JobList)
+    assert sandbox.run(program("bytes(100 << 20)"), ["text"]) is Fault.MEMORY
+
+
+def test_one_program_leaves_nothing_to_the_next(sandbox: Sandbox) -> None:
+    first = "JobManifest = None\nsecret = 'x'\n" + program("found = ''")
+    sandbox.run(first, ["text"])
+    assert sandbox.run(program("found = secret"), ["text"]) is Fault.RAISED
+    assert isinstance(sandbox.run(program(""), ["text"]), JobList)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "raise ValueError(context[0])",
+        "raise SystemExit(context[0])",
+        "raise KeyboardInterrupt(context[0])",
+        "assert False, context[0]",
+        "{}[context[0]]",
+        "int(context[0])",
+        "getattr('', context[0])",
+        "exec(context[0])",
+        "__import__(context[0])",
+        "open(context[0])",
+        "return context[0]",
+        "return {'jobs': context}",
+        "return [context[0]]",
+        "return [JobManifest(chunk=1, task=context[0])]",
+        "return [JobManifest(chunk='c', task=[context[0]])]",
+        "return [JobManifest(chunk='c', task='t', advice=context)]",
+    ],
+)
+def test_an_error_tells_no_text(sandbox: Sandbox, body: str) -> None:
+    result = sandbox.run(program(body), [f"{_CANARY} 'unreadable"])
+    assert isinstance(result, Fault)
+    assert _CANARY not in result.told + result.value
+
+
+def test_what_is_printed_goes_nowhere(sandbox: Sandbox, capfd: pytest.CaptureFixture[str]) -> None:
+    assert isinstance(sandbox.run(program("print(context[0])"), [_CANARY]), JobList)
+    assert _CANARY not in "".join(capfd.readouterr())
+
+
+def test_ids_are_not_the_programs(sandbox: Sandbox) -> None:
+    body = (
+        "return [JobManifest(chunk='c', task='t', chunk_id=context[0], task_id=context[0],"
+        " job_id=context[0])]"
+    )
+    result = sandbox.run(program(body), [_CANARY])
+    assert isinstance(result, JobList)
+    assert _CANARY not in str(result)
+
+
+@pytest.mark.parametrize(
+    ("task", "quotable"),
+    [
+        ("'Extract the date.'", True),
+        ("'Extract ' 'the date.'", True),
+        ("context[0]", False),
+        ("f'Extract {context[0]}'", False),
+        ("'%s' % context[0]", False),
+        ("''.join(sorted(context[0]))", False),
+        ("context[0].upper()", False),
+        ("'word'[:3]", False),
+    ],
+)
+def test_only_words_of_the_program_may_be_quoted(
+    sandbox: Sandbox, task: str, quotable: bool
+) -> None:
+    result = sandbox.run(program(f"return [JobManifest('c', {task})]"), [_CANARY])
+    assert isinstance(result, JobList)
+    assert [job.quotable for job in result.jobs] == [quotable]
+
+
+def test_a_process_that_ends_while_it_is_idle_is_replaced(sandbox: Sandbox) -> None:
+    sandbox.start()
+    before, process = sandbox.replaced, sandbox.process
+    sandbox.interrupt()
+    os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+    assert isinstance(sandbox.run(program(""), ["text"]), JobList)
+    assert sandbox.replaced == before + 1
+
+
+def test_a_program_can_be_interrupted() -> None:
+    running = Sandbox(SandboxLimits(run_s=60, wall_s=60))
+    running.start()
+    process = running.process
+    with ThreadPoolExecutor() as pool:
+        result = pool.submit(running.run, program(BOMBS["loop"]), ["text"])
+        wait_for(lambda: len(_members(process)) > 1)
+        running.interrupt()
+        assert result.result(30) is Fault.CRASHED
+    assert isinstance(running.run(program(""), ["text"]), JobList)
+    running.close()
+
+
+def test_the_log_tells_of_each_program_but_not_of_the_text(
+    sandbox: Sandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "collab_llm_nodes.protocols.minions"):
+        sandbox.run(program(""), [_CANARY])
+        sandbox.run(program("raise ValueError(context[0])"), [_CANARY])
+    assert "1 jobs after" in caplog.text
+    assert "RAISED after" in caplog.text
+    assert "raise ValueError" in caplog.text
+    assert _CANARY not in caplog.text
+
+
+def test_no_wall_time_left_is_a_fault_and_the_process_is_replaced(sandbox: Sandbox) -> None:
+    slow = program("while True: pass")
+    assert sandbox.run(slow, ["text"], due=time.monotonic() + 0.05) is Fault.TIME
+    assert isinstance(sandbox.run(program(""), ["text"]), JobList)
+
+
+def test_last_jobs_arrive_with_outputs_and_ids(sandbox: Sandbox) -> None:
+    manifest = JobManifest("the chunk", "the task", "advice", 7, 3, 1)
+    last = Job(manifest, JobOutput("because", "a quote", "42"))
+    body = (
+        "j = last_jobs[0]; m = j.manifest; o = j.output;"
+        " found = [m.chunk, m.task, m.advice, m.chunk_id, m.task_id, m.job_id,"
+        " o.explanation, o.citation, o.answer]"
+    )
+    result = sandbox.run(program(body), ["text"], [last])
+    assert isinstance(result, JobList)
+    expected = "['the chunk', 'the task', 'advice', 7, 3, 'c7_t3_s1', 'because', 'a quote', '42']"
+    assert result.jobs[0].task == f"t{expected}"
+
+
+def test_the_process_holds_no_right_to_files_or_network(host: Host) -> None:
+    """Try the second layer without the first: what the process itself may do."""
+    script = f"""
+import json, socket, sys
+from collab_llm_nodes.protocols.minions.sandbox import confinement
+confinement.limit_resources(4096)
+version = confinement.give_up_rights()
+done = []
+def attempt(name, act):
+    try:
+        act()
+        done.append(name)
+    except OSError:
+        pass
+attempt("read", lambda: open({str(host.file)!r}).read())
+attempt("write", lambda: open({str(host.trace)!r}, "w"))
+attempt("connect", lambda: socket.create_connection({host.listener.getsockname()!r}, 1))
+attempt("datagram", lambda: socket.socket(type=socket.SOCK_DGRAM))
+attempt("unix", lambda: socket.socket(socket.AF_UNIX))
+print(json.dumps([version, done]))
+"""
+    paths = os.pathsep.join(map(os.path.abspath, sys.path))
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": paths},
+        timeout=60,
+        check=True,
+    )
+    landlock, done = json.loads(run.stdout)
+    assert done == ([] if landlock else ["read", "write"])
+
+
+def test_closing_leaves_no_process() -> None:
+    running = Sandbox(SandboxLimits(run_s=60, wall_s=60))
+    running.start()
+    group = running.process
+    worker = threading.Thread(target=running.run, args=(program(BOMBS["loop"]), ["text"]))
+    worker.start()
+    wait_for(lambda: len(_members(group)) > 1)
+    for member in _members(group):  # the process, and the interpreter that it has started
+        status = (Path("/proc") / member / "status").read_text()
+        assert re.search(r"^NoNewPrivs:\s+1$", status, re.M)
+        assert re.search(r"^Seccomp:\s+2$", status, re.M) or platform.machine() not in _BANS_SOCKETS
+    assert running.run(program(""), ["text"], due=time.monotonic() + 0.1) is Fault.TIME  # waits
+    running.close()
+    worker.join(30)
+    assert not worker.is_alive()
+    assert comes_true(lambda: not _members(group), 30)
+
+
+def _members(group: int) -> list[str]:
+    """Return the processes of a group that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, of_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(of_group) == group and state != "Z":
+                found.append(stat.parent.name)
+    return found

@@ -1,0 +1,207 @@
+"""Programs such as a good remote writes: the paper's own, and idioms of models that can code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, JobManifest, JobOutput
+from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
+from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
+
+_REPORT = "\f".join(
+    [
+        "# Income statement\nTotal revenue 2015: $3,991 million.",
+        "# Cash flow\nDepreciation and amortization: $167 million.",
+        "# Notes\nNothing of interest.",
+    ]
+)
+_LAST = (
+    Job(JobManifest("# Cash flow\nDepreciation", "t", "", 2, 1), JobOutput("e", "c", "167")),
+    Job(JobManifest("# Notes\nNothing", "t", "", 3, 1), JobOutput()),
+)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    running = Sandbox(SandboxLimits(run_s=30, wall_s=60))
+    yield running
+    running.close()
+
+
+# Section 5.1 of paper 000, with the names of its appendix F.
+_PAPER = """
+def prepare_jobs(context: List[str], last_jobs: List[Job]) -> List[JobManifest]:
+    jobs = []
+    instructions = ["Extract the total revenue.", "In the statement of cash flow, find D&A."]
+    for document in context:
+        chunks = chunk_on_multiple_pages(doc=document, pages_per_chunk=1)
+        for chunk in chunks:
+            for instr in instructions:
+                for _ in range(5):
+                    jobs.append(JobManifest(chunk=chunk, task=instr, advice=""))
+    return jobs
+"""
+# Appendix F, LongHealth: with its list of jobs, which the example there forgets.
+_APPENDIX = """
+def prepare_jobs(context, last_jobs):
+    job_manifests = []
+    task_id = 1  # Unique identifier for the task
+    for doc_id, document in enumerate(context):
+        chunks = chunk_by_page(document)
+        for chunk_id, chunk in enumerate(chunks):
+            # Create a task for extracting mentions of specific keywords
+            task = (
+                "Extract all mentions of the following keywords: "
+                "'revenue', 'amortization', 'million'."
+            )
+            job_manifest = JobManifest(
+                chunk_id=f"{doc_id}_{chunk_id}",
+                task_id=task_id,
+                chunk=chunk,
+                task=task,
+                advice="Focus on extracting the specific keywords.",
+            )
+            job_manifests.append(job_manifest)
+    return job_manifests
+"""
+_ZOOM = '''
+from typing import List, Optional
+import re
+
+def is_relevant(job: Job) -> bool:
+    return job.output.answer is not None and bool(re.search(r"\\d+", job.output.answer))
+
+def prepare_jobs(context: List[str], last_jobs: Optional[List[Job]] = None) -> List[JobManifest]:
+    """Look closer where something was found."""
+    wanted = {job.manifest.chunk_id: job.manifest for job in last_jobs or [] if is_relevant(job)}
+    return [
+        JobManifest(piece, f"Check the number in chunk {number}.")
+        for number, manifest in sorted(wanted.items())
+        for piece in chunk_by_paragraph(manifest.chunk, max_chunk_size=500)
+    ]
+'''
+_FILTER = """
+from collections import defaultdict
+import json, math
+
+KEYWORDS = ["revenue", "amortization"]
+
+def score(chunk: str) -> float:
+    words = chunk.lower().split()
+    counts = defaultdict(int)
+    for word in words:
+        counts[word.strip(".,:$#")] += 1
+    return sum(math.log1p(counts[keyword]) for keyword in KEYWORDS)
+
+def prepare_jobs(context, last_jobs):
+    chunks = [c for doc in context for c in chunk_by_section(doc, max_chunk_size=1000)]
+    ranked = sorted(chunks, key=lambda c: (-score(c), chunks.index(c)))[:2]
+    try:
+        limit = int(json.loads('{"n": 2}')["n"])
+    except (KeyError, ValueError):
+        limit = 1
+    jobs = []
+    for i, chunk in enumerate(ranked):
+        if i >= limit or not any(k in chunk.lower() for k in KEYWORDS):
+            continue
+        title, *_ = chunk.splitlines()
+        jobs.extend([JobManifest(chunk=chunk, task="Extract the amount.", advice=title)] * 2)
+    return jobs
+"""
+
+
+def _run(sandbox: Sandbox, program: str) -> JobList:
+    result = sandbox.run(program, [_REPORT], _LAST)
+    assert isinstance(result, JobList), result
+    return result
+
+
+def test_the_papers_program(sandbox: Sandbox) -> None:
+    jobs = _run(sandbox, "from typing import List\n" + _PAPER).jobs
+    assert len(jobs) == 3 * 2 * 5
+    assert len({(job.chunk, job.task) for job in jobs}) == 6
+    assert all(job.quotable for job in jobs)
+
+
+def test_the_papers_program_needs_no_import_of_types(sandbox: Sandbox) -> None:
+    assert len(_run(sandbox, _PAPER).jobs) == 30
+
+
+def test_the_appendixs_program(sandbox: Sandbox) -> None:
+    jobs = _run(sandbox, _APPENDIX).jobs
+    assert [job.chunk.split("\n")[0] for job in jobs] == [
+        "# Income statement",
+        "# Cash flow",
+        "# Notes",
+    ]
+    assert {job.advice for job in jobs} == {"Focus on extracting the specific keywords."}
+    assert all(job.quotable for job in jobs)
+
+
+def test_a_second_round_looks_closer(sandbox: Sandbox) -> None:
+    (job,) = _run(sandbox, _ZOOM).jobs
+    assert job.task == "Check the number in chunk 2."
+    assert not job.quotable
+    assert "Depreciation" in job.chunk
+
+
+def test_a_program_may_choose_by_what_a_chunk_holds(sandbox: Sandbox) -> None:
+    jobs = _run(sandbox, _FILTER).jobs
+    assert [job.advice for job in jobs] == ["# Income statement"] * 2 + ["# Cash flow"] * 2
+
+
+@pytest.mark.parametrize(
+    ("call", "chunks"),
+    [
+        ("chunk_by_page(context)", 3),
+        ("chunk_by_page(context[0])", 3),
+        ("chunk_by_page(doc=context[0])", 3),
+        ("chunk_on_multiple_pages(context[0], 2)", 2),
+        ("chunk_on_multiple_pages(doc=context, pages_per_chunk=2)", 2),
+        ("chunk_on_multiple_pages(context, pages_per_chunk=-5)", 3),
+        ("chunk_by_section(context)", 3),
+        ("[c for c in chunk_by_page(context) if 'revenue' in c]", 1),
+    ],
+)
+def test_calls_of_chunkers(sandbox: Sandbox, call: str, chunks: int) -> None:
+    program = (
+        f"def prepare_jobs(context, last_jobs):\n    return [JobManifest(c, 't') for c in {call}]"
+    )
+    assert len(_run(sandbox, program).jobs) == chunks
+
+
+@pytest.mark.parametrize(
+    "call", ["chunk_by_page()", "chunk_by_page(3)", "chunk_by_page(context, 'a')"]
+)
+def test_wrong_calls_of_chunkers(sandbox: Sandbox, call: str) -> None:
+    program = f"def prepare_jobs(context, last_jobs):\n    return {call}"
+    assert sandbox.run(program, [_REPORT]) is Fault.RAISED
+
+
+def test_the_size_that_the_host_sets_prevails(sandbox: Sandbox) -> None:
+    program = (
+        "def prepare_jobs(context, last_jobs):\n"
+        "    return [JobManifest(c, 't') for c in chunk_on_multiple_pages(context, 1)]"
+    )
+    result = sandbox.run(program, [_REPORT], chunk_size=3)
+    assert isinstance(result, JobList)
+    assert len(result.jobs) == 1
+
+
+def test_only_the_chunkers_that_are_offered_exist(sandbox: Sandbox) -> None:
+    program = "def prepare_jobs(context, last_jobs):\n    return chunk_by_page(context)"
+    assert sandbox.run(program, [_REPORT], chunkers=["chunk_by_section"]) is Fault.RAISED
+
+
+def test_limits_of_chunks_and_source(sandbox: Sandbox) -> None:
+    limits = SandboxLimits(run_s=30, wall_s=60)
+    long = limits.chunk_characters + 1
+    program = (
+        f"def prepare_jobs(c, l):\n    return [JobManifest('a' * n, 't') for n in (1, {long})]"
+    )
+    result = sandbox.run(program, [_REPORT])
+    assert isinstance(result, JobList)
+    assert (len(result.jobs), result.cut) == (1, 1)
+    assert sandbox.run("#" * limits.source_characters + program, [_REPORT]) is Fault.TOO_LONG
