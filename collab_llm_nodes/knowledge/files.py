@@ -42,10 +42,13 @@ class Folders:
                 outside is refused in the same way whether or not something is there.
         """
         descriptor = self._open(str(path))
-        with os.fdopen(descriptor, "rb") as file:
+        try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise InvalidInput(f"{quoted(str(path))} is no file", field=_FIELD)
-            data = file.read(most + 1)
+            with open(descriptor, "rb", closefd=False) as file:
+                data = file.read(most + 1)
+        finally:
+            os.close(descriptor)
         if len(data) > most:
             raise InvalidInput(
                 f"{quoted(str(path))} is too large", field=_FIELD, remedy=f"at most {most} bytes"
