@@ -67,6 +67,7 @@ _SCHEMA = (
     "CREATE INDEX chunk_of_document ON chunk (document)",
     """CREATE TABLE vector (
         chunk INTEGER PRIMARY KEY REFERENCES chunk ON DELETE CASCADE, value BLOB NOT NULL)""",
+    "CREATE INDEX vector_of_chunk ON vector (chunk)",  # lists the chunks without the blobs
     # The words' table keeps no copy of the text: it must be given what it is to forget.
     """CREATE VIRTUAL TABLE words USING fts5(
         text, content='chunk', content_rowid='id', tokenize='unicode61 remove_diacritics 2')""",
@@ -136,19 +137,27 @@ class Store:
     Args:
         folder: of the store, made if absent. None: a store of this object's own that is gone when
             it is closed; what does not fit into 16 MB of memory lies in a temporary file.
+        create: make a store where there is none.
 
     Raises:
+        InvalidInput: there is no store in the folder, and none is to be made.
         ConfigError: the folder holds something else, or a store of a newer format.
         Unavailable: it cannot be read or written.
     """
 
-    def __init__(self, folder: str | Path | None, limits: StoreLimits | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path | None,
+        limits: StoreLimits | None = None,
+        *,
+        create: bool = True,
+    ) -> None:
         self._limits = limits or StoreLimits()
         self._folder = None if folder is None else Path(folder)
         self.kv: KvFiles | None = None
         with _told():
             if self._folder is not None:
-                _make(self._folder)
+                _check_folder(self._folder, create)
             self._writer = self._connect()
             self._reader = self._writer if self._folder is None else self._connect()
         self._write_lock = threading.RLock()
@@ -227,8 +236,9 @@ class Store:
         with self._reading() as db:
             self._check_encoder(db, encoder)
             found = db.execute(
-                "SELECT id, text FROM chunk WHERE id NOT IN (SELECT chunk FROM vector)"
-                " ORDER BY id LIMIT ?",
+                "SELECT id, text FROM chunk WHERE id IN"
+                " (SELECT id FROM chunk EXCEPT SELECT chunk FROM vector ORDER BY 1 LIMIT ?)"
+                " ORDER BY id",
                 (most,),
             ).fetchall()
         if found:
@@ -548,7 +558,11 @@ def _next_version(db: sqlite3.Connection) -> int:
     return int(row.fetchone()[0])
 
 
-def _make(folder: Path) -> None:
+def _check_folder(folder: Path, create: bool) -> None:
+    if not create and not (folder / "store.db").is_file():
+        raise InvalidInput(
+            f"no store in {folder}", field="store", remedy="add a document to it first"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
