@@ -10,71 +10,31 @@ it. Any number of processes may read while one writes; a second writer waits.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import sqlite3
-import tempfile
-import threading
 import time
-import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import (
-    Busy,
-    CollabError,
-    ConfigError,
-    InvalidInput,
-    Unavailable,
-    quoted,
-)
+from collab_llm_nodes.errors import ConfigError, InvalidInput, quoted
 from collab_llm_nodes.knowledge.chunking import Chunk
+from collab_llm_nodes.knowledge.database import Database, damaged
 from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.knowledge.encoders import Encoder
 from collab_llm_nodes.knowledge.kv_files import KvFiles
 from collab_llm_nodes.knowledge.vectors import NUMBER, Vectors
 
-_FORMAT = 1  # PRAGMA user_version
-_APPLICATION = 0x434C4C4D  # "CLLM", so that no other database is taken for a store
-_PAGE_BYTES = 4096
-_CACHE_KIB = 16384
 _BATCH = 1000  # chunks
 _QUERY_CHARACTERS = 10_000
 _QUERY_TERMS = 64
 _WORD = re.compile(r"\w+")
 _COLUMNS = "chunk.id, name, digest, start, end, text, page, section"
-
-_SCHEMA = (
-    "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
-    # Ids are never given again: a KV file cannot pass for that of another chunk.
-    """CREATE TABLE document (
-        id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, digest TEXT NOT NULL,
-        characters INTEGER NOT NULL, content BLOB NOT NULL, version INTEGER NOT NULL,
-        added REAL NOT NULL)""",
-    """CREATE TABLE chunk (
-        id INTEGER PRIMARY KEY AUTOINCREMENT,
-        document INTEGER NOT NULL REFERENCES document ON DELETE CASCADE,
-        start INTEGER NOT NULL, end INTEGER NOT NULL, page INTEGER NOT NULL,
-        section TEXT NOT NULL, text TEXT NOT NULL)""",
-    "CREATE INDEX chunk_of_document ON chunk (document)",
-    """CREATE TABLE vector (
-        chunk INTEGER PRIMARY KEY REFERENCES chunk ON DELETE CASCADE, value BLOB NOT NULL)""",
-    "CREATE INDEX vector_of_chunk ON vector (chunk)",  # lists the chunks without the blobs
-    # The words' table keeps no copy of the text: it must be given what it is to forget.
-    """CREATE VIRTUAL TABLE words USING fts5(
-        text, content='chunk', content_rowid='id', tokenize='unicode61 remove_diacritics 2')""",
-    "CREATE VIRTUAL TABLE terms USING fts5vocab(words, row)",
-    """CREATE TRIGGER chunk_removed AFTER DELETE ON chunk BEGIN
-        INSERT INTO words (words, rowid, text) VALUES ('delete', old.id, old.text); END""",
-)
 
 
 @dataclass(frozen=True)
@@ -153,25 +113,19 @@ class Store:
         create: bool = True,
     ) -> None:
         self._limits = limits or StoreLimits()
-        self._folder = None if folder is None else Path(folder)
-        self.kv: KvFiles | None = None
-        with _told():
-            if self._folder is not None:
-                _check_folder(self._folder, create)
-            self._writer = self._connect()
-            self._reader = self._writer if self._folder is None else self._connect()
-        self._write_lock = threading.RLock()
-        self._read_lock = self._write_lock if self._folder is None else threading.RLock()
+        folder = None if folder is None else Path(folder)
+        self._database = Database(
+            folder,
+            most_bytes=self._limits.bytes,
+            busy_s=self._limits.busy_s,
+            create=create,
+        )
         self._vectors = Vectors()
-        try:
-            self._prepare()
-            if self._folder is not None:
-                self.kv = KvFiles(self._folder / "kv", self._limits.kv_bytes)
-                with self._reading() as db:
-                    self.kv.keep_only(row[0] for row in db.execute("SELECT id FROM chunk"))
-        except BaseException:
-            self.close()
-            raise
+        self.kv: KvFiles | None = None
+        if folder is not None:
+            self.kv = KvFiles(folder / "kv", self._limits.kv_bytes)
+            with self._database.reading() as db:
+                self.kv.keep_only(row[0] for row in db.execute("SELECT id FROM chunk"))
 
     # --- Changes ---------------------------------------------------------------------------------
 
@@ -192,7 +146,7 @@ class Store:
             Unavailable: no room, on the disk or within ``limits.bytes``.
             Busy: another writer took longer than ``limits.busy_s``.
         """
-        with self._writing() as db:
+        with self._database.writing() as db:
             replaced = self._ids(db, document.name)
             db.execute("DELETE FROM document WHERE name = ?", (document.name,))
             version = _next_version(db)
@@ -217,7 +171,7 @@ class Store:
         Raises:
             InvalidInput: there is none of this name.
         """
-        with self._writing() as db:
+        with self._database.writing() as db:
             removed = self._ids(db, name)
             if not db.execute("DELETE FROM document WHERE name = ?", (name,)).rowcount:
                 raise _no_document(name)
@@ -233,7 +187,7 @@ class Store:
         Raises:
             ConfigError: the store's vectors are those of another encoder.
         """
-        with self._reading() as db:
+        with self._database.reading() as db:
             self._check_encoder(db, encoder)
             found = db.execute(
                 "SELECT id, text FROM chunk WHERE id IN"
@@ -243,7 +197,7 @@ class Store:
             ).fetchall()
         if found:
             vectors = encoder.encode([text for _, text in found]).astype(NUMBER)
-            with self._writing() as db:
+            with self._database.writing() as db:
                 self._check_encoder(db, encoder)
                 db.execute(
                     "INSERT OR IGNORE INTO meta VALUES ('encoder', ?)", (encoder.fingerprint,)
@@ -255,23 +209,22 @@ class Store:
                         (vector.tobytes(), chunk),
                     )
                 _next_version(db)
-        with self._reading() as db:
+        with self._database.reading() as db:
             row = db.execute("SELECT (SELECT count(*) FROM chunk) - (SELECT count(*) FROM vector)")
             return int(row.fetchone()[0])
 
     def forget_vectors(self) -> None:
         """Remove all vectors, so that another encoder may give new ones."""
-        with self._writing() as db:
+        with self._database.writing() as db:
             db.execute("DELETE FROM vector")
             db.execute("DELETE FROM meta WHERE key = 'encoder'")
             _next_version(db)
 
     def compact(self) -> None:
         """Write the database anew without what was removed; takes about as long as adding it."""
-        with self._writing() as db:
+        with self._database.writing() as db:
             db.execute("INSERT INTO words (words) VALUES ('optimize')")
-        with self._held(self._write_lock), _told():
-            self._writer.execute("VACUUM")
+        self._database.vacuum()
 
     # --- Questions -------------------------------------------------------------------------------
 
@@ -292,7 +245,7 @@ class Store:
 
     def documents(self) -> tuple[StoredDocument, ...]:
         """Return the list of documents, by name."""
-        with self._reading() as db:
+        with self._database.reading() as db:
             rows = db.execute(
                 "SELECT name, digest, characters,"
                 " (SELECT count(*) FROM chunk WHERE chunk.document = document.id), version, added"
@@ -306,18 +259,18 @@ class Store:
         Raises:
             InvalidInput: there is none.
         """
-        with self._reading() as db:
+        with self._database.reading() as db:
             row = db.execute("SELECT content FROM document WHERE name = ?", (name,)).fetchone()
         if row is None:
             raise _no_document(name)
         try:
             return Document(name, zlib.decompress(row[0]).decode())
         except (zlib.error, UnicodeDecodeError) as error:
-            raise _damaged(str(error)) from error
+            raise damaged(str(error)) from error
 
     def chunks(self, name: str) -> tuple[Hit, ...]:
         """Return the chunks of a document in their order, with score 0."""
-        with self._reading() as db:
+        with self._database.reading() as db:
             rows = db.execute(
                 f"SELECT {_COLUMNS}, 0.0 FROM chunk JOIN document ON document.id = document"
                 " WHERE name = ? ORDER BY chunk.id",
@@ -333,7 +286,7 @@ class Store:
         are left out if there are others.
         """
         words = dict.fromkeys(_WORD.findall(question[:_QUERY_CHARACTERS].lower()))
-        with self._reading() as db:
+        with self._database.reading() as db:
             rarest = self._rarest(db, words)
             if not rarest:
                 return ()
@@ -358,7 +311,7 @@ class Store:
         Raises:
             ConfigError: ``vector`` has another width.
         """
-        with self._reading() as db:
+        with self._database.reading() as db:
             self._vectors.refresh(db)
             best, scores = self._vectors.nearest(vector, most)
             found = {
@@ -379,25 +332,11 @@ class Store:
         Raises:
             Unavailable: it cannot be written.
         """
-        target = Path(file)
-        try:
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as place:
-                part = Path(place) / "store.db"
-                with self._held(self._read_lock), _told():
-                    self._reader.execute("VACUUM INTO ?", (str(part),))
-                with part.open("rb") as written:
-                    os.fsync(written.fileno())
-                os.replace(part, target)
-        except OSError as error:
-            raise Unavailable(
-                f"cannot write {target}: {error}", field="file", remedy="give a writable folder"
-            ) from error
+        self._database.copy(Path(file))
 
     def close(self) -> None:
         """Close the files. A store without a folder is gone then."""
-        with self._write_lock, self._read_lock:
-            self._writer.close()
-            self._reader.close()
+        self._database.close()
 
     def __enter__(self) -> Store:
         return self
@@ -406,69 +345,6 @@ class Store:
         self.close()
 
     # --- Within ----------------------------------------------------------------------------------
-
-    def _connect(self) -> sqlite3.Connection:
-        file = "" if self._folder is None else str(self._folder / "store.db")
-        db = sqlite3.connect(
-            file, timeout=self._limits.busy_s, isolation_level=None, check_same_thread=False
-        )
-        db.execute("PRAGMA foreign_keys = ON")
-        db.execute("PRAGMA secure_delete = ON")  # what is removed is overwritten
-        db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-        db.execute("PRAGMA temp_store = FILE")
-        return db
-
-    def _prepare(self) -> None:
-        with _told():
-            db = self._writer
-            if self._folder is not None:
-                db.execute("PRAGMA journal_mode = WAL")
-                db.execute("PRAGMA synchronous = FULL")  # fsync at each commit
-                db.execute(f"PRAGMA journal_size_limit = {64 << 20}")
-            db.execute(f"PRAGMA max_page_count = {self._limits.bytes // _PAGE_BYTES}")
-        with self._writing() as db:
-            (found,) = db.execute("PRAGMA user_version").fetchone()
-            (application,) = db.execute("PRAGMA application_id").fetchone()
-            (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if tables == 0:
-                for statement in _SCHEMA:
-                    db.execute(statement)
-                db.execute("INSERT INTO meta VALUES ('store', ?)", (uuid.uuid4().hex,))
-                db.execute("INSERT INTO meta VALUES ('version', 0)")
-                db.execute(f"PRAGMA application_id = {_APPLICATION}")
-                db.execute(f"PRAGMA user_version = {_FORMAT}")
-            elif application != _APPLICATION or found != _FORMAT:
-                raise ConfigError(
-                    f"{self._folder} holds no store of format {_FORMAT}",
-                    field="store",
-                    remedy="name another folder, or use the release that made it",
-                )
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Run the body as one transaction: all of it, or nothing if it raises."""
-        with self._held(self._write_lock), _told():
-            self._writer.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._writer
-                self._writer.execute("COMMIT")
-            except BaseException:
-                if self._writer.in_transaction:  # SQLite may have ended it, as on a full disk
-                    self._writer.execute("ROLLBACK")
-                raise
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Run the body on the state of one moment, whatever others write meanwhile."""
-        with self._held(self._read_lock), _told():
-            if self._reader.in_transaction:  # within another one
-                yield self._reader
-                return
-            self._reader.execute("BEGIN")
-            try:
-                yield self._reader
-            finally:
-                self._reader.execute("ROLLBACK")
 
     def _add_chunks(
         self,
@@ -501,17 +377,8 @@ class Store:
                 (last, document),
             )
 
-    @contextlib.contextmanager
-    def _held(self, lock: Any) -> Iterator[None]:
-        if not lock.acquire(timeout=self._limits.busy_s):
-            raise _busy("thread")
-        try:
-            yield
-        finally:
-            lock.release()
-
     def _meta(self, key: str) -> object:
-        with self._reading() as db:
+        with self._database.reading() as db:
             row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return row[0] if row else None
 
@@ -558,58 +425,7 @@ def _next_version(db: sqlite3.Connection) -> int:
     return int(row.fetchone()[0])
 
 
-def _check_folder(folder: Path, create: bool) -> None:
-    if not create and not (folder / "store.db").is_file():
-        raise InvalidInput(
-            f"no store in {folder}", field="store", remedy="add a document to it first"
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Unavailable(
-            f"cannot make {folder}: {error}", field="store", remedy="give a writable folder"
-        ) from error
-
-
 def _no_document(name: str) -> InvalidInput:
     return InvalidInput(
         f"the store has no document {quoted(name)}", field="name", remedy="list its documents"
-    )
-
-
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Turn SQLite's errors into typed ones."""
-    try:
-        yield
-    except sqlite3.ProgrammingError as error:
-        if "closed" not in str(error):
-            raise
-        raise Unavailable("the store is closed", field="store", remedy="open it again") from error
-    except sqlite3.Error as error:
-        raise _typed(error) from error
-
-
-def _busy(who: str) -> Busy:
-    return Busy(f"another {who} works on the store", field="store", remedy="raise busy_s")
-
-
-def _damaged(why: str) -> Unavailable:
-    return Unavailable(
-        f"the store is damaged: {why}", field="store", remedy="go back to a snapshot"
-    )
-
-
-def _typed(error: sqlite3.Error) -> CollabError:
-    said = str(error)
-    if "locked" in said:
-        return Busy("another process is writing to the store", field="store", remedy="raise busy_s")
-    if "full" in said:
-        return Unavailable(
-            "no room in the store", field="store", remedy="make room on the disk, or raise bytes"
-        )
-    if "malformed" in said or "not a database" in said or "corrupt" in said:
-        return _damaged(said)
-    return Unavailable(
-        f"cannot use the store: {said}", field="store", remedy="give a writable local folder"
     )
