@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -377,7 +378,7 @@ class Store:
                 (last, document),
             )
 
-    def _meta(self, key: str) -> object:
+    def _meta(self, key: str) -> Any:
         with self._database.reading() as db:
             row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return row[0] if row else None

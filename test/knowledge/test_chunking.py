@@ -49,7 +49,7 @@ def test_chunks_hold_the_whole_text_in_order(
 @given(TEXTS, st.sampled_from(KINDS), st.integers(16, 80))
 def test_overlap_repeats_and_nothing_else_changes(content: str, by: str, characters: int) -> None:
     found = cut(content, ChunkPlan(by=by, characters=characters, overlap=characters // 2))
-    covered = set()
+    covered: set[int] = set()
     starts = [chunk.start for chunk in found]
     assert starts == sorted(set(starts))
     for chunk in found:

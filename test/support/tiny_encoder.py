@@ -6,7 +6,8 @@ import string
 from pathlib import Path
 
 import torch
-from transformers import BertConfig, BertModel, BertTokenizerFast
+from transformers import BertConfig, BertModel
+from transformers.models.bert import BertTokenizer
 
 
 def write_tiny_encoder(folder: Path, seed: int = 0) -> Path:
@@ -17,7 +18,7 @@ def write_tiny_encoder(folder: Path, seed: int = 0) -> Path:
     ]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
-    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    BertTokenizer(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=len(words),
