@@ -78,14 +78,7 @@ def retrieve(
     if config.method == "rescored":
         hits = rescored(store.search(question, config.candidates), vector, encoder)
     else:
-        if store.encoder != encoder.fingerprint:
-            raise ConfigError(
-                f"the store holds vectors of {store.encoder[:12] or 'no encoder'}, not of"
-                f" {encoder.fingerprint[:12]}",
-                field="encoder",
-                remedy="embed the store with this one, or use rescored",
-            )
-        hits = store.nearest(vector, config.chunks)
+        hits = store.nearest(vector, encoder.fingerprint, config.chunks)
     return _weighed(hits[: config.chunks], config, encoder.fingerprint)
 
 

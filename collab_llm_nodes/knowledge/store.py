@@ -189,7 +189,7 @@ class Store:
             ConfigError: the store's vectors are those of another encoder.
         """
         with self._database.reading() as db:
-            self._check_encoder(db, encoder)
+            self._check_encoder(db, encoder.fingerprint)
             found = db.execute(
                 "SELECT id, text FROM chunk WHERE id IN"
                 " (SELECT id FROM chunk EXCEPT SELECT chunk FROM vector ORDER BY 1 LIMIT ?)"
@@ -199,7 +199,7 @@ class Store:
         if found:
             vectors = encoder.encode([text for _, text in found]).astype(NUMBER)
             with self._database.writing() as db:
-                self._check_encoder(db, encoder)
+                self._check_encoder(db, encoder.fingerprint)
                 db.execute(
                     "INSERT OR IGNORE INTO meta VALUES ('encoder', ?)", (encoder.fingerprint,)
                 )
@@ -301,18 +301,24 @@ class Store:
             )
             return tuple(map(_hit, rows))
 
-    def nearest(self, vector: np.ndarray, most: int) -> tuple[Hit, ...]:
+    def nearest(self, vector: np.ndarray, encoder: str, most: int) -> tuple[Hit, ...]:
         """Return the ``most`` chunks whose vectors have the largest product with ``vector``.
 
         Exact: all vectors are compared. They are held in memory, 1.5 KB for each of 384 numbers.
 
         Args:
-            vector: float32 [width], from the encoder that the store's vectors are of.
+            vector: float32 [width].
+            encoder: fingerprint of the encoder that it comes from.
 
         Raises:
-            ConfigError: ``vector`` has another width.
+            ConfigError: the store's vectors are those of another encoder, or it has none.
         """
         with self._database.reading() as db:
+            self._check_encoder(db, encoder)
+            if not self._meta("encoder") and db.execute("SELECT 1 FROM chunk").fetchone():
+                raise ConfigError(
+                    "the store holds no vectors", field="encoder", remedy="embed its chunks first"
+                )
             self._vectors.refresh(db)
             best, scores = self._vectors.nearest(vector, most)
             found = {
@@ -395,11 +401,11 @@ class Store:
         if self.kv is not None and chunks:
             self.kv.remove(chunks)
 
-    def _check_encoder(self, db: sqlite3.Connection, encoder: Encoder) -> None:
+    def _check_encoder(self, db: sqlite3.Connection, fingerprint: str) -> None:
         row = db.execute("SELECT value FROM meta WHERE key = 'encoder'").fetchone()
-        if row is not None and row[0] != encoder.fingerprint:
+        if row is not None and row[0] != fingerprint:
             raise ConfigError(
-                f"the store holds vectors of encoder {row[0][:12]}, not {encoder.fingerprint[:12]}",
+                f"the store holds vectors of encoder {row[0][:12]}, not {fingerprint[:12]}",
                 field="encoder",
                 remedy="use that one, or forget the vectors and embed again",
             )

@@ -6,8 +6,6 @@ import sqlite3
 
 import numpy as np
 
-from collab_llm_nodes.errors import ConfigError
-
 NUMBER = np.dtype("<f4")
 
 
@@ -46,19 +44,9 @@ class Vectors:
         self._ids, self._rows = ids, rows
 
     def nearest(self, vector: np.ndarray, most: int) -> tuple[list[int], list[float]]:
-        """Return ids and products of the best rows, the best one first.
-
-        Raises:
-            ConfigError: ``vector`` has another width.
-        """
+        """Return ids and products of the best rows, the best one first."""
         if not len(self._ids):
             return [], []
-        if vector.shape != (self._rows.shape[1],):
-            raise ConfigError(
-                f"a vector of shape {vector.shape} for vectors of {self._rows.shape[1]} numbers",
-                field="encoder",
-                remedy="use the encoder that the store was embedded with",
-            )
         scores = self._rows @ vector.astype(NUMBER)
         most = min(most, len(scores))
         least = np.partition(scores, -most)[-most]

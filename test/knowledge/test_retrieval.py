@@ -95,9 +95,13 @@ def test_bm25_names_its_store_as_scorer(store: Store) -> None:
 
 def test_dense_scores_are_products_of_vectors(store: Store) -> None:
     config = RetrievalConfig(method="dense", chunks=4, temperature=0.5)
-    with pytest.raises(ConfigError, match="no encoder"):
+    with pytest.raises(ConfigError, match="no vectors"):
         retrieve(store, "robot", config, ENCODER)
     assert store.embed(ENCODER, 99) == 0
+    with pytest.raises(ConfigError, match="not word hashes"):
+        retrieve(store, "robot", config, WordHashes(64))
+    with Store(None) as empty:
+        assert retrieve(empty, "robot", config, ENCODER).hits == ()
     found = retrieve(store, "battery robot", config, ENCODER)
     vectors = ENCODER.encode(LINES) @ ENCODER.encode(["battery robot"])[0]
     order = np.argsort(-vectors, kind="stable")[:4]

@@ -19,6 +19,7 @@ from collab_llm_nodes.knowledge.encoders import WordHashes
 from collab_llm_nodes.knowledge.store import Hit, Store, StoreLimits
 
 PLAN = ChunkPlan(characters=40)
+ENCODER = WordHashes()
 PUMP = Document("pump", "The pump stands in hall 7.\nIts motor_temp limit is 80 degrees.\n" * 2)
 ARM = Document("arm", "The arm has six joints.\nDie Größe der Zange ist 80 mm.\n")
 
@@ -118,14 +119,14 @@ def test_scores_are_those_of_bm25(store: Store) -> None:
 
 
 def embed_all(store: Store, most: int = 2) -> None:
-    while store.embed(WordHashes(), most):
+    while store.embed(ENCODER, most):
         pass
 
 
 def test_nearest_is_the_exact_order_and_follows_changes(store: Store) -> None:
-    encoder = WordHashes()
+    encoder = ENCODER
     question = encoder.encode(["six joints of the arm"])[0]
-    assert store.nearest(question, 5) == ()
+    assert store.nearest(question, ENCODER.fingerprint, 5) == ()
     for change in (
         lambda: add(store, PUMP, ARM),
         lambda: add(store, Document("pump", "Two arms, six joints each.\nNo pump.")),
@@ -137,7 +138,7 @@ def test_nearest_is_the_exact_order_and_follows_changes(store: Store) -> None:
         every = [hit for entry in store.documents() for hit in store.chunks(entry.name)]
         scores = encoder.encode([hit.chunk.text for hit in every]) @ question
         best = sorted(zip(-scores, (hit.id for hit in every), strict=True))[:3]
-        hits = store.nearest(question, 3)
+        hits = store.nearest(question, ENCODER.fingerprint, 3)
         assert [hit.id for hit in hits] == [i for _, i in best]
         assert [hit.score for hit in hits] == pytest.approx([-s for s, _ in best])
 
@@ -145,34 +146,40 @@ def test_nearest_is_the_exact_order_and_follows_changes(store: Store) -> None:
 def test_of_equal_chunks_the_oldest_comes_first(store: Store) -> None:
     add(store, *(Document(f"d{i}", "pump") for i in range(9)))
     embed_all(store)
-    question = WordHashes().encode(["pump"])[0]
-    assert [hit.name for hit in store.nearest(question, 4)] == ["d0", "d1", "d2", "d3"]
+    question = ENCODER.encode(["pump"])[0]
+    assert [hit.name for hit in store.nearest(question, ENCODER.fingerprint, 4)] == [
+        "d0",
+        "d1",
+        "d2",
+        "d3",
+    ]
     assert [hit.name for hit in store.search("pump", 4)] == ["d0", "d1", "d2", "d3"]
 
 
 def test_vectors_may_be_missing_and_come_later(store: Store) -> None:
     add(store, PUMP)
     total = len(store.chunks("pump"))
-    assert store.embed(WordHashes(), 1) == total - 1
-    question = WordHashes().encode(["pump"])[0]
-    assert len(store.nearest(question, 99)) == 1
+    assert store.embed(ENCODER, 1) == total - 1
+    question = ENCODER.encode(["pump"])[0]
+    assert len(store.nearest(question, ENCODER.fingerprint, 99)) == 1
     add(store, ARM)
-    assert store.embed(WordHashes(), 99) == 0
-    assert len(store.nearest(question, 99)) == total + 2
+    assert store.embed(ENCODER, 99) == 0
+    assert len(store.nearest(question, ENCODER.fingerprint, 99)) == total + 2
 
 
 def test_vectors_of_two_encoders_are_never_mixed(store: Store) -> None:
     add(store, PUMP)
     embed_all(store)
-    assert store.encoder == WordHashes().fingerprint
+    assert store.encoder == ENCODER.fingerprint
+    other = WordHashes(64)
     with pytest.raises(ConfigError, match="encoder"):
-        store.embed(WordHashes(64))
+        store.embed(other)
     store.forget_vectors()
     assert store.encoder == ""
-    assert store.embed(WordHashes(64), 99) == 0
-    assert len(store.nearest(WordHashes(64).encode(["pump"])[0], 1)) == 1
-    with pytest.raises(ConfigError, match="64 numbers"):
-        store.nearest(WordHashes().encode(["pump"])[0], 1)
+    assert store.embed(other, 99) == 0
+    assert len(store.nearest(other.encode(["pump"])[0], other.fingerprint, 1)) == 1
+    with pytest.raises(ConfigError, match="not word hashes"):
+        store.nearest(ENCODER.encode(["pump"])[0], ENCODER.fingerprint, 1)
 
 
 class Reversed(WordHashes):
@@ -187,11 +194,11 @@ class Reversed(WordHashes):
 def test_new_vectors_of_the_same_width_replace_the_old_ones(store: Store) -> None:
     add(store, PUMP)
     embed_all(store)
-    question = WordHashes().encode(["pump"])[0]
-    before = store.nearest(question, 1)[0].score
+    question = ENCODER.encode(["pump"])[0]
+    before = store.nearest(question, ENCODER.fingerprint, 1)[0].score
     store.forget_vectors()
     store.embed(Reversed(), 99)
-    assert store.nearest(question, 99)[-1].score == pytest.approx(-before)
+    assert store.nearest(question, "reversed", 99)[-1].score == pytest.approx(-before)
 
 
 # --- Bounds --------------------------------------------------------------------------------------
