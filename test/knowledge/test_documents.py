@@ -216,13 +216,20 @@ def test_a_pdf_that_contains_itself_ends() -> None:
         assert read_pdf("circle", pdf_files.circle(), limits).strip() == ""
 
 
-def test_a_pdf_that_unpacks_to_gigabytes_ends_within_its_memory() -> None:
-    data = pdf_files.bomb(1 << 30)
+def test_a_pdf_that_unpacks_to_half_a_gigabyte_is_refused() -> None:
+    data = pdf_files.bomb(512 << 20)
     assert len(data) < 2 << 20
-    limits = DocumentLimits(pdf_memory_bytes=64 << 20, pdf_cpu_s=20.0)
     with pytest.raises(InvalidInput) as error:
-        read_pdf("bomb", data, limits)
-    assert "too much memory" in refusal(error) or "not a readable" in refusal(error)
+        read_pdf("bomb", data, LIMITS)
+    refusal(error)
+
+
+def test_a_pdf_that_takes_more_memory_than_allowed_is_refused() -> None:
+    data = pdf_files.slow(60_000)
+    assert read_pdf("much", data, LIMITS).strip() == ""
+    limits = DocumentLimits(characters=2000, pdf_memory_bytes=16 << 20)
+    with pytest.raises(InvalidInput, match="too much memory"):
+        read_pdf("much", data, limits)
 
 
 def test_a_pdf_ends_at_its_deadline() -> None:
