@@ -42,7 +42,7 @@ class KvFiles:
     def get(self, chunk: int, model: str) -> Path | None:
         """Return the file for ``chunk``, or None; it counts as used now.
 
-        Whoever opens it must expect that it has gone meanwhile.
+        Another process may have removed it by the time it is opened.
 
         Args:
             model: fingerprint of the model, in hexadecimal.

@@ -210,7 +210,7 @@ def test_a_hostile_pdf_is_a_typed_error(data: bytes, why: str) -> None:
 
 
 def test_a_pdf_that_contains_itself_ends() -> None:
-    """Whether it counts as empty or as unreadable is the reader's affair."""
+    """The reader may call it empty or unreadable."""
     limits = DocumentLimits(pdf_cpu_s=2.0)
     with contextlib.suppress(InvalidInput):
         assert read_pdf("circle", pdf_files.circle(), limits).strip() == ""

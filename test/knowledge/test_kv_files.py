@@ -7,12 +7,16 @@ import time
 from pathlib import Path
 
 import pytest
+from tiny_models import tiny_model
 
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import InvalidInput, Unavailable
 from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
 from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.knowledge.kv_files import KvFiles
 from collab_llm_nodes.knowledge.store import Store, StoreLimits
+from collab_llm_nodes.models.fingerprint import fingerprint
+from collab_llm_nodes.models.prompt import Prompt, encode
 
 MODEL, OTHER = "ab" * 32, "cd" * 32
 
@@ -128,3 +132,22 @@ def test_the_files_of_a_store_go_with_their_chunks(tmp_path: Path) -> None:
         assert store.kv.size() == 0
     with Store(None) as store:
         assert store.kv is None
+
+
+def test_a_session_of_a_chunk_comes_back(tmp_path: Path) -> None:
+    loaded = tiny_model("llama")
+    engine, model = Engine(loaded), fingerprint(loaded.model)
+    with Store(tmp_path) as store:
+        assert store.kv is not None
+        document = Document("manual", "The pump stands in hall 7. Its limit is 80 degrees.")
+        store.add(document, chunks(document, ChunkPlan(characters=30)))
+        for hit in store.chunks("manual"):
+            prompt = encode(Prompt(hit.chunk.text, raw=True), loaded)
+            session = engine.open(prompt)
+            session.feed(prompt.ids, last=0)
+            store.kv.put(hit.id, model, session.save)
+            file = store.kv.get(hit.id, model)
+            assert file is not None
+            restored = engine.restore(file)
+            assert restored.length == session.length
+            assert restored.feed([5]).equal(session.feed([5]))

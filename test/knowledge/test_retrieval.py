@@ -112,7 +112,7 @@ def test_dense_scores_are_products_of_vectors(store: Store) -> None:
 
 
 def test_rescored_needs_no_vectors_in_the_store(store: Store) -> None:
-    """Of the candidates by words, the order and the scores are those of dense."""
+    """The candidates by words come in the order and with the scores of dense."""
     config = RetrievalConfig(method="rescored", candidates=99, chunks=99)
     question = "battery in the kitchen"
     found = retrieve(store, question, config, ENCODER)

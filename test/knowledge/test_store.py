@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
 from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.knowledge.encoders import WordHashes
 from collab_llm_nodes.knowledge.store import Hit, Store, StoreLimits
+from collab_llm_nodes.processes import module_environment
 
 PLAN = ChunkPlan(characters=40)
 ENCODER = WordHashes()
@@ -259,6 +262,37 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(Unavailable, match="closed"):
         store.documents()
+
+
+MEMORY = """
+import resource
+from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
+from collab_llm_nodes.knowledge.documents import Document
+from collab_llm_nodes.knowledge.store import Store
+
+lines = (f"{i} motor {i % 97} runs at {i * i} degrees\\n" for i in range(600_000))
+document = Document("log", "".join(lines))
+document.id
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with Store(None) as store:
+    store.add(document, chunks(document, ChunkPlan()))
+    assert store.search("motor 17", 50)
+print(len(document.content), 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+def test_a_temporary_store_does_not_hold_its_content_in_memory() -> None:
+    """Its text, its words and its log of changes come to several times the document."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY],
+        env=module_environment(),
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=110,
+    )
+    characters, taken = map(int, done.stdout.split())
+    assert characters > 20e6
+    assert taken < 3 * characters
 
 
 # --- Several at once -----------------------------------------------------------------------------
