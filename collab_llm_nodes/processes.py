@@ -1,15 +1,18 @@
-"""Child processes: started with a log, checked, and ended for certain."""
+"""Child processes: started with a log, checked, ended for certain; confined, where they need be."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import random
+import resource
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +21,7 @@ from pathlib import Path
 from collab_llm_nodes.errors import CollabError
 
 START_DEADLINE_S = 120.0
+_PR_SET_PDEATHSIG = 1
 
 _ports = itertools.count(random.randrange(20_000, 30_000))
 
@@ -96,3 +100,33 @@ def free_port(count: int = 1) -> int:
             for port in ports:
                 probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
             return ports[0]
+
+
+def module_environment() -> dict[str, str]:
+    """Return the environment in which ``python -m`` finds the modules of this process.
+
+    Never those of a folder that it happens to be started in. Give the child another ``cwd`` too.
+    """
+    paths = [path for path in sys.path if os.path.isabs(path)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def confine(memory: int) -> None:
+    """Limit what this process may take, and have it end with its parent.
+
+    For a process that works on strangers' data. SIGPROF ends it, so that a timer can.
+
+    Args:
+        memory: address space beyond what it has now [bytes] (on Linux).
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        with open("/proc/self/statm", encoding="ascii") as file:
+            memory += int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(10)  # verdicts come first
+    # Ctrl-C and systemd signal the whole group; the parent still needs its worker while it drains.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)

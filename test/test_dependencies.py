@@ -23,6 +23,7 @@ DISTRIBUTION = {
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
     "grpc_tools": "grpcio-tools",
+    "markdown_it": "markdown-it-py",
     "pydantic_monty": "pydantic-monty",
     "qwen_vl_utils": "qwen-vl-utils",
     "yaml": "pyyaml",

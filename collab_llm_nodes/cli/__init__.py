@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from collab_llm_nodes.cli import bags, bench, check, demo, evaluate, train, verifier
+from collab_llm_nodes.cli import bags, bench, check, demo, evaluate, knowledge, train, verifier
 from collab_llm_nodes.cli.output import console, fail, told_without_ros
 from collab_llm_nodes.errors import CollabError
 
@@ -24,7 +24,10 @@ app = typer.Typer(
 )
 for group in (demo, verifier, bags):
     app.add_typer(group.app)
-for name, group in (("train", train), ("eval", evaluate), ("bench", bench), ("check", check)):
+for name, group in (
+    *(("train", train), ("eval", evaluate), ("bench", bench), ("check", check)),
+    ("knowledge", knowledge),
+):
     app.add_typer(group.app, name=name)
 
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import Cancelled, CollabError, DeadlineExceeded
+from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.models.turns import Turn
 
@@ -29,14 +30,6 @@ class Source(IntEnum):
     RECOVERED = 1
     BONUS = 2
     UNVERIFIED = 3
-
-
-@dataclass(frozen=True)
-class Document:
-    """Text that an answer is about."""
-
-    name: str
-    content: str
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,6 @@ answer is a status, a length and as many bytes: the pixels, or what is wrong and
 from __future__ import annotations
 
 import argparse
-import ctypes
-import os
-import resource
 import signal
 import struct
 import sys
@@ -24,12 +21,12 @@ from PIL import Image
 
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.pictures import decode
+from collab_llm_nodes.processes import confine
 
 REQUEST = struct.Struct("!III")
 ANSWER = struct.Struct("!BI")
 DECODED, REFUSED = 0, 1
 READY = b"\0"
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -42,7 +39,7 @@ def main() -> None:
     )
     parser.add_argument("--cpu-s", type=float, required=True, help="for one picture")
     limits = parser.parse_args()
-    _confine(limits.memory)
+    confine(limits.memory)
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     answers.write(READY)
     answers.flush()
@@ -67,21 +64,6 @@ def _answer(
         status, body = REFUSED, b"takes too much memory\nsave it again with another program"
     answers.write(ANSWER.pack(status, len(body)) + body)
     answers.flush()
-
-
-def _confine(memory: int) -> None:
-    """Limit what this process may take, and have it end with its parent."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        with open("/proc/self/statm", encoding="ascii") as file:
-            memory += int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(10)  # verdicts come first
-    # Ctrl-C and systemd signal the whole group; the parent still needs its worker while it drains.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from collab_llm_nodes.errors import CollabError, InvalidInput, Unavailable
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.pictures import Picture, measure
 from collab_llm_nodes.models.prompt import scaled_size
+from collab_llm_nodes.processes import module_environment
 from collab_llm_nodes.serving import picture_worker
 from collab_llm_nodes.serving.picture_worker import ANSWER, DECODED, READY, REQUEST
 from collab_llm_nodes.serving.turns import Turns
@@ -234,8 +235,6 @@ class _Worker:
         self._starting = asyncio.ensure_future(self._begin())
 
     async def _begin(self) -> asyncio.subprocess.Process:
-        # Modules come from where this process has them, never from a folder it happens to be in.
-        paths = [path for path in sys.path if os.path.isabs(path)]
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -243,7 +242,7 @@ class _Worker:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,  # nobody writes raw lines into the log
                 cwd="/",  # python -m imports from there first
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                env=module_environment(),
             )
         except OSError as error:
             self._deaths.tell(error, began=False)

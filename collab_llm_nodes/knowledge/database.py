@@ -1,0 +1,246 @@
+"""The database of a store: transactions, readers beside a writer, and SQLite's errors made typed.
+
+SQLite with a write-ahead log: a transaction is on the disk when it ends (fsync at each commit), and
+readers see the state of one moment, whatever a writer does meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from collab_llm_nodes.errors import Busy, CollabError, ConfigError, InvalidInput, Unavailable
+
+_FILE = "store.db"
+_FORMAT = 1  # PRAGMA user_version
+_APPLICATION = 0x434C4C4D  # "CLLM", so that no other database is taken for a store
+_PAGE_BYTES = 4096
+_CACHE_KIB = 16384
+_LOG_BYTES = 64 << 20  # that the write-ahead log keeps after a larger change
+
+_SCHEMA = (
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
+    # Ids are never given again: a KV file cannot pass for that of another chunk.
+    """CREATE TABLE document (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, digest TEXT NOT NULL,
+        characters INTEGER NOT NULL, content BLOB NOT NULL, version INTEGER NOT NULL,
+        added REAL NOT NULL)""",
+    """CREATE TABLE chunk (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        document INTEGER NOT NULL REFERENCES document ON DELETE CASCADE,
+        start INTEGER NOT NULL, end INTEGER NOT NULL, page INTEGER NOT NULL,
+        section TEXT NOT NULL, text TEXT NOT NULL)""",
+    "CREATE INDEX chunk_of_document ON chunk (document)",
+    """CREATE TABLE vector (
+        chunk INTEGER PRIMARY KEY REFERENCES chunk ON DELETE CASCADE, value BLOB NOT NULL)""",
+    "CREATE INDEX vector_of_chunk ON vector (chunk)",  # lists the chunks without the blobs
+    # The words' table keeps no copy of the text: it must be given what it is to forget.
+    """CREATE VIRTUAL TABLE words USING fts5(
+        text, content='chunk', content_rowid='id', tokenize='unicode61 remove_diacritics 2')""",
+    "CREATE VIRTUAL TABLE terms USING fts5vocab(words, row)",
+    """CREATE TRIGGER chunk_removed AFTER DELETE ON chunk BEGIN
+        INSERT INTO words (words, rowid, text) VALUES ('delete', old.id, old.text); END""",
+)
+
+
+class Database:
+    """Two connections, one that writes and one that reads. Any thread may use them.
+
+    Args:
+        folder: made if absent. None: a temporary database, whose one connection does both.
+        most_bytes: size of the file at most.
+        busy_s: a thread or process waits so long for another.
+        create: make a store where there is none.
+    """
+
+    def __init__(
+        self, folder: Path | None, *, most_bytes: int, busy_s: float, create: bool = True
+    ) -> None:
+        self._folder, self._busy_s = folder, busy_s
+        if folder is not None:
+            _check_folder(folder, create)
+        self._write_lock: Any = threading.RLock()
+        self._read_lock = self._write_lock if folder is None else threading.RLock()
+        with _told():
+            self._writer = self._connect()
+            self._reader = self._writer if folder is None else self._connect()
+        try:
+            with _told():
+                self._set_up(most_bytes)
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Run the body as one transaction: all of it, or nothing if it raises."""
+        with self._held(self._write_lock), _told():
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+                self._writer.execute("COMMIT")
+            except BaseException:
+                if self._writer.in_transaction:  # SQLite may have ended it, as on a full disk
+                    self._writer.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Run the body on the state of one moment."""
+        with self._held(self._read_lock), _told():
+            if self._reader.in_transaction:  # within another one of this thread
+                yield self._reader
+                return
+            self._reader.execute("BEGIN")
+            try:
+                yield self._reader
+            finally:
+                self._reader.execute("ROLLBACK")
+
+    def vacuum(self) -> None:
+        """Write the database anew, without what is not used."""
+        with self._held(self._write_lock), _told():
+            self._writer.execute("VACUUM")
+
+    def copy(self, target: Path) -> None:
+        """Write the state of one moment to ``target``, which is replaced as a whole.
+
+        Raises:
+            Unavailable: it cannot be written.
+        """
+        try:
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as place:
+                part = Path(place) / _FILE
+                with self._held(self._read_lock), _told():
+                    self._reader.execute("VACUUM INTO ?", (str(part),))
+                with part.open("rb") as written:
+                    os.fsync(written.fileno())
+                os.replace(part, target)
+            _keep_entries(target.parent)
+        except OSError as error:
+            raise Unavailable(
+                f"cannot write {target}: {error}", field="file", remedy="give a writable folder"
+            ) from error
+
+    def close(self) -> None:
+        """Close the files; a temporary database is gone then."""
+        with self._write_lock, self._read_lock:
+            self._writer.close()
+            self._reader.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        file = "" if self._folder is None else str(self._folder / _FILE)
+        db = sqlite3.connect(
+            file, timeout=self._busy_s, isolation_level=None, check_same_thread=False
+        )
+        db.execute("PRAGMA foreign_keys = ON")
+        db.execute("PRAGMA secure_delete = ON")  # what is removed is overwritten
+        db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        db.execute("PRAGMA temp_store = FILE")
+        return db
+
+    def _set_up(self, most_bytes: int) -> None:
+        if self._folder is not None:
+            self._writer.execute("PRAGMA journal_mode = WAL")
+            self._writer.execute("PRAGMA synchronous = FULL")  # fsync at each commit
+            self._writer.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
+        self._writer.execute(f"PRAGMA max_page_count = {most_bytes // _PAGE_BYTES}")
+
+    def _prepare(self) -> None:
+        """Make the tables of a new store, or check that this is one."""
+        with self.writing() as db:
+            (found,) = db.execute("PRAGMA user_version").fetchone()
+            (application,) = db.execute("PRAGMA application_id").fetchone()
+            (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if tables == 0:
+                for statement in _SCHEMA:
+                    db.execute(statement)
+                db.execute("INSERT INTO meta VALUES ('store', ?)", (uuid.uuid4().hex,))
+                db.execute("INSERT INTO meta VALUES ('version', 0)")
+                db.execute(f"PRAGMA application_id = {_APPLICATION}")
+                db.execute(f"PRAGMA user_version = {_FORMAT}")
+            elif application != _APPLICATION or found != _FORMAT:
+                raise ConfigError(
+                    f"{self._folder} holds no store of format {_FORMAT}",
+                    field="store",
+                    remedy="name another folder, or use the release that made it",
+                )
+
+    @contextlib.contextmanager
+    def _held(self, lock: Any) -> Iterator[None]:
+        if not lock.acquire(timeout=self._busy_s):
+            raise _busy("thread")
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def damaged(why: str) -> Unavailable:
+    """Return the error for content that cannot be what was written."""
+    return Unavailable(
+        f"the store is damaged: {why}", field="store", remedy="go back to a snapshot"
+    )
+
+
+def _check_folder(folder: Path, create: bool) -> None:
+    if not create and not (folder / _FILE).is_file():
+        raise InvalidInput(
+            f"no store in {folder}", field="store", remedy="add a document to it first"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _keep_entries(folder.parent)
+    except OSError as error:
+        raise Unavailable(
+            f"cannot make {folder}: {error}", field="store", remedy="give a writable folder"
+        ) from error
+
+
+def _keep_entries(folder: Path) -> None:
+    """fsync the folder, so that a new name in it survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Turn SQLite's errors into typed ones."""
+    try:
+        yield
+    except sqlite3.ProgrammingError as error:
+        if "closed" not in str(error):
+            raise
+        raise Unavailable("the store is closed", field="store", remedy="open it again") from error
+    except sqlite3.Error as error:
+        raise _typed(error) from error
+
+
+def _busy(who: str) -> Busy:
+    return Busy(f"another {who} works on the store", field="store", remedy="raise busy_s")
+
+
+def _typed(error: sqlite3.Error) -> CollabError:
+    said = str(error)
+    if "locked" in said:
+        return _busy("process")
+    if "full" in said:
+        return Unavailable(
+            "no room in the store", field="store", remedy="make room on the disk, or raise bytes"
+        )
+    if "malformed" in said or "not a database" in said or "corrupt" in said:
+        return damaged(said)
+    return Unavailable(
+        f"cannot use the store: {said}", field="store", remedy="give a writable local folder"
+    )

@@ -1,0 +1,55 @@
+"""The vectors of a store in memory, for exact search."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import numpy as np
+
+NUMBER = np.dtype("<f4")
+
+
+class Vectors:
+    """A copy of the table ``vector``; what has changed there is read, the rest is kept."""
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._encoder = ""
+        self._ids = np.zeros(0, np.int64)  # ascending
+        self._rows = np.zeros((0, 0), NUMBER)
+
+    def refresh(self, db: sqlite3.Connection) -> None:
+        """Read what has changed since the last call; ``db`` is in a transaction."""
+        meta = dict(db.execute("SELECT key, value FROM meta"))
+        if meta["version"] == self._version:
+            return
+        encoder = meta.get("encoder", "")
+        if encoder != self._encoder:
+            first = db.execute("SELECT length(value) FROM vector LIMIT 1").fetchone()
+            width = first[0] // NUMBER.itemsize if first else 0
+            self._ids, self._rows = np.zeros(0, np.int64), np.zeros((0, width), NUMBER)
+        listed = db.execute("SELECT chunk FROM vector ORDER BY chunk")
+        ids = np.array([row[0] for row in listed], np.int64)
+        kept = np.isin(ids, self._ids)
+        rows = np.empty((len(ids), self._rows.shape[1]), NUMBER)
+        rows[kept] = self._rows[np.isin(self._ids, ids)]
+        places = dict(zip(ids[~kept].tolist(), np.flatnonzero(~kept).tolist(), strict=True))
+        found = db.execute(
+            "SELECT chunk, value FROM vector WHERE chunk >= ?", (min(places, default=0),)
+        )
+        for chunk, value in found if places else ():
+            if (place := places.get(chunk)) is not None:
+                rows[place] = np.frombuffer(value, NUMBER)
+        self._version, self._encoder = meta["version"], encoder
+        self._ids, self._rows = ids, rows
+
+    def nearest(self, vector: np.ndarray, most: int) -> tuple[list[int], list[float]]:
+        """Return ids and products of the best rows, the best one first."""
+        if not len(self._ids):
+            return [], []
+        scores = self._rows @ vector.astype(NUMBER)
+        most = min(most, len(scores))
+        least = np.partition(scores, -most)[-most]
+        best = np.flatnonzero(scores >= least)  # among equals, the oldest come first
+        best = best[np.argsort(-scores[best], kind="stable")][:most]
+        return self._ids[best].tolist(), scores[best].tolist()
