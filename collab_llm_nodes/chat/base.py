@@ -69,13 +69,14 @@ class Reply:
 
     Attributes:
         text: the answer so far, where ``finish`` is not STOP; the server's words on a refusal.
+        usage: None where a server does not tell it, as of a reply that its deadline cut off.
         attempts: requests that were sent to a server, the failed ones included.
         seconds: time from the call to this reply [s].
     """
 
     text: str
     finish: Finish
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage | None = None
     attempts: int = 1
     seconds: float = 0.0
 

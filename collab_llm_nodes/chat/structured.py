@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from collab_llm_nodes.chat.completions import whole_characters
 from collab_llm_nodes.errors import InvalidInput, quoted
 
 MAX_CHARACTERS = 1 << 20
@@ -96,7 +97,7 @@ def text_of(content: Mapping[str, Any], key: str) -> str | None:
     if value is None:
         return None
     told = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    told = told.strip()
+    told = whole_characters(told).strip()
     return None if told.lower() in ("", "none", "null", "n/a") else told
 
 
