@@ -225,7 +225,7 @@ class Batch:
         """Let ``job`` decode, now that its prompt is read, and its followers begin."""
         self._reading.remove(job)
         self._decoding.append(job)
-        self._prefixes.keep(job.ids, _session(job))
+        self._prefixes.keep(job.ids, _session(job), awaited=bool(job._followers))
         self.add(_released(job))
 
     def _limit(self, job: Job) -> int:

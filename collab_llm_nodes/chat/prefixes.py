@@ -17,8 +17,8 @@ from collab_llm_nodes.engine.session import Session
 
 Ids = NDArray[np.int32]
 
-WORTH_SHARING = BLOCK
-"""Tokens below which a common beginning is computed again: a fork would copy it anyway."""
+WORTH_SHARING = 16
+"""Tokens below which a common beginning is computed again rather than waited for."""
 
 
 def common(a: Ids, b: Ids) -> int:
@@ -60,7 +60,7 @@ class Prefixes:
         """KV columns held."""
         prompts = sorted((kept.ids for kept in self._kept), key=sort_key)
         shared = [common(a, b) for a, b in zip(prompts, prompts[1:], strict=False)]
-        return sum(map(len, prompts)) - sum(n for n in shared if n >= WORTH_SHARING)
+        return sum(map(len, prompts)) - sum(n for n in shared if n >= BLOCK)  # a fork copies less
 
     def known(self, ids: Ids) -> int:
         """Return how many of the first tokens of ``ids`` are held."""
@@ -81,9 +81,15 @@ class Prefixes:
         twin.length = shared
         return twin
 
-    def keep(self, ids: Ids, session: Session) -> None:
-        """Keep a fork of ``session``, which has read ``ids``, if that adds enough."""
-        if len(ids) > self._max_tokens or len(ids) - self.known(ids) < WORTH_SHARING:
+    def keep(self, ids: Ids, session: Session, awaited: bool) -> None:
+        """Keep a fork of ``session``, which has read ``ids``, if it is of use to others.
+
+        Args:
+            awaited: other prompts wait to begin with these tokens. If not, only what adds much is
+                kept, in case that a later call begins alike.
+        """
+        new = len(ids) - self.known(ids)
+        if len(ids) > self._max_tokens or new < (1 if awaited else BLOCK):
             return
         self._kept.append(_Kept(ids, session.fork()))
         while self.tokens > self._max_tokens:
