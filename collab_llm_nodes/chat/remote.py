@@ -172,7 +172,11 @@ class RemoteChat:
             answers = asyncio.run_coroutine_threadsafe(
                 self._ask_all(requests, control.due), self._loop
             )
-        forget = control.on_cancel(answers.cancel)
+
+        def cancel() -> None:
+            answers.cancel()
+
+        forget = control.on_cancel(cancel)
         left_s = control.due - time.monotonic() + _GRACE_S
         try:
             return answers.result(None if math.isinf(left_s) else max(0.0, left_s))
@@ -181,7 +185,7 @@ class RemoteChat:
                 _closed() if self._closing else Cancelled("the caller gave the requests up")
             ) from None
         except concurrent.futures.TimeoutError:
-            answers.cancel()
+            cancel()
             raise DeadlineExceeded("requests could not be given up", field="deadline_s") from None
         finally:
             forget()

@@ -219,7 +219,8 @@ def test_an_error_ends_one_job_and_its_followers_go_on(monkeypatch: pytest.Monke
     jobs = [job(ids) for ids in prompts]
     batch = Batch(engine, BatchConfig())
     batch.add(jobs)
-    run, failed = engine.run, []
+    run = engine.run
+    failed: list[Sequence[Feed]] = []
 
     def fails_once(feeds: Sequence[Feed], **options: object) -> list[torch.Tensor | Exception]:
         if not failed:

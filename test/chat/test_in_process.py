@@ -12,7 +12,7 @@ import pytest
 from tiny_models import tiny_model
 from waiting import wait_for
 
-from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply
+from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Usage
 from collab_llm_nodes.chat.batch import BatchConfig
 from collab_llm_nodes.chat.in_process import InProcessChat, InProcessConfig
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -47,6 +47,12 @@ def reply(result: Reply | CollabError) -> Reply:
     return result
 
 
+def used(result: Reply | CollabError) -> Usage:
+    usage = reply(result).usage
+    assert usage is not None
+    return usage
+
+
 def test_replies_come_in_the_order_of_the_requests(chat: InProcessChat) -> None:
     loaded = tiny_model("llama")
     texts = ["turn left", "stop", "go to the blue ball ahead", "where is the lamp"]
@@ -54,9 +60,9 @@ def test_replies_come_in_the_order_of_the_requests(chat: InProcessChat) -> None:
     for text, got in zip(texts, map(reply, replies), strict=True):
         prompt = encode(Prompt(text), loaded)
         expected = generate(loaded, prompt, WARM, 8, Engine(loaded).eos)
-        assert got.text == loaded.tokenizer.decode(expected, skip_special_tokens=True).rstrip("�")
-        assert got.usage.decode == len(expected)
-        assert got.usage.prefill == len(prompt.ids)
+        assert got.text == Engine(loaded).decode(expected).rstrip("�")
+        assert used(got).decode == len(expected)
+        assert used(got).prefill == len(prompt.ids)
         stopped = expected[-1] in Engine(loaded).eos
         assert got.finish is (Finish.STOP if stopped else Finish.LENGTH)
 
@@ -66,7 +72,7 @@ def test_a_system_turn_and_earlier_turns_are_read(chat: InProcessChat) -> None:
     short, long = chat.ask(
         [question("stop"), ChatRequest((*turns, Turn("user", "stop")), WARM, 8)], Control()
     )
-    assert reply(long).usage.prefill > reply(short).usage.prefill
+    assert used(long).prefill > used(short).prefill
 
 
 def test_a_prompt_that_cannot_be_encoded_fails_alone(chat: InProcessChat) -> None:
@@ -89,7 +95,7 @@ def test_the_deadline_ends_what_is_unfinished(chat: InProcessChat) -> None:
     requests = [question("stop", max_tokens=1), *[endless(f"go {i}") for i in range(40)]]
     replies = [reply(r) for r in chat.ask(requests, Control(time.monotonic() + 0.5))]
     assert {r.finish for r in replies} >= {Finish.DEADLINE}
-    assert all(r.usage.decode < 900 for r in replies if r.finish is Finish.DEADLINE)
+    assert all(used(r).decode < 900 for r in replies if r.finish is Finish.DEADLINE)
     wait_for(lambda: chat.health()["active"] == 0)
     reply(chat.ask([question("stop")], Control())[0])
 

@@ -15,7 +15,7 @@ from collab_llm_nodes.chat.base import Finish, Reply, Usage
 from collab_llm_nodes.chat.ledger import Call, CostLedger, Mishaps, PriceTable
 from collab_llm_nodes.chat.privacy import LeavesTooMuch, PrivacyLedger
 from collab_llm_nodes.config import from_mapping, from_yaml
-from collab_llm_nodes.errors import BY_CODE, ConfigError, Unavailable
+from collab_llm_nodes.errors import BY_CODE, CollabError, ConfigError, Unavailable
 
 TABLE = from_yaml(PriceTable, config_file("prices.yaml"))
 
@@ -94,7 +94,7 @@ def test_energy_is_told_only_where_all_of_it_is_known() -> None:
 
 def test_mishaps_are_counted() -> None:
     usage = Usage(1, 0, 1)
-    results = [
+    results: list[Reply | CollabError] = [
         Reply("", Finish.STOP, usage),
         Reply("", Finish.LENGTH, usage, attempts=3),
         Reply("", Finish.REFUSAL, usage),
