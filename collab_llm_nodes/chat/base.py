@@ -115,6 +115,7 @@ class ChatModel(Protocol):
         Raises:
             Busy: the model has no room for so many requests.
             Cancelled: the caller gave them up.
+            DeadlineExceeded: the deadline had passed before, or the model does not react to it.
             Unavailable: the model was closed.
         """
 

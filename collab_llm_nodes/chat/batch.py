@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -246,9 +246,10 @@ def _next_tokens(ready: Sequence[tuple[Job, Tensor]]) -> list[int | CollabError]
     The numbers that a token is drawn with depend on the seed and on its place in the reply, so a
     reply does not depend on the jobs beside it.
     """
-    alike: dict[SamplingConfig, list[int]] = {}
+    alike: dict[Hashable, list[int]] = {}
     for number, (job, _) in enumerate(ready):
-        alike.setdefault(replace(job.sampling, seed=0), []).append(number)
+        law = job.sampling
+        alike.setdefault((law.temperature, law.top_k, law.top_p, law.law), []).append(number)
     tokens: list[int | CollabError] = [0] * len(ready)
     for numbers in alike.values():
         try:

@@ -35,11 +35,18 @@ _GRACE_S = 10.0
 
 
 @dataclass(frozen=True)
+class ChatLimits(PromptLimits):
+    """Limits of a prompt that may hold a whole document."""
+
+    max_characters: int = setting(1 << 20, "Longest text, all turns together.", low=1)
+
+
+@dataclass(frozen=True)
 class InProcessConfig:
     """Limits of a chat model in this process."""
 
     batch: BatchConfig = field(default_factory=BatchConfig)
-    prompt: PromptLimits = field(default_factory=lambda: PromptLimits(max_characters=1 << 20))
+    prompt: ChatLimits = field(default_factory=ChatLimits)
     max_jobs: int = setting(
         4096, "Requests taken in at a time; more are refused as BUSY.", low=1, high=1 << 20
     )

@@ -66,7 +66,6 @@ class Call:
         outcome: a value of ``Finish``, or the code of an error.
         attempts: times that the request was sent.
         seconds: until the reply [s].
-        energy_j: of this machine for this call [J]; None where it is not measured.
     """
 
     round: int
@@ -76,31 +75,14 @@ class Call:
     outcome: str
     attempts: int = 1
     seconds: float = 0.0
-    energy_j: float | None = None
 
     @classmethod
-    def of(
-        cls,
-        round: int,
-        model: str,
-        result: Reply | CollabError,
-        *,
-        remote: bool,
-        energy_j: float | None = None,
-    ) -> Call:
+    def of(cls, round: int, model: str, result: Reply | CollabError, *, remote: bool) -> Call:
         """Return the record of a ``result`` of ``ChatModel.ask``."""
         if isinstance(result, CollabError):
-            return cls(round, model, remote, None, result.code, energy_j=energy_j)
-        return cls(
-            round,
-            model,
-            remote,
-            result.usage,
-            result.finish.value,
-            result.attempts,
-            result.seconds,
-            energy_j,
-        )
+            return cls(round, model, remote, None, result.code)
+        finish = result.finish.value
+        return cls(round, model, remote, result.usage, finish, result.attempts, result.seconds)
 
 
 @dataclass(frozen=True)
@@ -126,13 +108,23 @@ class Mishaps:
 
 @dataclass
 class CostLedger:
-    """The calls of one answer, in order. Its only state is the list of frozen records."""
+    """The calls of one answer, in order.
+
+    Attributes:
+        calls: frozen records.
+        energy_j: what this machine took [J], by round; only where it was measured.
+    """
 
     calls: list[Call] = field(default_factory=list)
+    energy_j: dict[int, float] = field(default_factory=dict)
 
     def record(self, call: Call) -> None:
         """Add one call."""
         self.calls.append(call)
+
+    def record_energy(self, round: int, joules: float) -> None:
+        """Add the energy that this machine took in a round, or a part of one [J]."""
+        self.energy_j[round] = self.energy_j.get(round, 0.0) + joules
 
     def usage(self, *, remote: bool, round: int | None = None) -> Usage:
         """Return the tokens of remote or of local calls, of one round or of all."""
@@ -172,12 +164,6 @@ class CostLedger:
         """
         remote = [call for call in self.calls if call.remote and call.usage is not None]
         return sum(table.of(call.model).usd(call.usage) for call in remote if call.usage)
-
-    @property
-    def energy_j(self) -> float | None:
-        """Energy of all calls [J]; None unless it was measured for each."""
-        known = [call.energy_j for call in self.calls if call.energy_j is not None]
-        return sum(known) if len(known) == len(self.calls) else None
 
     @property
     def mishaps(self) -> Mishaps:

@@ -20,6 +20,9 @@ Ids = NDArray[np.int32]
 WORTH_SHARING = 16
 """Tokens below which a common beginning is computed again rather than waited for."""
 
+_MOST_KEPT = 64
+"""Sessions kept: each new prompt is compared with all of them."""
+
 
 def common(a: Ids, b: Ids) -> int:
     """Return the length of the longest common beginning of two prompts."""
@@ -71,9 +74,12 @@ class Prefixes:
 
         At least the last token is left to be read: its logits are wanted.
         """
-        best = max(self._kept, key=lambda kept: common(kept.ids, ids), default=None)
-        shared = 0 if best is None else min(common(best.ids, ids), len(ids) - 1)
-        if best is None or shared < WORTH_SHARING:
+        if not self._kept:
+            return None
+        held = [common(kept.ids, ids) for kept in self._kept]
+        best = self._kept[held.index(max(held))]
+        shared = min(max(held), len(ids) - 1)
+        if shared < WORTH_SHARING:
             return None
         self._kept.remove(best)
         self._kept.append(best)
@@ -92,7 +98,7 @@ class Prefixes:
         if len(ids) > self._max_tokens or new < (1 if awaited else BLOCK):
             return
         self._kept.append(_Kept(ids, session.fork()))
-        while self.tokens > self._max_tokens:
+        while self.tokens > self._max_tokens or len(self._kept) > _MOST_KEPT:
             self._kept.pop(0).session.close()
 
     def clear(self) -> None:

@@ -15,6 +15,7 @@ from collab_llm_nodes.chat.base import Finish, Usage
 from collab_llm_nodes.chat.batch import Batch, BatchConfig, Ended, Job
 from collab_llm_nodes.chat.prefixes import WORTH_SHARING, Ids, Prefixes, common, line_up
 from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.engine.cache import BLOCK
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.reference import generate
 from collab_llm_nodes.engine.session import Feed
@@ -189,6 +190,22 @@ def test_what_is_kept_is_bounded() -> None:
     batch.add([newest, oldest])
     finish(batch)
     assert (newest.cached, oldest.cached) == (199, 0)
+
+
+def test_what_is_kept_is_held_once_in_memory() -> None:
+    engine = engine_of()
+    batch = Batch(engine, BatchConfig(max_batch=3, prefill_tokens=100))
+    tasks = chunks_and_tasks(engine, 3, 3)
+    batch.add([job(ids) for ids in tasks for _ in range(3)])
+    finish(batch)
+    caches = [kept.session._cache for kept in batch._prefixes._kept]
+    parts = {id(share.part): share.part.columns for cache in caches for share in cache.shared}
+    columns = sum(cache.own.shape[2] for cache in caches)
+    columns += sum(part.shape[2] for part in parts.values())
+    assert len(caches) >= 3
+    assert columns <= batch.kept_tokens + 3 * BLOCK  # whole blocks, for each chunk
+    alone = sum(len(ids) for ids in tasks)
+    assert columns < alone
 
 
 def test_jobs_beyond_the_batch_wait_and_owners_take_turns() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.base import Finish, Reply, Usage
+from collab_llm_nodes.chat.energy import EnergyMeter
 from collab_llm_nodes.chat.ledger import Call, CostLedger, Mishaps, PriceTable
 from collab_llm_nodes.chat.privacy import LeavesTooMuch, PrivacyLedger
 from collab_llm_nodes.config import from_mapping, from_yaml
@@ -25,9 +27,9 @@ def remote(round: int, prefill: int, decode: int, cached: int = 0) -> Call:
     return Call.of(round, "gpt-4o", reply, remote=True)
 
 
-def local(round: int, prefill: int, decode: int, energy_j: float | None = None) -> Call:
+def local(round: int, prefill: int, decode: int) -> Call:
     reply = Reply("", Finish.STOP, Usage(prefill, 0, decode))
-    return Call.of(round, "llama", reply, remote=False, energy_j=energy_j)
+    return Call.of(round, "llama", reply, remote=False)
 
 
 # Table 6 of the Minions paper: thousands of tokens in and out, dollars per question.
@@ -87,9 +89,39 @@ def test_prices_are_checked() -> None:
         from_mapping(PriceTable, {"prices": [{"model": "x", "per_token": 1.0}]})
 
 
-def test_energy_is_told_only_where_all_of_it_is_known() -> None:
-    assert CostLedger([local(1, 1, 1, 2.5), local(1, 1, 1, 1.5)]).energy_j == 4.0
-    assert CostLedger([local(1, 1, 1, 2.5), local(1, 1, 1)]).energy_j is None
+def write_zone(folder: Path, name: str, energy_uj: int) -> None:
+    zone = folder / name
+    zone.mkdir(exist_ok=True)
+    (zone / "energy_uj").write_text(f"{energy_uj}\n")
+    (zone / "max_energy_range_uj").write_text("1000000000\n")
+
+
+def test_energy_is_read_from_all_packages(tmp_path: Path) -> None:
+    write_zone(tmp_path, "intel-rapl:0", 999_000_000)
+    write_zone(tmp_path, "intel-rapl:1", 10_000_000)
+    write_zone(tmp_path, "intel-rapl:0:0", 0)  # the cores of the first package
+    meter = EnergyMeter(tmp_path)
+    write_zone(tmp_path, "intel-rapl:0", 1_000_000)  # begun anew
+    write_zone(tmp_path, "intel-rapl:1", 13_500_000)
+    write_zone(tmp_path, "intel-rapl:0:0", 900_000_000)
+    ledger = CostLedger()
+    for _ in range(2):
+        joules = meter.joules()
+        assert joules is not None
+        ledger.record_energy(1, joules)
+    assert ledger.energy_j == {1: pytest.approx(5.5)}
+
+
+def test_energy_that_cannot_be_read_is_not_told(tmp_path: Path) -> None:
+    assert EnergyMeter(tmp_path).joules() is None
+    write_zone(tmp_path, "intel-rapl:0", 1)
+    meter = EnergyMeter(tmp_path)
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("?")
+    assert meter.joules() is None
+    write_zone(tmp_path, "intel-rapl:0", 5)
+    assert meter.joules() is None  # nobody knows since when
+    write_zone(tmp_path, "intel-rapl:0", 1_000_005)
+    assert meter.joules() == pytest.approx(1.0)
 
 
 def test_mishaps_are_counted() -> None:
