@@ -115,7 +115,8 @@ class ChatModel(Protocol):
         Raises:
             Busy: the model has no room for so many requests.
             Cancelled: the caller gave them up.
-            DeadlineExceeded: the deadline had passed before, or the model does not react to it.
+            DeadlineExceeded: the deadline passed before the model was asked, or the model does not
+                react to it.
             Unavailable: the model was closed.
         """
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,8 +83,12 @@ class Job:
         return Usage(read - self.cached, self.cached, len(self.tokens))
 
 
-Ended = tuple[Job, Usage, "Finish | CollabError"]
-"""A job that is over, its usage, and the reason."""
+class Ended(NamedTuple):
+    """A job that is over; ``reason`` is an error if it has no reply."""
+
+    job: Job
+    usage: Usage
+    reason: Finish | CollabError
 
 
 class Batch:
@@ -139,7 +144,7 @@ class Batch:
         ended: list[Ended] = []
         for job in jobs:
             jobs += _released(job)  # the list grows while it is gone through
-            ended.append((job, job.usage, reason))
+            ended.append(Ended(job, job.usage, reason))
             _close(job)
         return ended
 
@@ -181,7 +186,7 @@ class Batch:
         self._prefixes.clear()
 
     def _reads(self) -> list[Feed]:
-        """Return the feeds of the prompts that this pass reads on in, which are ``_reading``."""
+        """Return the feeds of this pass's prompts; ``_reading`` then holds just their jobs."""
         feeds: list[Feed] = []
         budget = self._config.prefill_tokens
         for number in range(self._config.max_batch):
@@ -234,7 +239,7 @@ class Batch:
 
     def _end_one(self, job: Job, reason: Finish | CollabError) -> Ended:
         (self._reading if job in self._reading else self._decoding).remove(job)
-        ended = (job, job.usage, reason)
+        ended = Ended(job, job.usage, reason)
         _close(job)
         self.add(_released(job))
         return ended

@@ -109,6 +109,7 @@ class InProcessChat:
         self._admit(len(requests))
         try:
             for place, request in enumerate(requests):
+                control.check()  # thousands of long prompts take seconds
                 self._encode(request, place, call)
             if call.places:
                 self._wait_for(call)

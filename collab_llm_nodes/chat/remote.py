@@ -212,6 +212,11 @@ class RemoteChat:
             check_certificates("", "", "tls_ca", config.tls_ca)
             verify = ssl.create_default_context(cafile=Path(config.tls_ca).expanduser())
 
+        async def tell_less(request: httpx2.Request) -> None:
+            for name in [name for name in request.headers if name.startswith("x-stainless")]:
+                del request.headers[name]  # the library's facts about this machine
+            request.headers["user-agent"] = "collab_llm"
+
         async def bound(response: httpx2.Response) -> None:
             assert isinstance(response.stream, httpx2.AsyncByteStream)
             if response.headers.get("content-encoding", "identity") != "identity":
@@ -225,7 +230,7 @@ class RemoteChat:
         http_client = openai.DefaultAsyncHttpxClient(
             verify=verify,
             follow_redirects=False,
-            event_hooks={"response": [bound]},
+            event_hooks={"request": [tell_less], "response": [bound]},
             limits=httpx2.Limits(max_connections=config.parallel),
         )
         return openai.AsyncOpenAI(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,14 @@ from collab_llm_nodes.chat.in_process import InProcessChat, InProcessConfig
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.reference import generate
-from collab_llm_nodes.errors import Busy, Cancelled, CollabError, InvalidInput, Unavailable
+from collab_llm_nodes.errors import (
+    Busy,
+    Cancelled,
+    CollabError,
+    DeadlineExceeded,
+    InvalidInput,
+    Unavailable,
+)
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
@@ -118,6 +126,37 @@ def test_a_cancelled_call_frees_its_jobs(chat: InProcessChat) -> None:
     assert raised
     assert chat.health()["jobs"] == 0
     wait_for(lambda: chat.health()["active"] == 0)
+
+
+def test_callers_that_come_and_go_leave_nothing_behind(chat: InProcessChat) -> None:
+    document = "the red box is far left. " * 12
+    expected = {
+        text: reply(chat.ask([question(document + text)], Control())[0]).text
+        for text in ("go", "stop", "turn")
+    }
+
+    def call(seed: int) -> None:
+        rng = random.Random(seed)
+        control = Control(time.monotonic() + rng.choice([0.0, 0.01, 0.05, 60.0, 60.0]) + 0.001)
+        texts = rng.choices(list(expected), k=rng.randrange(1, 6))
+        giving_up = threading.Timer(rng.choice([0.0, 0.02, 60.0]), control.cancel)
+        giving_up.start()
+        try:
+            results = chat.ask([question(document + text) for text in texts], control)
+        except (Cancelled, DeadlineExceeded):
+            return
+        finally:
+            giving_up.cancel()
+        for text, got in zip(texts, map(reply, results), strict=True):
+            assert expected[text].startswith(got.text)
+            assert got.finish is Finish.DEADLINE or got.text == expected[text]
+
+    with ThreadPoolExecutor(6) as callers:
+        for done in [callers.submit(call, seed) for seed in range(60)]:
+            done.result(100)
+    wait_for(lambda: chat.health()["active"] == 0)
+    assert chat.health()["jobs"] == 0
+    assert chat._batch.idle
 
 
 def test_too_many_requests_are_refused() -> None:

@@ -85,7 +85,11 @@ def test_a_request_says_what_is_asked_and_no_more() -> None:
     assert (reply.text, reply.finish, reply.usage) == ("yes", Finish.STOP, Usage(5, 4, 2))
     assert reply.attempts == 1
     (seen,) = server.seen
+    told = {"host", "connection", "content-length", "content-type"}
+    told |= {"accept", "accept-encoding", "user-agent", "authorization"}
+    assert set(seen.headers) == told
     assert seen.headers["authorization"] == f"Bearer {KEY}"
+    assert seen.headers["user-agent"] == "collab_llm"
     assert seen.body == {
         "model": "large",
         "messages": [
