@@ -200,8 +200,7 @@ class InProcessChat:
                 self._turn()
             except Exception as error:  # a fault of ours: these calls fail, later ones are served
                 log.exception("the model %s failed", self._name)
-                for call in tuple(self._calls):
-                    self._end(call, ModelError(f"the model failed: {error}", remedy="see the log"))
+                self._fail(ModelError(f"the model failed: {error}", remedy="see the log"))
         while not self._events.empty():
             self._events.get()()
         for call in tuple(self._calls):
@@ -218,6 +217,14 @@ class InProcessChat:
         if not self._batch.idle:
             with contextlib.suppress(Cancelled):
                 self._settle(self._batch.step(self._check))
+
+    def _fail(self, error: CollabError) -> None:
+        """End all calls with ``error`` and begin anew: nothing of the batch can be trusted."""
+        for call in self._calls:
+            call.error = error
+            call.over.set()
+        self._calls.clear()
+        self._batch = Batch(self._engine, self._config.batch)
 
     def _begin(self, call: _Call) -> None:
         self._calls.append(call)

@@ -51,6 +51,8 @@ from collab_llm_nodes.transport.credentials import (
 
 _GRACE_S = 10.0
 """Time for requests to be given up when the deadline passes."""
+_ITS_OWN = "x-stainless-raw-response"
+"""The header that the library itself reads again."""
 _RETRIED = frozenset({408, 409, 425, 429})
 """Refusals that may not last; those of the server's own making, from 500 on, are retried, too."""
 
@@ -213,8 +215,10 @@ class RemoteChat:
             verify = ssl.create_default_context(cafile=Path(config.tls_ca).expanduser())
 
         async def tell_less(request: httpx2.Request) -> None:
-            for name in [name for name in request.headers if name.startswith("x-stainless")]:
-                del request.headers[name]  # the library's facts about this machine
+            # The library adds facts about this machine, and what the environment says of its user.
+            for name in [*request.headers]:
+                if name.startswith(("x-stainless-", "openai-")) and name != _ITS_OWN:
+                    del request.headers[name]
             request.headers["user-agent"] = "collab_llm"
 
         async def bound(response: httpx2.Response) -> None:
@@ -236,8 +240,6 @@ class RemoteChat:
         return openai.AsyncOpenAI(
             base_url=config.url,
             api_key=self._token or "none",  # the library wants one
-            organization="",  # else taken from the environment, and sent
-            project="",
             max_retries=0,  # its own know neither our deadline nor our cancellation
             timeout=openai.Timeout(config.attempt_s, connect=config.connect_s),
             default_headers={"Accept-Encoding": "identity"},
