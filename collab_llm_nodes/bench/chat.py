@@ -3,8 +3,8 @@
 The same jobs four ways: one by one; batched; one by one, with a chunk's KV computed once and then
 forked; both. Prompts are random tokens and replies are cut at one length, so that each way does the
 same work; the ways must agree on every token. Times are those of ``chat.batch.Batch``, between the
-encoded prompts and the last token. The prediction is made of three times: of a prompt token, of a
-pass with one job and of a pass with a full batch.
+encoded prompts and the last token. The prediction is made of the time of a prompt token and of the
+times of a pass with one job and with a full batch, forked or not.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class JobsShape:
 
     chunks: int = 8
     tasks: int = 4
-    samples: int = 1
+    samples: int = 2
     instruction_tokens: int = 60
     chunk_tokens: int = 600
     task_tokens: int = 40
@@ -80,8 +80,9 @@ def run_chat(
 
     Returns:
         ``parallel`` with ``one_by_one_s``, ``batched_s``, ``forked_s``, ``both_s``, and
-        ``share`` = both_s / one_by_one_s; ``predicted``, likewise; ``prefill_tokens`` by way;
-        ``shape``; ``mismatches``, replies that differ from those one by one.
+        ``share`` = both_s / one_by_one_s; ``predicted`` and ``processor``, likewise: the latter
+        is processor time, which other work on the machine disturbs less; ``prefill_tokens`` by
+        way; ``shape``; ``mismatches``, replies that differ from those one by one.
     """
     torch.set_num_threads(threads)
     engine = Engine(load(ModelConfig(model)) if model else random_worker(seed))
@@ -126,6 +127,7 @@ def measure_parallel(
     }
     last: dict[str, list[Job]] = {}
     prefilled: dict[str, int] = {}
+    processor: dict[str, list[float]] = {way: [] for way in ways}
 
     def run(way: str) -> None:
         jobs = [
@@ -133,7 +135,9 @@ def measure_parallel(
             for ids in prompts
             for _ in range(shape.samples)
         ]
+        begun = time.process_time()
         prefilled[way] = _finish(engine, ways[way], jobs).prefill
+        processor[way].append(time.process_time() - begun)
         last[way] = jobs
 
     times = medians({way: lambda way=way: run(way) for way in ways}, repeats)  # type: ignore[misc]
@@ -141,6 +145,7 @@ def measure_parallel(
     parallel = {f"{way}_s": seconds for way, seconds in times.items()}
     return {
         "parallel": {**parallel, "share": times["both"] / times["one_by_one"]},
+        "processor": {f"{way}_s": statistics.median(spent) for way, spent in processor.items()},
         "predicted": _predicted(engine, shape, max_batch, prefill_tokens, prefilled),
         "prefill_tokens": prefilled,
         "shape": {**shape.__dict__, "jobs": shape.jobs},
@@ -199,14 +204,16 @@ def _predicted(
     prefill_tokens: int,
     prefilled: dict[str, int],
 ) -> dict[str, float]:
-    """Return the seconds of each way, from the cost of a prompt token and of two kinds of pass."""
-    width = min(max_batch, shape.jobs)
+    """Return the seconds of each way, from the cost of a prompt token and of each kind of pass."""
+    full = min(max_batch, shape.jobs)
     token_s = _prefill_s(engine, shape.prompt_tokens, prefill_tokens) / shape.prompt_tokens
-    single_s, full_s = (_pass_s(engine, shape, count) for count in (1, width))
     steps = shape.jobs * (shape.reply_tokens - 1)  # the first token comes with the prompt
-    decode_s = {"one_by_one": steps * single_s, "batched": steps / width * full_s}
-    decode_s |= {"forked": decode_s["one_by_one"], "both": decode_s["batched"]}
-    return {f"{way}_s": prefilled[way] * token_s + decode_s[way] for way in decode_s}
+    passes = {"one_by_one": (1, False), "batched": (full, False)}
+    passes |= {"forked": (1, True), "both": (full, True)}
+    return {
+        f"{way}_s": prefilled[way] * token_s + steps / jobs * _pass_s(engine, shape, jobs, forked)
+        for way, (jobs, forked) in passes.items()
+    }
 
 
 def _prefill_s(engine: Engine, tokens: int, at_a_time: int) -> float:
@@ -216,16 +223,26 @@ def _prefill_s(engine: Engine, tokens: int, at_a_time: int) -> float:
     return _median_s(read, 5)
 
 
-def _pass_s(engine: Engine, shape: JobsShape, jobs: int) -> float:
-    """Return the time of a pass over so many jobs in the middle of their replies."""
-    length = shape.prompt_tokens + shape.reply_tokens // 2
-    sessions = [_session(engine, length, 512) for _ in range(jobs)]
+def _pass_s(engine: Engine, shape: JobsShape, jobs: int, forked: bool) -> float:
+    """Return the time of a pass over so many jobs in the middle of their replies [s]."""
+    shared = shape.instruction_tokens + shape.chunk_tokens
+    own = shape.task_tokens + shape.reply_tokens // 2
+    chunks: list[Session] = []
+    sessions: list[Session] = []
+    for job in range(jobs):
+        if not forked:
+            sessions.append(_session(engine, shared + own, 512))
+            continue
+        if job % (shape.tasks * shape.samples) == 0:
+            chunks.append(_session(engine, shared, 512))
+        sessions.append(chunks[-1].fork())
+        sessions[-1].feed([len(TEXT_SPECIAL)] * own, last=0)
 
     def step() -> None:
         engine.run([Feed(session, [len(TEXT_SPECIAL)]) for session in sessions])
 
     seconds = _median_s(step, 9)
-    for session in sessions:
+    for session in [*sessions, *chunks]:
         session.close()
     return seconds
 
@@ -252,13 +269,14 @@ def _print(results: dict[str, Any], console: Console) -> None:
         title=f"{shape['jobs']} jobs: {shape['chunks']} chunks of {shape['chunk_tokens']} tokens, "
         f"{shape['tasks']} tasks, {shape['samples']} samples, {shape['reply_tokens']} tokens each"
     )
-    for name in ("way", "seconds", "predicted", "over one by one", "prompt tokens computed"):
+    for name in ("way", "s", "predicted", "processor s", "over one by one", "prompt tokens"):
         table.add_column(name, justify="left" if name == "way" else "right")
     for way, tokens in results["prefill_tokens"].items():
         seconds = parallel[f"{way}_s"]
         share = seconds / parallel["one_by_one_s"]
-        row = (f"{seconds:.2f}", f"{predicted[f'{way}_s']:.2f}", f"{share:.2f}", f"{tokens}")
-        table.add_row(way.replace("_", " "), *row)
+        others = (predicted[f"{way}_s"], results["processor"][f"{way}_s"], share)
+        row = [f"{figure:.2f}" for figure in (seconds, *others)]
+        table.add_row(way.replace("_", " "), *row, f"{tokens}")
     console.print(table)
     console.print(f"{results['mismatches']} replies differ from those one by one")
 

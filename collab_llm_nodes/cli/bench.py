@@ -229,7 +229,7 @@ def _numbers(text: str, option: str, least: int) -> list[int]:
 def bench_chat(
     chunks: Annotated[int, typer.Option(help="Chunks of the document.", min=1)] = 8,
     tasks: Annotated[int, typer.Option(help="Tasks on each chunk.", min=1)] = 4,
-    samples: Annotated[int, typer.Option(help="Samples of each task.", min=1)] = 1,
+    samples: Annotated[int, typer.Option(help="Samples of each task.", min=1)] = 2,
     chunk_tokens: Annotated[int, typer.Option(help="Tokens of a chunk.", min=1)] = 600,
     reply_tokens: Annotated[int, typer.Option(help="Tokens of a reply.", min=2)] = 48,
     model: Annotated[

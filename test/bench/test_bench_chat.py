@@ -36,7 +36,7 @@ def test_each_way_does_its_share_of_the_work() -> None:
     assert computed["forked"] == computed["both"] == 20 + 2 * (150 + 2 * (20 + 1))
     parallel = results["parallel"]
     assert parallel["share"] == parallel["both_s"] / parallel["one_by_one_s"]
-    assert set(results["predicted"]) == set(parallel) - {"share"}
+    assert set(results["predicted"]) == set(results["processor"]) == set(parallel) - {"share"}
     assert all(seconds > 0 for seconds in [*parallel.values(), *results["predicted"].values()])
     assert results["shape"]["jobs"] == 8
 
