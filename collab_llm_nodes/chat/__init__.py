@@ -1,0 +1,1 @@
+"""Chat models behind one interface: in process, or any OpenAI-compatible server."""

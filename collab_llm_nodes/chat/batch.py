@@ -1,0 +1,300 @@
+"""Continuous batching of chats over one engine: no thread and no clock, one pass per call.
+
+A pass feeds one token to every job that decodes, and reads on in prompts by a bounded number of
+tokens (chunked prefill, as in ``serving.scheduler``)::
+
+    add -> line -> reading (its prompt) -> decoding -> ended
+             ^        |
+             |        +--> followers: prompts that begin alike wait here until this one is read
+             +-------------+   and then fork it
+
+``serving.compute`` makes such passes for clients that answer every turn over a network. Here nobody
+has to be asked between two tokens, and prompts wait for each other, so the loop is a smaller one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from collab_llm_nodes.chat.base import Finish, Usage
+from collab_llm_nodes.chat.prefixes import Ids, Prefixes, line_up
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.decoding.rejection import own_token
+from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution, most_likely
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.session import Feed, Session
+from collab_llm_nodes.errors import Cancelled, CollabError, ModelError
+from collab_llm_nodes.models.prompt import EncodedPrompt
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """Limits of the passes, and with them of memory.
+
+    At most ``max_batch`` times the model's context, plus ``kept_tokens``, KV columns are held.
+    """
+
+    max_batch: int = setting(32, "Jobs that hold a KV cache at a time.", low=1, high=4096)
+    prefill_tokens: int = setting(
+        512, "Prompt tokens read in one forward pass at most.", low=1, high=1 << 20
+    )
+    kept_tokens: int = setting(
+        32768,
+        "KV columns kept of prompts that later ones may begin with; 0: none, and nothing is"
+        " shared [tokens].",
+        low=0,
+        high=1 << 30,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(eq=False)
+class Job:
+    """One prompt on its way to a reply.
+
+    Attributes:
+        owner: jobs of one owner share their turns with those of others, and are ended together.
+        ids: prompt, int32 [n], n >= 1.
+        tokens: reply so far, its end token included.
+        cached: prompt tokens that were not computed for this job.
+    """
+
+    owner: Hashable
+    ids: Ids
+    sampling: SamplingConfig
+    max_tokens: int
+    tokens: list[int] = field(default_factory=list)
+    cached: int = 0
+    _session: Session | None = None
+    _followers: list[Job] = field(default_factory=list)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens spent on this job so far."""
+        read = 0 if self._session is None else min(self._session.length, len(self.ids))
+        return Usage(read - self.cached, self.cached, len(self.tokens))
+
+
+class Ended(NamedTuple):
+    """A job that is over; ``reason`` is an error if it has no reply."""
+
+    job: Job
+    usage: Usage
+    reason: Finish | CollabError
+
+
+class Batch:
+    """See the module docstring. Not for two threads at a time.
+
+    Attributes:
+        passes: forward passes made.
+    """
+
+    def __init__(self, engine: Engine, config: BatchConfig) -> None:
+        self._engine = engine
+        self._config = config
+        self._prefixes = Prefixes(config.kept_tokens)
+        self._lines: dict[Hashable, deque[Job]] = {}
+        self._reading: list[Job] = []
+        self._decoding: list[Job] = []
+        self.passes = 0
+
+    @property
+    def idle(self) -> bool:
+        """True if no job is left."""
+        return not (self._lines or self._reading or self._decoding)
+
+    @property
+    def active(self) -> int:
+        """Jobs that hold a KV cache."""
+        return len(self._reading) + len(self._decoding)
+
+    @property
+    def kept_tokens(self) -> int:
+        """KV columns kept for later prompts."""
+        return self._prefixes.tokens
+
+    def add(self, jobs: Sequence[Job]) -> None:
+        """Put ``jobs``, all of one owner, in line."""
+        if not self._config.kept_tokens:
+            leaders = list(jobs)
+        else:
+            groups = line_up([job.ids for job in jobs], self._prefixes.known)
+            leaders = [jobs[leader] for leader, _ in groups]
+            for leader, followers in groups:
+                jobs[leader]._followers = [jobs[i] for i in followers]
+        for job in reversed(leaders):
+            # In front: what they share was just read, and is still held when their turn comes.
+            self._lines.setdefault(job.owner, deque()).appendleft(job)
+
+    def end(self, owner: Hashable, reason: Finish | CollabError) -> list[Ended]:
+        """End all jobs of ``owner`` that are not over, and return them."""
+        jobs = [*self._lines.pop(owner, ())]
+        for held in (self._reading, self._decoding):
+            jobs += [job for job in held if job.owner == owner]
+            held[:] = [job for job in held if job.owner != owner]
+        ended: list[Ended] = []
+        for job in jobs:
+            jobs += _released(job)  # the list grows while it is gone through
+            ended.append(Ended(job, job.usage, reason))
+            _close(job)
+        return ended
+
+    def step(self, check: Callable[[], None] = lambda: None) -> list[Ended]:
+        """Make one pass and return the jobs that it ended.
+
+        Args:
+            check: called between two layers. If it raises Cancelled, so does this, and all jobs
+                are as they were before.
+        """
+        feeds = [Feed(_session(job), job.tokens[-1:]) for job in self._decoding]
+        feeds += self._reads()
+        jobs = self._decoding + self._reading
+        results = self._pass(feeds, check)
+        ended: list[Ended] = []
+        ready: list[tuple[Job, Tensor]] = []
+        for job, feed, result in zip(jobs, feeds, results, strict=True):
+            if isinstance(result, CollabError):
+                ended.append(self._end_one(job, result))
+            elif feed.keep:
+                ready.append((job, result[-1]))
+                if not job.tokens:
+                    self._have_read(job)
+        for (job, _), token in zip(ready, _next_tokens(ready), strict=True):
+            if isinstance(token, CollabError):
+                ended.append(self._end_one(job, token))
+                continue
+            job.tokens.append(token)
+            if token in self._engine.eos:
+                ended.append(self._end_one(job, Finish.STOP))
+            elif len(job.tokens) == self._limit(job):
+                ended.append(self._end_one(job, Finish.LENGTH))
+        return ended
+
+    def close(self) -> None:
+        """Free everything."""
+        for owner in {*self._lines, *(job.owner for job in self._reading + self._decoding)}:
+            self.end(owner, Finish.DEADLINE)
+        self._prefixes.clear()
+
+    def _reads(self) -> list[Feed]:
+        """Return the feeds of this pass's prompts; ``_reading`` then holds just their jobs."""
+        feeds: list[Feed] = []
+        budget = self._config.prefill_tokens
+        for number in range(self._config.max_batch):
+            if not budget or (number == len(self._reading) and not self._start_one()):
+                break
+            job = self._reading[number]
+            start = _session(job).length
+            ids = job.ids[start : start + budget].tolist()
+            feeds.append(Feed(_session(job), ids, last=int(start + len(ids) == len(job.ids))))
+            budget -= len(ids)
+        return feeds
+
+    def _start_one(self) -> bool:
+        """Give the next job in line a session; return False if there is none, or no room."""
+        if not self._lines or self.active >= self._config.max_batch:
+            return False
+        held = [job.owner for job in self._reading + self._decoding]
+        owner = min(self._lines, key=held.count)
+        job = self._lines[owner].popleft()
+        if not self._lines[owner]:
+            del self._lines[owner]
+        # The prompt is fed as if it were generated: a fork may go on with another prompt.
+        job._session = self._prefixes.fork(job.ids) or self._engine.open(EncodedPrompt(()))
+        job.cached = job._session.length
+        self._reading.append(job)
+        return True
+
+    def _pass(
+        self, feeds: Sequence[Feed], check: Callable[[], None]
+    ) -> Sequence[Tensor | CollabError]:
+        self.passes += 1
+        try:
+            results = self._engine.run(feeds, check=check)
+        except Cancelled:
+            raise
+        except Exception as error:  # noqa: BLE001 - such as no memory: all of this pass, not more
+            results = [error] * len(feeds)
+        return [r if isinstance(r, Tensor) else _typed(r) for r in results]
+
+    def _have_read(self, job: Job) -> None:
+        """Let ``job`` decode, now that its prompt is read, and its followers begin."""
+        self._reading.remove(job)
+        self._decoding.append(job)
+        self._prefixes.keep(job.ids, _session(job), awaited=bool(job._followers))
+        self.add(_released(job))
+
+    def _limit(self, job: Job) -> int:
+        """Return the length at which a reply is cut off: the last token is never fed."""
+        return min(job.max_tokens, self._engine.context - len(job.ids) + 1)
+
+    def _end_one(self, job: Job, reason: Finish | CollabError) -> Ended:
+        (self._reading if job in self._reading else self._decoding).remove(job)
+        ended = Ended(job, job.usage, reason)
+        _close(job)
+        self.add(_released(job))
+        return ended
+
+
+def _next_tokens(ready: Sequence[tuple[Job, Tensor]]) -> list[int | CollabError]:
+    """Return the next token of each job, from its logits [V].
+
+    The numbers that a token is drawn with depend on the seed and on its place in the reply, so a
+    reply does not depend on the jobs beside it.
+    """
+    alike: dict[Hashable, list[int]] = {}
+    for number, (job, _) in enumerate(ready):
+        law = job.sampling
+        alike.setdefault((law.temperature, law.top_k, law.top_p, law.law), []).append(number)
+    tokens: list[int | CollabError] = [0] * len(ready)
+    for numbers in alike.values():
+        try:
+            drawn: Sequence[int | CollabError] = _draw([ready[n] for n in numbers])
+        except ModelError as error:
+            drawn = [error] if len(numbers) == 1 else [_next_tokens([ready[n]])[0] for n in numbers]
+        for number, token in zip(numbers, drawn, strict=True):
+            tokens[number] = token
+    return tokens
+
+
+def _draw(ready: Sequence[tuple[Job, Tensor]]) -> list[int]:
+    """Return the next tokens of jobs that differ in nothing but the seed of their sampling."""
+    logits = torch.stack([logits for _, logits in ready])
+    if ready[0][0].sampling.greedy:
+        return most_likely(logits)
+    laws = distribution(logits, ready[0][0].sampling)
+    return [
+        own_token(law, job.sampling, len(job.tokens))
+        for (job, _), law in zip(ready, laws, strict=True)
+    ]
+
+
+def _session(job: Job) -> Session:
+    assert job._session is not None
+    return job._session
+
+
+def _released(job: Job) -> list[Job]:
+    followers, job._followers = job._followers, []
+    return followers
+
+
+def _close(job: Job) -> None:
+    if job._session is not None:
+        job._session.close()
+        job._session = None
+
+
+def _typed(error: Exception) -> CollabError:
+    if isinstance(error, CollabError):
+        return error
+    return ModelError(f"{type(error).__name__}: {error}", remedy="see the log")

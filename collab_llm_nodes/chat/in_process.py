@@ -1,0 +1,274 @@
+"""A chat model in this process: one thread owns the engine and batches the jobs of all callers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from collab_llm_nodes.chat.base import ChatRequest, Control, Finish, Reply, Usage
+from collab_llm_nodes.chat.batch import Batch, BatchConfig, Ended, Job
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import (
+    Busy,
+    Cancelled,
+    CollabError,
+    DeadlineExceeded,
+    ModelError,
+    Unavailable,
+)
+from collab_llm_nodes.models.detokenising import REPLACEMENT
+from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
+
+log = logging.getLogger(__name__)
+
+_GRACE_S = 10.0
+"""Time for a pass under way to end when the deadline passes."""
+
+
+@dataclass(frozen=True)
+class ChatLimits(PromptLimits):
+    """Limits of a prompt that may hold a whole document."""
+
+    max_characters: int = setting(1 << 20, "Longest text, all turns together.", low=1)
+
+
+@dataclass(frozen=True)
+class InProcessConfig:
+    """Limits of a chat model in this process."""
+
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    prompt: ChatLimits = field(default_factory=ChatLimits)
+    max_jobs: int = setting(
+        4096, "Requests taken in at a time; more are refused as BUSY.", low=1, high=1 << 20
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of ``ask``; its results belong to the owner thread until ``over`` is set."""
+
+    control: Control
+    results: list[Reply | CollabError | None]
+    begun: float
+    places: dict[Job, int] = field(default_factory=dict)
+    cancelled: bool = False
+    error: CollabError | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def wanted(self) -> bool:
+        return not self.cancelled and time.monotonic() < self.control.due
+
+
+class InProcessChat:
+    """A ``base.ChatModel`` over an engine, which stays the caller's to close.
+
+    Args:
+        name: the model's, in a price table.
+    """
+
+    def __init__(
+        self, engine: Engine, config: InProcessConfig | None = None, name: str = "local"
+    ) -> None:
+        self._engine = engine
+        self._config = config or InProcessConfig()
+        self._name = name
+        self._batch = Batch(engine, self._config.batch)
+        self._calls: list[_Call] = []  # of the owner thread
+        self._jobs = 0
+        self._lock = threading.Lock()  # of _jobs and _closing
+        self._closing = False
+        self._spent = Usage()
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"chat-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def ask(self, requests: Sequence[ChatRequest], control: Control) -> list[Reply | CollabError]:
+        """Answer ``requests``; see ``base.ChatModel``.
+
+        A request whose prompt cannot be encoded yields InvalidInput.
+        """
+        call = _Call(control, [None] * len(requests), time.monotonic())
+        control.check()
+        self._admit(len(requests))
+        try:
+            for place, request in enumerate(requests):
+                control.check()  # thousands of long prompts take seconds
+                self._encode(request, place, call)
+            if call.places:
+                self._wait_for(call)
+        finally:
+            with self._lock:
+                self._jobs -= len(requests)
+        results = [result for result in call.results if result is not None]
+        assert len(results) == len(requests), "a request has no result"
+        return results
+
+    def health(self) -> Mapping[str, object]:
+        """Return figures for people; those of the batch are of about the same time."""
+        return {
+            "model": self._name,
+            "jobs": self._jobs,
+            "active": self._batch.active,
+            "passes": self._batch.passes,
+            "prefill_tokens": self._spent.prefill,
+            "cached_tokens": self._spent.cached,
+            "decode_tokens": self._spent.decode,
+        }
+
+    def close(self) -> None:
+        """End the calls under way with Unavailable and free the KV caches; not the engine."""
+        with self._lock:
+            self._closing = True
+        self._events.put(lambda: None)
+        self._thread.join(_GRACE_S)
+
+    def _admit(self, jobs: int) -> None:
+        with self._lock:
+            if self._closing:
+                raise _closed()
+            if self._jobs + jobs > self._config.max_jobs:
+                raise Busy(
+                    f"{self._jobs} requests are being answered, {jobs} more are too many",
+                    field="requests",
+                    remedy=f"ask at most {self._config.max_jobs} at a time, or raise max_jobs",
+                )
+            self._jobs += jobs
+
+    def _encode(self, request: ChatRequest, place: int, call: _Call) -> None:
+        prompt = Prompt(request.turns[-1].content, turns=request.turns[:-1])
+        try:
+            encoded = encode(prompt, self._engine.loaded, self._config.prompt)
+        except CollabError as error:
+            call.results[place] = error
+            return
+        ids = np.array(encoded.ids, dtype=np.int32)
+        call.places[Job(call, ids, request.sampling, request.max_tokens)] = place
+
+    def _wait_for(self, call: _Call) -> None:
+        """Hand ``call`` to the owner thread and return when it is over.
+
+        Raises:
+            Cancelled, Unavailable: see ``base.ChatModel``.
+            DeadlineExceeded: a pass does not end.
+        """
+
+        def cancel() -> None:
+            call.cancelled = True
+            self._events.put(lambda: None)
+
+        with self._lock:
+            if self._closing:
+                raise _closed()
+            self._events.put(lambda: self._begin(call))  # read, if need be, by the last drain
+        forget = call.control.on_cancel(cancel)
+        try:
+            left_s = call.control.due - time.monotonic() + _GRACE_S
+            if not call.over.wait(None if math.isinf(left_s) else max(0.0, left_s)):
+                cancel()
+                raise DeadlineExceeded(
+                    f"a pass of {self._name} has not ended {_GRACE_S:g} s after the deadline",
+                    field="deadline_s",
+                    remedy="lower prefill_tokens or max_batch",
+                )
+        finally:
+            forget()
+        if call.error is not None:
+            raise call.error
+
+    # Everything below runs in the owner thread.
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                self._turn()
+            except Exception as error:  # a fault of ours: these calls fail, later ones are served
+                log.exception("the model %s failed", self._name)
+                self._fail(ModelError(f"the model failed: {error}", remedy="see the log"))
+        while not self._events.empty():
+            self._events.get()()
+        for call in tuple(self._calls):
+            self._end(call, _closed())
+        self._batch.close()
+
+    def _turn(self) -> None:
+        """Take in what has happened, and make one pass."""
+        with contextlib.suppress(queue.Empty):
+            self._events.get(block=self._batch.idle)()
+            while True:
+                self._events.get_nowait()()
+        self._end_unwanted()
+        if not self._batch.idle:
+            with contextlib.suppress(Cancelled):
+                self._settle(self._batch.step(self._check))
+
+    def _fail(self, error: CollabError) -> None:
+        """End all calls with ``error`` and begin anew: nothing of the batch can be trusted."""
+        for call in self._calls:
+            call.error = error
+            call.over.set()
+        self._calls.clear()
+        self._batch = Batch(self._engine, self._config.batch)
+
+    def _begin(self, call: _Call) -> None:
+        self._calls.append(call)
+        self._batch.add(list(call.places))
+
+    def _check(self) -> None:
+        """End a pass that nobody waits for."""
+        if self._closing or not any(call.wanted for call in self._calls):
+            raise Cancelled("nobody waits for this pass")
+
+    def _end_unwanted(self) -> None:
+        for call in tuple(self._calls):
+            if call.cancelled:
+                self._end(call, Cancelled("the caller gave the requests up"))
+            elif not call.wanted:
+                self._settle(self._batch.end(call, Finish.DEADLINE))
+
+    def _end(self, call: _Call, error: CollabError) -> None:
+        """End ``call`` as a whole, with ``error``."""
+        call.error = error
+        self._batch.end(call, error)
+        self._calls.remove(call)
+        call.over.set()
+
+    def _settle(self, ended: Sequence[Ended]) -> None:
+        """Hand the results of jobs to their calls."""
+        for job, usage, reason in ended:
+            call = job.owner
+            assert isinstance(call, _Call)
+            self._spent += usage
+            seconds = time.monotonic() - call.begun
+            call.results[call.places.pop(job)] = (
+                reason
+                if isinstance(reason, CollabError)
+                else Reply(self._text(job, reason), reason, usage, seconds=seconds)
+            )
+            if not call.places:
+                self._calls.remove(call)
+                call.over.set()
+
+    def _text(self, job: Job, finish: Finish) -> str:
+        text = self._engine.decode(job.tokens)
+        return text if finish is Finish.STOP else text.rstrip(REPLACEMENT)  # half a character
+
+
+def _closed() -> Unavailable:
+    return Unavailable("the model was closed", remedy="start it again")

@@ -1,0 +1,93 @@
+"""Ledger of the texts that leave this machine: bytes by round and kind, a hard cap, the audit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+
+from collab_llm_nodes.errors import InvalidInput
+
+
+class LeavesTooMuch(InvalidInput):
+    """A text must not leave: with it, more bytes would have left than the cap allows."""
+
+
+@dataclass(frozen=True)
+class Departure:
+    """One text that left.
+
+    Attributes:
+        round: of the protocol, from 1.
+        kind: what it is, in the protocol's words, such as "question" or "extraction".
+        receiver: name of the model that got it.
+        bytes: its length in UTF-8 [byte].
+        sha256: of those bytes, to recognise the text without keeping it.
+        times: how often it was sent: 1, and more with retries.
+    """
+
+    round: int
+    kind: str
+    receiver: str
+    bytes: int
+    sha256: str
+    times: int = 1
+
+    def audit_line(self) -> str:
+        """Return the record as one line of JSON, without line end."""
+        return json.dumps(asdict(self), ensure_ascii=True)
+
+
+@dataclass
+class PrivacyLedger:
+    """The texts of one answer that left, in order.
+
+    Ask :meth:`depart` before anything is sent: what it refuses must stay here.
+
+    Args:
+        max_bytes: cap on all texts together; a text counts once, however often it is sent again.
+    """
+
+    max_bytes: int
+    departures: list[Departure] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that have left."""
+        return sum(departure.bytes for departure in self.departures)
+
+    @property
+    def room(self) -> int:
+        """Bytes that may still leave."""
+        return self.max_bytes - self.bytes
+
+    def depart(self, round: int, kind: str, receiver: str, text: str) -> Departure:
+        """Enter ``text``, which is about to be sent.
+
+        Raises:
+            LeavesTooMuch: it must not be; nothing is entered.
+        """
+        content = text.encode("utf-8", "surrogatepass")
+        if len(content) > self.room:
+            raise LeavesTooMuch(
+                f"{len(content)} bytes of {kind}, {self.room} of {self.max_bytes} may still leave",
+                field="max_bytes_out",
+                remedy="raise it, or send less",
+            )
+        digest = hashlib.sha256(content).hexdigest()
+        departure = Departure(round, kind, receiver, len(content), digest)
+        self.departures.append(departure)
+        return departure
+
+    def sent_again(self, departure: Departure, attempts: int) -> None:
+        """Note that ``departure`` took ``attempts`` attempts in all."""
+        place = next(i for i, known in enumerate(self.departures) if known is departure)
+        self.departures[place] = Departure(**{**asdict(departure), "times": attempts})
+
+    def by_round(self) -> dict[int, dict[str, int]]:
+        """Return the bytes of each kind, by round."""
+        counts: dict[int, Counter[str]] = {}
+        for departure in self.departures:
+            counts.setdefault(departure.round, Counter())[departure.kind] += departure.bytes
+        return {round: dict(kinds) for round, kinds in counts.items()}

@@ -1,0 +1,69 @@
+"""Pauses between attempts, as a rule without clock or I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RetryRules:
+    """Number of attempts, and the pauses between them."""
+
+    max_attempts: int = setting(5, "Times that one request is sent at most.", low=1, high=100)
+    backoff_initial_s: float = setting(
+        0.5, "Longest pause behind the first failure; doubles with each [s].", low=0.001, high=60.0
+    )
+    backoff_max_s: float = setting(20.0, "Longest pause of our own [s].", low=0.001, high=600.0)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.backoff_max_s < self.backoff_initial_s:
+            raise ConfigError("must be >= backoff_initial_s", field="backoff_max_s")
+
+    def pause_s(self, failures: int, chance: float, asked_s: float) -> float | None:
+        """Return the pause behind so many ``failures`` [s]; None if they were enough.
+
+        The pause is drawn from all of the allowed range ("full jitter"), so that many clients
+        that failed together do not come back together.
+
+        Args:
+            failures: >= 1.
+            chance: uniform in [0, 1).
+            asked_s: pause that the server has asked for, which is a minimum [s].
+        """
+        if failures >= self.max_attempts:
+            return None
+        longest = min(self.backoff_max_s, self.backoff_initial_s * 2.0 ** min(failures - 1, 60))
+        return asked_s + chance * longest
+
+
+def asked_pause_s(headers: Mapping[str, str], now: float) -> float:
+    """Return the pause that a response asks for by Retry-After or retry-after-ms [s].
+
+    Args:
+        headers: of the response, found in any case.
+        now: time of day, seconds since 1970.
+
+    Returns:
+        0 where it asks for none, or for none that can be understood.
+    """
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        told = headers.get(name, "")[:100].strip()
+        if not told:
+            continue
+        try:
+            seconds = float(told) * unit
+        except ValueError:
+            try:
+                seconds = parsedate_to_datetime(told).timestamp() - now
+            except (ValueError, TypeError, OverflowError):
+                continue
+        if math.isfinite(seconds):
+            return max(0.0, seconds)
+    return 0.0
