@@ -114,7 +114,8 @@ def module_environment() -> dict[str, str]:
 def confine(memory: int) -> None:
     """Limit what this process may take, and have it end with its parent.
 
-    For a process that works on strangers' data. SIGPROF ends it, so that a timer can.
+    For a process that works on strangers' data. SIGPROF ends it, so that a timer can. Linux ends it
+    as soon as the thread that started it ends: start it from one that lasts as long as the process.
 
     Args:
         memory: address space beyond what it has now [bytes] (on Linux).

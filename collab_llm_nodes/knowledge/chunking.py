@@ -25,8 +25,11 @@ _MAX_TITLE = 200
 _Piece = tuple[int, int, str]  # first and last + 1 character, title of the section
 
 # All of these are linear: no two parts of one can match the same characters, and a line is tried
-# from its beginning only.
-_FENCE_OR_HEADING = re.compile(r"^ {0,3}(?:(?P<fence>`{3,}|~{3,})|#{1,6}(?=[ \t\r\n]|\Z))", re.M)
+# from its beginning only. A page break ends a line too: the text of a PDF has no newline beside it.
+_FENCE_OR_HEADING = re.compile(
+    r"(?<![^\n\f]) {0,3}(?:(?P<fence>`{3,}|~{3,})|#{1,6}(?=[ \t\r\n\f]|\Z))"
+)
+_LINE = re.compile(r"[^\n\f]*")
 _BLANK_LINES = re.compile(r"\n[ \t\r\f]*\n")
 # A line that can end a definition (indented, closing or blank), before one that begins something.
 _DEFINITION_END = re.compile(
@@ -169,8 +172,9 @@ def _headings(content: str) -> Iterator[tuple[int, str]]:
 
 def _rest(content: str, at: int) -> str:
     """Return the rest of the line from ``at``."""
-    end = content.find("\n", at)
-    return content[at : end if end >= 0 else len(content)]
+    line = _LINE.match(content, at)
+    assert line is not None
+    return line.group()
 
 
 def _title(content: str, at: int) -> str:

@@ -65,6 +65,7 @@ def read_pdf(name: str, data: bytes, limits: DocumentLimits) -> str:
         *("--cpu-s", str(limits.pdf_cpu_s)),
     ]
     try:
+        # The process dies with the thread that started it (``confine``): this one, which waits.
         done = subprocess.run(
             command,
             input=data,

@@ -135,6 +135,12 @@ def test_sections() -> None:
     assert found[1].text == "# One #\ntext\n```\n# no heading\n```"
 
 
+def test_a_page_begins_with_a_line() -> None:
+    content = "# One\fmore\f  ## Two\f~~~\f# no heading\f~~~\fa # b\f#"
+    found = cut(content, ChunkPlan(by="section"))
+    assert [(chunk.section, chunk.page) for chunk in found] == [("One", 1), ("Two", 3), ("", 8)]
+
+
 @given(
     st.lists(
         st.sampled_from(

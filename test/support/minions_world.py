@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.protocols.minions.driving import Means, drive
 from collab_llm_nodes.protocols.minions.jobs import Fault, JobList, WantedJob
@@ -16,7 +17,6 @@ from collab_llm_nodes.protocols.minions.messages import (
     LocalPrompt,
     Machine,
     Outcome,
-    Reply,
     RunProgram,
 )
 
@@ -101,12 +101,12 @@ class World:
             reply = next(replies)
             if isinstance(reply, Exception):
                 raise reply
-            return Reply(reply) if isinstance(reply, str) else reply
+            return Reply(reply, Finish.STOP) if isinstance(reply, str) else reply
 
         def local(prompts: Sequence[LocalPrompt]) -> Sequence[Reply | CollabError]:
             self.prompts.append(prompts)
             answers = map(self.worker, prompts)
-            return [Reply(a) if isinstance(a, str) else a for a in answers]
+            return [Reply(a, Finish.STOP) if isinstance(a, str) else a for a in answers]
 
         def run(action: RunProgram) -> JobList | Fault:
             self.programs.append(action)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from collab_llm_nodes.chat.base import Reply
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
@@ -16,7 +17,6 @@ from collab_llm_nodes.protocols.minions.messages import (
     Machine,
     Outcome,
     Part,
-    Reply,
     filled,
 )
 from collab_llm_nodes.protocols.minions.settings import DirectConfig

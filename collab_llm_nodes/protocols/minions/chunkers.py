@@ -1,15 +1,15 @@
-"""The chunking functions that programs and plans may call. All are linear in the text's length."""
+"""The chunking functions that programs and plans may call, over those of ``knowledge/``."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-_HEADING = re.compile(r"(?:^|(?<=\f))#{1,6} ", re.MULTILINE)
-_BLANK_LINES = re.compile(r"\n[ \t]*\n")
-_PAGE_CHARACTERS = 3000
-"""Length of a page of a document that marks no pages by form feeds."""
+from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
+from collab_llm_nodes.knowledge.documents import PAGE_BREAK, Document
+
+_WHOLE_PAGES = 10_000_000
+"""Characters of a piece that is cut at its pages only."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Chunker:
     def __call__(self, document: str, size: int = 0) -> list[str]:
         """Return the pieces of ``document``; ``size`` 0: the default."""
         size = min(max(size or self.size, self.low), self.high)
-        return [piece for piece in self.split(document, size) if piece.strip()]
+        return list(self.split(document, size))
 
     def source(self, size: int = 0) -> str:
         """Return signature and meaning, for a prompt; ``size`` as its default, unless 0."""
@@ -45,47 +45,17 @@ class Chunker:
         )
 
 
-def _pages(document: str) -> Iterator[str]:
-    if "\f" in document:
-        yield from document.split("\f")
-    else:
-        yield from _packed(document.splitlines(keepends=True), _PAGE_CHARACTERS)
+def _pieces(document: str, plan: ChunkPlan) -> Iterable[str]:
+    return (chunk.text for chunk in chunks(Document("", document), plan))
 
 
-def _by_pages(document: str, pages_per_chunk: int) -> Iterator[str]:
-    held: list[str] = []
-    for page in _pages(document):
-        held.append(page)
-        if len(held) == pages_per_chunk:
-            yield "\n".join(held)
-            held = []
-    if held:
-        yield "\n".join(held)
+def _by_pages(document: str, pages_per_chunk: int) -> Iterable[str]:
+    pieces = _pieces(document, ChunkPlan("page", _WHOLE_PAGES, pages=pages_per_chunk))
+    return (piece.replace(PAGE_BREAK, "\n") for piece in pieces)
 
 
-def _by_sections(document: str, max_characters: int) -> Iterator[str]:
-    starts = [0, *(match.start() for match in _HEADING.finditer(document)), len(document)]
-    for begin, end in zip(starts, starts[1:], strict=False):
-        yield from _packed(document[begin:end].splitlines(keepends=True), max_characters)
-
-
-def _by_paragraphs(document: str, max_characters: int) -> Iterator[str]:
-    yield from _packed((f"{p}\n\n" for p in _BLANK_LINES.split(document)), max_characters)
-
-
-def _packed(parts: Iterable[str], max_characters: int) -> Iterator[str]:
-    """Join consecutive parts while they fit; cut those that are longer than a piece may be."""
-    held: list[str] = []
-    length = 0
-    for part in parts:
-        for begin in range(0, len(part), max_characters):
-            piece = part[begin : begin + max_characters]
-            if length + len(piece) > max_characters:
-                yield "".join(held)
-                held, length = [], 0
-            held.append(piece)
-            length += len(piece)
-    yield "".join(held)
+def _by(kind: str) -> Callable[[str, int], Iterable[str]]:
+    return lambda document, characters: _pieces(document, ChunkPlan(kind, characters))
 
 
 CHUNKERS = {
@@ -116,7 +86,7 @@ CHUNKERS = {
             100,
             1_000_000,
             "Cut the document at its headings, and longer sections at this many characters.",
-            _by_sections,
+            _by("section"),
         ),
         Chunker(
             "chunk_by_paragraph",
@@ -125,8 +95,17 @@ CHUNKERS = {
             100,
             1_000_000,
             "Cut the document into groups of whole paragraphs of at most this many characters.",
-            _by_paragraphs,
+            _by("paragraph"),
+        ),
+        Chunker(
+            "chunk_by_code",
+            "max_chunk_size",
+            3000,
+            100,
+            1_000_000,
+            "Cut source code into groups of whole definitions of at most this many characters.",
+            _by("code"),
         ),
     )
 }
-"""By name. Room for the chunkers of ``knowledge/``: one entry each."""
+"""By name."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
+from collab_llm_nodes.chat.base import Reply
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.messages import (
     AskRemote,
     Message,
-    Reply,
     Retrieve,
     filled,
     replied,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from collab_llm_nodes.chat.base import Reply
 from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.protocols.minions.jobs import Fault, JobList
 from collab_llm_nodes.protocols.minions.messages import (
@@ -17,7 +18,6 @@ from collab_llm_nodes.protocols.minions.messages import (
     LocalPrompt,
     Machine,
     Outcome,
-    Reply,
     Retrieve,
     RunProgram,
 )

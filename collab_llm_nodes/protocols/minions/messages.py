@@ -79,26 +79,9 @@ def replied(text: str) -> Message:
     return Message("assistant", (Part(Kind.REMOTE, text) if text.strip() else silent,))
 
 
-class Finish(str, Enum):
-    """Reason why a model stopped."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    REFUSAL = "refusal"
-    DEADLINE = "deadline"
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A model's answer."""
-
-    text: str
-    finish: Finish = Finish.STOP
-
-
 @dataclass(frozen=True)
 class AskRemote:
-    """Ask the remote model; the reply is a ``Reply``.
+    """Ask the remote model; the reply is a ``chat.base.Reply``.
 
     Attributes:
         stage: "message", "decompose", "synthesize" or "answer".
@@ -130,7 +113,7 @@ class LocalPrompt:
 class AskLocal:
     """Ask the local model, all prompts at once; the reply is a tuple of their replies, in order.
 
-    A prompt that could not be answered has its ``CollabError`` in place of a ``Reply``. Prompts
+    A prompt that could not be answered has its ``CollabError`` in place of it. Prompts
     over one chunk begin with the same text and stand next to each other.
     """
 

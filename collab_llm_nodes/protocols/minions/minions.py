@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from typing import Any
 
+from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.errors import Cancelled, CollabError, ModelError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
@@ -35,7 +36,6 @@ from collab_llm_nodes.protocols.minions.messages import (
     AskLocal,
     AskRemote,
     Executed,
-    Finish,
     Kind,
     LocalPrompt,
     Machine,
@@ -43,7 +43,6 @@ from collab_llm_nodes.protocols.minions.messages import (
     Message,
     Outcome,
     Part,
-    Reply,
     RunProgram,
     filled,
     replied,

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
 
+from collab_llm_nodes.chat.structured import last_object
 from collab_llm_nodes.protocols.minions.jobs import JobOutput
 
-_MAX_CHARACTERS = 64_000
-_MAX_STARTS = 64
-_TRAILING_COMMA = re.compile(r",(\s*[}\]])")
+_EMPTY = re.compile(r"\{\s*\}\s*(?:```)?\s*\Z")
 _CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _NOTHING = frozenset({"", "none", "null", "n/a"})
 _FINAL = "provide_final_answer"
-_decoder = json.JSONDecoder(strict=False)
 
 
 def find_object(text: str) -> dict[str, Any] | None:
     """Return the last JSON object in ``text``, which may have prose around it; None without one."""
-    text = text[-_MAX_CHARACTERS:]
-    found = _last_object(text)
-    return found if found is not None else _last_object(_TRAILING_COMMA.sub(r"\1", text))
-
-
-def _last_object(text: str) -> dict[str, Any] | None:
-    found, at, starts = None, text.find("{"), 0
-    while at >= 0 and starts < _MAX_STARTS:
-        starts += 1
-        try:
-            value, end = _decoder.raw_decode(text, at)
-            value = _proper(value)
-        except (ValueError, RecursionError):
-            end = at + 1
-        else:
-            found = value
-        at = text.find("{", end)
-    return found
+    found = last_object(text)
+    if found is not None:
+        return {str(_proper(key)): _proper(value) for key, value in found.content.items()}
+    return {} if _EMPTY.search(text) else None
 
 
 def _proper(value: Any) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from minions_world import World, final, text_of
 
+from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.errors import ConfigError, DeadlineExceeded, InvalidInput, ModelError
 from collab_llm_nodes.protocols.minions.baselines import local_only, rag, remote_only
 from collab_llm_nodes.protocols.minions.driving import Means, drive
-from collab_llm_nodes.protocols.minions.messages import AskLocal, Kind, Mark, Outcome, Reply
+from collab_llm_nodes.protocols.minions.messages import AskLocal, Kind, Mark, Outcome
 from collab_llm_nodes.protocols.minions.minion import minion
 from collab_llm_nodes.protocols.minions.minions import minions
 from collab_llm_nodes.protocols.minions.settings import (
@@ -157,7 +158,7 @@ def test_rag_without_a_passage_is_an_error() -> None:
 
 
 def test_retrieval_without_a_retriever_is_an_error() -> None:
-    means = Means(lambda ask: Reply(""), lambda prompts: [])
+    means = Means(lambda ask: Reply("", Finish.STOP), lambda prompts: [])
     with pytest.raises(ConfigError, match="retrieve"):
         drive(rag("How heavy?", [_TEXT], DirectConfig()), means)
 
@@ -165,12 +166,12 @@ def test_retrieval_without_a_retriever_is_an_error() -> None:
 def test_programs_without_a_sandbox_are_an_error() -> None:
     machine = minions("How heavy?", [_TEXT], MinionsConfig())
     with pytest.raises(ConfigError, match="planner"):
-        drive(machine, Means(lambda ask: Reply("a = 1"), lambda prompts: []))
+        drive(machine, Means(lambda ask: Reply("a = 1", Finish.STOP), lambda prompts: []))
 
 
 def test_a_machine_that_is_given_up_ends() -> None:
     machine = minion("How heavy?", [_TEXT], MinionConfig())
     next(machine)
-    assert isinstance(machine.send(Reply(_HELLO)), AskLocal)
+    assert isinstance(machine.send(Reply(_HELLO, Finish.STOP)), AskLocal)
     machine.close()
     assert machine.gi_frame is None  # type: ignore[attr-defined]

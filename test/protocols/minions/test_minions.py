@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from minions_world import MORE, PROGRAM, World, chunk_of, final, finder, found, more, plan, text_of
 
+from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.errors import (
     Cancelled,
     CollabError,
@@ -22,12 +23,10 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.protocols.minions.jobs import Dropped, Fault, JobList, WantedJob
 from collab_llm_nodes.protocols.minions.messages import (
-    Finish,
     Kind,
     LocalPrompt,
     Mark,
     Outcome,
-    Reply,
 )
 from collab_llm_nodes.protocols.minions.minions import minions
 from collab_llm_nodes.protocols.minions.prompts import STYLES

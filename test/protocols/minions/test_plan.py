@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collab_llm_nodes.chat.structured import MAX_DEPTH
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
 from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, JobManifest, JobOutput
 from collab_llm_nodes.protocols.minions.plan import Plan, jobs_of, read_plan
@@ -166,9 +167,9 @@ def test_chunkers_lose_no_word_and_change_no_order(name: str, text: str, size: i
 def test_chunk_sizes() -> None:
     text = "# A\n" + "word " * 1000 + "\n# B\nshort\n"
     assert all(len(piece) <= 500 for piece in CHUNKERS["chunk_by_section"](text, 500))
-    assert CHUNKERS["chunk_by_section"](text, 500)[-1] == "# B\nshort\n"
+    assert CHUNKERS["chunk_by_section"](text, 500)[-1] == "# B\nshort"
     assert CHUNKERS["chunk_on_multiple_pages"]("1\f2\f3", 2) == ["1\n2", "3"]
-    assert CHUNKERS["chunk_by_paragraph"]("a\n\nb\n\n" + "c" * 150, 100)[0] == "a\n\nb\n\n"
+    assert CHUNKERS["chunk_by_paragraph"]("a\n\nb\n\n" + "c" * 150, 100)[0] == "a\n\nb"
 
 
 @pytest.mark.parametrize("name", CHUNKERS)
@@ -198,13 +199,20 @@ def test_chunkers_take_linear_time(name: str, text: str) -> None:
         ("{", None),
         ("[1]", None),
         ("{" * 10**6, None),
-        ('{"a":' * 10**5, None),
         ('"\\' * 10**6, None),
-        ('{"a": ' + "9" * 10**5 + "}", None),
+        ('{"a": ' + "9" * 10**5 + "}", {"a": "9" * 10**5}),
     ],
 )
 def test_objects_in_prose(text: str, expected: object) -> None:
     assert find_object(text) == expected
+
+
+def test_the_depth_of_objects_is_bounded() -> None:
+    found: object = find_object('{"a":' * 10**5)
+    depth = 0
+    while isinstance(found, dict):
+        found, depth = found.get("a"), depth + 1
+    assert 0 < depth <= MAX_DEPTH
 
 
 @settings(deadline=None)

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 from minions_world import World, chunk_of, final, found, more, plan
 
+from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.protocols.minions.jobs import Fault, JobList
 from collab_llm_nodes.protocols.minions.messages import (
-    Finish,
     Kind,
     LocalPrompt,
     Mark,
-    Reply,
     RunProgram,
 )
 from collab_llm_nodes.protocols.minions.minions import minions
