@@ -16,7 +16,10 @@ from launch_ros.substitutions import FindPackageShare
 
 ARGUMENTS = {
     "protocol": ("collective", "The protocol; its node is NAME_server."),
-    "params_file": ("", "Parameters: a file, or a name in the config folder. Empty: NAME.yaml."),
+    "params_file": (
+        "",
+        "Parameters: a file, or a name in the config folder. Empty: its NAME.yaml, if there.",
+    ),
     "namespace": ("", "Namespace of the node and its interfaces."),
 }
 CHOICES = {
@@ -50,6 +53,8 @@ def _node(context: LaunchContext) -> list[Node]:
     value = {n: str(LaunchConfiguration(n).perform(context)) for n in (*ARGUMENTS, *CHOICES)}
     name = f"{value['protocol']}_server"
     config = Path(FindPackageShare("collab_llm").perform(context)) / "config"
+    given, own = value["params_file"], config / f"{value['protocol']}.yaml"
+    files = [_file(given, config)] if given else [str(own)] * own.is_file()
     logger = ".".join([*filter(None, value["namespace"].split("/")), name])
     return [
         Node(
@@ -58,7 +63,7 @@ def _node(context: LaunchContext) -> list[Node]:
             arguments=[value["protocol"]],
             name=name,
             namespace=value["namespace"],
-            parameters=[_file(value["params_file"] or f"{value['protocol']}.yaml", config)],
+            parameters=files,
             ros_arguments=[
                 *("-p", f"autostart:={value['autostart']}"),
                 *("--log-level", f"{logger}:={value['log_level']}"),

@@ -119,14 +119,14 @@ def _aligned(chunk: Chunk, new: int, skip: int, longest: int) -> Tensor:
     return seen
 
 
-def in_order(chunks: Sequence[Chunk]) -> list[int]:
-    """Find each chunk's company, and return the numbers of the chunks, company side by side."""
+def arrange(chunks: Sequence[Chunk]) -> list[int]:
+    """Set each chunk's ``group``; return the chunks' numbers, those of a group side by side."""
     for chunk in chunks:
-        chunk.company = _company(chunk)
-    return sorted(range(len(chunks)), key=lambda i: (chunks[i].company, chunks[i].new))
+        chunk.group = _group(chunk)
+    return sorted(range(len(chunks)), key=lambda i: (chunks[i].group, chunks[i].new))
 
 
-def _company(chunk: Chunk) -> tuple[int, ...]:
+def _group(chunk: Chunk) -> tuple[int, ...]:
     """Return the key of the chunks that a chunk attends together with.
 
     Short chunks have one key, and forks with few columns of their own have that of their prefix.
@@ -164,14 +164,14 @@ def _streams(chunk: Chunk, heads: Heads) -> bool:
 
 
 def grouped(chunks: Sequence[Chunk], heads: Heads, masks: Masks) -> list[Gathered | InPlace]:
-    """Divide the chunks of a pass, which are ``in_order``, into groups; their caches get room."""
+    """Divide the chunks of a pass, which ``arrange`` has ordered; their caches get room."""
     for chunk in chunks:
         chunk.cache.reserve(chunk.end)
     if len(chunks) == 1:
         return [InPlace(chunks[0], 0, heads, masks)]
     groups: list[Gathered | InPlace] = []
     row, room = 0, TOGETHER
-    for key, found in groupby(chunks, attrgetter("company")):
+    for key, found in groupby(chunks, attrgetter("group")):
         several, forks = list(found), len(key) > 1
         count = _fitting(several, room, heads, forks=forks) if key else 0
         if count > 1:

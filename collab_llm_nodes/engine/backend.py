@@ -36,7 +36,7 @@ class Chunk:
         mask: bool [k, start + k] on the CPU, what each token attends to; None is causal.
         keep: the last tokens whose logits are wanted.
         end: first column behind the chunk.
-        company: the backend's key of chunks that attend together, set by ``Backend.order``.
+        group: key of the chunks that attend together, set by ``Backend.arrange``.
     """
 
     cache: Any
@@ -46,7 +46,7 @@ class Chunk:
     mask: Tensor | None
     keep: int
     end: int = field(init=False)
-    company: tuple[int, ...] = ()
+    group: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.end = self.start + self.new
@@ -61,8 +61,8 @@ class Backend(Protocol):
 
     batches: bool
 
-    def order(self, chunks: Sequence[Chunk]) -> list[int]:
-        """Return the numbers of the chunks as they should stand in a pass: company side by side."""
+    def arrange(self, chunks: Sequence[Chunk]) -> list[int]:
+        """Return the numbers of the chunks in the order in which a pass should take them."""
 
     def new_cache(self) -> Any:
         """Return an empty cache for one session."""

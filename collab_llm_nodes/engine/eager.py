@@ -35,7 +35,7 @@ class EagerBackend:
         ]
         self._hooks.append(parts.head.register_forward_pre_hook(self._before_head))
 
-    def order(self, chunks: Sequence[Chunk]) -> list[int]:
+    def arrange(self, chunks: Sequence[Chunk]) -> list[int]:
         return list(range(len(chunks)))
 
     def new_cache(self) -> DynamicCache:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from collab_llm_nodes.engine.backend import Backend
+from collab_llm_nodes.engine.backend import Backend, Output
 from collab_llm_nodes.engine.eager import EagerBackend
 from collab_llm_nodes.engine.exits import ExitScorer, PassExits
 from collab_llm_nodes.engine.kernels import Head
@@ -153,7 +153,7 @@ class Engine:
         sessions: set[int] = set()
         for number, feed in enumerate(feeds):
             try:
-                feed.session._check(feed, again=id(feed.session) in sessions)
+                feed.session._check(feed, self, again=id(feed.session) in sessions)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is its feed's result
                 results[number] = error
                 continue
@@ -162,10 +162,17 @@ class Engine:
                 running.append(number)
             else:
                 results[number] = torch.empty(0, self.vocab_size, device=self.device)
-        for group in [running] if self._backend.batches else [[number] for number in running]:
-            if group:
-                outcomes = self._pass([feeds[n] for n in group], exits_until, after_exit, check)
-                results.update(zip(group, outcomes, strict=True))
+        trees = [feeds[n].session._tree for n in running]
+        before = [(tree.length, tree.columns) for tree in trees]
+        try:
+            for group in [running] if self._backend.batches else [[number] for number in running]:
+                if group:
+                    outcomes = self._pass([feeds[n] for n in group], exits_until, after_exit, check)
+                    results.update(zip(group, outcomes, strict=True))
+        except BaseException:  # whatever ends the pass, the sessions are as before it
+            for number, (length, columns) in zip(running, before, strict=True):
+                feeds[number].session._undo(length, columns)
+            raise
         return [results[number] for number in range(len(feeds))]
 
     @torch.inference_mode()
@@ -180,30 +187,22 @@ class Engine:
             if check is not None and layer < self.num_layers:
                 check()
 
-        before = [(feed.session, feed.session._tree.columns) for feed in feeds]
-        order = [0]
+        chunks = [feed.session._begin(feed) for feed in feeds]
+        order = self._backend.arrange(chunks) if len(feeds) > 1 else [0]
+        feeds, chunks = [feeds[i] for i in order], [chunks[i] for i in order]
+        embedded = self._embed([token for feed in feeds for token in feed.ids])
+        row = 0
+        for feed in feeds:
+            feed.session._show_images(feed.ids, embedded, row)
+            row += len(feed.ids)
+        if self._exits is not None and any(layer <= exits_until for layer in self.exit_layers):
+            watch = _Watch(feeds, self._exits, exits_until, after_exit)
+        watched = check is not None or (watch is not None and watch.listening)
+        failed: dict[int, Exception] = {} if watch is None else watch.failed
         try:
-            chunks = [feed.session._begin(feed) for feed in feeds]
-            if len(feeds) > 1:
-                order = self._backend.order(chunks)
-                feeds, chunks = [feeds[i] for i in order], [chunks[i] for i in order]
-            embedded = self._embed([token for feed in feeds for token in feed.ids])
-            row = 0
-            for feed in feeds:
-                feed.session._show_images(feed.ids, embedded, row)
-                row += len(feed.ids)
-            if self._exits is not None and any(layer <= exits_until for layer in self.exit_layers):
-                watch = _Watch(feeds, self._exits, exits_until, after_exit)
-            disturbed = check is not None or (watch is not None and watch.listening)
-            outputs = self._backend.forward(chunks, embedded, after_layer if disturbed else None)
-        except BaseException as error:  # whatever ends the pass, the sessions are as before it
-            for session, columns in before:
-                session._undo(columns)
-            if isinstance(error, _NoneLeft):
-                assert watch is not None
-                return [watch.failed[order.index(i)] for i in range(len(feeds))]
-            raise
-        failed = {} if watch is None else watch.failed
+            outputs = self._backend.forward(chunks, embedded, after_layer if watched else None)
+        except _NoneLeft:
+            outputs = [Output(embedded[:0], embedded[:0])] * len(feeds)  # all have failed
         results: dict[int, Tensor | Exception] = {}
         for i, (feed, chunk, output) in enumerate(zip(feeds, chunks, outputs, strict=True)):
             if feed.on_states is not None and i not in failed:
@@ -212,7 +211,7 @@ class Engine:
                 except Exception as error:  # noqa: BLE001 - ends this feed only
                     failed[i] = error
             if i in failed:
-                feed.session._undo(chunk.start)
+                feed.session._undo(feed.session.length, chunk.start)
             elif feed.parents is None:
                 feed.session._tree.cut(chunk.end)
             results[order[i]] = failed.get(i, output.logits)

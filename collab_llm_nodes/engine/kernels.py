@@ -41,7 +41,7 @@ class Linear:
         self._weight, self._transposed = weight, weight.t()
         self._bias = bias
         self._onednn_rows = math.inf  # from which oneDNN computes
-        self._pointwise: Callable[..., Tensor] | None = None  # its map, where torch has to be told
+        self._pointwise: Callable[..., Tensor] | None = None  # oneDNN's, called by name
         if weight.device.type == "cpu" and torch.backends.mkldnn.is_available():
             if weight.dtype in (torch.bfloat16, torch.float16):
                 self._onednn_rows = 0.0  # torch hands them to it, where the processor has them

@@ -232,9 +232,9 @@ class Session:
         self._image_features = None
         self._tree.cut(0)
 
-    def _check(self, feed: Feed, again: bool) -> None:
+    def _check(self, feed: Feed, engine: Engine, again: bool) -> None:
         """Refuse a feed that cannot run; the session is not changed."""
-        if feed.session._engine is not self._engine or again:
+        if self._engine is not engine or again:
             raise ProtocolError("a session takes part once in a pass of its own engine")
         self._check_open()
         if not 0 <= feed.keep <= len(feed.ids):
@@ -307,10 +307,13 @@ class Session:
         mask = torch.from_numpy(self._tree.grow(parents, positions))
         return Chunk(self._cache, before, len(parents), torch.tensor(positions), mask, keep)
 
-    def _undo(self, columns: int) -> None:
-        """Forget the columns from ``columns`` on: their pass has failed, or has never begun."""
-        self._tree.shrink(columns)
-        self._engine._backend.cut(self._cache, columns)
+    def _undo(self, length: int, columns: int) -> None:
+        """Go back to ``length`` tokens, or to the nodes before ``columns``: a pass has failed."""
+        if self._tree.length > length:
+            self._tree.cut(length)
+        else:
+            self._tree.shrink(columns)
+        self._engine._backend.cut(self._cache, self._tree.columns)
 
     def _positions(self, start: int, count: int) -> int | Tensor:
         """Positions of the trunk's columns from ``start``: the first, or M-RoPE's [3, count]."""

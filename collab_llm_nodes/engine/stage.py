@@ -87,12 +87,12 @@ class Stage:
         before = [feed.session.columns for feed in feeds]
         try:
             begun = [feed.session._begin(feed) for feed in feeds]
-            order = self._backend.order(begun)
-            chunks = [begun[i] for i in order]
-            rows = torch.cat([self._rows(feeds[i].rows) for i in order])
-            for i in order:
-                if feeds[i].parents is None:
-                    feeds[i].session._drop_nodes()
+            embedded = [self._rows(feed.rows) for feed in feeds]
+            for feed in feeds:
+                if feed.parents is None:
+                    feed.session._drop_nodes()
+            order = self._backend.arrange(begun)
+            chunks, rows = [begun[i] for i in order], torch.cat([embedded[i] for i in order])
             hidden = self._backend.hidden(chunks, rows, None, enter=self.takes_ids)
             if self.gives_logits:
                 outputs = [output.logits for output in self._backend.outputs(hidden, chunks)]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from collab_llm_nodes.engine.attention import Gathered, Heads, InPlace, Masks, grouped, in_order
+from collab_llm_nodes.engine.attention import Gathered, Heads, InPlace, Masks, arrange, grouped
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
 from collab_llm_nodes.engine.cache import StaticCache
 from collab_llm_nodes.engine.kernels import Head, fused, norm_of
@@ -75,7 +75,7 @@ class StaticBackend:
     """
 
     batches = True
-    order = staticmethod(in_order)
+    arrange = staticmethod(arrange)
 
     def __init__(self, loaded: LoadedModel, head: Head) -> None:
         model = loaded.model

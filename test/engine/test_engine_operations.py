@@ -6,7 +6,7 @@ import gc
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -507,3 +507,45 @@ def test_parts_attend_as_one_tensor_does(dtype: torch.dtype) -> None:
     assert found.dtype == dtype
     coarse = 1e-6 if dtype is torch.float32 else 2e-2
     torch.testing.assert_close(found.double(), exact, atol=coarse, rtol=coarse)
+
+
+@pytest.mark.parametrize("backend", ["static", "eager"])
+def test_a_pass_that_is_ended_leaves_all_sessions_as_they_were(backend: str) -> None:
+    engine = Engine(tiny_model("llama"), backend=backend)
+    opened_ones = [opened(engine) for _ in range(3)]
+    sessions = [session for session, _ in opened_ones]
+    for session, prompt in opened_ones:
+        session.feed(prompt.ids, last=0)
+    length = sessions[0].length
+    sessions[2].grow([5], [length - 1])
+    before = [(s.length, s.columns) for s in sessions]
+    feeds = [Feed(sessions[0], [4]), Feed(sessions[1], [4]), Feed(sessions[2], [4], parents=[1])]
+    layers = 0
+
+    def check() -> None:
+        nonlocal layers
+        layers += 1
+        if layers == 8:  # the eager backend has finished two passes by then
+            raise RuntimeError("ended")
+
+    if backend == "eager":
+        with pytest.raises(RuntimeError, match="ended"):
+            engine.run(feeds, check=check)
+        assert [(s.length, s.columns) for s in sessions] == before
+
+    def interrupt(states: torch.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.run([*feeds[:1], replace(feeds[1], on_states=interrupt), feeds[2]])
+    assert [(s.length, s.columns) for s in sessions] == before
+    for session, (_, prompt) in zip(sessions[:2], opened_ones[:2], strict=True):
+        near(session.feed([9])[0], alone(engine, prompt, [9]))
+
+
+def test_sessions_of_another_engine_are_refused() -> None:
+    engine, other = Engine(tiny_model("llama")), Engine(tiny_model("llama", seed=1))
+    session, prompt = opened(other)
+    (result,) = engine.run([Feed(session, prompt.ids)])
+    assert isinstance(result, ProtocolError)
+    assert session.length == 0

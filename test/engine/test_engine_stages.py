@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import tiny_folder, tiny_model, tiny_prompt
 
+from collab_llm_nodes.engine import attention
 from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.stage import Stage, StageFeed, StageSession
@@ -105,6 +106,28 @@ def test_several_sessions_share_a_pass_of_a_stage() -> None:
     first = stages[0].run([StageFeed(stages[0].open(), ids) for ids in news])
     both = stages[1].run([StageFeed(stages[1].open(), hidden, 1) for hidden in first])
     for found, expected in zip(both, alone, strict=True):
+        near(found, expected)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_nodes_inside_a_shared_prefix_are_dropped_before_a_pass_is_arranged(
+    turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "GATHERED", 1 << 16)
+    stage = Stage(ModelConfig(str(tiny_folder("llama"))), 0, 4)
+
+    def forks() -> list[StageSession]:
+        prefix = stage.open()
+        prefix.feed([i % 100 for i in range(200)], 0)
+        back, on = prefix.fork(), prefix.fork()
+        back.feed([1], 0)
+        on.feed([2, 3], 0)
+        back.retain(180)  # columns of the shared prefix behind it are nodes now
+        return [on, back] if turned else [back, on]
+
+    alone = [stage.run([StageFeed(session, [7], 1)])[0] for session in forks()]
+    together = stage.run([StageFeed(session, [7], 1) for session in forks()])
+    for found, expected in zip(together, alone, strict=True):
         near(found, expected)
 
 

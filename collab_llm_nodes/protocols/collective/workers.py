@@ -241,6 +241,7 @@ class DraftProcess:
         own.close()
         with self._lock:
             closing, self._child = self._closing, None
+            self.held_bytes = 0
         ended = f"the process of draft model {self._index} ended with status {status}"
         self._ready.put({"error": ended})
         if not closing:
