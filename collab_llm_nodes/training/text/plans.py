@@ -41,10 +41,10 @@ class Stage:
     bfloat16: bool = False
     measure_every: int = 500
     growing: tuple[tuple[int, int], ...] = ()
-    """(length, steps): for so many first steps, rows of so many tokens, then those of the next.
+    """(length, steps) of the beginning: rows of ``length`` tokens for ``steps`` steps, in turn.
 
-    Copying is learnt in short rows: in 1,500 steps on rows of 1,024 tokens the target came to copy
-    3 of 10 tokens of held-out passages, and in 150 more on rows of 128 to 6 or 7 of 10.
+    Copying is learnt in short rows. On rows of 1,024 tokens the target copied 3 of 10 tokens of
+    held-out passages after 1,500 steps; after 640 steps of which 600 were on rows of 128, 9 of 10.
     """
 
     @property
