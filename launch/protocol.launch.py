@@ -53,8 +53,10 @@ def _node(context: LaunchContext) -> list[Node]:
     value = {n: str(LaunchConfiguration(n).perform(context)) for n in (*ARGUMENTS, *CHOICES)}
     name = f"{value['protocol']}_server"
     config = Path(FindPackageShare("collab_llm").perform(context)) / "config"
-    given, own = value["params_file"], config / f"{value['protocol']}.yaml"
-    files = [_file(given, config)] if given else [str(own)] * own.is_file()
+    own = config / f"{value['protocol']}.yaml"
+    files = [str(own)] if own.is_file() else []
+    if value["params_file"]:
+        files = [_file(value["params_file"], config)]
     logger = ".".join([*filter(None, value["namespace"].split("/")), name])
     return [
         Node(

@@ -300,10 +300,7 @@ class Session:
 
     def _begin_growth(self, parents: Sequence[int], keep: int) -> Chunk:
         before = self._tree.columns
-        positions: list[int] = []
-        for parent in parents:
-            new = parent - before
-            positions.append(1 + (positions[new] if new >= 0 else self._position(parent)))
+        positions = self._tree.positions(parents, self._position)
         mask = torch.from_numpy(self._tree.grow(parents, positions))
         return Chunk(self._cache, before, len(parents), torch.tensor(positions), mask, keep)
 

@@ -88,7 +88,7 @@ class Stage:
         try:
             begun = [feed.session._begin(feed) for feed in feeds]
             embedded = [self._rows(feed.rows) for feed in feeds]
-            for feed in feeds:
+            for feed in feeds:  # all have begun; and only now is it known what they share
                 if feed.parents is None:
                     feed.session._drop_nodes()
             order = self._backend.arrange(begun)
@@ -228,10 +228,8 @@ class StageSession:
         keep = new if feed.last is None else feed.last
         if feed.parents is None:
             return Chunk(self._cache, self.length, new, self.length, None, keep)
-        start, positions = self.columns, list[int]()
-        for parent in feed.parents:
-            own = parent - start
-            positions.append(1 + (positions[own] if own >= 0 else self._position(parent)))
+        start = self.columns
+        positions = self._tree.positions(feed.parents, self._position)
         mask = torch.from_numpy(self._tree.grow(feed.parents, positions))
         return Chunk(self._cache, start, new, torch.tensor(positions), mask, keep)
 

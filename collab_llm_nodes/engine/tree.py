@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -58,12 +58,26 @@ class TokenTree:
 
     def depths(self, parents: Sequence[int]) -> list[int]:
         """Return the lengths of the paths to nodes that would follow (checked) parents."""
+        return self._one_more(parents, self._depths, lambda column: column + 1)
+
+    def positions(self, parents: Sequence[int], of_trunk: Callable[[int], int]) -> list[int]:
+        """Return the positions of nodes that would follow (checked) parents, one behind each.
+
+        Args:
+            of_trunk: gives the position of a column of the trunk.
+        """
+        return self._one_more(parents, self._positions, of_trunk)
+
+    def _one_more(
+        self, parents: Sequence[int], of_nodes: Sequence[int], of_trunk: Callable[[int], int]
+    ) -> list[int]:
+        """Return for each node that would follow a parent one more than its parent has."""
         length, columns, found = self.length, self.columns, list[int]()
         for parent in parents:
             if parent < length:
-                found.append(parent + 2)
+                found.append(of_trunk(parent) + 1)
             elif parent < columns:
-                found.append(self._depths[parent - length] + 1)
+                found.append(of_nodes[parent - length] + 1)
             else:
                 found.append(found[parent - columns] + 1)
         return found

@@ -75,7 +75,7 @@ class Database:
             with _told():
                 self._set_up(most_bytes)
             self._prepare()
-        except BaseException:
+        except BaseException:  # whatever it is: nobody else can close what is half set up
             self.close()
             raise
 
@@ -87,7 +87,7 @@ class Database:
             try:
                 yield self._writer
                 self._writer.execute("COMMIT")
-            except BaseException:
+            except BaseException:  # an interrupt in mid-write must not leave half of it, either
                 if self._writer.in_transaction:  # SQLite may have ended it, as on a full disk
                     self._writer.execute("ROLLBACK")
                 raise

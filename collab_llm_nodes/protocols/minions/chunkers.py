@@ -108,4 +108,4 @@ CHUNKERS = {
         ),
     )
 }
-"""By name."""
+"""The chunkers that a program may call, by name."""
