@@ -179,10 +179,10 @@ CPU = replace(
     shards=160,
     short_shards=16,
     first_shards=160,
-    target=replace(_cpu(4_000), growing=GROWING),
+    target=replace(_cpu(3_000), growing=GROWING),
     base=_cpu(120),
     draft=_cpu(500),
-    worker=replace(_cpu(2_000), growing=GROWING),
+    worker=replace(_cpu(1_500), growing=GROWING),
     guesses=Stage(4, 2e-3, steps=800, warmup=50, bfloat16=True),
     answers=Answers(units=40, prompts=64),
 )
