@@ -12,17 +12,19 @@ _SOURCE = Path(__file__).resolve().parent.parent
 
 
 def shipped_model(name: str) -> Path:
-    """Folder of a model that ships with the package: ``nav-target`` or ``nav-draft``.
+    """Return the folder of a model that ships with the package, such as ``nav-target``.
 
     Raises:
         ModelError: there is none of this name.
     """
     folder = _find(Path("models") / name)
     if folder is None:
+        all_models = _find(Path("models"))
+        shipped = sorted(p.name for p in all_models.iterdir() if p.is_dir()) if all_models else []
         raise ModelError(
             f"no shipped model is called {name!r}",
             field="path",
-            remedy="give nav-target, nav-draft, the folder of a checkpoint, or a hub id",
+            remedy=f"give {', '.join((*shipped, 'the folder of a checkpoint'))}, or a hub id",
         )
     return folder
 

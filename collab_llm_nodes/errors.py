@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 _QUOTED = 64
 """Characters of a caller's value that an error repeats; escapes may double them."""
@@ -43,6 +44,20 @@ class CollabError(Exception):
         where = f"{self.field}: " if self.field else ""
         what_to_do = f" ({self.remedy})" if self.remedy else ""
         return f"{where}{super().__str__()}{what_to_do}"
+
+
+@contextmanager
+def within(group: str) -> Iterator[None]:
+    """Name the group of settings that the field of an error raised here belongs to.
+
+    Two models of one node both have a ``path``; the user must learn which of them is meant.
+    """
+    try:
+        yield
+    except CollabError as error:
+        if error.field:
+            error.field = f"{group}.{error.field}"
+        raise
 
 
 class ConfigError(CollabError):

@@ -94,6 +94,10 @@ class Setup:
     predraft: PreDraftConfig = field(default_factory=lambda: PreDraftConfig(max_predrafts=0))
     ahead: AheadConfig = field(default_factory=lambda: AheadConfig(push_window=0))
     planned: bool = False
+    drafts: int = 1
+    """Draft models; several vote on each token (``drafts:`` of the draft node)."""
+    side_by_side: bool = False
+    """The passes of all drafts take T_p together, as if each had a processor of its own."""
 
 
 def fsd(gamma: int = GAMMA, workers: int = 6, queue: str = "priority") -> Setup:
@@ -114,6 +118,16 @@ MODES = {
 }
 
 
+VOTES = {"1": Setup()} | {
+    f"{drafts} {'side by side' if side_by_side else 'in turn'}": Setup(
+        drafts=drafts, side_by_side=side_by_side
+    )
+    for drafts in (2, 3)
+    for side_by_side in (False, True)
+}
+"""Votes of drafts that err independently: the embedded draft, blurred with a seed each."""
+
+
 def run_edge_cloud(
     *, answers: int, seed: int, ablations: bool, plot: Path | None, console: Console
 ) -> dict[str, Any]:
@@ -125,13 +139,14 @@ def run_edge_cloud(
         pushed, bytes, output_mismatches, drafting_ms_per_round`` (with the verifier idle),
         ``profile`` (see ``_profile``) and ``stolen`` (processors that other virtual machines took
         meanwhile); ``as_is.<mode>`` and ``transformers_ms_per_token``; ``speedups``; ``api_cost``
-        (paper 003, Table 1); ``ablations`` (Figure 4 and Table 7).
+        (paper 003, Table 1); ``votes`` (see ``VOTES``; paper 002's vote in this protocol);
+        ``ablations`` (Figure 4 and Table 7).
     """
     set_threads(ModelConfig(path="nav-draft"), ModelConfig(path="nav-target"))
     prompts = scene_prompts(MORE * answers, seed)
     target = Engine(load(ModelConfig(path="nav-target")))
     right = [_alone(target, prompt) for prompt in prompts]
-    drafts = {pair: _draft(noise) for pair, noise in PAIRS.items()}
+    drafts = {pair: [_draft(noise)] for pair, noise in PAIRS.items()}
     results: dict[str, Any] = {
         "emulated": "model passes padded, link delayed; see points_ms",
         "points_ms": {
@@ -178,6 +193,7 @@ def run_edge_cloud(
         "tau_of_the_paper": {p.pair: api_cost(p, GAMMA, 2.5) for p in PROVIDERS},
         "tau_measured": {p.pair: api_cost(p, GAMMA, tau) for p in PROVIDERS},
     }
+    results["votes"] = votes(prompts[:answers], right[:answers], console)
     if ablations:
         n = MORE * answers // 2
         results["ablations"] = _ablations(drafts["points"], prompts[:n], right[:n], console)
@@ -187,11 +203,20 @@ def run_edge_cloud(
     return results
 
 
-def _draft(noise: float) -> Engine:
+def _draft(noise: float, seed: int = 0) -> Engine:
     loaded = load(ModelConfig(path="nav-draft"))
     if noise:
-        blur(loaded, noise)
+        blur(loaded, noise, seed)
     return Engine(loaded)
+
+
+def votes(
+    prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]], console: Console
+) -> dict[str, dict[str, Any]]:
+    """Return the rows of ``VOTES`` at the point of the paper's robot, all times divided by ten."""
+    drafts = [_draft(BLUR, seed) for seed in range(3)]
+    point = POINTS["go2"].scaled(ABLATION_SCALE)
+    return measure_modes(point, drafts, prompts, answers, VOTES, console, "votes")
 
 
 @contextmanager
@@ -219,7 +244,7 @@ def _write(file: Path, settings: Any) -> Path:
 
 def measure_modes(
     point: Point,
-    draft: Engine,
+    drafts: Sequence[Engine],
     prompts: Sequence[Prompt],
     answers: Sequence[tuple[int, ...]],
     modes: Mapping[str, Setup],
@@ -229,11 +254,14 @@ def measure_modes(
 ) -> dict[str, dict[str, Any]]:
     """Decode ``prompts`` in each mode at ``point``; ``answers`` are the target's own.
 
+    Args:
+        drafts: of which a mode takes the first ``Setup.drafts``.
+
     Returns:
         By mode, its row in what :func:`run_edge_cloud` returns.
     """
     with _link(point, exit_queue) as client:
-        rows = {name: _Row(setup, point, draft, client) for name, setup in modes.items()}
+        rows = {name: _Row(setup, point, drafts, client) for name, setup in modes.items()}
         for prompt in prompts[:TRIALS]:
             for row in rows.values():
                 row.warm_up(prompt)
@@ -251,11 +279,16 @@ def measure_modes(
 class _Row:
     """Figures of a way of decoding; rates leave out the first round, which opens the session."""
 
-    def __init__(self, setup: Setup, point: Point, draft: Engine, client: VerifierClient) -> None:
+    def __init__(
+        self, setup: Setup, point: Point, drafts: Sequence[Engine], client: VerifierClient
+    ) -> None:
         self._setup, self._point = setup, point
+        t_p = point.t_p / setup.drafts if setup.side_by_side else point.t_p
+        draft, *others = (PacedEngine(each, t_p).as_engine() for each in drafts[: setup.drafts])
         self._runner = RemoteRunner(
-            PacedEngine(draft, point.t_p).as_engine(),
+            draft,
             client,
+            others=others,
             gamma=setup.gamma,
             predraft=setup.predraft,
             ahead=setup.ahead,
@@ -374,7 +407,7 @@ def _speedups(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def _ablations(
-    draft: Engine,
+    drafts: Sequence[Engine],
     prompts: Sequence[Prompt],
     answers: Sequence[tuple[int, ...]],
     console: Console,
@@ -386,7 +419,7 @@ def _ablations(
     modes |= {f"sd {g}": Setup(gamma=g) for g in gammas}
     modes |= {f"fsd {g}": fsd(gamma=g) for g in gammas}
     modes |= {f"workers {w}": fsd(workers=w) for w in workers}
-    rows = measure_modes(point, draft, prompts, answers, modes, console, "ablation")
+    rows = measure_modes(point, drafts, prompts, answers, modes, console, "ablation")
 
     def ms(name: str) -> float:
         return rows[name]["ms_per_token"]
@@ -399,7 +432,7 @@ def _ablations(
             for w in (3, 5, 10)
         }
         measured = measure_modes(
-            point, draft, prompts, answers, modes, console, f"queues, {server}", server
+            point, drafts, prompts, answers, modes, console, f"queues, {server}", server
         )
         queues[server] = {name: 100 * row["miss_rate"] for name, row in measured.items()}
     return {

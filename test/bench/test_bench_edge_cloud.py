@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from collab_llm_nodes.bench import edge_cloud
-from collab_llm_nodes.bench.edge_cloud import MODES, TRIALS, Point, measure_modes
+from collab_llm_nodes.bench.edge_cloud import MODES, TRIALS, Point, Setup, measure_modes
 from collab_llm_nodes.bench.scenes import scene_prompts
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import ModelConfig, load
@@ -29,13 +29,14 @@ def test_modes_take_turns_and_answer_like_the_target(monkeypatch: pytest.MonkeyP
         return generate(runner, prompt)
 
     monkeypatch.setattr(edge_cloud, "_generate", noted)
-    draft = Engine(load(ModelConfig(path="nav-draft")))
+    drafts = [Engine(load(ModelConfig(path="nav-draft"))) for _ in range(2)]
+    modes = {**MODES, "vote": Setup(drafts=2)}
     rows = measure_modes(
-        Point(0.0, 0.0, 0.02), draft, prompts, right, MODES, Console(quiet=True), "test"
+        Point(0.0, 0.0, 0.02), drafts, prompts, right, modes, Console(quiet=True), "test"
     )
-    assert list(rows) == list(MODES)
-    assert len(set(map(id, turns))) == len(MODES)
-    assert turns == turns[: len(MODES)] * (TRIALS + len(prompts))
+    assert list(rows) == list(modes)
+    assert len(set(map(id, turns))) == len(modes)
+    assert turns == turns[: len(modes)] * (TRIALS + len(prompts))
     for row in rows.values():
         assert row["output_mismatches"] == 1, "all but the one that was made wrong here"
         assert row["ms_per_token"] > 0
@@ -45,4 +46,5 @@ def test_modes_take_turns_and_answer_like_the_target(monkeypatch: pytest.MonkeyP
     assert rows["ar"]["modes"] == ["ar"]
     assert rows["ar"]["tau"] == 1.0
     assert rows["sd"]["hit_rate"] == 0.0
+    assert rows["vote"]["tau"] == rows["sd"]["tau"], "two equal drafts always agree"
     assert rows["push_ahead"]["pushed"] > 0

@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import CollabError, ConfigError, DeadlineExceeded, InvalidInput
+from collab_llm_nodes.errors import (
+    CollabError,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidInput,
+    within,
+)
 from collab_llm_nodes.models.detokenising import Detokeniser
 from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.models.prompt import check_prompt, encode
@@ -57,10 +63,12 @@ def start(config: CollectiveConfig, resources: Resources) -> Collective:
         raise ConfigError(
             "no target", field="target.path", remedy="name its folder, hub id or shipped name"
         )
-    target = Engine(load(config.target))
+    with within("target"):
+        target = Engine(load(config.target))
     if config.pipeline == PROCESSES:
         return Collective(target, (), config, resources)
-    drafts = [Engine(load(model)) for model in config.drafts.models()]
+    with within("drafts"):
+        drafts = [Engine(load(model)) for model in config.drafts.models()]
     return Collective(target, drafts, config, resources)
 
 

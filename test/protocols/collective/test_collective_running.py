@@ -313,6 +313,9 @@ def test_another_tokenizer_is_refused_by_name() -> None:
 def test_a_target_must_be_named() -> None:
     with pytest.raises(ConfigError, match=r"target\.path"):
         registry.find("collective").start(config(target=ModelConfig()), Resources())
+    with pytest.raises(ModelError, match="nav-target") as told:  # what ships is listed
+        registry.find("collective").start(config(target=ModelConfig("nowhere")), Resources())
+    assert told.value.field == "target.path"
 
 
 # ---------------------------------------------------------------- sessions of one model
