@@ -111,9 +111,10 @@ class EagerBackend:
         return mask.masked_fill_(hidden, torch.finfo(like.dtype).min)[None, None]
 
     def _hook(self, layer: int) -> Callable[[nn.Module, object, Tensor], None]:
-        def fire(module: nn.Module, args: object, hidden: Tensor) -> None:
+        def fire(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
             after_layer: AfterLayer | None = getattr(self._pass, "after_layer", None)
             if after_layer is not None:
+                hidden = output[0] if isinstance(output, tuple) else output
                 after_layer(layer, hidden[0])
 
         return fire

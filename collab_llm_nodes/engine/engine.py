@@ -219,7 +219,11 @@ class Engine:
 
     def _embed(self, ids: Sequence[int]) -> Tensor:
         """[rows, hidden]."""
-        return torch.embedding(self._embedding, torch.tensor(ids, device=self.device))
+        rows = torch.tensor(ids, device=self.device)
+        if self.backend == "static":
+            return torch.embedding(self._embedding, rows)
+        embedded: Tensor = self.loaded.model.get_input_embeddings()(rows)  # some scale them
+        return embedded
 
 
 class _NoneLeft(Exception):

@@ -26,6 +26,7 @@ from collab_llm_nodes.engine.kernels import Head, fused, norm_of
 from collab_llm_nodes.models.architectures import (
     DecoderParts,
     LayerParts,
+    architecture_of,
     attention_windows,
     decoder_parts,
     layer_parts,
@@ -104,7 +105,9 @@ class StaticBackend:
 
     @staticmethod
     def supports(loaded: LoadedModel) -> bool:
-        """No sliding windows, and rotations that depend on the position alone."""
+        """No unknown layers or sliding windows; rotations depend on the position alone."""
+        if not architecture_of(loaded.model.config.model_type).known:
+            return False
         rotary = getattr(loaded.model.get_decoder(), "rotary_emb", None)
         rope_type = "default" if rotary is None else rotary.rope_type
         return not any(attention_windows(loaded.model)) and rope_type in ROPE_TYPES

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from collab_llm_nodes.errors import ModelError
 
@@ -18,10 +20,12 @@ class Architecture:
     Attributes:
         vision: it takes images, and its positions are three-dimensional (M-RoPE).
         norm: name of the final norm in the text decoder.
+        known: its layers are as ``layer_parts`` takes them apart.
     """
 
     vision: bool
     norm: str = "norm"
+    known: bool = True
 
 
 ARCHITECTURES = {
@@ -31,22 +35,53 @@ ARCHITECTURES = {
     "qwen2": Architecture(vision=False),
     "opt": Architecture(vision=False, norm="final_layer_norm"),
 }
+_OTHER = Architecture(vision=False, known=False)
+_TAKEN = {"inputs_embeds", "position_ids", "attention_mask", "past_key_values", "logits_to_keep"}
 
 
 def architecture_of(model_type: str) -> Architecture:
     """Look ``config.model_type`` up.
 
+    Any causal language model of transformers may do; ``check_other`` tells when it is loaded.
+
     Raises:
-        ModelError: it is none of ``ARCHITECTURES``.
+        ModelError: it is none of ``ARCHITECTURES`` and no causal language model.
     """
-    try:
-        return ARCHITECTURES[model_type]
-    except KeyError:
+    found = ARCHITECTURES.get(model_type)
+    if found is None and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        found = _OTHER
+    if found is None:
         raise ModelError(
             f"unknown architecture {model_type!r}",
             field="path",
-            remedy=f"supported: {', '.join(ARCHITECTURES)}",
-        ) from None
+            remedy=f"supported: {', '.join(ARCHITECTURES)}, and most causal text models of"
+            " transformers",
+        )
+    return found
+
+
+def check_other(model: Any) -> None:
+    """Check that a model, of whatever architecture, has what the eager backend needs.
+
+    Raises:
+        ModelError: its layers, cache or positions work in another way (as in Mamba or GPT-2).
+    """
+    decoder = model.get_decoder()
+    lacks = sorted(_TAKEN - inspect.signature(model.forward).parameters.keys())
+    if not hasattr(decoder, architecture_of(model.config.model_type).norm):
+        lacks.append("a final norm")
+    layers = list(getattr(decoder, "layers", ()))
+    if not layers or not all(hasattr(layer, "self_attn") for layer in layers):
+        lacks.append("a list of layers with self_attn")
+    if not isinstance(model.get_output_embeddings(), nn.Linear):
+        lacks.append("a linear LM head")
+    if lacks:
+        raise ModelError(
+            f"a model of type {model.config.model_type!r} is built in another way than those that"
+            f" run here: it lacks {', '.join(lacks)}",
+            field="path",
+            remedy=f"take one of {', '.join(ARCHITECTURES)}, or one built like them",
+        )
 
 
 @dataclass(frozen=True)
@@ -139,4 +174,8 @@ def layer_parts(layer: Any) -> LayerParts:
 def attention_windows(model: Any) -> list[int | None]:
     """The sliding window of each decoder layer, None where it attends to everything."""
     layers = model.get_decoder().layers
-    return [getattr(layer.self_attn, "sliding_window", None) for layer in layers]
+    found = [getattr(layer.self_attn, "sliding_window", None) for layer in layers]
+    if not any(found) and not architecture_of(model.config.model_type).known:
+        window = getattr(model.config.get_text_config(), "sliding_window", None)
+        return [window] * len(layers)  # some architectures keep it in the configuration alone
+    return found

@@ -31,7 +31,12 @@ from collab_llm_nodes.assets import shipped_model
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError, ModelError
 from collab_llm_nodes.models.adapters import ExitAdapters, check_exit_layers
-from collab_llm_nodes.models.architectures import ARCHITECTURES, architecture_of, decoder_parts
+from collab_llm_nodes.models.architectures import (
+    ARCHITECTURES,
+    architecture_of,
+    check_other,
+    decoder_parts,
+)
 from collab_llm_nodes.models.vocabulary import vocabulary_size
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -114,6 +119,7 @@ def load(config: ModelConfig) -> LoadedModel:
     image_processor = _image_processor(folder) if vision else None
     _check_memory(count_weights(folder), config, device)
     model = _model(folder, config, device, vision)
+    check_other(model)
     parts = decoder_parts(model)
     if vocabulary_size(tokenizer) > parts.head.out_features:
         raise ModelError(
@@ -147,9 +153,12 @@ def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel
         ModelError: as ``load``; the model sees images; quantisation or exits are asked for.
     """
     device, folder = _device(config.device), model_folder(config)
-    if architecture_of(_model_type(folder)).vision:
+    architecture = architecture_of(_model_type(folder))
+    if architecture.vision or not architecture.known:
         raise ModelError(
-            "models that see images are not divided", field="path", remedy="take a text model"
+            "only text models of known architectures are divided",
+            field="path",
+            remedy=f"take one of {', '.join(n for n, a in ARCHITECTURES.items() if not a.vision)}",
         )
     if config.quantization != "none" or config.exits is not None or config.exit_layers:
         raise ModelError(

@@ -67,7 +67,7 @@ def rewrite(file: Path, change: Callable[[dict[str, object]], object]) -> None:
 
 
 def unknown_architecture(folder: Path) -> None:
-    rewrite(folder / "config.json", lambda c: c.update(model_type="mamba"))
+    rewrite(folder / "config.json", lambda c: c.update(model_type="resnet"))
 
 
 def no_chat_template(folder: Path) -> None:
@@ -115,7 +115,7 @@ def no_image_processor(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (unknown_architecture, "unknown architecture 'mamba'.*qwen2_vl"),
+        (unknown_architecture, "unknown architecture 'resnet'.*qwen2_vl"),
         (no_chat_template, "no chat template"),
         (broken_legacy_template, "chat_template.json: JSONDecodeError"),
         (empty_legacy_template, "chat_template.json: TypeError"),
