@@ -40,12 +40,17 @@ def retrieved(question: str, k: int) -> Generator[Retrieve, Any, tuple[str, ...]
     """Return the ``k`` passages that fit the question best; InvalidInput if there are none."""
     passages: tuple[str, ...] = yield Retrieve(question, k)
     if not passages:
-        raise InvalidInput(
-            "no passage has to do with the question",
-            field="retrieve",
-            remedy="ask in the words of the documents, or read all of them",
-        )
+        raise nothing_fits()
     return passages
+
+
+def nothing_fits() -> InvalidInput:
+    """Return the error for a question to which no passage was found."""
+    return InvalidInput(
+        "no passage has to do with the question",
+        field="question",
+        remedy="ask in the words of the documents, or read all of them",
+    )
 
 
 def asked(
