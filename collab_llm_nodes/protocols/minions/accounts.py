@@ -29,14 +29,14 @@ class AuditLog:
     def __init__(self, file: str) -> None:
         path = Path(file).expanduser()
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            mode = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._file = os.open(path, mode, 0o600)
         except OSError as error:
             raise ConfigError(
                 f"cannot write {path}: {error.strerror}",
                 field="privacy.audit_file",
                 remedy="name a file in a folder that exists",
             ) from error
-        self._file = open(descriptor, "ab", buffering=0)
         self._lock = threading.Lock()
 
     def add(self, answer: str, departures: Iterable[Departure]) -> None:
@@ -46,24 +46,30 @@ class AuditLog:
             Unavailable: the disk is full, or the file is gone: nothing must be sent.
         """
         at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        lines = [
+        lines = "".join(
             json.dumps({"at": at, "answer": answer, **asdict(departure)}) + "\n"
             for departure in departures
-        ]
+        ).encode()
         try:
             with self._lock:
-                self._file.write("".join(lines).encode())
+                written = os.write(self._file, lines)
         except OSError as error:
-            raise Unavailable(
-                f"cannot write the audit log: {error.strerror}",
-                field="privacy.audit_file",
-                remedy="make room; nothing is sent without a record",
-            ) from error
+            raise _unwritten(str(error.strerror)) from error
+        if written < len(lines):
+            raise _unwritten("the disk is full")
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
-            self._file.close()
+            os.close(self._file)
+
+
+def _unwritten(why: str) -> Unavailable:
+    return Unavailable(
+        f"cannot write the audit log: {why}",
+        field="privacy.audit_file",
+        remedy="make room; nothing is sent without a record",
+    )
 
 
 class Accounts:

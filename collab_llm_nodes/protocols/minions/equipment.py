@@ -1,4 +1,4 @@
-"""Things that all answers of a server share: models, sandboxes, documents, prices, the audit log."""
+"""Things that all answers share: models, sandboxes, documents, prices, the audit log."""
 
 from __future__ import annotations
 

@@ -365,7 +365,7 @@ class _Run:
         for name, count in self.counts.items():
             totals[name.partition(".")[0]] += count
         own = {name: float(count) for name, count in (totals | self.counts).items()}
-        own |= {mark.value: 1.0 for mark in self.marks}
+        own |= {f"marked_{mark.value}": 1.0 for mark in self.marks}
         accounts = self.accounts
         return MinionsMetrics(
             rounds=self.round,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import yaml
+
+from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.in_process import InProcessConfig
 from collab_llm_nodes.chat.remote import RemoteConfig as ServerConfig
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, from_mapping, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.library import LibraryConfig
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
@@ -144,3 +150,44 @@ class ServedMinions(MinionsConfig, ServedConfig):
 
     def __post_init__(self) -> None:
         ServedConfig.__post_init__(self)
+
+
+_NODES_OWN = ("deadline_s", "max_waiting", "health", "autostart", "introspection", "diagnostics")
+"""Parameters of ``minions_server`` that are the node's, not the protocol's."""
+
+
+def served_minions(file: str) -> ServedMinions:
+    """Read the parameters of ``minions_server`` from a ROS 2 parameter file, without ROS 2.
+
+    Args:
+        file: a file, or the name of one in the config folder.
+
+    Raises:
+        ConfigError: there is no such file, or it holds something else.
+    """
+    path = Path(file) if Path(file).is_file() else config_file(file)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        (parameters,) = (
+            node["ros__parameters"] for name, node in content.items() if "minions_server" in name
+        )
+        own = {name: value for name, value in parameters.items() if name not in _NODES_OWN}
+    except (OSError, ValueError, yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{path} has no parameters of minions_server",
+            field="config",
+            remedy="see config/minions.yaml",
+        ) from error
+    return from_mapping(ServedMinions, _nested(own))
+
+
+def _nested(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``parameters`` with ``a.b: 1`` written as ``a: {b: 1}``."""
+    tree: dict[str, Any] = {}
+    for name, value in parameters.items():
+        *parents, leaf = str(name).split(".")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[leaf] = _nested(value) if isinstance(value, Mapping) else value
+    return tree

@@ -325,7 +325,7 @@ def test_long_documents_are_searched_first_and_the_answer_is_partial() -> None:
     text = "\n".join(f"The {name} is red. " * 300 for name in NAMES)
     with served(in_turn("never"), in_turn("red"), config) as bed:
         answer = bed.ask("Which colour has the kettle?", documents=(Document("log", text),))
-        assert figures(answer)["partial"] == 1
+        assert figures(answer)["marked_partial"] == 1
         (read,) = bed.local.seen
         assert len(text_of(read)) < 2500
         assert "kettle" in text_of(read)
