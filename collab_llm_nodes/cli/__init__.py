@@ -29,6 +29,7 @@ for name, group in (
     ("knowledge", knowledge),
 ):
     app.add_typer(group.app, name=name)
+app.add_typer(bags.bag_app, name="bag")
 
 
 def _version(wanted: bool) -> None:
