@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -124,6 +125,9 @@ def log(
         list[str] | None,
         typer.Option("--place", help="NAME=X1,Y1,X2,Y2: a part of the map [m]; repeat."),
     ] = None,
+    days: Annotated[
+        float, typer.Option(help="Tell of so many days until now; 0 = of all.", min=0.0)
+    ] = 0.0,
     namespace: Annotated[
         str | None, typer.Option(help="Of the robot, if the bags hold several.")
     ] = None,
@@ -136,7 +140,8 @@ def log(
     bags = bags_in(folder)
     building = out.with_name(f"{out.name}.part")
     with building.open("w", encoding="utf-8") as file:
-        lines, left_out = write_log(bags, file, namespace=namespace, places=known)
+        since = int(1e9 * (time.time() - 86400 * days)) if days else 0
+        lines, left_out = write_log(bags, file, namespace=namespace, places=known, since=since)
     building.replace(out)
     for why in left_out:
         console.print(f"left out: {why}", highlight=False, markup=False)

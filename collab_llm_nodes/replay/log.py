@@ -97,14 +97,16 @@ class Log:
 
     Args:
         places: names of parts of the odometry frame; the first that holds a position counts.
+        since: time before which nothing is told [ns since 1970].
 
     Attributes:
         lines: events written so far.
     """
 
-    def __init__(self, out: TextIO, places: Sequence[Place] = ()) -> None:
+    def __init__(self, out: TextIO, places: Sequence[Place] = (), since: int = 0) -> None:
         self._out = out
         self._places = places
+        self._since = since
         self._robots: dict[str, _Robot] = {}
         self.lines = 0
 
@@ -130,7 +132,8 @@ class Log:
             robot = self._robots.setdefault(space, _Robot(space.strip("/")))
             with as_expected(topic):
                 for event in _events(robot, name, message):
-                    self._write(robot, stamp, event)
+                    if stamp >= self._since:
+                        self._write(robot, stamp, event)
 
     def _write(self, robot: _Robot, stamp: int, event: str) -> None:
         when = datetime.fromtimestamp(stamp / 1e9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -237,6 +240,7 @@ def write_log(
     *,
     namespace: str | None = None,
     places: Sequence[Place] = (),
+    since: int = 0,
 ) -> tuple[int, list[str]]:
     """Write the log of ``bags``, the oldest first.
 
@@ -246,7 +250,7 @@ def write_log(
     Raises:
         InvalidInput: no bag could be read.
     """
-    log, left_out, read = Log(out, places), [], 0
+    log, left_out, read = Log(out, places, since), [], 0
     last: InvalidInput | None = None
     out.write("# Log of the robot\n")
     for bag in bags:

@@ -48,6 +48,12 @@ def test_a_place_that_the_robot_was_not_in_is_not_named() -> None:
     assert ", at x 0.0 m, y 0.0 m: told to" in text
 
 
+def test_nothing_older_than_wished_is_told() -> None:
+    text = log_of(ROOM, places=[HALL], since=60 * 10**9)
+    assert "00:00:58" not in text
+    assert text.splitlines()[1].startswith("- 1970-01-01 00:01:00 UTC, in the hall (x -0.5 m")
+
+
 def test_an_older_bag_and_a_newer_one_make_one_document() -> None:
     text = log_of(ROOT / "test" / "bags" / "room_v1", ROOM)
     assert text.count("\n## ") == 2

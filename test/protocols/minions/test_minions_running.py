@@ -51,6 +51,7 @@ from collab_llm_nodes.protocols.minions.served import (
     PrivacyConfig,
     ServedMinion,
     ServedMinions,
+    served_minions,
 )
 
 PATIENT = SandboxLimits(run_s=30, wall_s=60)
@@ -375,6 +376,29 @@ def test_empty_and_binary_documents_are_refused(document: Document, told: str) -
     assert isinstance(answer.error, InvalidInput)
     assert told in str(answer.error)
     assert not bed.remote.seen
+
+
+def test_the_shipped_files_fit_the_configuration() -> None:
+    embedded, openai = served_minions("minions.yaml"), served_minions("minions_openai.yaml")
+    assert embedded.local_model.model.path == "text-worker"
+    assert embedded.remote_model.model.path == "text-target"
+    assert openai.remote_model.server.token_variable == "OPENAI_API_KEY"
+    assert "remote_only" not in openai.ways
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("[]", "no parameters of minions_server"),
+        ("{/**/other: {ros__parameters: {}}}", "no parameters of minions_server"),
+        ("{minions_server: {ros__parameters: {rouns: 3}}}", "did you mean rounds"),
+        ("{minions_server: {ros__parameters: {'remote.temperature': hot}}}", "expected float"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(tmp_path: Path, content: str, told: str) -> None:
+    (file := tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=told):
+        served_minions(str(file))
 
 
 def test_samples_at_no_temperature_are_warned_about_once(
