@@ -52,7 +52,9 @@ from collab_llm_nodes.protocols.options import names
 MINION, MINIONS = "minion", "minions"
 _TELL_S = 0.25
 """Pause between two reports while the local model works."""
-_FIELDS = {"question": "prompt", "text": "documents", "turns": "documents"}
+_PROMPT_FIELDS = ("text", "turns")
+"""Names that models have for what they read."""
+_FIELDS = {"question": "prompt", **dict.fromkeys(_PROMPT_FIELDS, "documents")}
 """Names that the request has for fields of the machines' and the models' errors."""
 _DONE = {"decompose": 0.05, "program": 0.15, "execute": 0.2, "synthesize": 0.9, "answer": 0.5}
 """Share of a round that is done when a stage begins."""
@@ -267,6 +269,9 @@ class _Run:
             raise
         self.accounts.heard(ask.round, departures, result)
         if isinstance(result, CollabError):
+            if result.field in _PROMPT_FIELDS and self.config.way == PROTOCOL:
+                result.field = "remote_model"  # its prompt holds no document
+                result.remedy = "use a remote that reads longer prompts"
             raise result
         if result.finish is Finish.DEADLINE:
             raise DeadlineExceeded(
