@@ -174,7 +174,7 @@ def _print_ledgers(answer: Answer, console: Console) -> None:
     for role in ("remote", "local"):
         cost.add_row(role, *(f"{figures.get(f'{role}_{n}_tokens', 0):.0f}" for n in _TOKENS))
     console.print(sent, cost)
-    told = [f"{answer.metrics.rounds} rounds", f"{answer.metrics.total_s:.1f} s"]
+    told = [f"rounds: {answer.metrics.rounds}", f"{answer.metrics.total_s:.1f} s"]
     if "cost_usd" in figures:
         told.append(f"{figures['cost_usd']:.6f} US dollars")
     told += [mark.value for mark in Mark if f"marked_{mark.value}" in figures]
