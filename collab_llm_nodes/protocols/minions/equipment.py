@@ -67,14 +67,15 @@ class Equipment:
             for given in filter(None, (remote, local)):
                 opened.callback(given.close)
             self._sandboxes: queue.LifoQueue[Sandbox] = queue.LifoQueue()
-            for _ in range(config.parallel if isinstance(config, ServedMinions) else 0):
-                sandbox = Sandbox(config.limits)  # its process is started by its first program
-                opened.callback(sandbox.close)
-                self._sandboxes.put(sandbox)
+            if isinstance(config, ServedMinions):
+                for _ in range(config.parallel):
+                    sandbox = Sandbox(config.limits)  # its process is started by its first program
+                    opened.callback(sandbox.close)
+                    self._sandboxes.put(sandbox)
+                for warning in config.warnings():
+                    resources.log.warning(warning)
             self._opened = opened.pop_all()
         self.parallel = config.parallel
-        for warning in config.warnings() if isinstance(config, ServedMinions) else ():
-            resources.log.warning(warning)
         if config.cost.energy and EnergyMeter().joules() is None:
             resources.log.warning("cost.energy: this machine does not tell its energy")
 
