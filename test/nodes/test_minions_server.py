@@ -251,6 +251,15 @@ def test_a_remote_that_answers_prose_cannot_plan(site: Site) -> None:
     assert "cannot plan this question" in answer.status.message
 
 
+def test_the_diagnostics_tell_both_protocols_apart(site: Site) -> None:
+    site.ask("minion", prompt="")
+    site.ask()
+    decoding, model, chat = site.graph.do(site.server.details, 0.0)
+    assert [decoding.name, model.name, chat.name] == ["decoding", "model", "minion decoding"]
+    assert decoding.values["kept"] == "1.000"
+    assert (model.values["remote"], model.values["local"]) == ("remote", "local")
+
+
 def test_it_serves_again_after_a_restart(site: Site) -> None:
     site.graph.do(site.server.stop)
     site.graph.do(site.server.start)

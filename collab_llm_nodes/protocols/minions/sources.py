@@ -81,7 +81,7 @@ def sources_of(request: Request, library: Library, check: Callable[[], None]) ->
     documents = []
     for given in request.documents:
         check()
-        documents.append(library.document(given.name, given.content))
+        documents.append(library.document(given.name, given.content, check))
     store = request.config.store
     return Sources(tuple(documents), library.store(store) if store else None)
 
