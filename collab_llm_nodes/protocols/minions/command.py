@@ -95,9 +95,14 @@ def run_ask(question: Question, console: Console) -> tuple[Answer, dict[str, Any
     entry.check(request)
     with contextlib.closing(entry.start(settings, Resources())) as running:
         control = Control(time.monotonic() + question.deadline_s)
-        with Live(console=console) as live:
-            answer = running.run(request, lambda told: live.update(progress_table(told)), control)
-            live.update(progress_table(answer))
+        try:
+            with Live(console=console) as live:
+                answer = running.run(
+                    request, lambda told: live.update(progress_table(told)), control
+                )
+                live.update(progress_table(answer))
+        finally:
+            control.cancel()  # Ctrl-C: the models end what they are at
     _print_ledgers(answer, console)
     report = {
         "answer": answer.text,

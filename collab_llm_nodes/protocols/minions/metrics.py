@@ -15,7 +15,8 @@ class MinionsMetrics(GenerationMetrics):
 
     Attributes:
         own: see docs/minions.md for the names.
-        jobs: the last round's, with their outputs; they are not among the figures.
+        jobs: the last round's, with their outputs but not the texts that they were about; no
+            figures.
     """
 
     own: Mapping[str, float] = field(default_factory=dict)

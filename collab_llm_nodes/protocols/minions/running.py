@@ -12,12 +12,12 @@ from functools import partial
 
 from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.errors import CollabError, DeadlineExceeded, InvalidInput
+from collab_llm_nodes.errors import CollabError, InvalidInput
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.minions.baselines import local_only, rag, remote_only
-from collab_llm_nodes.protocols.minions.dialogue import nothing_fits
+from collab_llm_nodes.protocols.minions.dialogue import nothing_fits, too_late
 from collab_llm_nodes.protocols.minions.driving import Means, drive
 from collab_llm_nodes.protocols.minions.equipment import Equipment
 from collab_llm_nodes.protocols.minions.jobs import Dropped, Fault, Job, JobList
@@ -155,7 +155,8 @@ class _Run:
 
     Attributes:
         counts: figures of the rounds' jobs, ``name.ROUND``.
-        told: number of reports that the present jobs have got.
+        jobs: the last round's, without the texts that they were about.
+        share: part of the whole that is done, 0 to 1.
     """
 
     def __init__(
@@ -274,11 +275,7 @@ class _Run:
                 result.remedy = "use a remote that reads longer prompts"
             raise result
         if result.finish is Finish.DEADLINE:
-            raise DeadlineExceeded(
-                "the remote model had not replied by then",
-                field="deadline_s",
-                remedy="raise it, or ask for fewer rounds",
-            )
+            raise too_late()
         return result
 
     def _ask_local(self, prompts: Sequence[LocalPrompt]) -> Sequence[Reply | CollabError]:
@@ -337,7 +334,7 @@ class _Run:
         )
 
     def _executed(self, executed: Executed) -> None:
-        self.jobs = executed.jobs
+        self.jobs = tuple(map(_without_chunk, executed.jobs))
         reasons = Counter(job.dropped.value or "kept" for job in executed.jobs)
         for reason in ("kept", *filter(None, (each.value for each in Dropped))):
             self.counts[f"{reason}.{executed.round}"] = reasons[reason]
@@ -380,6 +377,11 @@ class _Run:
             own=own | accounts.figures(),
             jobs=self.jobs,
         )
+
+
+def _without_chunk(job: Job) -> Job:
+    """Return ``job`` as it may be kept when the documents are gone."""
+    return dataclasses.replace(job, manifest=dataclasses.replace(job.manifest, chunk=""))
 
 
 def _chat(config: ServedMinion | ServedMinions) -> MinionConfig:

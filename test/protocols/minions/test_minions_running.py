@@ -108,6 +108,7 @@ def test_progress_tells_stages_rounds_and_jobs() -> None:
     assert [last[n]["jobs"] for n in (1, 2)] == [PAGES, PAGES]
     assert isinstance(bed.told[-1].metrics, MinionsMetrics)
     assert len(bed.told[-1].metrics.jobs) == PAGES
+    assert not any(job.manifest.chunk for job in bed.told[-1].metrics.jobs), "nobody needs them"
 
 
 def test_jobs_are_told_while_they_run() -> None:
