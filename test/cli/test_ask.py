@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,11 @@ def test_a_question_about_a_file_with_jobs_and_ledgers(terminal: Terminal) -> No
     report = terminal.folder / "report.json"
     result = terminal.ask(str(terminal.document), "How heavy?", "--json", str(report))
     assert result.exit_code == 0, result.output
-    lines = [line.split() for line in result.output.splitlines()]
-    assert any(line[1:10:2] == ["1", str(PAGES), str(PAGES), "1", str(PAGES - 1)] for line in lines)
+    rows = [re.findall(r"[^\s┃│]+", line) for line in result.output.splitlines()]
+    (head,) = (row for row in rows if row[:1] == ["round"])
+    assert head == ["round", "jobs", "done", "kept", "abstained", "bytes", "sent"]
+    (counts,) = (row for row in rows if row[:1] == ["1"])
+    assert counts[:5] == ["1", str(PAGES), str(PAGES), "1", str(PAGES - 1)]
     assert "Extract the weight." in result.output
     assert "read by the remote" in result.output
     assert "7 kg" in [line.strip() for line in result.output.splitlines()]

@@ -103,6 +103,8 @@ def run_ask(question: Question, console: Console) -> tuple[Answer, dict[str, Any
                 live.update(progress_table(answer))
         finally:
             control.cancel()  # Ctrl-C: the models end what they are at
+    if not console.is_terminal:
+        console.print()  # rich ends a live display's last line on terminals only
     _print_ledgers(answer, console)
     report = {
         "answer": answer.text,
@@ -142,10 +144,12 @@ def _document(file: str) -> Document:
 
 def progress_table(told: Progress) -> Group:
     """Return the stage, the jobs of each round, and what the last ones have found."""
-    counts = Table("round", *_COUNTS, "sent [bytes]")
-    for number, figures in by_round(told.metrics.figures()).items():
+    rounds = by_round(told.metrics.figures())
+    names = [name for name in _COUNTS if any(each.get(name) for each in rounds.values())]
+    counts = Table("round", *names, "bytes sent")
+    for number, figures in rounds.items():
         sent = sum(value for name, value in figures.items() if name.startswith("sent_"))
-        row = (f"{figures[name]:.0f}" if name in figures else "" for name in _COUNTS)
+        row = (f"{figures[name]:.0f}" if name in figures else "" for name in names)
         counts.add_row(str(number), *row, f"{sent:.0f}")
     parts: list[RenderableType] = [f"{told.stage}, {told.share_done:.0%} done", counts]
     if isinstance(told.metrics, MinionsMetrics):

@@ -141,10 +141,7 @@ class _MinionS:
                     return wanted
                 fault = wanted
                 talk.append(filled(prompts.FAILED, told=fault.told))
-        raise CannotPlan(
-            f"none of its decompositions works ({fault.value})",
-            remedy="use a more capable remote, or set planner to plan",
-        )
+        raise CannotPlan(f"none of its decompositions works ({fault.value})")
 
     def _carried_out(self, planner: str, text: str) -> Generator[Action, Any, JobList | Fault]:
         config = self.config
