@@ -116,13 +116,14 @@ class Equipment:
 
         forget = control.on_cancel(interrupt)
         try:
-            yield sandbox
             control.check()
+            yield sandbox
         finally:
             forget()
             with lending:
                 lent = False
             self._sandboxes.put(sandbox)
+            control.check()  # a sandbox that was interrupted fails in various ways; this is why
 
     def health(self) -> Mapping[str, object]:
         """Return the models' figures for people."""

@@ -256,7 +256,9 @@ def test_cancel_ends_the_answer_in_any_stage(stage: str) -> None:
     assert bed.told[-1].stage == stage
 
 
-def test_cancel_ends_a_program_and_the_next_answer_gets_its_sandbox() -> None:
+@pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.5])
+def test_cancel_ends_a_program_and_the_next_answer_gets_its_sandbox(pause_s: float) -> None:
+    """It may come before the sandbox has started, while it starts, or while the program runs."""
     endless = "```python\ndef prepare_jobs(context, last_jobs):\n    while True: pass\n```"
     control = RealControl(time.monotonic() + 60)
     config = replace(CONFIG, parallel=1)
@@ -264,7 +266,7 @@ def test_cancel_ends_a_program_and_the_next_answer_gets_its_sandbox() -> None:
 
         def tell(progress: Progress) -> None:
             if progress.stage == "program":
-                threading.Timer(0.3, control.cancel).start()
+                threading.Timer(pause_s, control.cancel).start()
 
         begun = time.monotonic()
         answer = bed.running.run(asked(config), tell, control)
