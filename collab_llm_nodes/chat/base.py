@@ -98,6 +98,14 @@ class Control(Protocol):
         """Have ``wake`` called, from any thread, on cancel; return a function that undoes this."""
 
 
+Told = Callable[[int, "Reply | CollabError"], None]
+"""Takes the place of a request among those of its call, and its result."""
+
+
+def tell_nobody(place: int, result: Reply | CollabError) -> None:
+    """Do nothing."""
+
+
 class ChatModel(Protocol):
     """A model that answers chats. Several threads may ask it at the same time."""
 
@@ -105,8 +113,14 @@ class ChatModel(Protocol):
     def name(self) -> str:
         """Name of the model, as in a price table."""
 
-    def ask(self, requests: Sequence[ChatRequest], control: Control) -> list[Reply | CollabError]:
+    def ask(
+        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+    ) -> list[Reply | CollabError]:
         """Answer ``requests``, as many at a time as the model serves.
+
+        Args:
+            told: called with each result as it comes, in a thread of the model's, which it must
+                not keep waiting; it must not raise either.
 
         Returns:
             For each request, in order, its reply, or the error that ended it. At the deadline, the

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collab_llm_nodes.chat.base import ChatRequest, Control, Finish, Reply, Usage
+from collab_llm_nodes.chat.base import (
+    ChatRequest,
+    Control,
+    Finish,
+    Reply,
+    Told,
+    Usage,
+    tell_nobody,
+)
 from collab_llm_nodes.chat.batch import Batch, BatchConfig, Ended, Job
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.engine.engine import Engine
@@ -62,6 +70,7 @@ class _Call:
     control: Control
     results: list[Reply | CollabError | None]
     begun: float
+    told: Told
     places: dict[Job, int] = field(default_factory=dict)
     cancelled: bool = False
     error: CollabError | None = None
@@ -99,12 +108,14 @@ class InProcessChat:
     def name(self) -> str:
         return self._name
 
-    def ask(self, requests: Sequence[ChatRequest], control: Control) -> list[Reply | CollabError]:
+    def ask(
+        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+    ) -> list[Reply | CollabError]:
         """Answer ``requests``; see ``base.ChatModel``.
 
         A request whose prompt cannot be encoded yields InvalidInput.
         """
-        call = _Call(control, [None] * len(requests), time.monotonic())
+        call = _Call(control, [None] * len(requests), time.monotonic(), told)
         control.check()
         self._admit(len(requests))
         try:
@@ -157,6 +168,7 @@ class InProcessChat:
             encoded = encode(prompt, self._engine.loaded, self._config.prompt)
         except CollabError as error:
             call.results[place] = error
+            call.told(place, error)
             return
         ids = np.array(encoded.ids, dtype=np.int32)
         call.places[Job(call, ids, request.sampling, request.max_tokens)] = place
@@ -256,11 +268,14 @@ class InProcessChat:
             assert isinstance(call, _Call)
             self._spent += usage
             seconds = time.monotonic() - call.begun
-            call.results[call.places.pop(job)] = (
+            result = (
                 reason
                 if isinstance(reason, CollabError)
                 else Reply(self._text(job, reason), reason, usage, seconds=seconds)
             )
+            place = call.places.pop(job)
+            call.results[place] = result
+            call.told(place, result)
             if not call.places:
                 self._calls.remove(call)
                 call.over.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 from collab_llm_nodes.errors import InvalidInput
@@ -68,17 +69,28 @@ class PrivacyLedger:
         Raises:
             LeavesTooMuch: it must not be; nothing is entered.
         """
-        content = text.encode("utf-8", "surrogatepass")
-        if len(content) > self.room:
+        (departure,) = self.depart_together(round, receiver, [(kind, text)])
+        return departure
+
+    def depart_together(
+        self, round: int, receiver: str, texts: Iterable[tuple[str, str]]
+    ) -> tuple[Departure, ...]:
+        """Enter the texts of one request, each with its kind: all of them or none.
+
+        Raises:
+            LeavesTooMuch: they must not be sent; nothing is entered.
+        """
+        entered = tuple(_departure(round, kind, receiver, text) for kind, text in texts)
+        total = sum(departure.bytes for departure in entered)
+        if total > self.room:
+            kinds = ", ".join(dict.fromkeys(departure.kind for departure in entered))
             raise LeavesTooMuch(
-                f"{len(content)} bytes of {kind}, {self.room} of {self.max_bytes} may still leave",
+                f"{total} bytes of {kinds}, {self.room} of {self.max_bytes} may still leave",
                 field="max_bytes_out",
                 remedy="raise it, or send less",
             )
-        digest = hashlib.sha256(content).hexdigest()
-        departure = Departure(round, kind, receiver, len(content), digest)
-        self.departures.append(departure)
-        return departure
+        self.departures += entered
+        return entered
 
     def sent_again(self, departure: Departure, attempts: int) -> None:
         """Note that ``departure`` took ``attempts`` attempts in all."""
@@ -91,3 +103,8 @@ class PrivacyLedger:
         for departure in self.departures:
             counts.setdefault(departure.round, Counter())[departure.kind] += departure.bytes
         return {round: dict(kinds) for round, kinds in counts.items()}
+
+
+def _departure(round: int, kind: str, receiver: str, text: str) -> Departure:
+    content = text.encode("utf-8", "surrogatepass")
+    return Departure(round, kind, receiver, len(content), hashlib.sha256(content).hexdigest())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
+import os
 import random
 import ssl
 import threading
@@ -23,7 +24,15 @@ from urllib.parse import urlsplit
 import httpx2
 import openai
 
-from collab_llm_nodes.chat.base import ChatRequest, Control, Finish, Reply, Usage
+from collab_llm_nodes.chat.base import (
+    ChatRequest,
+    Control,
+    Finish,
+    Reply,
+    Told,
+    Usage,
+    tell_nobody,
+)
 from collab_llm_nodes.chat.completions import read_completion, whole_characters
 from collab_llm_nodes.chat.retries import RetryRules, asked_pause_s
 from collab_llm_nodes.config import check_ranges, setting
@@ -67,6 +76,9 @@ class RemoteConfig:
     model: str = setting("", "Name of the model, as the server knows it.", read_only=True)
     token: str = field(default="", repr=False, metadata={"secret": True})
     token_file: str = setting("", "File that holds the API key.", read_only=True)
+    token_variable: str = setting(
+        "", "Name of the environment variable that holds the API key.", read_only=True
+    )
     tls_ca: str = setting(
         "", "Certificate authority of the server; empty: the system's.", read_only=True
     )
@@ -104,6 +116,8 @@ class RemoteConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         check_paired("", "", self.token, self.token_file)
+        if self.token_variable and (self.token or self.token_file):
+            raise ConfigError("give one of the ways to the API key", field="token_variable")
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise ConfigError(
@@ -137,7 +151,7 @@ class RemoteChat:
                 "no model", field="model", remedy="name one; GET <url>/models lists them"
             )
         self._config = config
-        self._token = read_token(config.token, config.token_file)
+        self._token = _api_key(config)
         self._random = random.Random()
         self._jobs = 0
         self._lock = threading.Lock()  # of _jobs and _closing
@@ -154,7 +168,9 @@ class RemoteChat:
     def name(self) -> str:
         return self._config.model
 
-    def ask(self, requests: Sequence[ChatRequest], control: Control) -> list[Reply | CollabError]:
+    def ask(
+        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+    ) -> list[Reply | CollabError]:
         """Answer ``requests``; see ``base.ChatModel``.
 
         The error of a request is InvalidInput, Unauthenticated, Unavailable (after all attempts,
@@ -172,7 +188,7 @@ class RemoteChat:
                 )
             self._jobs += len(requests)
             answers = asyncio.run_coroutine_threadsafe(
-                self._ask_all(requests, control.due), self._loop
+                self._ask_all(requests, control.due, told), self._loop
             )
 
         def cancel() -> None:
@@ -249,9 +265,14 @@ class RemoteChat:
     # Everything below runs in the loop.
 
     async def _ask_all(
-        self, requests: Sequence[ChatRequest], due: float
+        self, requests: Sequence[ChatRequest], due: float, told: Told
     ) -> list[Reply | CollabError]:
-        return await asyncio.gather(*(self._ask_one(request, due) for request in requests))
+        async def ask(place: int, request: ChatRequest) -> Reply | CollabError:
+            result = await self._ask_one(request, due)
+            told(place, result)
+            return result
+
+        return await asyncio.gather(*(ask(*each) for each in enumerate(requests)))
 
     async def _ask_one(self, request: ChatRequest, due: float) -> Reply | CollabError:
         begun = time.monotonic()
@@ -429,6 +450,18 @@ class _Bounded(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+def _api_key(config: RemoteConfig) -> str:
+    """Return the API key, which may be empty; ConfigError if it is nowhere to be found."""
+    variable = config.token_variable
+    if variable and not os.environ.get(variable):
+        raise ConfigError(
+            f"the environment has no variable {quoted(variable)}",
+            field="token_variable",
+            remedy="export it where this process starts, or use token_file",
+        )
+    return read_token(config.token or os.environ.get(variable, ""), config.token_file)
 
 
 def _words_of(body: object) -> str:

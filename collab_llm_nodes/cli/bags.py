@@ -1,18 +1,20 @@
-"""``collab-llm record`` and ``replay``."""
+"""``collab-llm record``, ``replay`` and ``bag``."""
 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from collab_llm_nodes.cli.options import JsonOption
+from collab_llm_nodes.cli.options import JsonOption, writable
 from collab_llm_nodes.cli.output import console, fail, told_without_ros, write_json
 from collab_llm_nodes.errors import CollabError
 
 app = typer.Typer()
+bag_app = typer.Typer(help="Do something with bags.", no_args_is_help=True)
 
 
 @app.command()
@@ -111,3 +113,37 @@ def replay(
         fail(error, 2)
     write_json(json_file, results)
     raise typer.Exit(0 if results["same"] else 1)
+
+
+@bag_app.command()
+def log(
+    folder: Annotated[Path, typer.Argument(help="A bag, or a folder with bags.")],
+    out: Annotated[
+        Path, typer.Option(help="Write the document here, Markdown.", callback=writable)
+    ] = Path("log.md"),
+    places: Annotated[
+        list[str] | None,
+        typer.Option("--place", help="NAME=X1,Y1,X2,Y2: a part of the map [m]; repeat."),
+    ] = None,
+    days: Annotated[
+        float, typer.Option(help="Tell of so many days until now; 0 = of all.", min=0.0)
+    ] = 0.0,
+    namespace: Annotated[
+        str | None, typer.Option(help="Of the robot, if the bags hold several.")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Tell what bags hold in words: what was asked, seen, decided and done, when and where."""
+    from collab_llm_nodes.replay.log import Place, bags_in, write_log
+
+    known = [Place.read(place) for place in places or ()]
+    bags = bags_in(folder)
+    building = out.with_name(f"{out.name}.part")
+    with building.open("w", encoding="utf-8") as file:
+        since = int(1e9 * (time.time() - 86400 * days)) if days else 0
+        lines, left_out = write_log(bags, file, namespace=namespace, places=known, since=since)
+    building.replace(out)
+    for why in left_out:
+        console.print(f"left out: {why}", highlight=False, markup=False)
+    console.print(f"wrote {out}: {lines} lines about {len(bags) - len(left_out)} bags")
+    write_json(json_file, {"lines": lines, "bags": len(bags), "left_out": left_out})

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from collab_llm_nodes.dashboard.view import Answer, Direction, Health, Pose, Word
+from collab_llm_nodes.dashboard.view import Answer, Direction, Health, Pose, Reading, Word
 
 STAGES = {
     "draft": ("drafting", "#74b816"),
@@ -101,6 +101,25 @@ def health_html(health: Sequence[Health]) -> str:
             f"<td>{html.escape(node.name)}</td><td>{html.escape(node.message)}</td></tr>"
         )
     return f'<table class="health">{"".join(rows)}</table>'
+
+
+COUNTS = ("jobs", "done", "kept", "abstained", "truncated", "unreadable", "failed", "cut")
+TOKENS = ("prefill", "cached", "decode")
+
+
+def rounds_html(reading: Reading | None) -> str:
+    """A table of a reading's rounds: its jobs, and the bytes and tokens of each."""
+    if reading is None:
+        return ""
+    names = (*COUNTS, *(f"remote_{name}_tokens" for name in TOKENS))
+    heads = (*COUNTS, *(f"remote {name}" for name in TOKENS), "bytes sent")
+    rows = ["<tr><th>round</th>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>"]
+    for number, figures in reading.rounds:
+        sent = sum(n for name, n in figures.items() if name.startswith("sent_"))
+        cells = [f"{figures[name]:.0f}" if name in figures else "" for name in names]
+        cells = [str(number), *cells, f"{sent:.0f}"]
+        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    return f'<table class="rounds">{"".join(rows)}</table>'
 
 
 # Charts.

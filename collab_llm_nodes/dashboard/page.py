@@ -16,7 +16,7 @@ from nicegui import Client, ui
 from collab_llm_nodes.dashboard import drawing
 from collab_llm_nodes.dashboard.front import BAR, only_the_stop
 from collab_llm_nodes.dashboard.robot import Robot
-from collab_llm_nodes.dashboard.view import Action, Answer, Goal, Link, Snapshot
+from collab_llm_nodes.dashboard.view import Action, Answer, Goal, Link, Reading, Snapshot
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.robot.mission import MAX_INSTRUCTION
 
@@ -134,6 +134,7 @@ class _Page:
                 self._build_camera()
                 self._build_instruction()
                 self._build_answer()
+                self._build_reading()
             with ui.element("div").classes("stack"):
                 self._build_motion()
                 self._build_link()
@@ -179,6 +180,19 @@ class _Page:
                 '<span class="token unverified">unverified</span> · '
                 '<span class="token matched">read as the action</span>'
             ).classes("quiet")
+
+    def _build_reading(self) -> None:
+        """A panel that appears with the first question about documents."""
+        self._reading = ui.element("div").classes("panel").props("data-id=reading")
+        with self._reading:
+            _heading("Question about documents")
+            self._question = ui.label().classes("quiet")
+            self._found = ui.label().classes("answer")
+            self._reading_error = ui.label().classes("error")
+            self._rounds = ui.html("").props("data-id=rounds")
+            self._sent = ui.label().classes("quiet")
+            self._cost = ui.label().classes("quiet")
+        self._reading.set_visibility(False)
 
     def _build_motion(self) -> None:
         with ui.element("div").classes("panel"):
@@ -239,6 +253,7 @@ class _Page:
         self._goal.set_text(goal_text(shown.goal))
         self._cancel.set_enabled(shown.goal.busy)
         self._show_answer(shown)
+        self._show_reading(shown.reading)
         self._action.set_text(action_text(shown.action))
         self._progress.set_value(round(shown.done, 2))
         self._path.set_content(drawing.path_svg(shown.path, shown.pose))
@@ -255,6 +270,17 @@ class _Page:
         self._answer.set_content(drawing.answer_html(shown.words))
         self._error.set_text(answer.error)
         self._figures.set_text(figures_text(answer))
+
+    def _show_reading(self, reading: Reading | None) -> None:
+        if reading is None:
+            return
+        self._reading.set_visibility(True)
+        self._question.set_text(reading.question)
+        self._found.set_text(reading.text if reading.final else f"{reading.stage} ...")
+        self._reading_error.set_text(reading.error)
+        self._rounds.set_content(drawing.rounds_html(reading))
+        self._sent.set_text(sent_text(reading))
+        self._cost.set_text(cost_text(reading))
 
     def _show_charts(self, shown: Snapshot) -> None:
         """A chart is sent as a whole: only when there is something new, and once a second."""
@@ -319,6 +345,23 @@ def figures_text(answer: Answer) -> str:
         f"{hits}, {1e3 * figures.total_s:.0f} ms, first tokens after"
         f" {1e3 * figures.first_token_s:.0f} ms"
     ).removeprefix(": ")
+
+
+def sent_text(reading: Reading) -> str:
+    """Return what the remote model has read of the robot's, on one line."""
+    kinds = ", ".join(f"{name} {count:.0f}" for name, count in reading.sent.items() if count)
+    return f"read by the remote: {reading.figures.get('sent_bytes', 0):.0f} bytes ({kinds})"
+
+
+def cost_text(reading: Reading) -> str:
+    """Return what the reading has cost so far, on one line."""
+    figures = reading.figures
+    roles = []
+    for role in ("remote", "local"):
+        told = (f"{figures.get(f'{role}_{n}_tokens', 0):.0f} {n}" for n in drawing.TOKENS)
+        roles.append(f"{role} {', '.join(told)}")
+    usd = f"; {figures['cost_usd']:.4f} US dollars" if "cost_usd" in figures else ""
+    return f"tokens: {'; '.join(roles)}{usd}"
 
 
 def link_text(link: Link) -> str:

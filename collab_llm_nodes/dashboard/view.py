@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from collab_llm_nodes.protocols.edge_cloud.client import Source
+from collab_llm_nodes.protocols.minions.metrics import by_round
 
 ANSWERS = 60
 """Answers in the charts."""
@@ -25,6 +26,8 @@ STATUSES = 400
 """Diagnostics kept, of all nodes together; further names are not."""
 TEXT = 4000
 """Characters of any text that is shown; texts come from models and strangers."""
+ROUNDS = 50
+"""Rounds of a question about documents that are shown."""
 SILENT_S = 3.0
 """Silence after which something that is published about once a second is stale. Diagnostics that
 come more seldom are stale after three times their usual pause."""
@@ -92,6 +95,38 @@ class Answer:
     error: str = ""
     figures: Figures = field(default_factory=Figures)
     mode: str = ""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A question about documents so far, as Minion or MinionS answer it.
+
+    Attributes:
+        stage: what is being done, in the protocol's words.
+        error: why it ended early; empty unless it did.
+        figures: both ledgers and the jobs by name (docs/minions.md), in all.
+        rounds: the same by round: number and figures.
+    """
+
+    session: str = ""
+    question: str = ""
+    text: str = ""
+    stage: str = ""
+    final: bool = False
+    error: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    rounds: tuple[tuple[int, Mapping[str, float]], ...] = ()
+
+    @property
+    def sent(self) -> Mapping[str, float]:
+        """Bytes that the remote model has read, by kind."""
+        kinds = {name: n for name, n in self.figures.items() if name.startswith("sent_")}
+        return {name.removeprefix("sent_"): n for name, n in kinds.items() if name != "sent_bytes"}
+
+
+def reads(figures: Mapping[str, float]) -> bool:
+    """Return True if an answer with these figures is one about documents."""
+    return "sent_bytes" in figures
 
 
 @dataclass(frozen=True)
@@ -229,6 +264,7 @@ class Snapshot:
 
     answer: Answer = field(default_factory=Answer)
     words: tuple[Word, ...] = ()
+    reading: Reading | None = None
     action: Action | None = None
     done: float = 0.0
     """Share of the action that is done, by odometry: 0 to 1."""
@@ -317,6 +353,7 @@ class View:
         self.camera_fov = camera_fov
         self._answer = Answer()
         self._answers: deque[Answer] = deque(maxlen=ANSWERS)
+        self._reading: Reading | None = None
         self._action: Action | None = None
         self._action_from = Pose()
         self._pose: Pose | None = None
@@ -364,6 +401,19 @@ class View:
             self._answers.append(replace(self._answer, text="", ends=(), sources=()))
             self._modes.pop(answer.session, None)
 
+    def on_reading(self, reading: Reading) -> None:
+        """A question about documents was asked, went on or ended; ``rounds`` are made here."""
+        figures = {name: n for name, n in reading.figures.items() if math.isfinite(n)}
+        self._reading = replace(
+            reading,
+            question=reading.question[:TEXT],
+            text=reading.text[:TEXT],
+            stage=reading.stage[:40],
+            error=reading.error[:TEXT],
+            figures={name: n for name, n in figures.items() if "." not in name},
+            rounds=tuple(by_round(figures).items())[-ROUNDS:],
+        )
+
     def on_action(self, action: Action) -> None:
         """An action was read; where the robot is now is where it begins."""
         self._action = replace(action, reason=action.reason[:TEXT])
@@ -408,6 +458,7 @@ class View:
                 self._answer.sources,
                 matched.span if matched else (0, 0),
             ),
+            reading=self._reading,
             action=action,
             done=self._done(),
             direction=self._direction(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from collab_llm_nodes.errors import ConfigError, InvalidInput, quoted
@@ -95,12 +95,17 @@ def _open_beneath(root: Path, relative: Path) -> int:
 
 
 def read_document(
-    path: str | Path, folders: Folders, limits: DocumentLimits, name: str = ""
+    path: str | Path,
+    folders: Folders,
+    limits: DocumentLimits,
+    name: str = "",
+    check: Callable[[], None] = lambda: None,
 ) -> Document:
     """Return the document in the file at ``path``: a PDF, or text such as Markdown and logs.
 
     Args:
         name: of the document; the file's own if empty.
+        check: called while a PDF is read; what it raises ends that.
 
     Raises:
         InvalidInput: not readable, or beyond ``limits``.
@@ -108,5 +113,5 @@ def read_document(
     """
     data = folders.read(path, limits.file_bytes)
     name = name or Path(path).name
-    content = read_pdf(name, data, limits) if is_pdf(data) else decoded(name, data, _FIELD)
+    content = read_pdf(name, data, limits, check) if is_pdf(data) else decoded(name, data, _FIELD)
     return checked(name, content, limits, _FIELD)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,15 +44,20 @@ class Library:
         self._open: dict[str, Store] = {}
         self._lock = threading.Lock()
 
-    def document(self, name: str, content: str = "") -> Document:
+    def document(
+        self, name: str, content: str = "", check: Callable[[], None] = lambda: None
+    ) -> Document:
         """Return the document with this content, or the file of this name if there is none.
+
+        Args:
+            check: called while a PDF is read; what it raises ends that.
 
         Raises:
             InvalidInput: not usable, not readable, or outside the folders.
         """
         if content:
             return checked(name, content, self._config.documents)
-        return read_document(name, self._folders, self._config.documents, name)
+        return read_document(name, self._folders, self._config.documents, name, check)
 
     def store(self, name: str) -> Store:
         """Return the store of this name, which stays open.

@@ -9,6 +9,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable
 from enum import IntEnum
 
 from collab_llm_nodes.errors import InvalidInput, Unavailable, quoted
@@ -19,6 +22,8 @@ _FIELD = "path"
 _WORKER = "collab_llm_nodes.knowledge.pdf_worker"
 _HEADER_WITHIN = 1024  # bytes; readers look no farther
 _BYTES_PER_CHARACTER = 4
+_LOOK_S = 0.1
+"""Time between two looks whether the text is still wanted."""
 
 
 class Status(IntEnum):
@@ -46,10 +51,15 @@ def is_pdf(data: bytes) -> bool:
     return b"%PDF-" in data[:_HEADER_WITHIN]
 
 
-def read_pdf(name: str, data: bytes, limits: DocumentLimits) -> str:
+def read_pdf(
+    name: str, data: bytes, limits: DocumentLimits, check: Callable[[], None] = lambda: None
+) -> str:
     """Return the text of a PDF, its pages separated by page breaks.
 
     Takes half a second for the process and about 60 ms a page.
+
+    Args:
+        check: called meanwhile; what it raises ends the process.
 
     Raises:
         InvalidInput: not readable, encrypted, beyond ``limits``, or it takes too long.
@@ -65,27 +75,45 @@ def read_pdf(name: str, data: bytes, limits: DocumentLimits) -> str:
         *("--cpu-s", str(limits.pdf_cpu_s)),
     ]
     try:
-        # The process dies with the thread that started it (``confine``): this one, which waits.
-        done = subprocess.run(
-            command,
-            input=data,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",  # python -m imports from there first
-            env=module_environment(),
-            timeout=limits.pdf_deadline_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise _too_long(name) from error
+        with tempfile.TemporaryFile() as file:
+            # No pipe: Popen.communicate(timeout=...) forgets the rest of its input (CPython 3.11).
+            file.write(data)
+            file.seek(0)
+            # It dies with the thread that started it (``confine``): this one, which waits.
+            reader = subprocess.Popen(
+                command,
+                stdin=file,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",  # python -m imports from there first
+                env=module_environment(),
+            )
     except OSError as error:
         raise Unavailable(f"cannot start the reader of PDFs: {error}", field=_FIELD) from error
-    if done.returncode == Status.READ:
-        return done.stdout.decode()
-    if done.returncode == -signal.SIGPROF:
+    with reader:
+        try:
+            text = _text_of(reader, time.monotonic() + limits.pdf_deadline_s, check)
+        finally:
+            reader.kill()  # no effect once it has ended
+    if text is None or reader.returncode == -signal.SIGPROF:
         raise _too_long(name)
-    why, remedy = _REFUSALS.get(done.returncode, _UNREADABLE)
+    if reader.returncode == Status.READ:
+        return text.decode()
+    why, remedy = _REFUSALS.get(reader.returncode, _UNREADABLE)
     raise InvalidInput(f"{quoted(name)} {why}", field=_FIELD, remedy=remedy)
+
+
+def _text_of(
+    reader: subprocess.Popen[bytes], due: float, check: Callable[[], None]
+) -> bytes | None:
+    """Return what ``reader`` writes; None if it takes longer than until ``due``."""
+    while time.monotonic() < due:
+        try:
+            text, _ = reader.communicate(timeout=_LOOK_S)
+            return text
+        except subprocess.TimeoutExpired:
+            check()
+    return None
 
 
 def _too_long(name: str) -> InvalidInput:

@@ -50,8 +50,10 @@ from collab_llm_nodes.dashboard.view import (
     Link,
     Motion,
     Pose,
+    Reading,
     Snapshot,
     View,
+    reads,
 )
 from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
@@ -232,6 +234,14 @@ class Dashboard(ManagedNode[DashboardConfig]):
     @guarded
     def _on_text(self, msg: GeneratedText) -> None:
         failed = msg.status.code != StatusMsg.OK
+        error = f"{code_of(msg.status)}: {msg.status.message}" if failed else ""
+        figures = figures_from(msg.metrics)
+        if reads(figures):
+            reading = Reading(
+                msg.session_id, msg.prompt, msg.text, msg.stage, msg.final, error, figures
+            )
+            self._view.on_reading(reading)
+            return
         self._view.on_answer(
             Answer(
                 session=msg.session_id,
@@ -240,7 +250,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
                 ends=tuple(msg.ends),
                 sources=tuple(msg.sources),
                 final=msg.final,
-                error=f"{code_of(msg.status)}: {msg.status.message}" if failed else "",
+                error=error,
                 figures=_figures(msg.metrics),
             )
         )

@@ -14,7 +14,10 @@ from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.ros.program import argument_parser, read_arguments, run
 from collab_llm_nodes.ros.protocol_server import ProtocolServer
 
-NODES = {"collective": "collab_llm_nodes.nodes.collective_server:CollectiveServer"}
+NODES = {
+    "collective": "collab_llm_nodes.nodes.collective_server:CollectiveServer",
+    "minions": "collab_llm_nodes.nodes.minions_server:MinionsServer",
+}
 """Node classes of protocols that offer more than the action, as ``module:Class``."""
 _ELSEWHERE = ("edge_cloud",)
 """Protocols that this program cannot serve."""

@@ -12,6 +12,8 @@ from collab_llm_nodes.protocols.base import Entry
 PROTOCOLS: dict[str, str] = {  # name: module that holds its ENTRY; the first is the default
     "edge_cloud": "collab_llm_nodes.protocols.edge_cloud.entry",
     "collective": "collab_llm_nodes.protocols.collective.entry",
+    "minion": "collab_llm_nodes.protocols.minions.minion_entry",
+    "minions": "collab_llm_nodes.protocols.minions.entry",
 }
 
 

@@ -149,7 +149,7 @@ def read_recording(path: Path, namespace: str | None = None) -> Recording:
         stamps = {s.stamp for s in steps}
         pictures: dict[int, bytes] = {}
         for _, _, message in bag.messages([topics["observation"]]):
-            with _as_expected(topics["observation"]):
+            with as_expected(topics["observation"]):
                 if (stamp := _stamp(message)) in stamps:
                     pictures[stamp] = bytes(message.image.data)
     found = tuple(replace(s, picture=pictures.get(s.stamp)) for s in steps)
@@ -195,9 +195,9 @@ def _answers(bag: Bag, topics: dict[str, str]) -> tuple[list[Step], dict[str, di
     parameters: dict[str, dict[str, Any]] = {}
     instruction, turn, target = "", 0, ""
     for topic, _, message in bag.messages(name_of):
-        with _as_expected(topic):
+        with as_expected(topic):
             match name_of[topic]:
-                case "generated_text" if message.final and _for_motion(message):
+                case "generated_text" if message.final and for_motion(message):
                     turn += 1
                     finals[message.session_id] = message, instruction, turn
                 case "navigation_action":  # the last counts: it may take an early one back
@@ -210,17 +210,17 @@ def _answers(bag: Bag, topics: dict[str, str]) -> tuple[list[Step], dict[str, di
                     target = message.model
     steps = []
     for number, (session, (text, wish, nth)) in enumerate(finals.items(), 1):
-        with _as_expected(topics["generated_text"]):
+        with as_expected(topics["generated_text"]):
             steps.append(_step(number, text, actions.get(session), wish, nth))
     return steps, parameters, target
 
 
-def _for_motion(text: Any) -> bool:
+def for_motion(text: Any) -> bool:
     """Return True if the robot was to move by ``text``; older recordings hold no others."""
     return bool(getattr(text, "for_motion", True))
 
 
-def _status(text: Any) -> tuple[int, str]:
+def status_in(text: Any) -> tuple[int, str]:
     """Return code and message of ``GeneratedText.status``, which was two fields in older bags."""
     if hasattr(text, "error_msg"):
         return int(text.status), str(text.error_msg)
@@ -235,9 +235,9 @@ def _tau(metrics: Any) -> float:
 
 
 def _step(number: int, text: Any, action: Any, instruction: str, turn: int) -> Step:
-    read = None if action is None else _action(action)
+    read = None if action is None else read_action(action)
     circumstance = ""
-    code, message = _status(text)
+    code, message = status_in(text)
     if code != _OK:
         circumstance = f"the answer was cut off: {message}"
     elif not text.verified:
@@ -260,7 +260,7 @@ def _step(number: int, text: Any, action: Any, instruction: str, turn: int) -> S
     )
 
 
-def _action(message: Any) -> Action:
+def read_action(message: Any) -> Action:
     kind, code = Kind(message.kind), Code(message.code)
     value = message.distance if kind is Kind.FORWARD else message.angle
     return Action(kind, float(value), code)
@@ -279,8 +279,12 @@ def _parameters(text: str, topic: str) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def _as_expected(topic: str) -> Iterator[None]:
-    """A field that is missing, or a number without meaning here, is another version's."""
+def as_expected(topic: str) -> Iterator[None]:
+    """Turn a missing field, or a number without meaning here, into a typed error.
+
+    Raises:
+        InvalidInput: the message was recorded by another version.
+    """
     try:
         yield
     except (AttributeError, ValueError) as error:

@@ -91,18 +91,18 @@ def of_a_request() -> Iterator[None]:
 
 
 def sampling_from(request: Any) -> SamplingConfig:
-    """The sampling fields that several requests share; zero and empty mean the default.
+    """The sampling fields that several requests share; zero, empty and absent mean the default.
 
     Raises:
         InvalidInput: a value is out of its range.
     """
     with of_a_request():
         return SamplingConfig(
-            temperature=float(request.temperature),
-            top_k=int(request.top_k),
-            top_p=float(request.top_p) or 1.0,
+            temperature=float(getattr(request, "temperature", 0.0)),
+            top_k=int(getattr(request, "top_k", 0)),
+            top_p=float(getattr(request, "top_p", 0.0)) or 1.0,
             seed=int(request.seed),
-            law=str(request.law) or "rejection",
+            law=str(getattr(request, "law", "")) or "rejection",
         )
 
 

@@ -321,7 +321,8 @@ class GenerationHost:
         if protocol not in ("", self._entry.name):
             raise registry.unknown(protocol, [self._entry.name])
         names, values = getattr(msg, "option_names", ()), getattr(msg, "option_values", ())
-        if getattr(msg, "raw", False) and (getattr(msg, "turn_roles", ()) or msg.images):
+        images = getattr(msg, "images", ())
+        if getattr(msg, "raw", False) and (getattr(msg, "turn_roles", ()) or images):
             raise InvalidInput(
                 "the model reads the prompt as it is, without turns and images",
                 field="raw",
@@ -333,10 +334,10 @@ class GenerationHost:
             config=with_options(config, names, values),
             turns=self._turns(msg),
             raw=getattr(msg, "raw", False),
-            images=images_from(msg) if self._takes("images", msg.images) else (),
+            images=images_from(msg) if self._takes("images", images) else (),
             documents=self._documents(msg),
             sampling=sampling_from(msg),
-            max_tokens=msg.max_tokens,
+            max_tokens=getattr(msg, "max_tokens", 0),
             stamp_ns=stamp.sec * 10**9 + stamp.nanosec,
             frame_id=msg.header.frame_id,
             asked_at=now,
@@ -452,7 +453,8 @@ class GenerationHost:
             f" {metrics.rounds} rounds, {metrics.total_s:.2f} s, {dict(metrics.figures())}"
         )
         result.session_id, result.text = job.request.id, answer.text
-        result.tokens, result.sources = list(answer.tokens), list(answer.sources)
+        if hasattr(result, "tokens"):  # protocols of texts alone have none
+            result.tokens, result.sources = list(answer.tokens), list(answer.sources)
         result.verified = answer.verified
         result.metrics = metrics_to_msg(metrics)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from collab_llm_nodes.chat.asking import ask_for_object
-from collab_llm_nodes.chat.base import ChatRequest, Control, Finish, Reply
+from collab_llm_nodes.chat.base import ChatRequest, Control, Finish, Reply, Told, tell_nobody
 from collab_llm_nodes.errors import CollabError, Unavailable
 from collab_llm_nodes.models.turns import Turn, check_texts
 from collab_llm_nodes.protocols import base
@@ -26,7 +26,9 @@ class Scripted:
         self._script = list(script)
         self.asked: list[ChatRequest] = []
 
-    def ask(self, requests: Sequence[ChatRequest], control: Control) -> list[Reply | CollabError]:
+    def ask(
+        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+    ) -> list[Reply | CollabError]:
         control.check()
         for request in requests:
             check_texts(

@@ -55,6 +55,17 @@ def reply(result: Reply | CollabError) -> Reply:
     return result
 
 
+def test_results_are_told_as_they_come(chat: InProcessChat) -> None:
+    told: list[tuple[int, Reply | CollabError]] = []
+    short, long = question("turn left", max_tokens=2), question("stop", max_tokens=40)
+    wrong = question("")
+    results = chat.ask(
+        [long, short, wrong], Control(time.monotonic() + 60), lambda *each: told.append(each)
+    )
+    assert [place for place, _ in told] == [2, 1, 0]
+    assert all(results[place] is result for place, result in told)
+
+
 def used(result: Reply | CollabError) -> Usage:
     usage = reply(result).usage
     assert usage is not None

@@ -159,6 +159,16 @@ def test_no_more_leaves_than_the_cap_allows(texts: list[tuple[str, str]], cap: i
     assert ledger.room == cap - len(left)
 
 
+def test_the_texts_of_one_request_leave_together_or_not_at_all() -> None:
+    ledger = PrivacyLedger(10)
+    with pytest.raises(LeavesTooMuch, match="11 bytes of question, extract"):
+        ledger.depart_together(1, "gpt-4o", [("question", "12345"), ("extract", "123456")])
+    assert ledger.departures == []
+    entered = ledger.depart_together(1, "gpt-4o", [("question", "12345"), ("extract", "12345")])
+    assert ledger.departures == [*entered]
+    assert ledger.room == 0
+
+
 def test_bytes_are_told_by_round_and_kind() -> None:
     ledger = PrivacyLedger(100)
     ledger.depart(1, "question", "gpt-4o", "how much?")

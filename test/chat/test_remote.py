@@ -103,6 +103,37 @@ def test_a_request_says_what_is_asked_and_no_more() -> None:
     }
 
 
+def test_results_are_told_as_they_come() -> None:
+    told: list[tuple[int, Reply | CollabError]] = []
+    with FakeCompletions([response(completion())]) as server:
+        chat = RemoteChat(config(server, parallel=1))
+        try:
+            asked = [question(), question(" " * 3), question()]
+            results = chat.ask(
+                asked, Control(time.monotonic() + 60), lambda *each: told.append(each)
+            )
+        finally:
+            chat.close()
+    assert sorted(place for place, _ in told) == [0, 1, 2]
+    assert all(results[place] is result for place, result in told)
+
+
+def test_the_key_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_KEY", KEY)
+    with FakeCompletions([response(completion())]) as server:
+        chat = RemoteChat(RemoteConfig(server.url, "large", token_variable="THE_KEY"))
+        try:
+            chat.ask([question()], Control(time.monotonic() + 60))
+        finally:
+            chat.close()
+        assert server.seen[0].headers["authorization"] == f"Bearer {KEY}"
+    monkeypatch.delenv("THE_KEY")
+    with pytest.raises(ConfigError, match="THE_KEY"):
+        RemoteChat(RemoteConfig(model="large", token_variable="THE_KEY"))
+    with pytest.raises(ConfigError, match="one of the ways"):
+        RemoteConfig(model="large", token=KEY, token_variable="THE_KEY")
+
+
 def test_old_servers_are_told_max_tokens() -> None:
     _, server = ask([response(completion())], length_field="max_tokens")
     assert server.seen[0].body["max_tokens"] == 256

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import pytest
-from tiny_models import tiny_folder, tiny_model
-from waiting import comes_true
+from tiny_models import tiny_model
+from transformers_server import Served, transformers_server
 
 from collab_llm_nodes.chat.base import ChatModel, ChatRequest, Finish, Reply
 from collab_llm_nodes.chat.in_process import InProcessChat
@@ -30,61 +21,11 @@ from collab_llm_nodes.protocols.base import Control
 
 pytestmark = pytest.mark.slow  # the server's start imports torch and transformers
 
-SERVE = "from transformers.cli.transformers import main; main()"
-START_S = 110.0
-
-
-@dataclass(frozen=True)
-class Served:
-    """A server, and the model that it serves."""
-
-    url: str
-    model: str
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
-
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("serve")
-    model, log, port = folder / "model", folder / "log", free_port()
-    shutil.copytree(tiny_folder("llama"), model)
-    generation = model / "generation_config.json"
-    samples = {**json.loads(generation.read_text()), "do_sample": True}  # else it never samples
-    generation.write_text(json.dumps(samples))
-    place = ("--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--dtype", "float32")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [sys.executable, "-c", SERVE, "serve", str(model), *place],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-    try:
-        assert comes_true(lambda: healthy(port) or server.poll() is not None, START_S)
-        assert server.poll() is None, log.read_text(errors="replace")[-3000:]
-        yield Served(f"http://127.0.0.1:{port}/v1", str(model))
-    finally:
-        server.terminate()
-        try:
-            server.wait(20)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait(20)
-
-
-def healthy(port: int) -> bool:
-    try:
-        with urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (URLError, OSError):
-        return False
+    with transformers_server(tmp_path_factory.mktemp("serve")) as server:
+        yield server
 
 
 def ask(chat: ChatModel, requests: list[ChatRequest]) -> list[Reply | CollabError]:

@@ -140,6 +140,18 @@ def test_what_the_graph_says_is_shown(graph: Any) -> None:
     graph.wait_for(lambda: not node.shown().direction.inside, 30.0)
     assert any(h.name == "x" and h.level is Level.WARN for h in shown.health)
 
+    question = GeneratedText(session_id="d", prompt="how heavy?", stage="execute", for_motion=False)
+    question.metrics.names = ["sent_bytes", "jobs.1"]
+    question.metrics.values = array("d", [20.0, 12.0])
+    publishers["generated_text"].publish(question)
+    reading = graph.wait_for(lambda: node.shown().reading, 30.0)
+    assert (reading.question, reading.stage, reading.rounds) == (
+        "how heavy?",
+        "execute",
+        ((1, {"jobs": 12.0}),),
+    )
+    assert node.shown().answer.text == "turn left", "the robot's own answer stays"
+
 
 @pytest.mark.ros
 def test_the_stop_passes_a_busy_node(graph: Any, guard: Guard) -> None:

@@ -243,3 +243,28 @@ def test_a_page_behind_a_token(graph: Any, browser: Any, monkeypatch: pytest.Mon
     browser.delete_all_cookies()
     page.find("#stop").click()
     page.wait(lambda: "log in again" in page.text("stop-result"), "a stop that failed is told")
+
+
+@pytest.mark.ros
+@pytest.mark.slow
+def test_a_question_about_documents_appears_when_there_is_one(graph: Any, browser: Any) -> None:
+    from array import array
+
+    from collab_llm.msg import GeneratedText
+    from collab_llm_nodes.nodes.dashboard import Dashboard
+    from collab_llm_nodes.ros.qos import RESULT
+
+    node = start(graph, Dashboard, port=0, rate=10.0)
+    texts = graph.node("server").create_publisher(GeneratedText, "generated_text", RESULT)
+    graph.wait_for(texts.get_subscription_count)
+    page = Page(browser, node)
+    page.wait(lambda: page.text("link"), "the page")
+    assert not page.find("[data-id=reading]").is_displayed()
+    answer = GeneratedText(session_id="d", prompt=f"{EVIL}?", text="7 kg", final=True)
+    answer.metrics.names = ["sent_bytes", "sent_extract", "jobs.1", "kept.1"]
+    answer.metrics.values = array("d", [40.0, 40.0, 12.0, 1.0])
+    texts.publish(answer)
+    page.wait(lambda: "7 kg" in page.text("reading"), "the answer")
+    assert f"{EVIL}?" in page.text("reading")
+    assert "read by the remote: 40 bytes (extract 40)" in page.text("reading")
+    assert "12" in page.text("rounds").split()

@@ -26,6 +26,7 @@ from collab_llm_nodes.dashboard.view import (
     Link,
     Path,
     Pose,
+    Reading,
     View,
     direction,
     words,
@@ -257,3 +258,36 @@ def test_a_goal_is_busy_while_anything_is_followed() -> None:
     assert not Goal("ended", "x", error="NO_ODOMETRY").busy
     assert Goal("ended", "x", followed="find the cone").busy
     assert all(Goal(state, "x").busy for state in ("sent", "running", "cancelling"))
+
+
+def test_a_question_about_documents_shows_rounds_jobs_and_both_ledgers() -> None:
+    view = View(math.radians(90.0))
+    assert view.snapshot(0.0).reading is None
+    figures = {
+        **{"sent_bytes": 60.0, "sent_question": 20.0, "sent_extract": 40.0, "cost_usd": math.nan},
+        **{"jobs.1": 12.0, "kept.1": 1.0, "sent_extract.1": 40.0, "jobs.2": 3.0},
+        **{"remote_prefill_tokens": 99.0, "remote_prefill_tokens.1": 99.0},
+    }
+    view.on_reading(Reading("s", EVIL, "7 kg", "execute", figures=figures))
+    reading = view.snapshot(0.0).reading
+    assert reading is not None
+    assert reading.sent == {"question": 20.0, "extract": 40.0}
+    assert [number for number, _ in reading.rounds] == [1, 2]
+    assert "cost_usd" not in reading.figures
+    rows = re.findall(r"<tr>(.*?)</tr>", drawing.rounds_html(reading))
+    cells = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in rows]
+    first = dict(zip(cells[0], cells[1], strict=True))
+    assert (first["jobs"], first["kept"], first["bytes sent"]) == ("12", "1", "40")
+    assert first["remote prefill"] == "99"
+    assert dict(zip(cells[0], cells[2], strict=True))["jobs"] == "3"
+
+
+def test_what_strangers_tell_of_a_reading_is_bounded() -> None:
+    view = View(math.radians(90.0))
+    many = {f"jobs.{n}": 1.0 for n in range(900)} | {"<b>.1": 1.0, "sent_bytes": 0.0}
+    view.on_reading(Reading("s", "q" * 9999, "t" * 9999, "s" * 9999, figures=many))
+    reading = view.snapshot(0.0).reading
+    assert reading is not None
+    assert len(reading.rounds) == 50
+    assert len(reading.question) == len(reading.text) == TEXT
+    assert "<b>" not in drawing.rounds_html(reading)

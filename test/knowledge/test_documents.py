@@ -10,7 +10,7 @@ from pathlib import Path
 import pdf_files
 import pytest
 
-from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
+from collab_llm_nodes.errors import Cancelled, CollabError, ConfigError, InvalidInput
 from collab_llm_nodes.knowledge.documents import Document, DocumentLimits, checked, decoded
 from collab_llm_nodes.knowledge.files import Folders, read_document
 from collab_llm_nodes.knowledge.pdf import Status, read_pdf
@@ -243,3 +243,17 @@ def test_a_pdf_ends_at_its_deadline() -> None:
 def test_statuses_are_told_apart_from_those_of_python() -> None:
     """1 is an exception nobody caught, 2 a wrong command line."""
     assert {int(s) for s in Status} & {1, 2} == {Status.UNREADABLE}
+
+
+def test_reading_a_pdf_ends_when_its_text_is_not_wanted_any_more() -> None:
+    looks = iter([None, None, Cancelled("not wanted")])
+
+    def check() -> None:
+        error = next(looks)
+        if error is not None:
+            raise error
+
+    begun = time.monotonic()
+    with pytest.raises(Cancelled):
+        read_pdf("slow", pdf_files.slow(2_000_000), DocumentLimits(pdf_cpu_s=3600.0), check)
+    assert time.monotonic() - begun < 60

@@ -284,6 +284,26 @@ def test_another_protocol_is_served_with_a_file_of_ones_own(
     assert parameter_files(started["protocol_server"])[0] == own
 
 
+@pytest.mark.parametrize("question", ["", "what did you see?"])
+def test_bags_are_told_before_questions_are_answered(
+    package: Package, tmp_path: Path, question: str
+) -> None:
+    log = tmp_path / "logs" / "patrol.md"
+    asked = {"bags": "/bags", "log": str(log), "place": "kitchen=0,0,1,1", "question": question}
+    done = package.launch("patrol_log.launch.py", **asked)
+    calls = {f.name: f.read_text().splitlines() for f in package.calls.iterdir()}
+    tell = ["bag", "log", "/bags", "--out", str(log), "--days", "0", "--place", "kitchen=0,0,1,1"]
+    assert calls.pop("collab-llm") == tell, done.stdout + done.stderr
+    (later,) = calls.values()
+    config = str(package.prefix / "share/collab_llm/config/minions.yaml")
+    if question:
+        ask = ["ask", str(log), question, "--protocol", "minions", "--config", config]
+        assert later == ask
+    else:
+        assert later[0] == "minions"
+        assert str(parameter_files(later)[0]) == config
+
+
 def test_the_file_of_collective_speculation_names_the_text_models() -> None:
     content = yaml.safe_load((ROOT / "config" / "collective.yaml").read_text())
     config = from_mapping(CollectiveConfig, content["/**/collective_server"]["ros__parameters"])

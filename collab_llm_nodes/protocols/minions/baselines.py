@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collab_llm_nodes.chat.base import Reply
+from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
-from collab_llm_nodes.protocols.minions.dialogue import check, retrieved
+from collab_llm_nodes.protocols.minions.dialogue import check, retrieved, too_late
 from collab_llm_nodes.protocols.minions.messages import (
     AskLocal,
     AskRemote,
@@ -62,4 +62,5 @@ def _asking_local(question: str, context: str, config: DirectConfig) -> Machine:
     (reply,) = yield AskLocal("answer", 1, (prompt,))
     if isinstance(reply, CollabError):
         raise reply
-    return Outcome(reply.text.strip())
+    late = too_late() if reply.finish is Finish.DEADLINE else None
+    return Outcome(reply.text.strip(), error=late)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from collab_llm_nodes.chat.base import Reply
-from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.errors import DeadlineExceeded, InvalidInput
 from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.messages import (
     AskRemote,
@@ -40,12 +40,26 @@ def retrieved(question: str, k: int) -> Generator[Retrieve, Any, tuple[str, ...]
     """Return the ``k`` passages that fit the question best; InvalidInput if there are none."""
     passages: tuple[str, ...] = yield Retrieve(question, k)
     if not passages:
-        raise InvalidInput(
-            "no passage has to do with the question",
-            field="retrieve",
-            remedy="ask in the words of the documents, or read all of them",
-        )
+        raise nothing_fits()
     return passages
+
+
+def nothing_fits() -> InvalidInput:
+    """Return the error for a question to which no passage was found."""
+    return InvalidInput(
+        "no passage has to do with the question",
+        field="question",
+        remedy="ask in the words of the documents, or read all of them",
+    )
+
+
+def too_late() -> DeadlineExceeded:
+    """Return the error for a model that had not ended its reply at the deadline."""
+    return DeadlineExceeded(
+        "the model had not ended its reply by then",
+        field="deadline_s",
+        remedy="raise it, or ask for fewer rounds",
+    )
 
 
 def asked(

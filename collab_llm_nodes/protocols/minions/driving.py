@@ -34,6 +34,7 @@ class Means:
         programs: runs a program in the sandbox.
         retrieve: takes the question and a number of passages.
         told: hears of the jobs of each round.
+        begun: hears of each action before it is carried out; what it raises ends the action.
     """
 
     remote: Callable[[AskRemote], Reply]
@@ -41,6 +42,7 @@ class Means:
     programs: Callable[[RunProgram], JobList | Fault] | None = None
     retrieve: Callable[[str, int], Sequence[str]] | None = None
     told: Callable[[Executed], None] = lambda executed: None
+    begun: Callable[[Action], None] = lambda action: None
 
 
 def drive(machine: Machine, means: Means) -> Outcome:
@@ -68,6 +70,7 @@ def drive(machine: Machine, means: Means) -> Outcome:
 
 
 def _carried_out(action: Action, means: Means) -> Any:
+    means.begun(action)
     match action:
         case AskRemote():
             return means.remote(action)

@@ -17,7 +17,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from collab_llm_nodes.chat.base import Finish, Reply
-from collab_llm_nodes.errors import Cancelled, CollabError, ModelError
+from collab_llm_nodes.errors import Cancelled, CollabError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
@@ -35,6 +35,7 @@ from collab_llm_nodes.protocols.minions.messages import (
     Action,
     AskLocal,
     AskRemote,
+    CannotPlan,
     Executed,
     Kind,
     LocalPrompt,
@@ -68,7 +69,7 @@ def minions(question: str, documents: Sequence[str], config: MinionsConfig) -> M
 
     Raises:
         InvalidInput: there is no question, or no text.
-        ModelError: while it runs: the remote gives nothing that could be carried out.
+        CannotPlan: while it runs: the remote gives nothing that could be carried out.
         CollabError: while it runs: what was thrown in before there was any answer.
     """
     check(question, documents)
@@ -140,11 +141,7 @@ class _MinionS:
                     return wanted
                 fault = wanted
                 talk.append(filled(prompts.FAILED, told=fault.told))
-        raise ModelError(
-            f"the remote gave no decomposition that works ({fault.value})",
-            field="remote",
-            remedy="use a more capable remote, or set planner to plan",
-        )
+        raise CannotPlan(f"none of its decompositions works ({fault.value})")
 
     def _carried_out(self, planner: str, text: str) -> Generator[Action, Any, JobList | Fault]:
         config = self.config

@@ -22,7 +22,9 @@ class RemoteConfig:
     """Settings of the requests to the remote model."""
 
     temperature: float = setting(0.0, "Temperature.", low=0.0, high=2.0, per_request=True)
-    max_tokens: int = setting(2048, "Length limit of a reply [tokens].", low=1, high=65536)
+    max_tokens: int = setting(
+        2048, "Length limit of a reply [tokens].", low=1, high=65536, per_request=True
+    )
     repairs: int = setting(
         2, "Times that a reply of the wrong form is asked for again.", low=0, high=10
     )
@@ -36,7 +38,9 @@ class LocalConfig:
     """Settings of the requests to the local model."""
 
     temperature: float = setting(0.2, "Temperature.", low=0.0, high=2.0, per_request=True)
-    max_tokens: int = setting(512, "Length limit of a reply [tokens].", low=1, high=65536)
+    max_tokens: int = setting(
+        512, "Length limit of a reply [tokens].", low=1, high=65536, per_request=True
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -1,0 +1,57 @@
+"""``collab-llm ask``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from collab_llm_nodes.cli.options import JsonOption, SeedOption
+from collab_llm_nodes.cli.output import console, fail, write_json
+
+app = typer.Typer()
+
+
+@app.command()
+def ask(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="[FILE...] QUESTION", help="PDF, Markdown or text; the question."),
+    ],
+    protocol: Annotated[
+        str, typer.Option(help="minion, minions, remote-only, local-only or rag.")
+    ] = "minions",
+    config: Annotated[
+        str,
+        typer.Option(help="Parameters of minions_server: a file, or the name of a shipped one."),
+    ] = "minions.yaml",
+    options: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE of a request's option; repeat.")
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(help="Store that is read, too (collab-llm knowledge).", file_okay=False),
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option(help="The best answer then counts [s].", min=0.1)
+    ] = 300.0,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Ask about long documents: a small model reads them, a large one reasons.
+
+    Exits with 0 for an answer, 1 if there is none or it was cut short.
+    """
+    from collab_llm_nodes.protocols.minions.command import Question, run_ask
+
+    *files, text = words
+    question = Question(
+        text, tuple(files), protocol, config, tuple(options or ()), store, deadline, seed
+    )
+    answer, report = run_ask(question, console)
+    if answer.text:
+        console.print(answer.text, style="bold", markup=False, highlight=False)
+    write_json(json_file, report)
+    if answer.error is not None:
+        fail(answer.error)

@@ -1,0 +1,69 @@
+"""Minion and MinionS (paper 000) as a node: questions about long documents.
+
+Hosts the actions ``minions/generate`` and ``minion/generate`` and their blocking services,
+``minions_generate`` and ``minion_generate``, over the same two models. Started by
+``protocol_server minions``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from collab_llm_nodes.config import setting
+from collab_llm_nodes.models.threads import set_threads
+from collab_llm_nodes.protocols.minions.equipment import Equipment
+from collab_llm_nodes.protocols.minions.minion_entry import ENTRY as MINION
+from collab_llm_nodes.protocols.minions.running import MinionsRunning
+from collab_llm_nodes.protocols.minions.served import IN_PROCESS, ServedMinions
+from collab_llm_nodes.ros.generation_host import GenerationHost, HostConfig
+from collab_llm_nodes.ros.health import Status
+from collab_llm_nodes.ros.protocol_server import ProtocolServer
+
+
+@dataclass(frozen=True)
+class MinionsServerConfig(ServedMinions, HostConfig):
+    """Parameters of the node."""
+
+    deadline_s: float = setting(
+        300.0, "One answer, when the request names no deadline [s].", low=0.05, high=3600.0
+    )
+    max_waiting: int = setting(
+        16,
+        "Answers of one protocol in progress or waiting; more are refused as BUSY.",
+        low=1,
+        high=256,
+    )
+
+
+class MinionsServer(ProtocolServer[MinionsServerConfig]):
+    """See the module docstring."""
+
+    def __init__(self, **node_arguments: Any) -> None:
+        super().__init__("minions", config_type=MinionsServerConfig, **node_arguments)
+
+    def enter_process(self) -> None:
+        models = (self.config.local_model, self.config.remote_model)
+        here = [model.model for model in models if model.at == IN_PROCESS]
+        if here:
+            set_threads(*here)
+
+    def configure(self) -> None:
+        """Load the models and offer the interfaces; the load blocks the transition."""
+        equipment = Equipment(self.config, self.resources())
+        self.host = GenerationHost(self, self.entry, MinionsRunning(self.entry.name, equipment))
+        lent = MinionsRunning(MINION.name, equipment, owner=False)
+        self._chat = GenerationHost(self, MINION, lent)
+
+    def deactivate(self) -> None:
+        super().deactivate()
+        self._chat.cancel_all()
+
+    def cleanup(self) -> None:
+        self._chat.close()  # first: the models are the other's
+        super().cleanup()
+
+    def details(self, now: float) -> list[Status]:
+        """The last answers of both protocols, and the figures of their models."""
+        chat, _ = self._chat.details(now)
+        return [*super().details(now), replace(chat, name=f"{MINION.name} {chat.name}")]

@@ -1,0 +1,190 @@
+"""Both ledgers of one answer, and the audit log of all: what leaves, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+
+from collab_llm_nodes.chat.base import Reply
+from collab_llm_nodes.chat.energy import EnergyMeter
+from collab_llm_nodes.chat.ledger import Call, CostLedger, Price
+from collab_llm_nodes.chat.privacy import Departure, LeavesTooMuch, PrivacyLedger
+from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
+from collab_llm_nodes.protocols.minions.messages import AskRemote
+
+
+class AuditLog:
+    """A file to which each text that is about to be sent adds a line. Any thread may use it.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+
+    def __init__(self, file: str) -> None:
+        path = Path(file).expanduser()
+        try:
+            mode = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._file = os.open(path, mode, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {path}: {error.strerror}",
+                field="privacy.audit_file",
+                remedy="name a file in a folder that exists",
+            ) from error
+        self._lock = threading.Lock()
+
+    def add(self, answer: str, departures: Iterable[Departure]) -> None:
+        """Add a line for each of ``departures`` of the answer with this id.
+
+        Raises:
+            Unavailable: the disk is full, or the file is gone: nothing must be sent.
+        """
+        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        lines = "".join(
+            json.dumps({"at": at, "answer": answer, **asdict(departure)}) + "\n"
+            for departure in departures
+        ).encode()
+        try:
+            with self._lock:
+                written = os.write(self._file, lines)
+        except OSError as error:
+            raise _unwritten(str(error.strerror)) from error
+        if written < len(lines):
+            raise _unwritten("the disk is full")
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            os.close(self._file)
+
+
+def _unwritten(why: str) -> Unavailable:
+    return Unavailable(
+        f"cannot write the audit log: {why}",
+        field="privacy.audit_file",
+        remedy="make room; nothing is sent without a record",
+    )
+
+
+class Accounts:
+    """The ledgers of one answer.
+
+    Args:
+        answer: its id, in the audit log.
+        remote, local: names of the models.
+        away: the remote runs on another machine: its tokens and bytes cross the network.
+        max_bytes: cap on what leaves; 0: none.
+        price: of the remote's tokens; None: unknown.
+        alpha: price of a reply's token, in prompt tokens.
+        meter: of this machine's energy; None: not measured.
+    """
+
+    def __init__(
+        self,
+        answer: str,
+        remote: str,
+        local: str,
+        *,
+        away: bool,
+        max_bytes: int,
+        audit: AuditLog | None,
+        price: Price | None,
+        alpha: float,
+        meter: EnergyMeter | None,
+    ) -> None:
+        self.cost = CostLedger()
+        self.privacy = PrivacyLedger(max_bytes or sys.maxsize)
+        self._answer, self._remote, self._local = answer, remote, local
+        self._away, self._audit, self._price, self._alpha = away, audit, price, alpha
+        self._meter = meter
+        self._bytes_up = self._bytes_down = 0
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of texts that were sent to another machine, each as often as it was sent."""
+        return self._bytes_up if self._away else 0
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes of the replies that came from there."""
+        return self._bytes_down if self._away else 0
+
+    def depart(self, ask: AskRemote) -> tuple[Departure, ...]:
+        """Enter all parts of what the remote is about to read.
+
+        Raises:
+            LeavesTooMuch: with it more would leave than allowed.
+            Unavailable: the audit log cannot be written.
+        """
+        texts = [(part.kind.value, part.text) for message in ask.messages for part in message.parts]
+        try:
+            departures = self.privacy.depart_together(ask.round, self._remote, texts)
+        except LeavesTooMuch as error:
+            error.field = "privacy.max_bytes"
+            raise
+        if self._audit is not None:
+            self._audit.add(self._answer, departures)
+        return departures
+
+    def heard(
+        self, round: int, departures: Sequence[Departure], result: Reply | CollabError
+    ) -> None:
+        """Enter the remote's reply to what has departed."""
+        self.cost.record(Call.of(round, self._remote, result, remote=True))
+        attempts = 1 if isinstance(result, CollabError) else result.attempts
+        self._bytes_up += attempts * sum(departure.bytes for departure in departures)
+        if isinstance(result, Reply):
+            self._bytes_down += len(result.text.encode("utf-8", "replace"))
+        if attempts > 1:
+            for departure in departures:
+                self.privacy.sent_again(departure, attempts)
+            if self._audit is not None:
+                self._audit.add(self._answer, self.privacy.departures[-len(departures) :])
+
+    def worked(self, round: int, results: Iterable[Reply | CollabError]) -> None:
+        """Enter the local model's replies."""
+        for result in results:
+            self.cost.record(Call.of(round, self._local, result, remote=False))
+
+    def measure(self, round: int) -> None:
+        """Enter the energy since the last time, if it is measured."""
+        joules = self._meter.joules() if self._meter is not None else None
+        if joules is not None:
+            self.cost.record_energy(round, joules)
+
+    def figures(self) -> dict[str, float]:
+        """Return both ledgers as figures, in all and by round (``name.ROUND``)."""
+        found: dict[str, float] = {}
+        for role, remote in (("remote", True), ("local", False)):
+            found |= _tokens(role, "", self.cost, remote, None)
+            for round in self.cost.by_round(remote=remote):
+                found |= _tokens(role, f".{round}", self.cost, remote, round)
+        found["weighted_tokens"] = self.cost.weighted_tokens(self._alpha)
+        if self._price is not None:
+            found["cost_usd"] = self._price.usd(self.cost.usage(remote=True))
+        for round, joules in self.cost.energy_j.items():
+            found["energy_j"] = found.get("energy_j", 0.0) + joules
+            found[f"energy_j.{round}"] = joules
+        found |= {f"replies_{name}": float(n) for name, n in asdict(self.cost.mishaps).items()}
+        found["sent_bytes"] = float(self.privacy.bytes)
+        for round, kinds in self.privacy.by_round().items():
+            for kind, count in kinds.items():
+                found[f"sent_{kind}"] = found.get(f"sent_{kind}", 0.0) + count
+                found[f"sent_{kind}.{round}"] = float(count)
+        return found
+
+
+def _tokens(
+    role: str, suffix: str, ledger: CostLedger, remote: bool, round: int | None
+) -> dict[str, float]:
+    usage = ledger.usage(remote=remote, round=round)
+    return {
+        f"{role}_{name}_tokens{suffix}": float(getattr(usage, name))
+        for name in ("prefill", "cached", "decode")
+    }

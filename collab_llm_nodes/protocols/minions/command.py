@@ -1,0 +1,190 @@
+"""``collab-llm ask``: a question in the terminal, with a live table of jobs and both ledgers."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.errors import InvalidInput, did_you_mean, quoted
+from collab_llm_nodes.knowledge.documents import Document, DocumentLimits
+from collab_llm_nodes.knowledge.files import Folders, read_document
+from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols import registry
+from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
+from collab_llm_nodes.protocols.minions.messages import Mark
+from collab_llm_nodes.protocols.minions.metrics import MinionsMetrics, by_round
+from collab_llm_nodes.protocols.minions.served import (
+    LOCAL_ONLY,
+    PROTOCOL,
+    RAG,
+    REMOTE_ONLY,
+    WAYS,
+    ServedMinions,
+    served_minions,
+)
+from collab_llm_nodes.protocols.options import with_options
+
+PROTOCOLS = {
+    "minion": ("minion", PROTOCOL),
+    "minions": ("minions", PROTOCOL),
+    "remote-only": ("minions", REMOTE_ONLY),
+    "local-only": ("minions", LOCAL_ONLY),
+    "rag": ("minions", RAG),
+}
+"""Protocol and way of each value of ``--protocol``."""
+_ROWS = 12
+"""Jobs shown at a time."""
+_CELL = 60
+"""Characters of a text in a table."""
+_COUNTS = ("jobs", "done", "kept", "abstained", "truncated", "unreadable", "failed", "cut")
+_TOKENS = ("prefill", "cached", "decode")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question as it was typed.
+
+    Attributes:
+        files: documents; read with the rights of who asks.
+        protocol: a key of ``PROTOCOLS``.
+        config: parameter file of ``minions_server``, or the name of a shipped one.
+        options: NAME=VALUE each, as a request may set them.
+        store: folder of a store that is read, too.
+        deadline_s: the best answer then counts [s].
+    """
+
+    text: str
+    files: tuple[str, ...]
+    protocol: str = "minions"
+    config: str = "minions.yaml"
+    options: tuple[str, ...] = ()
+    store: Path | None = None
+    deadline_s: float = 300.0
+    seed: int = 0
+
+
+def run_ask(question: Question, console: Console) -> tuple[Answer, dict[str, Any]]:
+    """Answer ``question`` and print what is done meanwhile.
+
+    Returns:
+        the answer, and a report for JSON.
+
+    Raises:
+        CollabError: a file, an option or a model cannot be used.
+    """
+    name, settings, options = _settings(question)
+    request = Request(
+        "ask",
+        settings,
+        (Turn("user", question.text),),
+        documents=tuple(map(_document, question.files)),
+        sampling=SamplingConfig(seed=question.seed),
+        options=options,
+    )
+    entry = registry.find(name)
+    entry.check(request)
+    with contextlib.closing(entry.start(settings, Resources())) as running:
+        control = Control(time.monotonic() + question.deadline_s)
+        try:
+            with Live(console=console) as live:
+                answer = running.run(
+                    request, lambda told: live.update(progress_table(told)), control
+                )
+                live.update(progress_table(answer))
+        finally:
+            control.cancel()  # Ctrl-C: the models end what they are at
+    if not console.is_terminal:
+        console.print()  # rich ends a live display's last line on terminals only
+    _print_ledgers(answer, console)
+    report = {
+        "answer": answer.text,
+        "verified": answer.verified,
+        "error": str(answer.error or ""),
+        "rounds": answer.metrics.rounds,
+        "total_s": answer.metrics.total_s,
+        "figures": dict(answer.metrics.figures()),
+    }
+    return answer, report
+
+
+def _settings(question: Question) -> tuple[str, ServedMinions, frozenset[str]]:
+    """Return the protocol's name, its configuration, and the names of the options given."""
+    if question.protocol not in PROTOCOLS:
+        raise InvalidInput(
+            f"unknown protocol {quoted(question.protocol)}",
+            field="--protocol",
+            remedy=did_you_mean(question.protocol, PROTOCOLS, f"one of {', '.join(PROTOCOLS)}"),
+        )
+    name, way = PROTOCOLS[question.protocol]
+    # Who asks here may send a document away: the command line is theirs.
+    settings = replace(served_minions(question.config), way=way, ways=WAYS)
+    if question.store is not None:
+        folder = question.store.resolve()
+        library = replace(settings.library, stores=str(folder.parent))
+        settings = replace(settings, library=library, store=folder.name)
+    pairs = [option.partition("=") for option in question.options]
+    keys = [key for key, _, _ in pairs]
+    return name, with_options(settings, keys, [value for *_, value in pairs]), frozenset(keys)
+
+
+def _document(file: str) -> Document:
+    path = Path(file).resolve()
+    return read_document(path, Folders([path.parent]), DocumentLimits(), file)
+
+
+def progress_table(told: Progress) -> Group:
+    """Return the stage, the jobs of each round, and what the last ones have found."""
+    rounds = by_round(told.metrics.figures())
+    names = [name for name in _COUNTS if any(each.get(name) for each in rounds.values())]
+    counts = Table("round", *names, "bytes sent")
+    for number, figures in rounds.items():
+        sent = sum(value for name, value in figures.items() if name.startswith("sent_"))
+        row = (f"{figures[name]:.0f}" if name in figures else "" for name in names)
+        counts.add_row(str(number), *row, f"{sent:.0f}")
+    parts: list[RenderableType] = [f"{told.stage}, {told.share_done:.0%} done", counts]
+    if isinstance(told.metrics, MinionsMetrics):
+        parts += _found(told.metrics)
+    return Group(*parts)
+
+
+def _found(metrics: MinionsMetrics) -> Sequence[Table]:
+    kept = [job for job in metrics.jobs if job.kept]
+    if not kept:
+        return []
+    table = Table("job", "task", "answer")
+    for job in kept[:_ROWS]:
+        texts = (job.manifest.task, job.output.answer or "")
+        shown = (escape(" ".join(text.split())[:_CELL]) for text in texts)
+        table.add_row(job.manifest.job_id, *shown)
+    if len(kept) > _ROWS:
+        table.add_row("...", f"{len(kept) - _ROWS} more", "")
+    return [table]
+
+
+def _print_ledgers(answer: Answer, console: Console) -> None:
+    """Print what left the robot, by kind, and what it cost."""
+    figures = answer.metrics.figures()
+    sent = Table("read by the remote", "bytes")
+    for name, value in figures.items():
+        if name.startswith("sent_") and "." not in name and name != "sent_bytes":
+            sent.add_row(name.removeprefix("sent_"), f"{value:.0f}")
+    sent.add_row("all", f"{figures.get('sent_bytes', 0):.0f}")
+    cost = Table("tokens", *_TOKENS)
+    for role in ("remote", "local"):
+        cost.add_row(role, *(f"{figures.get(f'{role}_{n}_tokens', 0):.0f}" for n in _TOKENS))
+    console.print(sent, cost)
+    told = [f"rounds: {answer.metrics.rounds}", f"{answer.metrics.total_s:.1f} s"]
+    if "cost_usd" in figures:
+        told.append(f"{figures['cost_usd']:.6f} US dollars")
+    told += [mark.value for mark in Mark if f"marked_{mark.value}" in figures]
+    console.print(", ".join(told), highlight=False)

@@ -1,0 +1,187 @@
+"""Things that all answers share: models, sandboxes, documents, prices, the audit log."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from collab_llm_nodes.assets import config_file
+from collab_llm_nodes.chat.base import ChatModel
+from collab_llm_nodes.chat.energy import EnergyMeter
+from collab_llm_nodes.chat.in_process import InProcessChat
+from collab_llm_nodes.chat.ledger import Price, PriceTable
+from collab_llm_nodes.chat.remote import RemoteChat
+from collab_llm_nodes.config import from_yaml
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import CollabError, ConfigError
+from collab_llm_nodes.knowledge.encoders import Encoder, WordHashes
+from collab_llm_nodes.knowledge.library import Library
+from collab_llm_nodes.knowledge.text_encoder import TextEncoder, TextEncoderConfig
+from collab_llm_nodes.models.loading import load
+from collab_llm_nodes.protocols.base import Control, Resources
+from collab_llm_nodes.protocols.minions.accounts import Accounts, AuditLog
+from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
+from collab_llm_nodes.protocols.minions.served import (
+    SERVER,
+    WORDS,
+    ChatModelConfig,
+    CostConfig,
+    ServedConfig,
+    ServedMinions,
+)
+
+
+class Equipment:
+    """See the module docstring. Any thread may use it.
+
+    Args:
+        remote, local: models to use instead of those that ``config`` names; they are closed here.
+
+    Raises:
+        ConfigError: a model, folder, price or file that does not exist.
+        ModelError: a model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        config: ServedConfig,
+        resources: Resources,
+        *,
+        remote: ChatModel | None = None,
+        local: ChatModel | None = None,
+    ) -> None:
+        self._config = config
+        self._away = config.remote_model.at == SERVER
+        self._prices = _prices(config.cost)
+        with ExitStack() as opened:
+            self.library = Library(config.library)
+            opened.callback(self.library.close)
+            self.audit = _audit_log(config, opened)
+            self.encoder = _encoder(config.encoder)
+            self.local = local or _chat(config.local_model, "local_model", opened)
+            self.remote = remote or _chat(config.remote_model, "remote_model", opened)
+            for given in filter(None, (remote, local)):
+                opened.callback(given.close)
+            self._sandboxes: queue.LifoQueue[Sandbox] = queue.LifoQueue()
+            if isinstance(config, ServedMinions):
+                for _ in range(config.parallel):
+                    sandbox = Sandbox(config.limits)  # its process is started by its first program
+                    opened.callback(sandbox.close)
+                    self._sandboxes.put(sandbox)
+                for warning in config.warnings():
+                    resources.log.warning(warning)
+            self._opened = opened.pop_all()
+        self.parallel = config.parallel
+        if config.cost.energy and EnergyMeter().joules() is None:
+            resources.log.warning("cost.energy: this machine does not tell its energy")
+
+    def accounts(self, answer: str, config: ServedConfig) -> Accounts:
+        """Return empty ledgers for the answer with this id."""
+        return Accounts(
+            answer,
+            self.remote.name,
+            self.local.name,
+            away=self._away,
+            max_bytes=config.privacy.max_bytes,
+            audit=self.audit,
+            price=self._price(config.cost),
+            alpha=config.cost.alpha,
+            meter=EnergyMeter() if config.cost.energy else None,
+        )
+
+    @contextmanager
+    def sandbox(self, control: Control) -> Iterator[Sandbox]:
+        """Lend a sandbox, in which a program ends when the answer is given up.
+
+        Raises:
+            Cancelled, DeadlineExceeded: before one was free, or while it was in use.
+        """
+        left_s = min(max(0.0, control.due - time.monotonic()), threading.TIMEOUT_MAX)
+        try:
+            sandbox = self._sandboxes.get(timeout=left_s)
+        except queue.Empty:
+            control.check()
+            raise
+        lending = threading.Lock()
+        lent = True
+
+        def interrupt() -> None:
+            with lending:
+                if lent:  # a cancellation may come late, when another answer has this sandbox
+                    sandbox.interrupt()
+
+        forget = control.on_cancel(interrupt)
+        try:
+            control.check()
+            yield sandbox
+        finally:
+            forget()
+            with lending:
+                lent = False
+            self._sandboxes.put(sandbox)
+            control.check()  # a sandbox that was interrupted fails in various ways; this is why
+
+    def health(self) -> Mapping[str, object]:
+        """Return the models' figures for people."""
+        told: dict[str, object] = {"remote": self.remote.name, "local": self.local.name}
+        for role, model in (("remote", self.remote), ("local", self.local)):
+            if isinstance(model, InProcessChat):
+                told |= {f"{role}_{name}": value for name, value in model.health().items()}
+        return told
+
+    def close(self) -> None:
+        """Free everything."""
+        self._opened.close()
+
+    def _price(self, config: CostConfig) -> Price | None:
+        """Return the remote's price; None where the table does not know it."""
+        name = config.priced_as or self.remote.name
+        known = {price.model: price for price in self._prices.prices}
+        return known.get(name)
+
+
+def _chat(config: ChatModelConfig, field: str, opened: ExitStack) -> ChatModel:
+    """Open one of the models; ``field`` is its place in the configuration."""
+    try:
+        if config.at == SERVER:
+            chat: ChatModel = RemoteChat(config.server)
+            opened.callback(chat.close)
+            return chat
+        if not config.model.path:
+            raise ConfigError(
+                "no model", field="path", remedy="name its folder, hub id or shipped name"
+            )
+        engine = Engine(load(config.model))
+        opened.callback(engine.close)
+        chat = InProcessChat(engine, config.limits, Path(config.model.path).name)
+        opened.callback(chat.close)
+        return chat
+    except CollabError as error:
+        error.field = ".".join(
+            filter(None, (field, "server" if config.at == SERVER else "model", error.field))
+        )
+        raise
+
+
+def _encoder(config: TextEncoderConfig) -> Encoder:
+    return WordHashes() if config.path == WORDS else TextEncoder(config)
+
+
+def _audit_log(config: ServedConfig, opened: ExitStack) -> AuditLog | None:
+    if not config.privacy.audit_file:
+        return None
+    log = AuditLog(config.privacy.audit_file)
+    opened.callback(log.close)
+    return log
+
+
+def _prices(config: CostConfig) -> PriceTable:
+    file = Path(config.prices).expanduser()
+    table = from_yaml(PriceTable, file if file.is_file() else config_file(config.prices))
+    if config.priced_as:
+        table.of(config.priced_as)  # a name that was given must be there
+    return table

@@ -1,0 +1,395 @@
+"""Minion and MinionS as protocols: requests in, answers with both ledgers out."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from functools import partial
+
+from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.errors import CollabError, InvalidInput
+from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
+from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
+from collab_llm_nodes.protocols.minions.baselines import local_only, rag, remote_only
+from collab_llm_nodes.protocols.minions.dialogue import nothing_fits, too_late
+from collab_llm_nodes.protocols.minions.driving import Means, drive
+from collab_llm_nodes.protocols.minions.equipment import Equipment
+from collab_llm_nodes.protocols.minions.jobs import Dropped, Fault, Job, JobList
+from collab_llm_nodes.protocols.minions.messages import (
+    Action,
+    AskLocal,
+    AskRemote,
+    Executed,
+    LocalPrompt,
+    Machine,
+    Mark,
+    Outcome,
+    Retrieve,
+    RunProgram,
+)
+from collab_llm_nodes.protocols.minions.metrics import MinionsMetrics
+from collab_llm_nodes.protocols.minions.minion import minion
+from collab_llm_nodes.protocols.minions.minions import minions
+from collab_llm_nodes.protocols.minions.served import (
+    LOCAL_ONLY,
+    PROTOCOL,
+    RAG,
+    REMOTE_ONLY,
+    ServedConfig,
+    ServedMinion,
+    ServedMinions,
+)
+from collab_llm_nodes.protocols.minions.settings import DirectConfig, MinionConfig
+from collab_llm_nodes.protocols.minions.sources import Sources, sources_of
+from collab_llm_nodes.protocols.options import names
+
+MINION, MINIONS = "minion", "minions"
+_TELL_S = 0.25
+"""Pause between two reports while the local model works."""
+_PROMPT_FIELDS = ("text", "turns")
+"""Names that models have for what they read."""
+_FIELDS = {"question": "prompt", **dict.fromkeys(_PROMPT_FIELDS, "documents")}
+"""Names that the request has for fields of the machines' and the models' errors."""
+_DONE = {"decompose": 0.05, "program": 0.15, "execute": 0.2, "synthesize": 0.9, "answer": 0.5}
+"""Share of a round that is done when a stage begins."""
+_EXECUTION = 0.7
+"""Share of a round that its jobs take."""
+
+
+def check(protocol: str, request: Request) -> None:
+    """Refuse what can be refused without the models.
+
+    Raises:
+        InvalidInput: ``field`` names the request's.
+    """
+    config: ServedConfig = request.config
+    if not request.prompt.strip():
+        raise InvalidInput("is empty", field="prompt", remedy="ask something")
+    if request.raw:
+        raise InvalidInput("questions are put into prompts", field="raw", remedy="set it to false")
+    if request.sampling != SamplingConfig(seed=request.sampling.seed):
+        raise InvalidInput(
+            "each role has its own",
+            field="temperature",
+            remedy="set the options remote.temperature and local.temperature",
+        )
+    if request.max_tokens:
+        raise InvalidInput(
+            "each role has its own",
+            field="max_tokens",
+            remedy="set the options remote.max_tokens and local.max_tokens",
+        )
+    if not request.documents and not config.store:
+        raise InvalidInput(
+            "there are none", field="document_names", remedy="give one, or the option store"
+        )
+    if config.way not in config.ways:
+        raise InvalidInput(
+            f"{config.way!r} is not allowed here", field="way", remedy="add it to ways"
+        )
+    if protocol == MINION:
+        for option in sorted(request.options - set(names(ServedMinion()))):
+            raise InvalidInput("is no option of minion", field=option, remedy="ask minions")
+
+
+def start(
+    protocol: str, config: ServedMinion | ServedMinions, resources: Resources
+) -> MinionsRunning:
+    """Load the models of the protocol ``minion`` or ``minions``.
+
+    Raises:
+        ConfigError: a model, folder, price or file that does not exist.
+        ModelError: a model cannot be loaded.
+    """
+    return MinionsRunning(protocol, Equipment(config, resources))
+
+
+class MinionsRunning:
+    """Minion or MinionS with its models loaded.
+
+    Args:
+        protocol: "minion" or "minions".
+        owner: close the equipment; else somebody else will.
+    """
+
+    def __init__(self, protocol: str, equipment: Equipment, *, owner: bool = True) -> None:
+        self.protocol = protocol
+        self.equipment = equipment
+        self._owner = owner
+        self._workers = ThreadPoolExecutor(
+            equipment.parallel, thread_name_prefix=f"{protocol}-jobs"
+        )
+
+    @property
+    def parallel(self) -> int:
+        """Calls of ``run`` at a time."""
+        return self.equipment.parallel
+
+    def run(self, request: Request, emit: Callable[[Progress], None], control: Control) -> Answer:
+        """Answer one question about documents.
+
+        An answer that fails has the ledgers, too: what has left, has left.
+        """
+        control.check()
+        return _Run(self.protocol, self.equipment, self._workers, request, emit, control).answer()
+
+    def health(self) -> Mapping[str, object]:
+        """Return the models' figures."""
+        return self.equipment.health()
+
+    def close(self) -> None:
+        """Free models and sandboxes, if they are this protocol's own."""
+        self._workers.shutdown()
+        if self._owner:
+            self.equipment.close()
+
+
+class _Run:
+    """One answer under way.
+
+    Attributes:
+        counts: figures of the rounds' jobs, ``name.ROUND``.
+        jobs: the last round's, without the texts that they were about.
+        share: part of the whole that is done, 0 to 1.
+    """
+
+    def __init__(
+        self,
+        protocol: str,
+        equipment: Equipment,
+        workers: ThreadPoolExecutor,
+        request: Request,
+        emit: Callable[[Progress], None],
+        control: Control,
+    ) -> None:
+        self.protocol, self.equipment, self.workers = protocol, equipment, workers
+        self.request, self.config = request, request.config
+        self.emit, self.control = emit, control
+        self.begun = request.asked_at or time.monotonic()
+        self.accounts = equipment.accounts(request.id, self.config)
+        self.counts: Counter[str] = Counter()
+        self.jobs: tuple[Job, ...] = ()
+        self.marks: frozenset[Mark] = frozenset()
+        self.stage, self.round, self.share = "documents", 1, 0.0
+        self.sources = Sources((), None)
+
+    def answer(self) -> Answer:
+        """Read the documents, and drive the machine of the protocol over them."""
+        means = Means(
+            self._ask_remote,
+            self._ask_local,
+            self._run_program,
+            self._retrieve,
+            self._executed,
+            self._begin,
+        )
+        try:
+            self._tell()
+            self.sources = sources_of(self.request, self.equipment.library, self.control.check)
+            outcome = drive(self._machine(), means)
+        except CollabError as error:
+            outcome = Outcome("", error=error)
+        return self._answered(outcome)
+
+    def _machine(self) -> Machine:
+        config, question, texts = self.config, self.request.prompt, self._texts()
+        direct = DirectConfig(config.remote, config.local, config.retrieval.chunks)
+        if config.way == RAG:
+            return rag(question, texts, direct)
+        if config.way == REMOTE_ONLY:
+            return remote_only(question, texts, direct)
+        if config.way == LOCAL_ONLY:
+            return local_only(question, texts, direct)
+        if self.protocol == MINION:
+            return minion(question, texts, _chat(config))
+        return minions(question, texts, config)
+
+    def _texts(self) -> tuple[str, ...]:
+        """Return what the machine reads: the documents, or passages where they are too long."""
+        config = self.config
+        in_minions = config.way == PROTOCOL and self.protocol == MINIONS
+        if config.way == RAG or (in_minions and config.retrieve):
+            # The machine asks for passages itself, and looks only whether there are documents.
+            stored = (config.store,) if self.sources.store is not None else ()
+            return (*(document.name for document in self.sources.documents), *stored)
+        if self.sources.characters <= config.large.characters:
+            return self.sources.texts()
+        self.marks |= {Mark.PARTIAL}
+        by_words = dataclasses.replace(config.retrieval, method="bm25")
+        passages = self._passages(by_words, config.large.passages)
+        if not passages:
+            raise nothing_fits()
+        return passages
+
+    # Means of the machine.
+
+    def _begin(self, action: Action) -> None:
+        """Note the stage; end the answer if it is not wanted any more."""
+        self.control.check()
+        match action:
+            case AskRemote(stage=stage, round=round):
+                self._move(stage, round)
+            case AskLocal(stage=stage, round=round, prompts=prompts):
+                self._move(stage, round)
+                self.counts[f"jobs.{round}"] += len(prompts)
+            case RunProgram(round=round):
+                self._move("program", round)
+            case Retrieve():
+                self._move("retrieve", self.round)
+            case Executed():
+                return
+        self._tell()
+
+    def _move(self, stage: str, round: int) -> None:
+        self.accounts.measure(self.round)
+        self.stage, self.round = stage, round
+        self._advance(_DONE.get(stage, 0.0))
+
+    def _advance(self, done: float) -> None:
+        """Note that this share of the round is done; the whole share never falls."""
+        rounds = self.config.rounds if self.config.way == PROTOCOL else 1
+        self.share = max(self.share, min((self.round - 1 + min(done, 1.0)) / rounds, 0.99))
+
+    def _ask_remote(self, ask: AskRemote) -> Reply:
+        departures = self.accounts.depart(ask)
+        request = ChatRequest(
+            tuple(Turn(message.role, message.text) for message in ask.messages),
+            SamplingConfig(ask.temperature, seed=self.request.sampling.seed),
+            ask.max_tokens,
+        )
+        try:
+            (result,) = self.equipment.remote.ask([request], self.control)
+        except CollabError as error:
+            self.accounts.heard(ask.round, departures, error)
+            raise
+        self.accounts.heard(ask.round, departures, result)
+        if isinstance(result, CollabError):
+            if result.field in _PROMPT_FIELDS and self.config.way == PROTOCOL:
+                result.field = "remote_model"  # its prompt holds no document
+                result.remedy = "use a remote that reads longer prompts"
+            raise result
+        if result.finish is Finish.DEADLINE:
+            raise too_late()
+        return result
+
+    def _ask_local(self, prompts: Sequence[LocalPrompt]) -> Sequence[Reply | CollabError]:
+        """Ask in a thread of its own, and tell meanwhile how many jobs are done."""
+        requests = [self._local_request(prompt) for prompt in prompts]
+        done: list[int] = []
+
+        def note(place: int, result: Reply | CollabError) -> None:
+            done.append(place)
+
+        asked = self.workers.submit(self.equipment.local.ask, requests, self.control, note)
+        reported = 0
+        while not wait_for([asked], _TELL_S).done:
+            if len(done) > reported:
+                reported = len(done)
+                self._note_done(reported, len(requests))
+                self._tell()
+        results = asked.result()
+        self._note_done(len(results), len(results))
+        self.accounts.worked(self.round, results)
+        return results
+
+    def _note_done(self, done: int, jobs: int) -> None:
+        self.counts[f"done.{self.round}"] = done
+        self._advance(_DONE[self.stage] + _EXECUTION * done / max(jobs, 1))
+
+    def _local_request(self, prompt: LocalPrompt) -> ChatRequest:
+        seed = (self.request.sampling.seed << 20) + prompt.seed
+        return ChatRequest(
+            prompt.turns, SamplingConfig(prompt.temperature, seed=seed), prompt.max_tokens
+        )
+
+    def _run_program(self, action: RunProgram) -> JobList | Fault:
+        with self.equipment.sandbox(self.control) as sandbox:
+            return sandbox.run(
+                action.program,
+                action.documents,
+                action.last_jobs,
+                chunkers=action.chunkers,
+                chunk_size=action.chunk_size,
+                due=self.control.due,
+            )
+
+    def _retrieve(self, question: str, k: int) -> tuple[str, ...]:
+        return self._passages(self.config.retrieval, k)
+
+    def _passages(self, config: RetrievalConfig, count: int) -> tuple[str, ...]:
+        self.stage = "retrieve"
+        self._tell()
+        return self.sources.passages(
+            self.request.prompt,
+            dataclasses.replace(config, chunks=count),
+            self.equipment.encoder,
+            self.config.passage_characters,
+            self.control.check,
+        )
+
+    def _executed(self, executed: Executed) -> None:
+        self.jobs = tuple(map(_without_chunk, executed.jobs))
+        reasons = Counter(job.dropped.value or "kept" for job in executed.jobs)
+        for reason in ("kept", *filter(None, (each.value for each in Dropped))):
+            self.counts[f"{reason}.{executed.round}"] = reasons[reason]
+        self.counts[f"cut.{executed.round}"] = executed.cut
+        self._tell()
+
+    # Reports.
+
+    def _tell(self) -> None:
+        self.emit(Progress(stage=self.stage, share_done=self.share, metrics=self._metrics()))
+
+    def _answered(self, outcome: Outcome) -> Answer:
+        self.accounts.measure(self.round)
+        self.marks |= outcome.marks
+        error = outcome.error
+        if error is not None:
+            error.field = _FIELDS.get(error.field, error.field)
+        sure = error is None and Mark.UNDECIDED not in self.marks
+        return Answer(
+            outcome.answer,
+            verified=sure and self.config.way != LOCAL_ONLY,
+            stage=self.stage,
+            share_done=1.0 if error is None else self.share,
+            metrics=self._metrics(),
+            error=error,
+        )
+
+    def _metrics(self) -> MinionsMetrics:
+        totals: Counter[str] = Counter()
+        for name, count in self.counts.items():
+            totals[name.partition(".")[0]] += count
+        own = {name: float(count) for name, count in (totals | self.counts).items()}
+        own |= {f"marked_{mark.value}": 1.0 for mark in self.marks}
+        accounts = self.accounts
+        return MinionsMetrics(
+            rounds=self.round,
+            total_s=time.monotonic() - self.begun,
+            bytes_up=accounts.bytes_up,
+            bytes_down=accounts.bytes_down,
+            own=own | accounts.figures(),
+            jobs=self.jobs,
+        )
+
+
+def _without_chunk(job: Job) -> Job:
+    """Return ``job`` as it may be kept when the documents are gone."""
+    return dataclasses.replace(job, manifest=dataclasses.replace(job.manifest, chunk=""))
+
+
+def _chat(config: ServedMinion | ServedMinions) -> MinionConfig:
+    """Return the settings of the chat, which a server of MinionS has among its own."""
+    return MinionConfig(
+        config.remote, config.local, config.style, config.rounds, config.force_final
+    )
+
+
+check_minion, check_minions = partial(check, MINION), partial(check, MINIONS)
+start_minion, start_minions = partial(start, MINION), partial(start, MINIONS)

@@ -1,0 +1,193 @@
+"""Everything that a served Minion or MinionS can be told, beyond its machine's own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from collab_llm_nodes.assets import config_file
+from collab_llm_nodes.chat.in_process import InProcessConfig
+from collab_llm_nodes.chat.remote import RemoteConfig as ServerConfig
+from collab_llm_nodes.config import check_ranges, from_mapping, setting
+from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.knowledge.library import LibraryConfig
+from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
+from collab_llm_nodes.knowledge.text_encoder import TextEncoderConfig
+from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.protocols.minions.settings import MinionConfig, MinionsConfig
+
+IN_PROCESS, SERVER = "in_process", "server"
+PROTOCOL, REMOTE_ONLY, LOCAL_ONLY, RAG = "protocol", "remote_only", "local_only", "rag"
+WAYS = (PROTOCOL, REMOTE_ONLY, LOCAL_ONLY, RAG)
+WORDS = "words"
+
+
+@dataclass(frozen=True)
+class ChatModelConfig:
+    """One of the two models: in this process, or on a server."""
+
+    at: str = setting(
+        IN_PROCESS,
+        "in_process: the model `model`; server: `server`, which speaks OpenAI's API.",
+        choices=(IN_PROCESS, SERVER),
+        read_only=True,
+    )
+    model: ModelConfig = field(default_factory=ModelConfig)
+    limits: InProcessConfig = field(default_factory=InProcessConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    """Bounds on what the remote model gets to read, and the record of it."""
+
+    max_bytes: int = setting(
+        0, "Most that one answer may send to the remote [bytes]; 0: no limit.", low=0, high=1 << 40
+    )
+    audit_file: str = setting(
+        "",
+        "File to which a line of JSON is added for each text before it is sent: size and hash, not"
+        " the text. Nothing is sent if that fails. Empty: none.",
+        read_only=True,
+    )
+
+
+@dataclass(frozen=True)
+class CostConfig:
+    """Prices of the remote model."""
+
+    prices: str = setting(
+        "prices.yaml", "Price table: a file, or its name in the config folder.", read_only=True
+    )
+    priced_as: str = setting("", "Model of the table; empty: the remote's own name.")
+    alpha: float = setting(
+        4.0, "Price of a token of a reply, in prompt tokens (paper 000, section 3).", low=1, high=5
+    )
+    energy: bool = setting(
+        False, "Measure the energy of this machine's processors, whatever uses them."
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class LargeConfig:
+    """Documents that are too large to be read whole."""
+
+    characters: int = setting(
+        2_000_000,
+        "Longer documents, all together, are not read whole: the `passages` that fit the question"
+        " best are, and the answer is marked as partial [characters].",
+        low=1000,
+        high=1 << 31,
+    )
+    passages: int = setting(200, "Passages that are read then.", low=1, high=10_000)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class ServedConfig:
+    """Settings that Minion and MinionS share."""
+
+    way: str = setting(
+        PROTOCOL,
+        "protocol: as its name says; remote_only: the remote reads everything; local_only: the"
+        " local model alone; rag: the remote reads the passages that fit best.",
+        choices=WAYS,
+        per_request=True,
+    )
+    ways: tuple[str, ...] = setting(
+        (PROTOCOL, LOCAL_ONLY, RAG),
+        "Ways that requests may choose; remote_only sends whole documents away.",
+        read_only=True,
+    )
+    store: str = setting(
+        "", "Store whose documents are read, too, by its name in library.stores.", per_request=True
+    )
+    remote_model: ChatModelConfig = field(default_factory=ChatModelConfig)
+    local_model: ChatModelConfig = field(default_factory=ChatModelConfig)
+    library: LibraryConfig = field(default_factory=LibraryConfig)
+    retrieval: RetrievalConfig = field(default_factory=lambda: RetrievalConfig(chunks=50))
+    encoder: TextEncoderConfig = field(default_factory=lambda: TextEncoderConfig(path=WORDS))
+    passage_characters: int = setting(
+        1000, "Length of the passages of documents without a store.", low=100, high=100_000
+    )
+    large: LargeConfig = field(default_factory=LargeConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    cost: CostConfig = field(default_factory=CostConfig)
+    parallel: int = setting(4, "Answers at a time.", low=1, high=64, read_only=True)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        unknown = [way for way in self.ways if way not in WAYS]
+        if unknown:
+            raise ConfigError(
+                f"{unknown[0]!r} is unknown", field="ways", remedy=f"some of {', '.join(WAYS)}"
+            )
+
+
+@dataclass(frozen=True)
+class ServedMinion(MinionConfig, ServedConfig):
+    """The chat of two models, served."""
+
+    def __post_init__(self) -> None:
+        ServedConfig.__post_init__(self)
+
+
+@dataclass(frozen=True)
+class ServedMinions(MinionsConfig, ServedConfig):
+    """Decompose, execute, aggregate, served."""
+
+    def __post_init__(self) -> None:
+        ServedConfig.__post_init__(self)
+
+
+_NODES_OWN = ("deadline_s", "max_waiting", "health", "autostart", "introspection", "diagnostics")
+"""Parameters of ``minions_server`` that are the node's, not the protocol's."""
+
+
+def served_minions(file: str) -> ServedMinions:
+    """Read the parameters of ``minions_server`` from a ROS 2 parameter file, without ROS 2.
+
+    Args:
+        file: a file, or the name of one in the config folder.
+
+    Raises:
+        ConfigError: there is no such file, or it holds something else.
+    """
+    path = Path(file) if Path(file).is_file() else config_file(file)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        (parameters,) = (
+            node["ros__parameters"] for name, node in content.items() if "minions_server" in name
+        )
+        own = {name: value for name, value in parameters.items() if name not in _NODES_OWN}
+    except (OSError, ValueError, yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{path} has no parameters of minions_server",
+            field="config",
+            remedy="see config/minions.yaml",
+        ) from error
+    return from_mapping(ServedMinions, _nested(own))
+
+
+def _nested(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``parameters`` with ``a.b: 1`` written as ``a: {b: 1}``."""
+    tree: dict[str, Any] = {}
+    for name, value in parameters.items():
+        *parents, leaf = str(name).split(".")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[leaf] = _nested(value) if isinstance(value, Mapping) else value
+    return tree

@@ -1,0 +1,92 @@
+"""Texts that an answer is about: documents by content, file or store, and passages of them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
+from collab_llm_nodes.knowledge.documents import Document
+from collab_llm_nodes.knowledge.encoders import Encoder
+from collab_llm_nodes.knowledge.library import Library
+from collab_llm_nodes.knowledge.retrieval import RetrievalConfig, retrieve
+from collab_llm_nodes.knowledge.store import Store
+from collab_llm_nodes.protocols.base import Request
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The documents of one request.
+
+    Attributes:
+        documents: given by content or read from files.
+        store: further ones, by name; None without.
+    """
+
+    documents: tuple[Document, ...]
+    store: Store | None
+
+    @property
+    def characters(self) -> int:
+        """Length of all of them."""
+        stored = self.store.documents() if self.store is not None else ()
+        given = sum(len(document.content) for document in self.documents)
+        return given + sum(document.characters for document in stored)
+
+    def texts(self) -> tuple[str, ...]:
+        """Return all of them, those of the store last."""
+        return tuple(document.content for document in (*self.documents, *self._stored()))
+
+    def passages(
+        self,
+        question: str,
+        config: RetrievalConfig,
+        encoder: Encoder,
+        characters: int,
+        check: Callable[[], None],
+    ) -> tuple[str, ...]:
+        """Return the passages that fit ``question``, the best one first.
+
+        A store is searched as it is. Other documents are cut into pieces and indexed in a
+        temporary folder, with those of the store if there is one as well.
+
+        Args:
+            characters: length of such a piece.
+            check: called now and then; what it raises ends the work.
+        """
+        if self.store is not None and not self.documents:
+            return _found(self.store, question, config, encoder)
+        plan = ChunkPlan("window", characters)
+        with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder, Store(folder) as built:
+            for number, document in enumerate((*self.documents, *self._stored())):
+                named = Document(str(number), document.content)
+                built.add(named, chunks(named, plan), check)
+            while config.method == "dense" and built.embed(encoder):
+                check()
+            return _found(built, question, config, encoder)
+
+    def _stored(self) -> tuple[Document, ...]:
+        if self.store is None:
+            return ()
+        return tuple(self.store.document(entry.name) for entry in self.store.documents())
+
+
+def sources_of(request: Request, library: Library, check: Callable[[], None]) -> Sources:
+    """Return the documents of ``request``: one without content is a file of the library.
+
+    Raises:
+        InvalidInput: one is not usable, not readable or not allowed; there is no such store.
+    """
+    documents = []
+    for given in request.documents:
+        check()
+        documents.append(library.document(given.name, given.content, check))
+    store = request.config.store
+    return Sources(tuple(documents), library.store(store) if store else None)
+
+
+def _found(
+    store: Store, question: str, config: RetrievalConfig, encoder: Encoder
+) -> tuple[str, ...]:
+    return tuple(hit.chunk.text for hit in retrieve(store, question, config, encoder).hits)

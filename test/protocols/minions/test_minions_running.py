@@ -1,0 +1,425 @@
+"""Minion and MinionS as protocols: ways, documents, ledgers, progress, cancel and deadline."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from minions_world import final, found, more
+from served_minions import (
+    HONEST,
+    KEPT,
+    PAGES,
+    Bed,
+    asked,
+    figures,
+    in_turn,
+    pages,
+    served,
+    text_of,
+)
+
+from collab_llm_nodes.chat.base import ChatRequest, Control, Finish, Reply, Usage
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.errors import (
+    Cancelled,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidInput,
+    Unavailable,
+)
+from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
+from collab_llm_nodes.knowledge.documents import Document
+from collab_llm_nodes.knowledge.library import LibraryConfig
+from collab_llm_nodes.knowledge.store import Store
+from collab_llm_nodes.protocols import registry
+from collab_llm_nodes.protocols.base import Control as RealControl
+from collab_llm_nodes.protocols.base import Progress, Resources
+from collab_llm_nodes.protocols.minions.equipment import Equipment
+from collab_llm_nodes.protocols.minions.messages import CannotPlan
+from collab_llm_nodes.protocols.minions.metrics import MinionsMetrics, by_round
+from collab_llm_nodes.protocols.minions.running import MINION
+from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
+from collab_llm_nodes.protocols.minions.served import (
+    CostConfig,
+    LargeConfig,
+    PrivacyConfig,
+    ServedMinion,
+    ServedMinions,
+    served_minions,
+)
+
+PATIENT = SandboxLimits(run_s=30, wall_s=60)
+CONFIG = ServedMinions(limits=PATIENT, ways=("protocol", "remote_only", "local_only", "rag"))
+MESSAGE = '{"message": "How heavy is it?"}'
+
+
+def weigh(request: ChatRequest, control: Control) -> str | Reply:
+    """Find the weight on one page; leave the others out in all the ways there are."""
+    chunk = text_of(request).split("## Text\n", 1)[1].split("\n\n## ", 1)[0]
+    page = int(chunk.split(".")[0].removeprefix("Page "))
+    if page == KEPT:
+        return found("7 kg", citation="Weight 7 kg.")
+    discarded: list[str | Reply] = [
+        found(None, explanation=f"Only this: {chunk}", citation=chunk),
+        Reply(found(chunk), Finish.LENGTH, Usage(9, 0, 9)),
+        f"I read: {chunk}",
+        Reply(chunk, Finish.REFUSAL),
+    ]
+    return discarded[page % 4]
+
+
+def test_minions_over_a_document() -> None:
+    with served(in_turn(HONEST, final("7 kg")), weigh, CONFIG) as bed:
+        answer = bed.ask()
+    assert (answer.text, answer.error, answer.verified) == ("7 kg", None, True)
+    told = figures(answer)
+    rest = {"abstained.1": 3, "truncated.1": 3, "unreadable.1": 3, "failed.1": 2}
+    assert {name: told[name] for name in rest} == rest
+    assert told["jobs.1"] == told["done.1"] == PAGES
+    assert told["kept.1"] == told["kept"] == 1
+    assert told["sent_bytes"] == sum(len(text_of(request).encode()) for request in bed.remote.seen)
+    parts = ("sent_instructions", "sent_question", "sent_extract")
+    assert told["sent_bytes"] == sum(told[part] for part in parts)
+    assert told["remote_prefill_tokens"] == told["remote_prefill_tokens.1"] > 0
+    assert told["local_prefill_tokens"] > told["remote_prefill_tokens"] / 2
+    assert told["replies_truncated"] == 3
+    assert "cost_usd" not in told, "nobody knows the price of this remote"
+    assert bed.remote.closed
+    assert bed.local.closed
+
+
+def test_progress_tells_stages_rounds_and_jobs() -> None:
+    remote = in_turn(HONEST, more(missing_info="the unit"), HONEST, final("7 kg"))
+    with served(remote, weigh, CONFIG) as bed:
+        bed.ask()
+    stages = list(dict.fromkeys(each.stage for each in bed.told))
+    assert stages == ["documents", "decompose", "program", "execute", "synthesize"]
+    assert {each.metrics.rounds for each in bed.told} == {1, 2}
+    shares = [each.share_done for each in bed.told]
+    assert shares == sorted(shares)
+    assert 0 < shares[-1] < 1
+    last = by_round(figures(bed.told[-1]))
+    assert [last[n]["jobs"] for n in (1, 2)] == [PAGES, PAGES]
+    assert isinstance(bed.told[-1].metrics, MinionsMetrics)
+    assert len(bed.told[-1].metrics.jobs) == PAGES
+    assert not any(job.manifest.chunk for job in bed.told[-1].metrics.jobs), "nobody needs them"
+
+
+def test_jobs_are_told_while_they_run() -> None:
+    half, on = threading.Event(), threading.Event()
+    count = iter(range(PAGES))
+
+    def slow(request: ChatRequest, control: Control) -> str | Reply:
+        if next(count) == PAGES // 2:
+            half.set()
+            assert on.wait(60)
+        return weigh(request, control)
+
+    with served(in_turn(HONEST, final("7 kg")), slow, CONFIG) as bed:
+        thread = threading.Thread(target=bed.ask)
+        thread.start()
+        assert half.wait(60)
+
+        def told() -> bool:
+            return any(each.metrics.figures().get("done.1") == PAGES // 2 for each in bed.told)
+
+        due = time.monotonic() + 60
+        while not told() and time.monotonic() < due:
+            threading.Event().wait(0.02)
+        on.set()
+        thread.join(60)
+        assert told()
+
+
+def ask_in(protocol: str, way: str, remote: str, local: str, **changes: Any) -> tuple[Bed, Any]:
+    kind = ServedMinion if protocol == MINION else ServedMinions
+    config = kind(way=way, ways=CONFIG.ways, **changes)
+    with served(in_turn(MESSAGE, remote), in_turn(local), config, protocol) as bed:
+        if way != "protocol":
+            bed.remote.says = in_turn(remote)
+        return bed, bed.ask()
+
+
+def test_minion_is_a_chat_of_both_models() -> None:
+    bed, answer = ask_in(MINION, "protocol", final("7 kg"), "It weighs 7 kg.")
+    assert (answer.text, answer.verified) == ("7 kg", True)
+    assert figures(answer)["sent_message"] == len("It weighs 7 kg.")
+    assert "canary-3" not in bed.wire
+    assert "canary-3" in text_of(bed.local.seen[0])
+
+
+def test_remote_only_sends_the_document_and_says_so() -> None:
+    bed, answer = ask_in("minions", "remote_only", "7 kg", "never asked")
+    assert answer.text == "7 kg"
+    assert figures(answer)["sent_document"] == len(pages().encode())
+    assert not bed.local.seen
+
+
+def test_local_only_sends_nothing_and_is_not_verified() -> None:
+    bed, answer = ask_in("minions", "local_only", "never asked", "7 kg")
+    assert (answer.text, answer.verified) == ("7 kg", False)
+    assert figures(answer)["sent_bytes"] == 0
+    assert not bed.remote.seen
+
+
+@pytest.mark.parametrize("method", ["bm25", "dense"])
+def test_rag_sends_the_passages_that_fit(method: str) -> None:
+    retrieval = replace(CONFIG.retrieval, method=method, chunks=1)
+    document = Document("log.txt", "\n".join(f"The {name} is red. " * 60 for name in NAMES))
+    with served(
+        in_turn("red"),
+        in_turn("never asked"),
+        replace(CONFIG, way="rag", retrieval=retrieval, passage_characters=1000),
+    ) as bed:
+        answer = bed.ask("Which colour has the kettle?", documents=(document,))
+    assert answer.text == "red"
+    assert "The kettle is red." in bed.wire
+    assert "The lantern is red." not in bed.wire
+    assert 0 < figures(answer)["sent_passage"] <= 1000
+
+
+NAMES = ("kettle", "lantern", "bucket", "ladder")
+
+
+def test_documents_come_by_content_by_file_and_from_a_store(tmp_path: Path) -> None:
+    folder, stores = tmp_path / "files", tmp_path / "stores"
+    folder.mkdir()
+    (folder / "a.md").write_text("The file weighs 1 kg.")
+    stored = Document("b.md", "The stored one weighs 2 kg.")
+    with Store(stores / "manuals") as store:
+        store.add(stored, chunks(stored, ChunkPlan()))
+    library = LibraryConfig(folders=(str(folder),), stores=str(stores))
+    config = replace(CONFIG, way="local_only", library=library)
+    with served(in_turn("never asked"), in_turn("ok"), config) as bed:
+        documents = (Document("a.md", ""), Document("c.md", "The given one weighs 3 kg."))
+        bed.config = replace(config, store="manuals")
+        assert bed.ask(documents=documents).error is None
+        (read,) = map(text_of, bed.local.seen)
+        assert [read.find(f"weighs {n} kg") > 0 for n in (1, 2, 3)] == [True] * 3
+        outside = bed.ask(documents=(Document("../../etc/passwd", ""),))
+        assert isinstance(outside.error, InvalidInput)
+        assert "outside" in str(outside.error)
+        unknown = asked(replace(config, store="nothing"))
+        refused = bed.running.run(unknown, bed.told.append, RealControl()).error
+        assert isinstance(refused, InvalidInput)
+        assert refused.field == "store"
+        rag = replace(config, way="rag", store="manuals")
+        bed.remote.says = in_turn("2 kg")
+        answer = bed.running.run(
+            asked(rag, "What is stored?", documents=()), bed.told.append, RealControl()
+        )
+        assert answer.text == "2 kg"
+        assert "The stored one weighs 2 kg." in bed.wire
+
+
+def test_a_deadline_in_round_2_leaves_the_best_answer_marked() -> None:
+    late = in_turn(HONEST, more(answer="about 7 kg", missing_info="the unit"))
+    control = RealControl(time.monotonic() + 60)
+
+    def remote(request: ChatRequest, asked: Control) -> Any:
+        if "round 2" in text_of(request):
+            control.due = time.monotonic()
+            return Reply("", Finish.DEADLINE)
+        return late(request, asked)
+
+    with served(remote, weigh, CONFIG) as bed:
+        answer = bed.ask(control=control)
+    assert isinstance(answer.error, DeadlineExceeded)
+    assert (answer.text, answer.verified) == ("about 7 kg", False)
+    assert figures(answer)["kept.1"] == 1
+    assert answer.metrics.rounds == 2
+
+
+@pytest.mark.parametrize("stage", ["decompose", "execute", "synthesize"])
+def test_cancel_ends_the_answer_in_any_stage(stage: str) -> None:
+    control = RealControl(time.monotonic() + 60)
+
+    def given_up(request: ChatRequest, asked: Control) -> Any:
+        control.cancel()
+        raise Cancelled("as a real model does")
+
+    replies = {"decompose": [], "execute": [HONEST], "synthesize": [HONEST]}[stage]
+    left = iter(replies)
+
+    def remote(request: ChatRequest, asked: Control) -> Any:
+        return next(left, None) or given_up(request, asked)
+
+    with served(remote, given_up if stage == "execute" else weigh, CONFIG) as bed:
+        answer = bed.ask(control=control)
+    assert isinstance(answer.error, Cancelled)
+    assert bed.told[-1].stage == stage
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.5])
+def test_cancel_ends_a_program_and_the_next_answer_gets_its_sandbox(pause_s: float) -> None:
+    """It may come before the sandbox has started, while it starts, or while the program runs."""
+    endless = "```python\ndef prepare_jobs(context, last_jobs):\n    while True: pass\n```"
+    control = RealControl(time.monotonic() + 60)
+    config = replace(CONFIG, parallel=1)
+    with served(in_turn(endless), weigh, config) as bed:
+
+        def tell(progress: Progress) -> None:
+            if progress.stage == "program":
+                threading.Timer(pause_s, control.cancel).start()
+
+        begun = time.monotonic()
+        answer = bed.running.run(asked(config), tell, control)
+        assert isinstance(answer.error, Cancelled)
+        assert time.monotonic() - begun < PATIENT.run_s
+        control.cancel()  # again, when the sandbox is lent to nobody
+        bed.remote.says = in_turn(HONEST, final("7 kg"))
+        assert bed.ask().text == "7 kg"
+
+
+def test_the_cap_keeps_what_is_too_much_and_the_audit_log_has_the_rest(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    config = replace(CONFIG, privacy=PrivacyConfig(4000, str(audit)))
+    big = found("x" * 900, citation="y" * 900)
+    with served(in_turn(HONEST, final("7 kg")), in_turn(big), config) as bed:
+        answer = bed.ask()
+    assert isinstance(answer.error, InvalidInput)
+    assert answer.error.field == "privacy.max_bytes"
+    assert "yyyy" not in bed.wire
+    assert answer.text == "x" * 900, "the workers' own answer is the best there is"
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert sum(line["bytes"] for line in lines) == figures(answer)["sent_bytes"] <= 4000
+    assert {line["kind"] for line in lines} == {"instructions", "question"}
+    assert {line["answer"] for line in lines} == {"r1"}
+    assert audit.stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_is_sent_without_a_record() -> None:
+    config = replace(CONFIG, privacy=PrivacyConfig(0, "/dev/full"))
+    with served(in_turn(HONEST), weigh, config) as bed:
+        answer = bed.ask()
+    assert isinstance(answer.error, Unavailable)
+    assert "audit" in str(answer.error)
+    assert not bed.remote.seen
+
+
+def test_retries_are_counted_as_often_as_they_left(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    config = replace(CONFIG, way="remote_only", privacy=PrivacyConfig(0, str(audit)))
+    with served(in_turn(Reply("7 kg", Finish.STOP, None, 3)), weigh, config) as bed:
+        answer = bed.ask()
+    told = figures(answer)
+    assert told["replies_retried"] == 2
+    assert told["replies_unmetered"] == 1
+    assert json.loads(audit.read_text().splitlines()[-1])["times"] == 3
+
+
+def test_the_price_is_that_of_the_named_model() -> None:
+    config = replace(CONFIG, way="remote_only", cost=CostConfig(priced_as="gpt-4o", alpha=5.0))
+    with served(in_turn(Reply("7", Finish.STOP, Usage(1000, 200, 10))), weigh, config) as bed:
+        told = figures(bed.ask())
+    assert told["cost_usd"] == pytest.approx(1e-6 * (2.5 * 1000 + 1.25 * 200 + 10 * 10))
+    assert told["weighted_tokens"] == 1200 + 5 * 10
+    with pytest.raises(ConfigError, match="no price"):
+        Equipment(replace(config, cost=CostConfig(priced_as="gpt-4")), Resources())
+
+
+def test_long_documents_are_searched_first_and_the_answer_is_partial() -> None:
+    config = replace(CONFIG, way="local_only", large=LargeConfig(5000, passages=2))
+    text = "\n".join(f"The {name} is red. " * 300 for name in NAMES)
+    with served(in_turn("never"), in_turn("red"), config) as bed:
+        answer = bed.ask("Which colour has the kettle?", documents=(Document("log", text),))
+        assert figures(answer)["marked_partial"] == 1
+        (read,) = bed.local.seen
+        assert len(text_of(read)) < 2500
+        assert "kettle" in text_of(read)
+        nothing = bed.ask("zebra?", documents=(Document("log", text),))
+    assert isinstance(nothing.error, InvalidInput)
+    assert nothing.error.field == "prompt"
+
+
+def test_a_remote_without_a_plan_says_so() -> None:
+    with served(in_turn("I like prose."), weigh, replace(CONFIG, planner="plan")) as bed:
+        answer = bed.ask()
+        assert isinstance(answer.error, CannotPlan)
+        assert "cannot plan this question" in str(answer.error)
+        bed.remote.says = in_turn(CannotPlan("it is about feelings"))
+        answer = bed.ask()
+    assert isinstance(answer.error, CannotPlan)
+    assert "feelings" in str(answer.error)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "changes", "fields", "named"),
+    [
+        ("minions", {}, {"documents": ()}, "document_names"),
+        ("minions", {}, {"raw": True}, "raw"),
+        ("minions", {}, {"sampling": SamplingConfig(0.7)}, "temperature"),
+        ("minions", {}, {"max_tokens": 5}, "max_tokens"),
+        ("minions", {"way": "remote_only"}, {}, "way"),
+        ("minion", {}, {"options": frozenset({"samples"})}, "samples"),
+        ("minion", {}, {"question": " "}, "prompt"),
+    ],
+)
+def test_what_can_be_refused_at_once_is(
+    protocol: str, changes: dict[str, Any], fields: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        registry.find(protocol).check(asked(ServedMinions(**changes), **fields))
+    assert refused.value.field == named
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [(Document("a", " \n"), "no text"), (Document("a", "MZ\0\0"), "binary")],
+)
+def test_empty_and_binary_documents_are_refused(document: Document, told: str) -> None:
+    with served(in_turn(HONEST), weigh, CONFIG) as bed:
+        answer = bed.ask(documents=(document,))
+    assert isinstance(answer.error, InvalidInput)
+    assert told in str(answer.error)
+    assert not bed.remote.seen
+
+
+def test_the_shipped_files_fit_the_configuration() -> None:
+    embedded, openai = served_minions("minions.yaml"), served_minions("minions_openai.yaml")
+    assert embedded.local_model.model.path == "text-worker"
+    assert embedded.remote_model.model.path == "text-target"
+    assert openai.remote_model.server.token_variable == "OPENAI_API_KEY"
+    assert "remote_only" not in openai.ways
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("[]", "no parameters of minions_server"),
+        ("{/**/other: {ros__parameters: {}}}", "no parameters of minions_server"),
+        ("{minions_server: {ros__parameters: {rouns: 3}}}", "did you mean rounds"),
+        ("{minions_server: {ros__parameters: {'remote.temperature': hot}}}", "expected float"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(tmp_path: Path, content: str, told: str) -> None:
+    (file := tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=told):
+        served_minions(str(file))
+
+
+def test_samples_at_no_temperature_are_warned_about_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    local = replace(CONFIG.local, temperature=0.0)
+    with served(in_turn(HONEST), weigh, replace(CONFIG, samples=4, local=local)):
+        pass
+    assert [record.message for record in caplog.records if "hardly differ" in record.message]
+
+
+def test_the_metrics_of_several_answers_add_up() -> None:
+    with served(in_turn(HONEST, final("7 kg"), HONEST, final("8 kg")), weigh, CONFIG) as bed:
+        first, second = bed.ask(), bed.ask()
+    total = MinionsMetrics()
+    for answer in (first, second):
+        assert isinstance(answer.metrics, MinionsMetrics)
+        total.add(answer.metrics)
+    assert total.figures()["kept"] == 2
+    assert total.rounds == 2
+    assert not by_round(total.figures())

@@ -1,0 +1,147 @@
+"""Minion and MinionS served over models that say what a test tells them, in this process."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from collab_llm_nodes.chat.base import ChatRequest, Control, Finish, Reply, Told, Usage, tell_nobody
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.knowledge.documents import Document
+from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols.base import Answer, Progress, Request, Resources
+from collab_llm_nodes.protocols.base import Control as RealControl
+from collab_llm_nodes.protocols.minions.equipment import Equipment
+from collab_llm_nodes.protocols.minions.running import MINIONS, MinionsRunning
+from collab_llm_nodes.protocols.minions.served import ServedMinion, ServedMinions
+
+Says = Callable[[ChatRequest, Control], "str | Reply | CollabError"]
+
+HONEST = """```python
+def prepare_jobs(context, last_jobs):
+    return [JobManifest(c, 'Extract the weight.') for d in context for c in chunk_by_page(d)]
+```"""
+PAGES = 12
+KEPT = 7
+
+
+def pages(count: int = PAGES) -> str:
+    """A document whose pages each hold a canary of their own, and a weight."""
+    return "\f".join(f"Page {i}. The canary-{i} sings. Weight {i} kg." for i in range(count))
+
+
+def text_of(request: ChatRequest) -> str:
+    """All that the model reads."""
+    return "\n".join(turn.content for turn in request.turns)
+
+
+@dataclass
+class ToldChat:
+    """A chat model that answers as ``says`` does, one request after the other.
+
+    Attributes:
+        seen: what it was asked.
+    """
+
+    name: str
+    says: Says
+    seen: list[ChatRequest] = field(default_factory=list)
+    closed: bool = False
+
+    def ask(
+        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+    ) -> list[Reply | CollabError]:
+        """See ``chat.base.ChatModel``."""
+        control.check()
+        results: list[Reply | CollabError] = []
+        for place, request in enumerate(requests):
+            self.seen.append(request)
+            said = self.says(request, control)
+            words = len(text_of(request).split())
+            if isinstance(said, str):
+                said = Reply(said, Finish.STOP, Usage(words, 0, len(said.split())))
+            results.append(said)
+            told(place, said)
+        return results
+
+    def close(self) -> None:
+        """Note that it was closed."""
+        self.closed = True
+
+
+def in_turn(*replies: str | Reply | CollabError) -> Says:
+    """Say ``replies`` one after the other; the last one again and again."""
+    left = list(replies)
+
+    def says(request: ChatRequest, control: Control) -> str | Reply | CollabError:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return says
+
+
+@dataclass
+class Bed:
+    """A protocol running over told models.
+
+    Attributes:
+        told: the progress of all answers.
+    """
+
+    running: MinionsRunning
+    remote: ToldChat
+    local: ToldChat
+    config: ServedMinion | ServedMinions
+    told: list[Progress] = field(default_factory=list)
+
+    def ask(
+        self, question: str = "How heavy is it?", control: RealControl | None = None, **fields: Any
+    ) -> Answer:
+        """Return the answer about ``pages()``, or the documents in ``fields``."""
+        request = asked(self.config, question, **fields)
+        due = control or RealControl(time.monotonic() + 60)
+        return self.running.run(request, self.told.append, due)
+
+    @property
+    def wire(self) -> str:
+        """All that the remote has read."""
+        return "\n".join(text_of(request) for request in self.remote.seen)
+
+
+def asked(config: Any, question: str = "How heavy is it?", **fields: Any) -> Request:
+    """A request for an answer about ``pages()``, or the documents in ``fields``."""
+    given: dict[str, Any] = {
+        "documents": (Document("log.txt", pages()),),
+        "sampling": SamplingConfig(),
+        **fields,
+    }
+    return Request("r1", config, (Turn("user", question),), **given)
+
+
+@contextmanager
+def served(
+    remote: Says,
+    local: Says,
+    config: ServedMinion | ServedMinions | None = None,
+    protocol: str = MINIONS,
+) -> Iterator[Bed]:
+    """Run a protocol over two told models."""
+    config = config or ServedMinions()
+    far, near = ToldChat("far", remote), ToldChat("near", local)
+    equipment = Equipment(config, Resources(), remote=far, local=near)
+    running = MinionsRunning(protocol, equipment)
+    try:
+        yield Bed(running, far, near, config)
+    finally:
+        running.close()
+
+
+def figures(answer: Progress) -> dict[str, float]:
+    """The figures that only this protocol has."""
+    found = dict(answer.metrics.figures())
+    assert all(math.isfinite(value) for value in found.values())
+    return found
