@@ -181,9 +181,9 @@ CPU = replace(
     first_shards=160,
     target=replace(_cpu(2_600), growing=GROWING),
     base=_cpu(120),
-    draft=_cpu(500),
+    draft=_cpu(750),
     worker=replace(_cpu(1_500), growing=GROWING),
-    guesses=Stage(4, 2e-3, steps=800, warmup=50, bfloat16=True),
+    guesses=Stage(4, 2e-3, steps=500, warmup=50, bfloat16=True),
     answers=Answers(units=40, prompts=64),
 )
 """Two cores, some five hours by estimate; a run gives the same models again."""
