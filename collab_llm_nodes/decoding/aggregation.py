@@ -111,7 +111,7 @@ class SideDraft:
     Attributes:
         token: drawn from ``kept``.
         kept: the side's distribution, truncated and rounded: the same numbers on both sides.
-        log_weight: log h of Eq. 4; -inf: the side has no documents.
+        log_weight: log h of Eq. 4, a float32 number; -inf: the side has no documents.
 
     Raises:
         InvalidInput: the weight is no weight, or the token cannot have been drawn (both may come
@@ -189,7 +189,8 @@ class AggregationLaw:
             keep_nucleus(kept, self.config.top_p)
         sent = to_wire(kept, self.config.max_support)
         purpose = "gumbel" if self.config.law == "shared" else _CHAINS[party][0]
-        return SideDraft(self._pick(self._tempered(sent), position, purpose), sent, log_weight)
+        token = self._pick(self._tempered(sent), position, purpose)
+        return SideDraft(token, sent, float(np.float32(log_weight)))
 
     def judge(self, drafts: Drafts, position: int) -> Judgement:
         """Return the target token at ``position``, given the drafts of device and cloud.

@@ -20,7 +20,6 @@ With one side much slower than the other, that side should judge: to hand over c
 saves. Found by simulation (``bench/dragon``): no worse than 1.05 of the best static side."""
 
 
-
 def per_token(c_l: float, c_r: float, rtt: float, alpha_r: float) -> float:
     """Return the expected time per token while ``l`` aggregates (Eq. 7).
 
