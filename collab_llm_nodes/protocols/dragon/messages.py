@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from collab_llm_nodes.decoding.aggregation import Pair, Party, SideDraft
+from collab_llm_nodes.decoding.aggregation import AggregationConfig, Pair, Party, SideDraft
+from collab_llm_nodes.errors import CollabError
 
 
 @dataclass(frozen=True)
@@ -52,4 +53,68 @@ class Target:
     rtt_s: float
 
 
+@dataclass(frozen=True)
+class Identity:
+    """Facts that both sides must share; see ``SideInfo``."""
+
+    vocabulary: str
+    model: str
+    scorer: str
+
+
+@dataclass(frozen=True)
+class Open:
+    """The device asks the cloud to take part in one answer.
+
+    Attributes:
+        query: the question; the only text that leaves the device.
+        replay: target tokens that the device knows already.
+        identity: of the device's side.
+        law, temperature, seed: of the answer, see ``AggregationLaw``.
+        aggregate_on: see ``ScheduleConfig``.
+        max_ahead: see ``AheadConfig``.
+        rtt_s: of the link; 0: unknown.
+    """
+
+    query: str
+    max_tokens: int
+    identity: Identity
+    law: AggregationConfig = field(default_factory=AggregationConfig)
+    temperature: float = 1.0
+    seed: int = 0
+    aggregate_on: str = "auto"
+    max_ahead: int = 0
+    rtt_s: float = 0.0
+    replay: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The cloud takes part, with ``model``."""
+
+    model: str
+
+
+@dataclass(frozen=True)
+class CloudInfo:
+    """Answer to Describe.
+
+    Attributes:
+        model: name of the cloud's model.
+        version: of its package.
+        max_tokens, max_query_chars: bounds on a request.
+        sessions: answers under way.
+    """
+
+    model: str
+    identity: Identity
+    vocab_size: int
+    version: str
+    max_tokens: int
+    max_query_chars: int
+    sessions: int
+
+
 Message = Draft | Target
+DeviceMessage = Open | Message
+CloudMessage = Opened | Message | CollabError
