@@ -174,13 +174,13 @@ class DeviceAnswer:
             return
         if event.stream is not self._stream:
             return
-        self._link.on_heard()
         if isinstance(event.news, Opened):
-            self._link.on_opened()
+            self._link.on_opened(now)
             self.machine.on_linked(now)
         elif isinstance(event.news, CollabError):
             self._lost(event.news, now)
         else:
+            self._link.on_heard()
             try:
                 self._loop.serve(Heard(event.news, event.size), now)
             except CollabError as error:  # the cloud says what it may not

@@ -1,10 +1,10 @@
 """The device's patience with the cloud, as a state machine without I/O or clock.
 
     opening ── Opened ──▶ up ── lost, or silent ──▶ pause ──▶ opening ...
-       └───────────── patience over ─────────────────▶ alone
+       └────── nothing came for patience_s ──────────▶ alone
 
 The stream is opened again with the answer so far. Whatever happens, the answer goes on without the
-cloud once it has been missed for ``patience_s``.
+cloud once it was needed, and brought nothing, for ``patience_s``.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ class PatienceConfig:
 
     patience_s: float = setting(
         8.0,
-        "The answer goes on without the cloud once it has been away for this long, at the beginning"
-        " as well [s].",
+        "The answer goes on without the cloud once it was needed and brought nothing for this long,"
+        " at the beginning as well; longer than its retrieval and first pass take [s].",
         low=0.01,
         high=600.0,
         read_only=True,
     )
     silence_s: float = setting(
         5.0,
-        "A stream on which the cloud owes a message for this long is opened again; longer than its"
-        " first pass takes [s].",
+        "A stream on which the cloud owes a message for this long is opened again [s].",
         low=0.01,
         high=600.0,
         read_only=True,
@@ -74,52 +73,47 @@ class DeviceLink:
 
     def __init__(self, config: PatienceConfig, now: float) -> None:
         self._config = config
-        self._away_since = now
-        self._owed_since = math.inf
+        self._missed_since = now  # the cloud is needed, and has brought nothing since
+        self._opened_at = now
         self._reopen_at = math.inf
         self.up = False
         self.given_up = False
         self.reopened = 0
 
-    def on_opened(self) -> None:
-        """Note that the cloud takes part."""
+    def on_opened(self, now: float) -> None:
+        """Note that the cloud takes part. Only what it brings then shows that it is of use."""
         self.up = True
-        self._owed_since = self._reopen_at = math.inf
+        self._opened_at = now
+        self._reopen_at = math.inf
 
     def on_lost(self, now: float) -> None:
         """Note that the stream has ended."""
-        if self.up:
-            self._away_since = now
         self.up = False
+        self._missed_since = min(self._missed_since, now)
         self._reopen_at = now + self._config.pause_s
 
     def on_refused(self) -> None:
         """Note that the cloud will never take part: trying again would be of no use."""
         self.given_up, self.up = True, False
 
+    def on_heard(self) -> None:
+        """Note that the cloud has sent a draft or a target."""
+        self._missed_since = math.inf
+
     def on_wait(self, waits: bool, now: float) -> None:
         """Note whether only the cloud can bring the answer forward now."""
-        if not (waits and self.up):
-            self._owed_since = math.inf
-        elif self._owed_since == math.inf:
-            self._owed_since = now
-
-    def on_heard(self) -> None:
-        """Note that the cloud has said something."""
-        self._owed_since = math.inf
+        if self.up:
+            self._missed_since = min(self._missed_since, now) if waits else math.inf
 
     def on_time(self, now: float) -> Step | None:
         """Return what is to be done now, if anything."""
         if self.given_up:
             return None
-        if self.up and now >= self._owed_since + self._config.silence_s:
-            self._away_since = self._owed_since
-            self.up, self._reopen_at, self._owed_since = False, now, math.inf
-        if not self.up and now >= self._away_since + self._config.patience_s:
-            self.given_up = True
+        if now >= self._missed_since + self._config.patience_s:
+            self.given_up, self.up = True, False
             return Step.GIVE_UP
-        if not self.up and now >= self._reopen_at:
-            self._reopen_at = math.inf
+        if now >= self._silent_at or now >= self._reopen_at:
+            self.up, self._reopen_at = False, math.inf
             self.reopened += 1
             return Step.OPEN
         return None
@@ -129,6 +123,11 @@ class DeviceLink:
         """The time at which :meth:`on_time` has something to say though nothing happened."""
         if self.given_up:
             return math.inf
-        if self.up:
-            return self._owed_since + self._config.silence_s
-        return min(self._reopen_at, self._away_since + self._config.patience_s)
+        patience_over = self._missed_since + self._config.patience_s
+        return min(patience_over, self._silent_at, self._reopen_at)
+
+    @property
+    def _silent_at(self) -> float:
+        """The time at which a stream is given up, if nothing comes on it."""
+        since = max(self._missed_since, self._opened_at)
+        return since + self._config.silence_s if self.up else math.inf

@@ -219,7 +219,7 @@ def test_a_cloud_that_falls_silent_is_given_up(serve: Serve, connect: Connect, a
     )
     stuck.set()
     assert told.metrics.unverified > 0
-    assert len(told.tokens) - told.metrics.unverified >= 3
+    assert told.metrics.unverified < len(told.tokens) == 20
 
 
 def test_without_a_cloud_the_device_answers_alone(connect: Connect, ask: Ask) -> None:
