@@ -25,6 +25,7 @@ from collab_llm_nodes.protocols.dragon.messages import (
     DeviceMessage,
     Draft,
     Identity,
+    Line,
     Open,
     Opened,
     Target,
@@ -87,7 +88,7 @@ def decode_cloud(data: bytes) -> CloudMessage:
     parsed = _parse(pb.CloudMessage, data)
     kind = parsed.WhichOneof("message")
     if kind == "opened":
-        return Opened(parsed.opened.model)
+        return Opened(parsed.opened.model, _read_line(parsed.opened))
     if kind == "draft":
         return _read_draft(parsed.draft)
     if kind == "target":
@@ -168,6 +169,7 @@ def _write_open(m: Open) -> tuple[str, Parsed]:
         aggregate_on=m.aggregate_on,
         max_ahead=m.max_ahead,
         rtt_s=m.rtt_s,
+        decode=_write_line(m.decode),
     )
 
 
@@ -198,7 +200,21 @@ def _read_open(m: Any) -> Open:
         m.max_ahead,
         m.rtt_s,
         tuple(m.replay),
+        _read_line(m),
     )
+
+
+def _write_line(line: Line | None) -> Any:
+    return None if line is None else pb.DecodeLine(k_a=line[0], k_b=line[1], k_c=line[2])
+
+
+def _read_line(m: Any) -> Line | None:
+    if not m.HasField("decode"):
+        return None
+    line = (m.decode.k_a, m.decode.k_b, m.decode.k_c)
+    if not (all(map(math.isfinite, line)) and line[1] > 0):
+        raise InvalidInput(f"{line} is no line", field="decode", remedy="see section 5.2")
+    return line
 
 
 def _identity(m: Any) -> Identity:
@@ -284,7 +300,7 @@ def _us(seconds: float) -> int:
 
 _WRITERS: dict[type, Callable[[Any], tuple[str, Parsed]]] = {
     Open: _write_open,
-    Opened: lambda m: ("opened", pb.Opened(model=m.model)),
+    Opened: lambda m: ("opened", pb.Opened(model=m.model, decode=_write_line(m.decode))),
     Draft: _write_draft,
     Target: _write_target,
     CollabError: _write_failure,

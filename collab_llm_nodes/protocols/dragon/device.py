@@ -21,9 +21,9 @@ from collab_llm_nodes.protocols.dragon.answering import Heard, SideLoop
 from collab_llm_nodes.protocols.dragon.client import DragonClient, Stream, StreamEvent
 from collab_llm_nodes.protocols.dragon.link import DeviceLink, PatienceConfig, Step
 from collab_llm_nodes.protocols.dragon.machine import AheadConfig, SideMachine
-from collab_llm_nodes.protocols.dragon.messages import Identity, Message, Open, Opened
+from collab_llm_nodes.protocols.dragon.messages import Identity, Line, Message, Open, Opened
 from collab_llm_nodes.protocols.dragon.metrics import DragonMetrics
-from collab_llm_nodes.protocols.dragon.profiler import DecodeModel, Profiler, ProfilerConfig
+from collab_llm_nodes.protocols.dragon.profiler import Profiler, ProfilerConfig
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig, Scheduler
 from collab_llm_nodes.protocols.dragon.side import Side, SideInfo
 
@@ -73,7 +73,7 @@ class DeviceAnswer:
     Args:
         compute: the device's compute thread.
         client: None: there is no cloud, the device answers alone.
-        decode: the lines that were measured offline, of device and cloud.
+        decode: the line of the device's passes, if it was measured.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class DeviceAnswer:
         client: DragonClient | None,
         rules: Rules,
         question: Question,
-        decode: tuple[DecodeModel | None, DecodeModel | None] = (None, None),
+        decode: Line | None = None,
     ) -> None:
         self._side, self._compute, self._client = side, compute, client
         self._rules, self._question = rules, question
@@ -96,13 +96,15 @@ class DeviceAnswer:
             Party.DEVICE,
             law,
             Scheduler(rules.schedule),
-            Profiler(rules.profiler, decode, rtt_s=rtt_s),
+            Profiler(rules.profiler, rtt_s=rtt_s),
             vocab_size=info.vocab_size,
             eos=info.eos,
             max_tokens=question.max_tokens,
             ahead=rules.ahead,
             linked=False,
         )
+        self._decode = decode
+        self.machine.profiler.on_line(Party.DEVICE, decode)
         self._loop = SideLoop(self.machine, self._send)
         self._link = DeviceLink(rules.patience, time.monotonic())
         self._stream: Stream | None = None
@@ -176,6 +178,7 @@ class DeviceAnswer:
             return
         if isinstance(event.news, Opened):
             self._link.on_opened(now)
+            self.machine.profiler.on_line(Party.CLOUD, event.news.decode)
             self.machine.on_linked(now)
         elif isinstance(event.news, CollabError):
             self._lost(event.news, now)
@@ -234,6 +237,7 @@ class DeviceAnswer:
             rules.ahead.max_ahead,
             self.machine.profiler.rtt_s,
             tuple(self.machine.answer),
+            self._decode,
         )
         self._stream = self._client.open(opened, self._loop.post)
 

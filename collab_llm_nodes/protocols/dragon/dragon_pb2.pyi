@@ -29,7 +29,7 @@ class CloudMessage(_message.Message):
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., target: _Optional[_Union[Target, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("query", "max_tokens", "replay", "identity", "law", "aggregate_on", "max_ahead", "rtt_s")
+    __slots__ = ("query", "max_tokens", "replay", "identity", "law", "aggregate_on", "max_ahead", "rtt_s", "decode")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REPLAY_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class Open(_message.Message):
     AGGREGATE_ON_FIELD_NUMBER: _ClassVar[int]
     MAX_AHEAD_FIELD_NUMBER: _ClassVar[int]
     RTT_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
     query: str
     max_tokens: int
     replay: _containers.RepeatedScalarFieldContainer[int]
@@ -46,7 +47,18 @@ class Open(_message.Message):
     aggregate_on: str
     max_ahead: int
     rtt_s: float
-    def __init__(self, query: _Optional[str] = ..., max_tokens: _Optional[int] = ..., replay: _Optional[_Iterable[int]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., law: _Optional[_Union[Law, _Mapping]] = ..., aggregate_on: _Optional[str] = ..., max_ahead: _Optional[int] = ..., rtt_s: _Optional[float] = ...) -> None: ...
+    decode: DecodeLine
+    def __init__(self, query: _Optional[str] = ..., max_tokens: _Optional[int] = ..., replay: _Optional[_Iterable[int]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., law: _Optional[_Union[Law, _Mapping]] = ..., aggregate_on: _Optional[str] = ..., max_ahead: _Optional[int] = ..., rtt_s: _Optional[float] = ..., decode: _Optional[_Union[DecodeLine, _Mapping]] = ...) -> None: ...
+
+class DecodeLine(_message.Message):
+    __slots__ = ("k_a", "k_b", "k_c")
+    K_A_FIELD_NUMBER: _ClassVar[int]
+    K_B_FIELD_NUMBER: _ClassVar[int]
+    K_C_FIELD_NUMBER: _ClassVar[int]
+    k_a: float
+    k_b: float
+    k_c: float
+    def __init__(self, k_a: _Optional[float] = ..., k_b: _Optional[float] = ..., k_c: _Optional[float] = ...) -> None: ...
 
 class Identity(_message.Message):
     __slots__ = ("vocabulary", "model", "scorer")
@@ -77,10 +89,12 @@ class Law(_message.Message):
     def __init__(self, name: _Optional[str] = ..., gamma: _Optional[float] = ..., top_p: _Optional[float] = ..., max_support: _Optional[int] = ..., paper_faithful: _Optional[bool] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("model",)
+    __slots__ = ("model", "decode")
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
     model: str
-    def __init__(self, model: _Optional[str] = ...) -> None: ...
+    decode: DecodeLine
+    def __init__(self, model: _Optional[str] = ..., decode: _Optional[_Union[DecodeLine, _Mapping]] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("position", "epoch", "index", "gaps", "probs", "log_weight", "decode_us", "known", "held_us")

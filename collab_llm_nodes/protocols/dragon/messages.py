@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from collab_llm_nodes.decoding.aggregation import AggregationConfig, Pair, Party, SideDraft
 from collab_llm_nodes.errors import CollabError
 
+Line = tuple[float, float, float]
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -74,6 +76,7 @@ class Open:
         aggregate_on: see ``ScheduleConfig``.
         max_ahead: see ``AheadConfig``.
         rtt_s: of the link; 0: unknown.
+        decode: k_a, k_b, k_c of the device's passes (``DecodeModel``), if they were measured.
     """
 
     query: str
@@ -86,13 +89,15 @@ class Open:
     max_ahead: int = 0
     rtt_s: float = 0.0
     replay: tuple[int, ...] = ()
+    decode: Line | None = None
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The cloud takes part, with ``model``."""
+    """The cloud takes part, with ``model``; ``decode`` as in ``Open``, of the cloud's passes."""
 
     model: str
+    decode: Line | None = None
 
 
 @dataclass(frozen=True)

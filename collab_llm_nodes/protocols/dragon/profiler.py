@@ -1,7 +1,8 @@
-"""The delays and acceptance rates that the scheduler stands on (paper 001, section 5.2). Pure."""
+"""The delays and acceptance rates that the scheduler stands on (paper 001, section 5.2)."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import numpy as np
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.aggregation import Pair, Party
 from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.protocols.dragon.side import SideDecoder
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class DecodeModel:
         k_b = float((t**2).mean())
         return cls(slope * k_b, k_b, float(c.mean() - slope * t.mean()))
 
+    @property
+    def line(self) -> tuple[float, float, float]:
+        """The three numbers, for the other side."""
+        return self.k_a, self.k_b, self.k_c
+
     def at(self, tokens: float) -> float:
         """Return the expected time of a pass [s]."""
         return max(0.0, self.k_a / self.k_b * tokens + self.k_c)
@@ -74,6 +81,32 @@ class DecodeModel:
         t = max(1.0, tokens)
         self.k_a = (1.0 - zeta) * self.k_a + zeta * (seconds - self.k_c) * t
         self.k_b = (1.0 - zeta) * self.k_b + zeta * t**2
+
+
+def measure_passes(
+    decoder: SideDecoder, tokens: int, vocab_size: int, runs: int = 3, seed: int = 0
+) -> DecodeModel:
+    """Return the line of a side's passes over answers of up to ``tokens`` random tokens.
+
+    The offline stage: the answer is dummy text, the documents are those of ``decoder``, so that the
+    batch is that of the runtime. ``t`` counts the answer's tokens. The first pass of a run reads
+    the prompt, and is left out.
+
+    Raises:
+        InvalidInput: fewer than two passes to measure.
+    """
+    chance = np.random.default_rng(seed)
+    times = np.zeros((runs, max(0, tokens)))
+    for run in range(runs):
+        decoder.rollback(0)
+        decoder.next()
+        for t in range(tokens):
+            decoder.push(int(chance.integers(vocab_size)))
+            begun = time.perf_counter()
+            decoder.next()
+            times[run, t] = time.perf_counter() - begun
+    # The median is what a pass takes when nothing disturbs it.
+    return DecodeModel.fitted(range(1, tokens + 1), list(np.median(times, axis=0)))
 
 
 class Average:
@@ -151,8 +184,6 @@ class Profiler:
     """One side's estimates. Both sides hear the same messages, so both know about the same.
 
     Args:
-        decode: lines measured offline for device and cloud; without, the first pass of each side
-            stands for all.
         prompt_tokens: tokens that a pass reads before the answer.
         rtt_s: of the link as it was measured before; 0: unknown.
     """
@@ -160,16 +191,20 @@ class Profiler:
     def __init__(
         self,
         config: ProfilerConfig,
-        decode: tuple[DecodeModel | None, DecodeModel | None] = (None, None),
         prompt_tokens: int = 0,
         rtt_s: float = 0.0,
     ) -> None:
         self._config = config
-        self._decode = list(decode)
+        self._decode: list[DecodeModel | None] = [None, None]  # until a side's first pass or line
         self._prompt_tokens = prompt_tokens
         self._told_rtt_s = rtt_s
         self._acceptance = [Average(config.acceptance_weight, 0.5) for _ in Party]
         self.link = LinkModel(config.link_weight)
+
+    def on_line(self, party: Party, line: tuple[float, float, float] | None) -> None:
+        """Take in the line that ``party`` has measured offline, if it has."""
+        if line is not None:
+            self._decode[party] = DecodeModel(*line)
 
     def on_pass(self, party: Party, position: int, seconds: float) -> None:
         """Take in the time of a pass of ``party`` for the token at ``position``."""

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from collab_llm_nodes.errors import (
     ConfigError,
     InvalidInput,
     ProtocolError,
+    Unavailable,
     VocabularyMismatch,
 )
 from collab_llm_nodes.protocols.dragon import codec
@@ -33,6 +35,7 @@ from collab_llm_nodes.protocols.dragon.messages import (
     CloudMessage,
     Draft,
     Identity,
+    Line,
     Message,
     Open,
     Opened,
@@ -87,17 +90,27 @@ class DragonService(StreamService[Reply]):
     Args:
         side: model and public documents.
         model: its name, for people.
+        version: of this package.
+        decode: the line of the side's passes, if it was measured.
     """
 
     name = "dragon"
     full_name = codec.SERVICE
     stream = "Answer"
 
-    def __init__(self, config: CloudServiceConfig, side: Side, model: str, version: str) -> None:
+    def __init__(
+        self,
+        config: CloudServiceConfig,
+        side: Side,
+        model: str,
+        version: str,
+        decode: Line | None = None,
+    ) -> None:
         super().__init__(config)
         self.config = config
         self.title = f"DRAGON's cloud with {model}"
         self._side, self._model, self._version = side, model, version
+        self.decode = decode
         self._answers: set[_Answer] = set()
         self._info = side.info  # hashes the model: before anyone waits
 
@@ -164,17 +177,37 @@ class DragonService(StreamService[Reply]):
         limits = self.config.limits
         check_open(opened, self._info, limits, other_models=self.config.other_models)
         if len(self._answers) >= limits.max_sessions:
+            self._make_room(client.owner)
+        answer = _Answer(self, client, opened, self._info)
+        self._answers.add(answer)
+        client.open()
+        client.deliver(Opened(self._model, self.decode))
+        answer.start(self._side, self._answers.discard)
+        return answer
+
+    def _make_room(self, owner: str) -> None:
+        """End an answer of the address that has most of them, for one that has two fewer.
+
+        The device that loses it opens it again with what it knows, as after a broken connection.
+
+        Raises:
+            Busy: the places are shared out evenly.
+        """
+        answers = tuple(self._answers)
+        held = Counter(answer.owner for answer in answers)
+        greediest = max(held, key=held.__getitem__)
+        if held[greediest] < held[owner] + 2:
             raise Busy(
                 f"{len(self._answers)} answers are under way",
                 field="session",
                 remedy="try again later, or raise limits.max_sessions",
             )
-        answer = _Answer(self, client, opened, self._info)
-        self._answers.add(answer)
-        client.open()
-        client.deliver(Opened(self._model))
-        answer.start(self._side, self._answers.discard)
-        return answer
+        oldest = min(
+            (answer for answer in answers if answer.owner == greediest),
+            key=lambda answer: answer.heard_at,
+        )
+        self._answers.discard(oldest)
+        oldest.end(Unavailable("others wait for a place", field="session", remedy="open it again"))
 
 
 class _Answer:
@@ -183,6 +216,8 @@ class _Answer:
     def __init__(
         self, service: DragonService, client: Client, opened: Open, info: SideInfo
     ) -> None:
+        self.owner = client.owner
+        self.heard_at = time.monotonic()
         self._client = client
         self._opened = opened
         self._compute = service.compute
@@ -200,6 +235,8 @@ class _Answer:
             ahead=AheadConfig(opened.max_ahead),
             answer=opened.replay,
         )
+        machine.profiler.on_line(Party.CLOUD, service.decode)
+        machine.profiler.on_line(Party.DEVICE, opened.decode)
         self._loop = SideLoop(machine, client.post)
 
     def start(self, side: Side, ended: Callable[[_Answer], None]) -> None:
@@ -211,7 +248,13 @@ class _Answer:
 
     def hear(self, message: Message, size: int) -> None:
         """Take in what the device says."""
+        self.heard_at = time.monotonic()
         self._loop.post(Heard(message, size))
+
+    def end(self, error: CollabError) -> None:
+        """End the answer, and tell the device why."""
+        self._client.deliver(error)
+        self.leave()
 
     def leave(self) -> None:
         """End the answer: the device has gone, or nothing more is to be done."""

@@ -49,9 +49,11 @@ OPEN = Open(
     5,
     0.02,
     (1, 2),
+    (0.5, 100.0, 0.03),
 )
+LAW = pb.Law(name="shared", top_p=1.0, max_support=1)
 FROM_DEVICE = [OPEN, DRAFT, TARGET]
-FROM_CLOUD = [Opened("tables"), DRAFT, TARGET]
+FROM_CLOUD = [Opened("tables"), Opened("tables", (0.5, 100.0, 0.03)), DRAFT, TARGET]
 
 
 @pytest.mark.parametrize("message", FROM_DEVICE)
@@ -138,6 +140,8 @@ def test_bytes_per_token_against_json_and_full_vectors() -> None:
         (pb.Open(law=pb.Law(name="coin", top_p=1, max_support=1, gamma=math.nan)), "law.gamma"),
         (pb.Open(law=pb.Law(name="coin", temperature=-1.0)), "law.temperature"),
         (pb.Open(rtt_s=math.nan), "rtt_s"),
+        (pb.Open(law=LAW, decode=pb.DecodeLine(k_a=1.0)), "decode"),
+        (pb.Open(law=LAW, decode=pb.DecodeLine(k_a=math.inf, k_b=1.0)), "decode"),
         (pb.Open(replay=[1] * (codec.MAX_ANSWER + 1)), "replay"),
     ],
 )

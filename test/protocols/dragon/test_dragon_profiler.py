@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from dragon_sides import VOCAB, Tables, TableSide
 
 from collab_llm_nodes.decoding.aggregation import Party
 from collab_llm_nodes.errors import InvalidInput
@@ -13,6 +14,7 @@ from collab_llm_nodes.protocols.dragon.profiler import (
     LinkModel,
     Profiler,
     ProfilerConfig,
+    measure_passes,
 )
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
 from collab_llm_nodes.protocols.dragon.simulation import (
@@ -106,6 +108,7 @@ def test_both_sides_learn_the_delays_of_the_run_they_take_part_in() -> None:
 
 def test_the_side_that_has_not_decoded_is_unknown() -> None:
     profiler = Profiler(ProfilerConfig(), rtt_s=0.2)
+    profiler.on_line(Party.CLOUD, None)
     assert profiler.estimates(0) is None
     profiler.on_pass(Party.DEVICE, 0, 0.1)
     assert profiler.estimates(0) is None
@@ -118,3 +121,24 @@ def test_the_side_that_has_not_decoded_is_unknown() -> None:
     profiler.on_round_trip(80, 0.4)
     profiler.on_told_rtt(0.3)
     assert profiler.rtt_s == 0.4
+
+
+def test_a_line_that_was_measured_stands_from_the_beginning() -> None:
+    profiler = Profiler(ProfilerConfig())
+    profiler.on_line(Party.DEVICE, DecodeModel.fitted([10, 20], [0.05, 0.06]).line)
+    profiler.on_line(Party.CLOUD, (0.0, 1.0, 0.02))
+    known = profiler.estimates(30)
+    assert known is not None
+    assert known.decode_s == pytest.approx((0.07, 0.02))
+
+
+def test_passes_are_measured_behind_the_prompt() -> None:
+    """Answers of random tokens, run after run, each from the prompt on."""
+    side = TableSide(Party.DEVICE, Tables())
+    lengths: list[int] = []
+    side.before_pass = lengths.append
+    line = measure_passes(side.decoder("dummy", 8), 8, VOCAB, runs=2)
+    assert lengths == 2 * list(range(9))
+    assert 0 <= line.at(4) < 1
+    with pytest.raises(InvalidInput):
+        measure_passes(side.decoder("dummy", 8), 1, VOCAB)
