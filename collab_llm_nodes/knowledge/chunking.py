@@ -30,6 +30,7 @@ _FENCE_OR_HEADING = re.compile(
     r"(?<![^\n\f]) {0,3}(?:(?P<fence>`{3,}|~{3,})|#{1,6}(?=[ \t\r\n\f]|\Z))"
 )
 _LINE = re.compile(r"[^\n\f]*")
+_SENTENCE_END = re.compile(r"[.!?][)\"'\u201d\u2019]?[ \t]|[\n\f]")
 _BLANK_LINES = re.compile(r"\n[ \t\r\f]*\n")
 # A line that can end a definition (indented, closing or blank), before one that begins something.
 _DEFINITION_END = re.compile(
@@ -45,8 +46,9 @@ class ChunkPlan:
     by: str = setting(
         "window",
         "window: characters only; page; section: Markdown headings; paragraph: whole paragraphs as"
-        " long as they fit; code: whole top-level definitions as long as they fit.",
-        choices=("window", "page", "section", "paragraph", "code"),
+        " long as they fit; sentence: whole sentences and lines as long as they fit; code: whole"
+        " top-level definitions as long as they fit.",
+        choices=("window", "page", "section", "paragraph", "sentence", "code"),
     )
     characters: int = setting(
         1000, "A chunk holds at most so many characters.", low=16, high=10_000_000
@@ -187,6 +189,12 @@ def _by_paragraph(content: str, plan: ChunkPlan) -> Iterator[_Piece]:
         yield start, end, ""
 
 
+def _by_sentence(content: str, plan: ChunkPlan) -> Iterator[_Piece]:
+    cuts = (mark.end() for mark in _SENTENCE_END.finditer(content))
+    for start, end in _packed(cuts, len(content), plan.characters):
+        yield start, end, ""
+
+
 def _by_code(content: str, plan: ChunkPlan) -> Iterator[_Piece]:
     cuts = (line.end() for line in _DEFINITION_END.finditer(content))
     for start, end in _packed(cuts, len(content), plan.characters):
@@ -209,5 +217,6 @@ _PIECES: dict[str, Callable[[str, ChunkPlan], Iterator[_Piece]]] = {
     "page": _by_page,
     "section": _by_section,
     "paragraph": _by_paragraph,
+    "sentence": _by_sentence,
     "code": _by_code,
 }
