@@ -78,7 +78,7 @@ class SavedSession:
             "dtype": str(fit.dtype),
             "position": str(self.keys_values.shape[2]),
             "position_delta": str(self.prompt.position_delta),
-            "checksum": _checksum(tensors),
+            "checksum": checksum_of(tensors),
         }
         target = Path(file)
         try:
@@ -105,7 +105,7 @@ class SavedSession:
                 _check_facts(facts, fit)
                 tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
             columns, delta = int(facts["position"]), int(facts["position_delta"])
-            if facts["checksum"] != _checksum(tensors):
+            if facts["checksum"] != checksum_of(tensors):
                 raise ValueError("its numbers are not those that were saved")
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise InvalidInput(
@@ -125,7 +125,7 @@ class SavedSession:
         return cls(tensors["keys_values"], prompt, features)
 
 
-def _checksum(tensors: dict[str, Tensor]) -> str:
+def checksum_of(tensors: dict[str, Tensor]) -> str:
     """Return a CRC-32 of all tensors: disks flip bits, and a wrong key still looks like a key."""
     found = 0
     for name in sorted(tensors):

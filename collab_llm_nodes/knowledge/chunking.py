@@ -100,7 +100,7 @@ def chunks(document: Document, plan: ChunkPlan) -> Iterator[Chunk]:
     content = document.content
     page, counted = int(PAGE_BREAK in content), 0
     for start, end, section in _PIECES[plan.by](content, plan):
-        for first, last in _windows(content, start, end, plan.characters, plan.overlap):
+        for first, last in windows(content, start, end, plan.characters, plan.overlap):
             text = content[first:last]
             body = text.strip()
             if not body:
@@ -112,7 +112,7 @@ def chunks(document: Document, plan: ChunkPlan) -> Iterator[Chunk]:
             yield Chunk(document.id, first, first + len(body), body, page, section)
 
 
-def _windows(
+def windows(
     content: str, start: int, end: int, size: int, overlap: int = 0
 ) -> Iterator[tuple[int, int]]:
     """Yield the places of windows of ``size`` characters at most that cover start to end."""
@@ -134,7 +134,7 @@ def _by_window(content: str, _: ChunkPlan) -> Iterator[_Piece]:
 
 def _by_page(content: str, plan: ChunkPlan) -> Iterator[_Piece]:
     if PAGE_BREAK not in content:
-        for start, end in _windows(content, 0, len(content), plan.pages * _PAGE_CHARACTERS):
+        for start, end in windows(content, 0, len(content), plan.pages * _PAGE_CHARACTERS):
             yield start, end, ""
         return
     start, count = 0, 0

@@ -104,6 +104,10 @@ class KvFiles:
                 if time.time() - place.stat().st_mtime > _ABANDONED_S:
                     shutil.rmtree(place, ignore_errors=True)
 
+    def count(self) -> int:
+        """Return the number of files."""
+        return sum(1 for _ in self._files())
+
     def size(self) -> int:
         """Return the bytes of all files together."""
         return sum(size for _, size, _ in self._by_use())

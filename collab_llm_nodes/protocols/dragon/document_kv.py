@@ -80,14 +80,12 @@ class DocumentCaches:
         if self._files is None:
             return 0
         computed, rest = self.computed, iter(hits)
-        held = self._files.size()
         while batch := list(islice(rest, _BATCH)):
-            for session in self.open(
-                [hit for hit in batch if self._files.get(hit.id, self._key) is None], check
-            ):
+            new = [hit for hit in batch if self._files.get(hit.id, self._key) is None]
+            for session in self.open(new, check):
                 session.close()
-            before, held = held, self._files.size()
-            if 2 * held - before > self._files.most_bytes:
+            held, count = self._files.size(), self._files.count()
+            if held + _BATCH * held / max(count, 1) > self._files.most_bytes:
                 break
         return self.computed - computed
 

@@ -54,7 +54,7 @@ class DocumentsDecoder:
         self._answer: list[int] = []
         self._fed = 0  # tokens of prompt and answer that all sessions hold
         self._rows: Tensor | None = None  # log p(x | d) [documents, V] behind the last one fed
-        self._likelihoods: list[Weights] = []  # of the answer's tokens, as far as they are known
+        self._evidence: list[Weights] = []  # after each of the answer's tokens that was judged
         self._given: tuple[NDArray[np.float32], float] | None = None
         self._lock = threading.Lock()
         self._running = self._cancelled = False
@@ -106,7 +106,7 @@ class DocumentsDecoder:
             )
         if length == len(self._answer):
             return
-        del self._answer[length:], self._likelihoods[length:]
+        del self._answer[length:], self._evidence[length:]
         self._given = None
         if self._fed > len(self._prompt) + length:
             self._shorten(len(self._prompt) + length)
@@ -157,12 +157,16 @@ class DocumentsDecoder:
         Args:
             rows: log-probabilities [documents, n, V]; the last is behind the last token.
         """
-        count = len(self._answer) - len(self._likelihoods)
+        count = len(self._answer) - len(self._evidence)
         if not count:
             return
         tokens = torch.tensor(self._answer[-count:], device=rows.device)
         judged = rows[:, -count - 1 : -1].gather(2, tokens.expand(len(rows), -1)[..., None])
-        self._likelihoods += list(judged[..., 0].T.double().cpu().numpy())
+        for likelihoods in judged[..., 0].T.double().cpu().numpy():
+            self._evidence.append(self._relevance.judged(self._last_evidence(), likelihoods))
+
+    def _last_evidence(self) -> Weights:
+        return self._evidence[-1] if self._evidence else self._relevance.no_evidence
 
     def _shorten(self, fed: int) -> None:
         for session, start in zip(self._sessions, self._starts, strict=True):
@@ -173,7 +177,7 @@ class DocumentsDecoder:
         assert self._rows is not None
         if not self.documents:
             return _normalised(self._rows[0].exp()), float("-inf")
-        logs = self._relevance.log_weights(self._answer, self._likelihoods)
+        logs = self._relevance.log_weights(self._answer, self._last_evidence())
         weights, log_mass = softmax(logs, 1.0)
         shares = torch.from_numpy(weights).to(self._rows.device, self._rows.dtype)
         return _normalised(shares @ self._rows.exp()), log_mass

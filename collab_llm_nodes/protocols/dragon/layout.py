@@ -1,8 +1,8 @@
-"""The place of a document in a prompt: before the question, so that its KV can be computed first.
+r"""The place of a document in a prompt: before the question, so that its KV can be computed first.
 
-    with a chat template          <|im_start|>user\\n Document: ...  |  \\n\\n question <|im_end|> ...
-    without one (base models)                       ...            |  \\n\\n question
-                                  |------ document() -------------|---- behind() ------------
+    chat models:   <|im_start|>user \n Document: ...  |  \n \n question <|im_end|> ...
+    base models:                       Document: ...  |  \n \n question
+                   ------- document(), its KV kept -  |  - behind() ------------------
 
 The blank line belongs to the question: BPE splitters join the characters at the end of a text.
 """
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from collab_llm_nodes.errors import InvalidInput, ModelError
+from collab_llm_nodes.knowledge.chunking import windows
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import Prompt, encode
 
@@ -28,16 +29,17 @@ class Layout:
 
     Args:
         document_tokens: what a document has beyond them is left out.
+        raw: leave the chat template out, as for a model without one.
 
     Raises:
         ModelError: the chat template does not show the user's text.
     """
 
-    def __init__(self, loaded: LoadedModel, document_tokens: int) -> None:
+    def __init__(self, loaded: LoadedModel, document_tokens: int, *, raw: bool = False) -> None:
         self._loaded = loaded
         self._tokenizer = loaded.tokenizer
         self._most = document_tokens
-        self._chat = bool(loaded.tokenizer.chat_template)
+        self._chat = bool(loaded.tokenizer.chat_template) and not raw
 
     @cached_property
     def _frame(self) -> tuple[str, str]:
@@ -100,21 +102,15 @@ class Layout:
     def pieces(self, text: str) -> list[tuple[int, int]]:
         """Return first and last + 1 character of the parts of ``text`` that fit into a document.
 
-        The parts have about equally many tokens.
+        They end at a line's end or a space, if the second half of a part has one.
         """
-        title = len(self._encode(_TITLE))
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        places = [(int(a), int(b)) for a, b in encoded["offset_mapping"]]
-        # A token less: behind the title, the first word may be split in another way.
-        parts = -(-len(places) // max(1, self._most - title - 1))
-        if parts <= 1:
-            return [(0, len(text))]
-        firsts = [places[i * len(places) // parts][0] for i in range(parts)]
-        return [
-            (start, end)
-            for start, end in zip(firsts, [*firsts[1:], len(text)], strict=True)
-            if text[start:end].strip()  # bytes of one character share their place
-        ]
+        size = len(text)
+        while True:
+            found = [*windows(text, 0, len(text), size)]
+            longest = max(len(self._encode(_TITLE + text[start:end])) for start, end in found)
+            if longest <= self._most or size == 1:
+                return found
+            size = max(1, min(size - 1, int(0.9 * size * self._most / longest)))
 
     def _of_raw_text(self) -> Ids:
         """Return what the tokenizer itself puts before a text, such as the first token of OPT's."""
@@ -123,7 +119,7 @@ class Layout:
         return tuple(token for token in empty if token not in ends)
 
     def _encode(self, text: str) -> Ids:
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def _without_control(self, text: str) -> str:
         while any(token in text for token in self._control):  # one may stand within another

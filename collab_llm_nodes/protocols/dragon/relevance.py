@@ -48,23 +48,34 @@ class Relevance:
 
     @property
     def needs_likelihoods(self) -> bool:
-        """Return True if the weights depend on the log-likelihoods of the tokens."""
+        """Return True if the weights depend on how likely each document made the tokens."""
         return self._rule.update == POSTERIOR
 
-    def log_weights(self, tokens: Sequence[int], likelihoods: Sequence[Weights]) -> Weights:
+    @property
+    def no_evidence(self) -> Weights:
+        """The evidence before the first token."""
+        return np.zeros(len(self._texts))
+
+    def judged(self, evidence: Weights, likelihoods: Weights) -> Weights:
+        """Return the evidence for each document after one more token.
+
+        Args:
+            evidence: [documents] before it.
+            likelihoods: [documents] log p(x_t | d, x_<t).
+        """
+        found: Weights = self._rule.memory * evidence + likelihoods
+        return found
+
+    def log_weights(self, tokens: Sequence[int], evidence: Weights) -> Weights:
         """Return float64 [documents], not normalised: their log-sum-exp is log h_t^s (Eq. 4).
 
         Args:
-            tokens: of the answer, t of them.
-            likelihoods: [t] log p(x_i | d, x_<i) of each document; empty unless they are needed.
+            tokens: of the answer so far.
+            evidence: after the last of them; counts with ``likelihood`` only.
         """
         if self._rule.update == RERANKED:
             return self._rescored(tokens)
-        if not self.needs_likelihoods or not likelihoods:
-            return self._first
-        ages = np.arange(len(likelihoods) - 1, -1, -1)
-        found: Weights = self._first + self._rule.memory**ages @ np.stack(likelihoods)
-        return found
+        return self._first + evidence if self.needs_likelihoods else self._first
 
     def _rescored(self, tokens: Sequence[int]) -> Weights:
         count = len(tokens) - len(tokens) % self._rule.every
