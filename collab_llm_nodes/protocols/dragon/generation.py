@@ -274,6 +274,14 @@ class ModelSide:
             )
         return decoder
 
+    def continuation(self, ids: Sequence[int]) -> DocumentsDecoder:
+        """Return an opened decoder that goes on behind ``ids``, without any documents."""
+        nothing = Retrieved((), np.zeros(0), float("-inf"), self.info.scorer)
+        relevance = Relevance(nothing, "", self._config, self.encoder, self._engine.decode)
+        decoder = DocumentsDecoder(self._engine, self.caches, relevance)
+        decoder.open(ids, nothing)
+        return decoder
+
     def close(self) -> None:
         """Close the store; the engine belongs to who made it."""
         if self._store is not None:

@@ -16,10 +16,12 @@ from collab_llm_nodes.errors import InvalidInput, ModelError
 from collab_llm_nodes.knowledge.chunking import windows
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.models.turns import Turn
 
 Ids = tuple[int, ...]
 _TITLE = "Document: "
 _BETWEEN = "\n"
+_BLANK_LINE = "\n\n"
 _MARK = "0"
 """Stands for the question while the template's own text around it is looked for."""
 
@@ -89,7 +91,7 @@ class Layout:
             raise InvalidInput(
                 "contains a control token of the model", field="prompt", remedy="remove it"
             )
-        return self._encode("\n\n" + question) + self._encode(self._frame[1])
+        return self._encode(_BLANK_LINE + question) + self._encode(self._frame[1])
 
     def alone(self, question: str) -> Ids:
         """Return the ids of the question without any document, as the model reads it otherwise.
@@ -98,6 +100,29 @@ class Layout:
             InvalidInput: as :func:`models.prompt.encode`.
         """
         return encode(Prompt(question, raw=not self._chat), self._loaded).ids
+
+    @property
+    def between(self) -> Ids:
+        """The ids between the last document and the question."""
+        return self._encode(_BLANK_LINE)
+
+    def dialogue(self, turns: Sequence[Turn]) -> tuple[str, list[int]]:
+        """Return the text of a chat behind a document, and where each turn's content begins.
+
+        It begins with the content of the first turn, which is the user's.
+        """
+        text = ""
+        places = []
+        for number, turn in enumerate(turns):
+            if self._chat:
+                chat = [{"role": t.role, "content": t.content} for t in turns[: number + 1]]
+                shown = str(self._tokenizer.apply_chat_template(chat, tokenize=False))
+                whole = shown[len(self._frame[0]) :]
+            else:
+                whole = f"{text}{turn.content}\n"
+            places.append(whole.index(turn.content, len(text)))
+            text = whole
+        return text, places
 
     def pieces(self, text: str) -> list[tuple[int, int]]:
         """Return first and last + 1 character of the parts of ``text`` that fit into a document.
