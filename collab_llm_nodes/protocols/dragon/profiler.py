@@ -31,6 +31,14 @@ class ProfilerConfig:
         0.2, "Weight of the newest round trip in latency and bandwidth.", low=0.001, high=1.0
     )
 
+    offline_tokens: int = setting(
+        8,
+        "Passes over dummy answers of up to so many tokens are measured at the start, three times;"
+        " 0: none, the first passes tell.",
+        low=0,
+        high=4096,
+    )
+
     def __post_init__(self) -> None:
         check_ranges(self)
 
