@@ -47,7 +47,7 @@ from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder
 from collab_llm_nodes.training.text.architecture import TINY, build
 
-PLAN = QualityPlan(houses=2, windows=(96,), documents=(0, 2), budget=600, own=100, stride=20)
+PLAN = QualityPlan(houses=2, windows=(96,), documents=(0, 2), budget=600, own=60, stride=20)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_output_aggregation_is_what_the_decoder_predicts(
 
 
 @pytest.mark.parametrize("method", [NONE, DRCG, CRCG_DEVICE])
-@pytest.mark.parametrize("budget", [600, 260])
+@pytest.mark.parametrize("budget", [600, 140])
 def test_context_aggregation_is_what_one_context_predicts(
     engine: Engine, method: str, budget: int
 ) -> None:
@@ -117,7 +117,7 @@ def test_context_aggregation_is_what_one_context_predicts(
         begin = [*layout.begin]
     else:
         chosen = texts if method == DRCG else texts[2:]
-        if budget == 260:  # two documents leave less than 100 tokens for the text
+        if budget == 140:  # two documents leave less than 60 tokens for the text
             chosen = chosen[:1]
         begin = [*layout.documents(chosen), *layout.between]
     wanted, right = 0.0, 0

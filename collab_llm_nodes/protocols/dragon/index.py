@@ -104,18 +104,21 @@ class Index:
             self._caches.prepare(self._store.chunks(name), check)
         return version
 
-    def delete(self, name: str) -> int:
-        """Delete a document with all that was made of it, and return the version of the store.
+    def delete(self, *names: str) -> int:
+        """Delete documents with all that was made of them, and return the version of the store.
 
-        The database is written anew, so that none of its words remain on the disk.
+        The database is written anew, so that none of their words remain on the disk.
 
         Raises:
-            InvalidInput: there is none of this name.
+            InvalidInput: there is none of a name; those before it are deleted.
         """
         with self._changing:
-            version = self._store.remove(name)
-            self._store.compact()
-        return version
+            try:
+                for name in names:
+                    self._store.remove(name)
+            finally:
+                self._store.compact()
+        return self._store.version
 
     def documents(self) -> tuple[StoredDocument, ...]:
         """Return the list of documents, by name."""
