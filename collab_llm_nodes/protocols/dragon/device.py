@@ -153,15 +153,15 @@ class DeviceAnswer:
         if self._stream is not None:
             up, down = up + self._stream.bytes_up, down + self._stream.bytes_down
         metrics = DragonMetrics(
-            rounds=figures.judged,
+            rounds=len(figures.fates),
             tokens=len(machine.answer),
             unverified=machine.sources.count(Source.UNVERIFIED),
             time_to_first_token_s=self._first_s,
             total_s=time.monotonic() - self._since,
             bytes_up=up,
             bytes_down=down,
-            accepted_device=figures.accepted[0],
-            accepted_cloud=figures.accepted[1],
+            accepted_device=sum(fate[0] for fate in figures.fates),
+            accepted_cloud=sum(fate[1] for fate in figures.fates),
             discarded=figures.discarded,
             ended_passes=figures.ended_passes,
             handovers=figures.handovers,

@@ -98,16 +98,14 @@ class Figures:
     Attributes:
         drafted: drafts made, of which ``discarded`` were forgotten after a rejection.
         ended_passes: passes whose result was void.
-        judged: positions at which this side knows the fate of both drafts.
-        accepted: of device, of cloud, among these.
+        fates: of the drafts of device and cloud, for each position that was judged: accepted.
         handovers: times the aggregator changed.
     """
 
     drafted: int = 0
     discarded: int = 0
     ended_passes: int = 0
-    judged: int = 0
-    accepted: list[int] = field(default_factory=lambda: [0, 0])
+    fates: list[tuple[bool, bool]] = field(default_factory=list)
     handovers: int = 0
 
 
@@ -372,11 +370,10 @@ class SideMachine:
 
     def _settle(self, token: int, accepted: tuple[bool, bool]) -> None:
         """Append the target token; each side keeps its further drafts, or loses them all."""
-        self.figures.judged += 1
+        self.figures.fates.append(accepted)
         for party, queue in zip(Party, self._drafts, strict=True):
             mine = party is self.party
             if accepted[party]:
-                self.figures.accepted[party] += 1
                 if queue:
                     queue.popleft()
                 if mine:
