@@ -225,6 +225,47 @@ def _numbers(text: str, option: str, least: int) -> list[int]:
     return found
 
 
+@app.command("dragon")
+def bench_dragon(
+    model: Annotated[str, typer.Option(help="Model of both sides: directory or hub id.")],
+    rtts: Annotated[
+        str, typer.Option(help="Added round trips [ms], separated by commas.")
+    ] = "0,50,100,200,300",
+    decode_ms: Annotated[
+        tuple[float, float],
+        typer.Option(help="EMULATION: a pass on device, on cloud, takes at least this time [ms]."),
+    ] = (50.0, 50.0),
+    questions: Annotated[int, typer.Option(help="Questions for each method.", min=1)] = 4,
+    tokens: Annotated[int, typer.Option(help="Longest answer.", min=2, max=512)] = 20,
+    documents: Annotated[int, typer.Option(help="Documents of each side.", min=1)] = 2,
+    answers: Annotated[int, typer.Option(help="Simulated answers at each point.", min=1)] = 50,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """DRAGON's latency by round trip beside its baselines, and its scheduler (paper 001).
+
+    Exits with 0 only if all goals are met.
+    """
+    from collab_llm_nodes.bench.dragon.report import run_dragon
+
+    results = on_this_machine(
+        run_dragon,
+        model=model,
+        rtts_ms=_numbers(rtts, "--rtts", 0),
+        decode_ms=decode_ms,
+        questions=questions,
+        tokens=tokens,
+        documents=documents,
+        answers=answers,
+        seed=seed,
+        plot=plot,
+        console=console,
+    )
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["ok"] else 1)
+
+
 @app.command("chat")
 def bench_chat(
     chunks: Annotated[int, typer.Option(help="Chunks of the document.", min=1)] = 8,

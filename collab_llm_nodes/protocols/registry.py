@@ -12,6 +12,7 @@ from collab_llm_nodes.protocols.base import Entry
 PROTOCOLS: dict[str, str] = {  # name: module that holds its ENTRY; the first is the default
     "edge_cloud": "collab_llm_nodes.protocols.edge_cloud.entry",
     "collective": "collab_llm_nodes.protocols.collective.entry",
+    "dragon": "collab_llm_nodes.protocols.dragon.entry",
 }
 
 

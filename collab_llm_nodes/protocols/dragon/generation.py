@@ -282,6 +282,10 @@ class ModelSide:
         decoder.open(ids, nothing)
         return decoder
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of an answer's tokens."""
+        return self._engine.decode(tokens)
+
     def close(self) -> None:
         """Close the store; the engine belongs to who made it."""
         if self._store is not None:

@@ -1,4 +1,4 @@
-"""One side of an answer, as the rest of the protocol sees it: it says how likely each next token is.
+"""One side of an answer, as the rest of the protocol sees it: distributions of the next token.
 
 A side knows its own documents only. All that goes between the two sides (drafts, verification,
 network) stands on these two interfaces; ``generation`` implements them with a model.
@@ -48,8 +48,8 @@ class SideDecoder(Protocol):
         Calling it again without a push or a rollback returns the same.
 
         Returns:
-            float32 [V], the mixture of the documents' distributions (p_t^s of the paper, sum 1), and
-            log h_t^s = log of the sum over documents of exp(R(d, x_<t) / temperature) (Eq. 4,
+            float32 [V], the mixture of the documents' distributions (p_t^s of the paper, sum 1),
+            and log h_t^s = log of the sum over documents of exp(R(d, x_<t) / temperature) (Eq. 4,
             Appendix A.1); -inf if the side has no documents.
 
         Raises:

@@ -1,0 +1,137 @@
+"""The side that aggregates next (paper 001, section 5.1), and the time per token it costs. Pure.
+
+``l`` is the side that aggregates and ``r`` the other, as in the paper; c is the time of a pass.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.decoding.aggregation import Party
+from collab_llm_nodes.protocols.dragon.profiler import Estimates
+
+POLICIES = ("auto", "delta_z", "follow", "device", "cloud", "random")
+
+_WORTH_FOLLOWING = 0.25
+"""Policy auto follows rejections where the passes differ by at most this share of the round trip.
+With one side much slower than the other, that side should judge: to hand over costs more than it
+saves. Found by simulation (``bench/dragon``): no worse than 1.05 of the best static side."""
+
+
+def per_token(c_l: float, c_r: float, rtt: float, alpha_r: float) -> float:
+    """Return the expected time per token while ``l`` aggregates (Eq. 7).
+
+    An accepted draft of r costs nothing but the slower of the two passes. After a rejection, the
+    target travels to r, which decodes anew, and its draft travels back.
+    """
+    return alpha_r * max(c_l, c_r) + (1.0 - alpha_r) * max(c_l, c_r + rtt)
+
+
+def delta_z(c_l: float, c_r: float, rtt: float, alpha_l: float, alpha_r: float) -> float:
+    """Return Z_l - Z_r (Eq. 8); the other side should aggregate if it is positive."""
+    if c_l <= c_r - rtt:
+        return (1.0 - alpha_r) * rtt
+    if c_l <= c_r:
+        return (1.0 - alpha_l) * (c_r - c_l) + (alpha_l - alpha_r) * rtt
+    if c_l <= c_r + rtt:
+        return (1.0 - alpha_r) * (c_r - c_l) + (alpha_l - alpha_r) * rtt
+    return (alpha_l - 1.0) * rtt
+
+
+def inverse_speedup(c_l: float, c_r: float, rtt: float, alpha_r: float) -> float:
+    """Return the time per token over that of synchronising after each token (Theorem 6.2)."""
+    if c_l <= c_r:
+        return 1.0 - (alpha_r / (1.0 + c_r / rtt) if rtt else 0.0)
+    if c_l <= c_r + rtt:
+        return 1.0 - (1.0 - c_l / (c_r + rtt)) * alpha_r
+    return 1.0
+
+
+def waiting_time(
+    accepted_l: bool,
+    accepted_r: bool,
+    c_l: float,
+    c_r: float,
+    trans_l: float,
+    trans_r: float,
+    *,
+    begun_l: float = 0.0,
+    begun_r: float = 0.0,
+) -> float:
+    """Return the wait for the next pair of drafts after one aggregation (Table 1) [s].
+
+    Args:
+        trans_l, trans_r: delays of a message from l, from r.
+        begun_l: time since l began the pass that goes on if its draft was accepted.
+        begun_r: likewise for r; its draft arrives ``trans_r`` after that pass.
+    """
+    local = max(0.0, c_l - begun_l) if accepted_l else c_l
+    remote = max(0.0, c_r + trans_r - begun_r) if accepted_r else trans_l + c_r + trans_r
+    return max(local, remote)
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The choice of the side that aggregates."""
+
+    aggregate_on: str = setting(
+        "auto",
+        "device, cloud: always there; with device, the device sends the query and target tokens"
+        " only. delta_z: the side with the shorter expected time per token (Eq. 8); follow: the"
+        " side whose draft alone was rejected, so that its new draft need not travel; auto: follow"
+        " where the two sides' passes take about equally long, else delta_z; random: for"
+        " comparison.",
+        choices=POLICIES,
+        per_request=True,
+    )
+    hysteresis: float = setting(
+        0.05,
+        "Policy delta_z changes sides for a gain above this share of the time per token.",
+        low=0.0,
+        high=10.0,
+    )
+    seed: int = setting(0, "Of policy random.")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+class Scheduler:
+    """One side's choice of the next aggregator. Only the side that aggregates asks it."""
+
+    def __init__(self, config: ScheduleConfig) -> None:
+        self._config = config
+        self._random = random.Random(config.seed)
+
+    @property
+    def first(self) -> Party:
+        """The side that aggregates the first token."""
+        return Party.CLOUD if self._config.aggregate_on == "cloud" else Party.DEVICE
+
+    def choose(
+        self, now_at: Party, accepted: tuple[bool, bool], estimates: Estimates | None
+    ) -> Party:
+        """Return the side that aggregates after one aggregation at ``now_at``."""
+        policy = self._config.aggregate_on
+        if policy in ("device", "cloud"):
+            return self.first
+        if policy == "random":
+            return self._random.choice(list(Party))
+        if policy == "auto" and estimates is not None:
+            device, cloud = estimates.decode_s
+            level = abs(device - cloud) <= _WORTH_FOLLOWING * estimates.rtt_s
+            policy = "follow" if level else "delta_z"
+        if policy == "follow":
+            return Party(accepted.index(False)) if sum(accepted) == 1 else now_at
+        return self._shorter(now_at, estimates)
+
+    def _shorter(self, now_at: Party, estimates: Estimates | None) -> Party:
+        if estimates is None:
+            return now_at
+        other = now_at.other
+        c, alpha, rtt = estimates.decode_s, estimates.acceptance, estimates.rtt_s
+        gain = delta_z(c[now_at], c[other], rtt, alpha[now_at], alpha[other])
+        present = per_token(c[now_at], c[other], rtt, alpha[other])
+        return other if gain > self._config.hysteresis * present else now_at
