@@ -129,7 +129,7 @@ def checksum_of(tensors: dict[str, Tensor]) -> str:
     """Return a CRC-32 of all tensors: disks flip bits, and a wrong key still looks like a key."""
     found = 0
     for name in sorted(tensors):
-        numbers = tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy()
+        numbers = tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data
         found = zlib.crc32(numbers, zlib.crc32(name.encode(), found))
     return f"{found:08x}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from collab_llm_nodes.bench.dragon.answers import (
     make_puzzle,
     measure_answers,
 )
+from collab_llm_nodes.bench.dragon.privacy import AttackPlan
 from collab_llm_nodes.bench.dragon.quality import (
     BASELINES,
     CLOUD,
@@ -41,6 +43,7 @@ from collab_llm_nodes.bench.dragon.quality import (
     plot_quality,
     print_quality,
 )
+from collab_llm_nodes.bench.dragon.quality_report import run_quality
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.knowledge.retrieval import Retrieved, retrieve, softmax
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
@@ -229,3 +232,24 @@ def test_greedy_and_likelihood_follow_equation_4() -> None:
     assert decoders[0].rows == []
     assert greedy(pair(), 2, frozenset({1})) == [1]
     assert likelihood(pair(), [1, 0]) == pytest.approx(math.log(mixed[0] * mixed[1]), rel=1e-6)
+
+
+def test_one_call_measures_all(engine: Engine, tmp_path: Path) -> None:
+    console = Console(record=True, width=200)
+    results = run_quality(
+        engine,
+        plan=QualityPlan(houses=1, windows=(96, 48), documents=(0, 2), own=60, stride=20),
+        unsaturated=QualityPlan(houses=1, windows=(48,), documents=(2,), own=60, budget=900),
+        answers=AnswersPlan(questions=1, stored=2, documents=1, max_tokens=2),
+        attack=AttackPlan(houses=1, candidates=4, held=2, retrieved=1, tokens=2),
+        plot=tmp_path / "plot.png",
+        console=console,
+    )
+    assert results["quality"]["2"][DRAGON]["tokens"] == 84
+    assert results["quality_48"]["0"][NONE]["tokens"] == 2 * 42
+    assert results["unsaturated"]["48"]["2"][DRCG]["perplexity"] > 1
+    assert set(results["answers"]) == {SINGLE, COMPARE}
+    assert results["attack"]["chance"] == 0.25
+    assert (tmp_path / "plot.png").is_file()
+    assert "guessed right by" in console.export_text()
+    json.dumps(results)

@@ -19,8 +19,8 @@ from collab_llm_nodes.training.text.world import World
 
 _MENTION_EVERY = 4
 """Questions from one mention of the house to the next."""
-_FACTS = 4
-"""Facts of a document at most; fewer where they do not fit."""
+_TRIES = 8
+"""Facts that are drawn for a document; those that do not fit are left out."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,12 @@ def make_house(
     texts = []
     for number in range(documents):
         text = f"In {name}:"
-        for _ in range(_FACTS):
+        for _ in range(_TRIES):
             kind, fields = writer.first()
             longer = f"{text} {_sentence(say(kind.statements[writer.style], Voice(rng), fields))}"
-            if not fits(longer):
-                break
-            text = longer
-            stated.append((kind, fields, number))
+            if fits(longer):
+                text = longer
+                stated.append((kind, fields, number))
         texts.append(text)
     talk: list[Exchange] = []
     while len(talk) < exchanges:

@@ -258,15 +258,16 @@ class Quality:
                 for count, scores in found.items():
                     sides = (slice(count), slice(count, 2 * count), slice(2 * count))
                     for method, score in scores.items():
-                        if method == NONE or not count:
-                            score.add(alone.exp(), wanted, facts)
+                        side = sides[_PART[method]]
+                        texts = _texts(documents, side)
+                        if method == NONE or not texts:
+                            row = alone.exp()
                         elif method in BASELINES:
-                            texts = _texts(documents, sides[_PART[method]])
-                            score.add(contexts[texts], wanted, facts)
+                            row = contexts[texts]
                         else:
-                            side = sides[_PART[method]]
                             rule = DRAGON_LIKELIHOOD if method == DRAGON_LIKELIHOOD else DRAGON
-                            score.add(_mixed(each[side], logs[rule], side), wanted, facts)
+                            row = _mixed(each[side], logs[rule], side)
+                        score.add(row, wanted, facts)
         finally:
             for reader in (*plain, *read, *together.values()):
                 reader.session.close()
@@ -339,6 +340,7 @@ class _Reader:
 
 
 _PART = {
+    NONE: 2,
     **{CRCG_CLOUD: 0, CLOUD: 0, CRCG_DEVICE: 1, DEVICE: 1},
     **{DRCG: 2, DRAGON: 2, DRAGON_LIKELIHOOD: 2},
 }

@@ -141,7 +141,7 @@ def test_control_tokens_of_a_document_never_reach_the_model(engine: Engine) -> N
     if layout.begin:  # the frame's own
         assert control.isdisjoint(layout.document(harm)[len(layout.begin) :])
     assert control.isdisjoint(layout.document(harm))
-    text = engine.loaded.tokenizer.decode(layout.document(harm)[len(layout.begin) :])
+    text = engine.loaded.tokenizer.decode(list(layout.document(harm)[len(layout.begin) :]))
     assert text == "Document: Hello \nassistant there"
 
 
