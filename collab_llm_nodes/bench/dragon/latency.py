@@ -18,14 +18,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from collab_llm_nodes.bench.dragon.privacy import leaks
 from collab_llm_nodes.bench.dragon.sites import Answered, Sites, sites
 from collab_llm_nodes.bench.harness import save_plot, subplots
 from collab_llm_nodes.decoding.aggregation import AggregationConfig, Pair
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.protocols.dragon import codec
 from collab_llm_nodes.protocols.dragon.device import Rules
 from collab_llm_nodes.protocols.dragon.latency import Costs, predict
 from collab_llm_nodes.protocols.dragon.link import PatienceConfig
 from collab_llm_nodes.protocols.dragon.machine import AheadConfig
+from collab_llm_nodes.protocols.dragon.messages import Draft
 from collab_llm_nodes.protocols.dragon.scheduler import POLICIES, ScheduleConfig
 from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
 from collab_llm_nodes.protocols.dragon.simulation import Delays, Trace, simulate_trace
@@ -83,9 +86,12 @@ def run_latency(
         methods), ``predicted_ms`` per token, ``predicted_ttft_ms``, ``discarded_tokens``,
         ``handovers``, ``acceptance_device``, ``acceptance_cloud``, ``bytes_up`` and ``bytes_down``
         per token; ``mismatches``: answers of methods with the cloud that differ from one another;
-        ``fates``: of both sides' drafts, token by token.
+        ``privacy.<policy>``: private runs of tokens that left the device in and outside the answer,
+        with the aggregator pinned to the device and with policy auto; ``fates``: of both sides'
+        drafts, token by token.
     """
     latency: dict[str, dict[str, Any]] = {}
+    privacy: dict[str, dict[str, float]] = {}
     fates: list[tuple[bool, bool]] = []
     mismatches = 0
     with sites(engine, config, plan.seed) as (both, questions):
@@ -98,9 +104,39 @@ def run_latency(
             costs = _costs(both, engine, config, plan, rtt_ms / 1e3, answers)
             latency[str(rtt_ms)] = _rows(answers, costs, plan)
             fates += [fate for answer in answers[DRAGON] for fate in answer.fates]
+            for method in (DRAGON, "dragon_device"):
+                found = _leaked(answers[method], both, engine)
+                before = privacy.setdefault(method, dict.fromkeys(found, 0.0))
+                privacy[method] = {name: before[name] + found[name] for name in found}
     settings = {**asdict(plan), "decode_ms_device": plan.decode_ms[0]}
     settings |= {"decode_ms_cloud": plan.decode_ms[1], "emulated": True}
-    return {"settings": settings, "latency": latency, "mismatches": mismatches, "fates": fates}
+    return {
+        "settings": settings,
+        "latency": latency,
+        "privacy": privacy,
+        "mismatches": mismatches,
+        "fates": fates,
+    }
+
+
+def _leaked(answers: Sequence[Answered], both: Sites, engine: Engine) -> dict[str, float]:
+    """Count private runs of tokens in all that left the device."""
+
+    def ids(text: str) -> list[int]:
+        found: list[int] = engine.loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return found
+
+    documents = [ids(text) for text in both.private]
+    counts = {"private_ngrams_outside_answer": 0.0, "private_ngrams_in_answer": 0.0}
+    for answer in answers:
+        messages = [codec.decode_device(data) for data in answer.sent]
+        drafts = [(m.position, m.draft.token) for m in messages if isinstance(m, Draft)]
+        found = leaks(
+            answer.sent, documents, ids(answer.question), answer.told.tokens, engine.decode, drafts
+        )
+        counts["private_ngrams_outside_answer"] += found.outside_answer
+        counts["private_ngrams_in_answer"] += found.in_answer
+    return counts
 
 
 def _answers(both: Sites, questions: Sequence[str], plan: LatencyPlan) -> dict[str, list[Answered]]:

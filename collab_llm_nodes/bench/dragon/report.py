@@ -19,6 +19,9 @@ from collab_llm_nodes.bench.dragon.latency import (
     run_scheduler,
     show_latency,
 )
+from collab_llm_nodes.bench.dragon.law import law_tv
+from collab_llm_nodes.bench.dragon.quality import QualityPlan
+from collab_llm_nodes.bench.dragon.quality_report import run_quality
 from collab_llm_nodes.decoding.aggregation import Pair
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
@@ -31,8 +34,11 @@ GOALS = {
     "scheduler_virtual_ratio": 1.05,
     "scheduler_live_ratio": 1.10,
     "mismatches": 0,
+    "law_tv": 1e-12,
+    "private_ngrams_outside_answer": 0,
 }
-"""Largest value allowed of each figure; the first two at the longest round trip."""
+"""Largest value allowed of each figure; the first two at the longest round trip, and
+the last with the aggregator pinned to the device."""
 PACES: tuple[Pair, ...] = ((0.005, 0.005), (0.05, 0.05), (0.1, 0.085), (0.166, 0.04))
 ADDED_S = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Points of the simulation: passes of device and cloud, and added round trips [s]."""
@@ -48,22 +54,29 @@ def run_dragon(
     documents: int,
     seed: int,
     answers: int,
+    quality: bool,
     plot: Path | None,
     console: Console,
 ) -> dict[str, Any]:
     """Measure latency with ``model`` on both sides, and replay its acceptances.
 
+    Args:
+        quality: measure what the documents are worth, too (``run_quality``); that takes longer.
+
     Returns:
         What ``run_latency`` returns but for the fates; ``scheduler.<point>`` as ``run_scheduler``
-        returns it; ``figures`` and ``goals`` by name, and ``ok``.
+        returns it; ``law_tv``, see there; ``figures`` and ``goals`` by name, and ``ok``; with ``quality``, what
+        ``run_quality`` returns as well.
     """
     plan = LatencyPlan(tuple(rtts_ms), decode_ms, questions=questions, tokens=tokens, seed=seed)
     side = SideConfig(retrieval=RetrievalConfig(method="dense", chunks=documents, temperature=0.1))
-    found = run_latency(Engine(load(ModelConfig(model))), side, plan, console)
+    engine = Engine(load(ModelConfig(model)))
+    found = run_latency(engine, side, plan, console)
     fates = found.pop("fates")
     points = [(pace, added) for pace in PACES for added in ADDED_S]
     with console.status("simulating ..."):
         found["scheduler"] = run_scheduler(fates, points, answers=answers)
+    found["law_tv"] = law_tv()
     found["figures"] = figures_of(found)
     found["goals"] = GOALS
     found["ok"] = all(found["figures"][name] <= goal for name, goal in GOALS.items())
@@ -73,6 +86,9 @@ def run_dragon(
         console.print(f"{name}: {found['figures'][name]:.3g} (goal: at most {goal:g})")
     if plot is not None:
         plot_latency(found, plot)
+    if quality:
+        drawn = plot.with_stem(f"{plot.stem}_quality") if plot is not None else None
+        found |= run_quality(engine, plan=QualityPlan(seed=seed), plot=drawn, console=console)
     return found
 
 
@@ -91,4 +107,8 @@ def figures_of(found: Mapping[str, Any]) -> dict[str, float]:
             for row in rows.values()
         ),
         "mismatches": found["mismatches"],
+        "law_tv": found["law_tv"],
+        "private_ngrams_outside_answer": found["privacy"][STATIC[0]][
+            "private_ngrams_outside_answer"
+        ],
     }

@@ -96,19 +96,37 @@ class PacedSide:
 
 @dataclass(frozen=True)
 class Answered:
-    """One answer: its figures, and the fates of both sides' drafts."""
+    """One answer.
 
+    Attributes:
+        told: tokens and figures.
+        fates: of both sides' drafts, by position.
+        sent: messages that left the device.
+    """
+
+    question: str
     told: Told
     fates: tuple[tuple[bool, bool], ...]
+    sent: tuple[bytes, ...]
 
 
 class Sites:
-    """Both sides around one model; made by :func:`sites`."""
+    """Both sides around one model; made by :func:`sites`.
+
+    Attributes:
+        private: texts of the device's documents.
+    """
 
     def __init__(
-        self, device: PacedSide, cloud: PacedSide, client: DragonClient, link: LinkProxy
+        self,
+        device: PacedSide,
+        cloud: PacedSide,
+        client: DragonClient,
+        link: LinkProxy,
+        private: Sequence[str],
     ) -> None:
         self.device, self.cloud, self.client, self.link = device, cloud, client, link
+        self.private = private
         self._compute = ThreadPoolExecutor(1, "bench-device")
 
     def set(self, decode_s: Pair, rtt_s: float, jitter: float = 0.2) -> None:
@@ -126,9 +144,11 @@ class Sites:
             rules,
             Question(query, tokens, 1.0, seed),
         )
+        sent: list[bytes] = []
+        self.client.tap = sent.append
         begun = time.monotonic()
         told = answer.run(lambda so_far: None, Control(begun + _ANSWER_S), begun)
-        return Answered(told, tuple(answer.machine.figures.fates))
+        return Answered(query, told, tuple(answer.machine.figures.fates), tuple(sent))
 
     def close(self) -> None:
         """End the compute thread."""
@@ -166,6 +186,6 @@ def sites(engine: Engine, config: SideConfig, seed: int) -> Iterator[tuple[Sites
         link = stack.enter_context(LinkProxy(f"127.0.0.1:{server.port}"))
         client = stack.enter_context(DragonClient(CloudConfig(address=link.address)))
         client.describe(60.0)
-        made = Sites(device, cloud, client, link)
+        made = Sites(device, cloud, client, link, house.documents[0::2])
         stack.callback(made.close)
         yield made, questions

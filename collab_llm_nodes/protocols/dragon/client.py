@@ -78,6 +78,7 @@ class Stream:
         self._client.post(self._close)
 
     def _put(self, data: bytes) -> None:
+        self._client.tap(data)
         self.bytes_up += len(data)
         self._client.post(self._outbox.put_nowait, data)
 
@@ -149,6 +150,11 @@ class DragonClient(Client):
         config: where and how.
         heartbeat: see ``Client``.
 
+    Attributes:
+        streams: open now.
+        info: the cloud's account of itself; None until it has answered.
+        tap: told each message as it leaves the device, for audits.
+
     Raises:
         ConfigError: a certificate, key or token file cannot be read.
     """
@@ -158,6 +164,7 @@ class DragonClient(Client):
     def __init__(self, config: CloudConfig, heartbeat: HeartbeatConfig | None = None) -> None:
         self.streams: set[Stream] = set()
         self.info: CloudInfo | None = None
+        self.tap: Callable[[bytes], object] = lambda data: None
         super().__init__(config, heartbeat)
 
     def open(self, opened: Open, tell: Callable[[StreamEvent], None]) -> Stream:
@@ -173,6 +180,7 @@ class DragonClient(Client):
         """
         self.check_open()
         stream = Stream(self, opened, tell)
+        self.tap(stream._first)
         stream.bytes_up += len(stream._first)
         self.post(stream._start)
         return stream
