@@ -65,8 +65,8 @@ def run_dragon(
 
     Returns:
         What ``run_latency`` returns but for the fates; ``scheduler.<point>`` as ``run_scheduler``
-        returns it; ``law_tv``, see there; ``figures`` and ``goals`` by name, and ``ok``; with ``quality``, what
-        ``run_quality`` returns as well.
+        returns it; ``law_tv``, see there; ``figures`` and ``goals`` by name, and ``ok``. With
+        ``quality``, what ``run_quality`` returns as well.
     """
     plan = LatencyPlan(tuple(rtts_ms), decode_ms, questions=questions, tokens=tokens, seed=seed)
     side = SideConfig(retrieval=RetrievalConfig(method="dense", chunks=documents, temperature=0.1))
