@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import Cancelled, ConfigError, InvalidInput, ProtocolError
+from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
+from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
@@ -191,3 +193,19 @@ def test_no_room_and_an_incomparable_scorer_are_refused() -> None:
         assert ModelSide(engine, store, SideConfig()).info.scorer.endswith(
             "temperature 0.1, static"
         )
+
+
+def test_documents_that_are_cut_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    engine, config = engine_of(), config_of(documents=1)
+    with Store(None) as store:
+        side = ModelSide(engine, store, config)
+        document = Document("long", "The red ball lies in the kitchen. " * 30)
+        store.add(document, chunks(document, ChunkPlan()))
+        while store.embed(side.encoder):
+            pass
+        for _ in range(2):
+            side.decoder(QUESTION, 4).close()
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == 1
+    assert "'long'" in warned[0]
+    assert "longer than 64 tokens" in warned[0]
