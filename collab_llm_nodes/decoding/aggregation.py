@@ -187,7 +187,9 @@ class AggregationLaw:
         kept /= total
         if self.config.top_p < 1:
             keep_nucleus(kept, self.config.top_p)
-        sent = to_wire(kept, self.config.max_support)
+        support = kept.nonzero()[0]  # few of a large vocabulary
+        rounded = to_wire(kept[support], self.config.max_support)
+        sent = SparseDistribution(support[rounded.ids], rounded.probs)
         purpose = "gumbel" if self.config.law == "shared" else _CHAINS[party][0]
         token = self._pick(self._tempered(sent), position, purpose)
         return SideDraft(token, sent, float(np.float32(log_weight)))

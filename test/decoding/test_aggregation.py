@@ -40,8 +40,8 @@ def reference(p: np.ndarray, top_p: float, temperature: float = 1.0) -> np.ndarr
 def target_law(
     sides: tuple[np.ndarray, np.ndarray], weights: tuple[float, float], temperature: float = 1.0
 ) -> np.ndarray:
-    """Eq. 4, written anew, of sides that are truncated already."""
-    h = np.exp(np.array(weights) - max(weights))
+    """Eq. 4, written anew, of sides that are truncated already; weights travel as float32."""
+    h = np.exp(np.float32(weights).astype(np.float64) - max(weights))
     mixed = (h[0] * sides[0] + h[1] * sides[1]) / h.sum()
     mixed = mixed ** (1.0 / temperature)
     return mixed / mixed.sum()
@@ -162,7 +162,7 @@ def test_the_printed_rule_is_that_of_algorithm_1() -> None:
     """Written out as printed, against the enumeration of ours."""
     sides = (reference(TableModel(4, 8)((1,)), 1.0), reference(TableModel(4, 9)((1,)), 1.0))
     weights = (0.9, -0.4)
-    eta = aggregation.shares(*weights)
+    eta = aggregation.shares(*np.float32(weights).tolist())
     law = np.zeros(4)
     for own in (0, 1):
         p_a, p_b = sides[own], sides[1 - own]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.aggregation import Pair, Party
@@ -25,7 +25,7 @@ class ProfilerConfig:
         high=1.0,
     )
     acceptance_weight: float = setting(
-        0.1, "Weight of the newest token in the acceptance rates.", low=0.001, high=1.0
+        0.05, "Weight of the newest token in the acceptance rates.", low=0.001, high=1.0
     )
     link_weight: float = setting(
         0.2, "Weight of the newest round trip in latency and bandwidth.", low=0.001, high=1.0
@@ -58,7 +58,7 @@ class DecodeModel:
     k_c: float = 0.0
 
     @classmethod
-    def fitted(cls, tokens: Sequence[float], seconds: Sequence[float]) -> DecodeModel:
+    def fitted(cls, tokens: ArrayLike, seconds: ArrayLike) -> DecodeModel:
         """Return the least squares line through measured passes (the offline stage).
 
         Raises:
@@ -114,21 +114,29 @@ def measure_passes(
             decoder.next()
             times[run, t] = time.perf_counter() - begun
     # The median is what a pass takes when nothing disturbs it.
-    return DecodeModel.fitted(range(1, tokens + 1), list(np.median(times, axis=0)))
+    return DecodeModel.fitted(range(1, tokens + 1), np.median(times, axis=0))
 
 
 class Average:
-    """A moving average that forgets at ``weight`` for each value; a plain mean at the start."""
+    """A moving average that forgets at ``weight`` for each value; a plain mean at the start.
 
-    def __init__(self, weight: float, start: float) -> None:
+    Args:
+        start: value before the first one, which counts as ``sure`` values of that size.
+    """
+
+    def __init__(self, weight: float, start: float, sure: int = 0) -> None:
         self._weight = weight
-        self._count = 0
+        self._count = sure
         self.value = start
 
     def observe(self, value: float) -> None:
         """Take ``value`` in."""
         self._count += 1
         self.value += max(self._weight, 1.0 / self._count) * (value - self.value)
+
+
+_SURE = 4
+"""Tokens that the first guess of an acceptance counts for: one rejection is no reason to move."""
 
 
 class LinkModel:
@@ -206,7 +214,7 @@ class Profiler:
         self._decode: list[DecodeModel | None] = [None, None]  # until a side's first pass or line
         self._prompt_tokens = prompt_tokens
         self._told_rtt_s = rtt_s
-        self._acceptance = [Average(config.acceptance_weight, 0.5) for _ in Party]
+        self._acceptance = [Average(config.acceptance_weight, 0.5, _SURE) for _ in Party]
         self.link = LinkModel(config.link_weight)
 
     def on_line(self, party: Party, line: tuple[float, float, float] | None) -> None:

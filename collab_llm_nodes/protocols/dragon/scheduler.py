@@ -9,15 +9,14 @@ import random
 from dataclasses import dataclass
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.decoding.aggregation import Party
+from collab_llm_nodes.decoding.aggregation import Pair, Party
 from collab_llm_nodes.protocols.dragon.profiler import Estimates
 
 POLICIES = ("auto", "delta_z", "follow", "device", "cloud", "random")
 
-_WORTH_FOLLOWING = 0.25
-"""Policy auto follows rejections where the passes differ by at most this share of the round trip.
-With one side much slower than the other, that side should judge: to hand over costs more than it
-saves. Found by simulation (``bench/dragon``): no worse than 1.05 of the best static side."""
+_WORTH_FOLLOWING = 0.9
+"""Policy auto follows rejections where that is expected to take less than this share of the time of
+the better static side: the estimates are rough, and what is known to be good should stay."""
 
 
 def per_token(c_l: float, c_r: float, rtt: float, alpha_r: float) -> float:
@@ -47,6 +46,39 @@ def inverse_speedup(c_l: float, c_r: float, rtt: float, alpha_r: float) -> float
     if c_l <= c_r + rtt:
         return 1.0 - (1.0 - c_l / (c_r + rtt)) * alpha_r
     return 1.0
+
+
+def per_token_ahead(c_l: float, c_r: float, rtt: float, alpha_l: float, alpha_r: float) -> float:
+    """Return the time per token while ``l`` aggregates, counting drafts made meanwhile (ours).
+
+    Eq. 7 lets each token wait for itself. But while l waits for r after a rejection, it drafts on,
+    and if these drafts are accepted, r catches up with them at its own pace. Then only the mean
+    paces of both sides count. That all of them are accepted is the more likely the fewer they are.
+    """
+    absorbed = alpha_l ** (1.0 + (c_r + rtt) / c_l) if c_l > 0 else 0.0
+    paces = max(c_l, c_r + (1.0 - alpha_r) * rtt)
+    return absorbed * paces + (1.0 - absorbed) * per_token(c_l, c_r, rtt, alpha_r)
+
+
+def per_token_following(c: Pair, rtt: float, alpha: Pair) -> float:
+    """Return the expected time per token while the aggregator follows rejections (ours).
+
+    As Eq. 7, by the fate of both drafts, which are taken to be independent. A side that alone is
+    rejected decodes anew where it aggregates: at once if it does so already, else as soon as the
+    notice is there. ``here`` is the share of time for which a side aggregates.
+
+    Args:
+        c, alpha: pass time and acceptance of device and cloud.
+    """
+    slower = max(c)
+    alone = ((1.0 - alpha[0]) * alpha[1], (1.0 - alpha[1]) * alpha[0])
+    here = (alone[0] / sum(alone), alone[1] / sum(alone)) if sum(alone) else (1.0, 0.0)
+    neither = (1.0 - alpha[0]) * (1.0 - alpha[1])
+    moves = here[0] * alone[1] + here[1] * alone[0]
+    total = (1.0 - neither) * slower + moves * rtt / 2.0
+    for side in (0, 1):
+        total += neither * here[side] * max(c[side], c[1 - side] + rtt)
+    return total
 
 
 def waiting_time(
@@ -81,14 +113,14 @@ class ScheduleConfig:
         "device, cloud: always there; with device, the device sends the query and target tokens"
         " only. delta_z: the side with the shorter expected time per token (Eq. 8); follow: the"
         " side whose draft alone was rejected, so that its new draft need not travel; auto: follow"
-        " where the two sides' passes take about equally long, else delta_z; random: for"
-        " comparison.",
+        " where that is expected to be clearly shorter, else the better side, as delta_z, but with"
+        " drafts counted that are made while waiting; random: for comparison.",
         choices=POLICIES,
         per_request=True,
     )
     hysteresis: float = setting(
         0.05,
-        "Policy delta_z changes sides for a gain above this share of the time per token.",
+        "Policies delta_z and auto change sides for a gain above this share of the time per token.",
         low=0.0,
         high=10.0,
     )
@@ -119,19 +151,34 @@ class Scheduler:
             return self.first
         if policy == "random":
             return self._random.choice(list(Party))
-        if policy == "auto" and estimates is not None:
-            device, cloud = estimates.decode_s
-            level = abs(device - cloud) <= _WORTH_FOLLOWING * estimates.rtt_s
-            policy = "follow" if level else "delta_z"
         if policy == "follow":
-            return Party(accepted.index(False)) if sum(accepted) == 1 else now_at
-        return self._shorter(now_at, estimates)
-
-    def _shorter(self, now_at: Party, estimates: Estimates | None) -> Party:
+            return _follow(now_at, accepted)
         if estimates is None:
             return now_at
+        if policy == "delta_z":
+            return self._by_delta_z(now_at, estimates)
+        return self._by_all(now_at, accepted, estimates)
+
+    def _by_delta_z(self, now_at: Party, known: Estimates) -> Party:
+        """Return the better static side (Eq. 8), with hysteresis."""
         other = now_at.other
-        c, alpha, rtt = estimates.decode_s, estimates.acceptance, estimates.rtt_s
+        c, alpha, rtt = known.decode_s, known.acceptance, known.rtt_s
         gain = delta_z(c[now_at], c[other], rtt, alpha[now_at], alpha[other])
         present = per_token(c[now_at], c[other], rtt, alpha[other])
         return other if gain > self._config.hysteresis * present else now_at
+
+    def _by_all(self, now_at: Party, accepted: tuple[bool, bool], known: Estimates) -> Party:
+        """Follow rejections where that is clearly shorter, else return the better static side."""
+        c, alpha, rtt = known.decode_s, known.acceptance, known.rtt_s
+        static = [
+            per_token_ahead(c[side], c[side.other], rtt, alpha[side], alpha[side.other])
+            for side in Party
+        ]
+        if per_token_following(c, rtt, alpha) < _WORTH_FOLLOWING * min(static):
+            return _follow(now_at, accepted)
+        gain = static[now_at] - static[now_at.other]
+        return now_at.other if gain > self._config.hysteresis * static[now_at] else now_at
+
+
+def _follow(now_at: Party, accepted: tuple[bool, bool]) -> Party:
+    return Party(accepted.index(False)) if sum(accepted) == 1 else now_at

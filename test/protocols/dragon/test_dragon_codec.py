@@ -26,6 +26,8 @@ from collab_llm_nodes.protocols.dragon import codec
 from collab_llm_nodes.protocols.dragon import dragon_pb2 as pb
 from collab_llm_nodes.protocols.dragon.messages import (
     CloudInfo,
+    CloudMessage,
+    DeviceMessage,
     Draft,
     Identity,
     Open,
@@ -52,17 +54,22 @@ OPEN = Open(
     (0.5, 100.0, 0.03),
 )
 LAW = pb.Law(name="shared", top_p=1.0, max_support=1)
-FROM_DEVICE = [OPEN, DRAFT, TARGET]
-FROM_CLOUD = [Opened("tables"), Opened("tables", (0.5, 100.0, 0.03)), DRAFT, TARGET]
+FROM_DEVICE: list[DeviceMessage] = [OPEN, DRAFT, TARGET]
+FROM_CLOUD: list[CloudMessage] = [
+    Opened("tables"),
+    Opened("tables", (0.5, 100.0, 0.03)),
+    DRAFT,
+    TARGET,
+]
 
 
 @pytest.mark.parametrize("message", FROM_DEVICE)
-def test_a_message_of_the_device_comes_back(message: Open | Draft | Target) -> None:
+def test_a_message_of_the_device_comes_back(message: DeviceMessage) -> None:
     assert codec.decode_device(codec.encode_device(message)) == message
 
 
 @pytest.mark.parametrize("message", FROM_CLOUD)
-def test_a_message_of_the_cloud_comes_back(message: Opened | Draft | Target) -> None:
+def test_a_message_of_the_cloud_comes_back(message: CloudMessage) -> None:
     assert codec.decode_cloud(codec.encode_cloud(message)) == message
 
 

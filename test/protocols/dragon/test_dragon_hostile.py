@@ -71,7 +71,8 @@ async def lies(connection: Connection, chance: random.Random) -> None:
     opened = Open("where?", 24, identity_of(INFO), aggregate_on=chance.choice(["device", "cloud"]))
     await call.write(codec.encode_device(opened))
     for _ in range(6):
-        message = chance.choice([a_draft, a_target])(chance.randrange(30))
+        position = chance.randrange(30)
+        message = a_draft(position) if chance.random() < 0.5 else a_target(position)
         await call.write(codec.encode_device(message))
     await asyncio.sleep(0.005)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from certificates import Certificates
@@ -38,7 +39,6 @@ from collab_llm_nodes.protocols.dragon.service import Limits
 
 __all__ = ["ask", "connect", "serve"]  # fixtures
 DEVICE, CLOUD = Party.DEVICE, Party.CLOUD
-PATIENT = PatienceConfig(patience_s=60.0, silence_s=30.0)
 Connect = Callable[..., DragonClient]
 
 
@@ -54,11 +54,11 @@ def long_answer(tokens: int, model: Tables) -> int:
     return next(seed for seed in range(1000) if len(expected(model, seed, tokens)) == tokens)
 
 
-def rules(policy: str = "auto", law: str = "shared", **patience: float) -> Rules:
+def rules(policy: str = "auto", law: str = "shared", **patience: Any) -> Rules:
     return Rules(
         AggregationConfig(law=law),
         ScheduleConfig(aggregate_on=policy),
-        patience=replace(PATIENT, **patience) if patience else PATIENT,
+        patience=PatienceConfig(**{"patience_s": 60.0, "silence_s": 30.0, **patience}),
     )
 
 
