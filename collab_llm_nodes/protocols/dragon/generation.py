@@ -180,7 +180,7 @@ class DocumentsDecoder:
         logs = self._relevance.log_weights(self._answer, self._last_evidence())
         weights, log_mass = softmax(logs, 1.0)
         shares = torch.from_numpy(weights).to(self._rows.device, self._rows.dtype)
-        return _normalised(shares @ self._rows.exp()), log_mass
+        return _normalised(shares @ self._rows.exp()), self._relevance.side_weight(log_mass)
 
     def _check(self) -> None:
         if self._cancelled:

@@ -151,6 +151,17 @@ def test_two_sides_together_are_one_side_with_both_stores() -> None:
             decoder.push(token)
 
 
+def test_a_rounded_weight_leaves_the_mixture_alone() -> None:
+    engine = engine_of()
+    (p, exact), (rounded_p, rounded) = (
+        side_with(TEXTS, engine, config_of(weight_step=step)).decoder(QUESTION, 4).next()
+        for step in (0.0, 0.5)
+    )
+    np.testing.assert_array_equal(p, rounded_p)
+    assert rounded == round(2 * exact) / 2
+    assert rounded != exact
+
+
 def test_without_documents_it_is_plain_generation() -> None:
     engine, config = engine_of(), config_of()
     for side in (ModelSide(engine, None, config), side_with({}, engine, config)):
