@@ -270,6 +270,40 @@ def bench_dragon(
     raise typer.Exit(0 if results["ok"] else 1)
 
 
+@app.command("dragon-quality")
+def bench_dragon_quality(
+    model: Annotated[str, typer.Option(help="Model of both sides: directory or hub id.")],
+    houses: Annotated[int, typer.Option(help="Talks, each about documents of its own.", min=1)] = 3,
+    questions: Annotated[int, typer.Option(help="Questions of each kind.", min=1)] = 24,
+    attacks: Annotated[int, typer.Option(help="Answers that are attacked.", min=1)] = 16,
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """What documents on two sides are worth to an answer, and what it gives away (paper 001)."""
+    import torch
+
+    from collab_llm_nodes.bench.dragon.answers import AnswersPlan
+    from collab_llm_nodes.bench.dragon.privacy import AttackPlan
+    from collab_llm_nodes.bench.dragon.quality import QualityPlan
+    from collab_llm_nodes.bench.dragon.quality_report import run_quality
+    from collab_llm_nodes.engine.engine import Engine
+    from collab_llm_nodes.models.loading import ModelConfig, load
+
+    torch.set_num_threads(threads)
+    results = on_this_machine(
+        run_quality,
+        engine=Engine(load(ModelConfig(model))),
+        plan=QualityPlan(houses=houses, seed=seed),
+        answers=AnswersPlan(questions=questions, seed=seed),
+        attack=AttackPlan(houses=attacks, seed=seed),
+        plot=plot,
+        console=console,
+    )
+    write_json(json_file, results)
+
+
 @app.command("chat")
 def bench_chat(
     chunks: Annotated[int, typer.Option(help="Chunks of the document.", min=1)] = 8,

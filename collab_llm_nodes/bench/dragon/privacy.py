@@ -214,10 +214,8 @@ def _fill(side: ModelSide, store: Store, config: SideConfig, texts: Sequence[str
 
 
 def _house(side: ModelSide, plan: AttackPlan, number: int) -> House:
-    def fits(text: str) -> bool:
-        return len(side.layout.pieces(text)) == 1
-
-    return make_house(f"attack {plan.seed} {number}", plan.candidates, 4, fits, plan.held_out)
+    seed = f"attack {plan.seed} {number}"
+    return make_house(seed, plan.candidates, 4, side.layout.fits, plan.held_out)
 
 
 Rows = list[NDArray[np.float32]]

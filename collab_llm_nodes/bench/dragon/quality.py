@@ -205,7 +205,7 @@ class Quality:
             f"{plan.seed} {number}",
             max(1, plan.most),
             max(plan.windows) // 12,  # an exchange has more tokens than that
-            lambda text: len(self._layout.pieces(text)) == 1,
+            self._layout.fits,
             plan.held_out,
         )
 

@@ -180,7 +180,7 @@ class DocumentsDecoder:
         logs = self._relevance.log_weights(self._answer, self._last_evidence())
         weights, log_mass = softmax(logs, 1.0)
         shares = torch.from_numpy(weights).to(self._rows.device, self._rows.dtype)
-        return _normalised(shares @ self._rows.exp()), log_mass
+        return _normalised(shares @ self._rows.exp()), self._relevance.side_weight(log_mass)
 
     def _check(self) -> None:
         if self._cancelled:
@@ -216,6 +216,7 @@ class ModelSide:
         self.encoder = encoder or encoder_of(config)
         self.layout = Layout(engine.loaded, config.document_tokens)
         self.caches = DocumentCaches(engine, None if store is None else store.kv, self.layout)
+        self._warned = False
 
     @cached_property
     def info(self) -> SideInfo:
@@ -257,6 +258,7 @@ class ModelSide:
         config = config or self._config
         documents = self.retrieve(query, config)
         if documents.hits:
+            self._warn_of_cuts(documents)
             prompt = self.layout.behind(query)
         else:
             log.info("no document found: plain generation")
@@ -273,6 +275,18 @@ class ModelSide:
                 remedy="lower max_tokens, or shorten the question",
             )
         return decoder
+
+    def _warn_of_cuts(self, documents: Retrieved) -> None:
+        """Say once that documents are longer than this side reads: ``Index`` did not cut them."""
+        cut = next((h.name for h in documents.hits if not self.layout.fits(h.chunk.text)), None)
+        if cut is not None and not self._warned:
+            self._warned = True
+            log.warning(
+                "pieces of %r, and maybe of others, are longer than %d tokens: their ends are not"
+                " read; add them again in smaller pieces (--by sentence --characters 240)",
+                cut,
+                self._config.document_tokens,
+            )
 
     def continuation(self, ids: Sequence[int]) -> DocumentsDecoder:
         """Return an opened decoder that goes on behind ``ids``, without any documents."""

@@ -81,6 +81,10 @@ class Layout:
             found += self._encode(_TITLE + self._without_control(text))[: self._most]
         return tuple(found)
 
+    def fits(self, text: str) -> bool:
+        """Return False if a document of this text would be cut."""
+        return len(self._encode(_TITLE + self._without_control(text))) <= self._most
+
     def behind(self, question: str) -> Ids:
         """Return the ids of the question behind a document, up to where the answer begins.
 

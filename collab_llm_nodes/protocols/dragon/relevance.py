@@ -77,6 +77,15 @@ class Relevance:
             return self._rescored(tokens)
         return self._first + evidence if self.needs_likelihoods else self._first
 
+    def side_weight(self, log_mass: float) -> float:
+        """Return the log weight of this side as it is used and sent: log h_t^s, or nearly so.
+
+        Args:
+            log_mass: log-sum-exp of the documents' log weights.
+        """
+        step = self._rule.weight_step
+        return round(log_mass / step) * step if step else log_mass
+
     def _rescored(self, tokens: Sequence[int]) -> Weights:
         count = len(tokens) - len(tokens) % self._rule.every
         if not count or not self._texts:

@@ -36,6 +36,14 @@ class RelevanceConfig:
         high=1.0,
         per_request=True,
     )
+    weight_step: float = setting(
+        0.0,
+        "The log of this side's weight is rounded to a multiple of it, before it is used or sent;"
+        " 0: not at all. Exact weights tell which documents were retrieved.",
+        low=0.0,
+        high=10.0,
+        read_only=True,
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)

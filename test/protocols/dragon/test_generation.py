@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import Cancelled, ConfigError, InvalidInput, ProtocolError
+from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
+from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
@@ -149,6 +151,17 @@ def test_two_sides_together_are_one_side_with_both_stores() -> None:
             decoder.push(token)
 
 
+def test_a_rounded_weight_leaves_the_mixture_alone() -> None:
+    engine = engine_of()
+    (p, exact), (rounded_p, rounded) = (
+        side_with(TEXTS, engine, config_of(weight_step=step)).decoder(QUESTION, 4).next()
+        for step in (0.0, 0.5)
+    )
+    np.testing.assert_array_equal(p, rounded_p)
+    assert rounded == round(2 * exact) / 2
+    assert rounded != exact
+
+
 def test_without_documents_it_is_plain_generation() -> None:
     engine, config = engine_of(), config_of()
     for side in (ModelSide(engine, None, config), side_with({}, engine, config)):
@@ -191,3 +204,19 @@ def test_no_room_and_an_incomparable_scorer_are_refused() -> None:
         assert ModelSide(engine, store, SideConfig()).info.scorer.endswith(
             "temperature 0.1, static"
         )
+
+
+def test_documents_that_are_cut_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    engine, config = engine_of(), config_of(documents=1)
+    with Store(None) as store:
+        side = ModelSide(engine, store, config)
+        document = Document("long", "The red ball lies in the kitchen. " * 30)
+        store.add(document, chunks(document, ChunkPlan()))
+        while store.embed(side.encoder):
+            pass
+        for _ in range(2):
+            side.decoder(QUESTION, 4).close()
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == 1
+    assert "'long'" in warned[0]
+    assert "longer than 64 tokens" in warned[0]
