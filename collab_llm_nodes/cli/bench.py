@@ -239,9 +239,6 @@ def bench_dragon(
     tokens: Annotated[int, typer.Option(help="Longest answer.", min=2, max=512)] = 20,
     documents: Annotated[int, typer.Option(help="Documents of each side.", min=1)] = 2,
     answers: Annotated[int, typer.Option(help="Simulated answers at each point.", min=1)] = 50,
-    quality: Annotated[
-        bool, typer.Option(help="Perplexity and accuracy by documents, too; that takes longer.")
-    ] = False,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
     plot: PlotOption = None,
@@ -261,7 +258,6 @@ def bench_dragon(
         tokens=tokens,
         documents=documents,
         answers=answers,
-        quality=quality,
         seed=seed,
         plot=plot,
         console=console,

@@ -20,8 +20,6 @@ from collab_llm_nodes.bench.dragon.latency import (
     show_latency,
 )
 from collab_llm_nodes.bench.dragon.law import law_tv
-from collab_llm_nodes.bench.dragon.quality import QualityPlan
-from collab_llm_nodes.bench.dragon.quality_report import run_quality
 from collab_llm_nodes.decoding.aggregation import Pair
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
@@ -54,24 +52,18 @@ def run_dragon(
     documents: int,
     seed: int,
     answers: int,
-    quality: bool,
     plot: Path | None,
     console: Console,
 ) -> dict[str, Any]:
     """Measure latency with ``model`` on both sides, and replay its acceptances.
 
-    Args:
-        quality: measure what the documents are worth, too (``run_quality``); that takes longer.
-
     Returns:
         What ``run_latency`` returns but for the fates; ``scheduler.<point>`` as ``run_scheduler``
-        returns it; ``law_tv``, see there; ``figures`` and ``goals`` by name, and ``ok``. With
-        ``quality``, what ``run_quality`` returns as well.
+        returns it; ``law_tv``, see there; ``figures`` and ``goals`` by name, and ``ok``.
     """
     plan = LatencyPlan(tuple(rtts_ms), decode_ms, questions=questions, tokens=tokens, seed=seed)
     side = SideConfig(retrieval=RetrievalConfig(method="dense", chunks=documents, temperature=0.1))
-    engine = Engine(load(ModelConfig(model)))
-    found = run_latency(engine, side, plan, console)
+    found = run_latency(Engine(load(ModelConfig(model))), side, plan, console)
     fates = found.pop("fates")
     points = [(pace, added) for pace in PACES for added in ADDED_S]
     with console.status("simulating ..."):
@@ -86,9 +78,6 @@ def run_dragon(
         console.print(f"{name}: {found['figures'][name]:.3g} (goal: at most {goal:g})")
     if plot is not None:
         plot_latency(found, plot)
-    if quality:
-        drawn = plot.with_stem(f"{plot.stem}_quality") if plot is not None else None
-        found |= run_quality(engine, plan=QualityPlan(seed=seed), plot=drawn, console=console)
     return found
 
 
