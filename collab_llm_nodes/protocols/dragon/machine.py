@@ -12,6 +12,9 @@ is how both sides recognise drafts that were made before. Only the aggregator ne
 the other side sends them, and the aggregator sends the ones it holds when it hands its office
 over, together with the target that says so.
 
+With the aggregator pinned to one side, that side tells target tokens, and whether the other side's
+draft was it, and nothing more.
+
 Drafts, acceptance and target are functions of the prefix and the position (``decoding/
 aggregation.py``). So neither delays, nor hand-overs, nor a stream that breaks and is opened again
 with the known answer can change a token.
@@ -25,7 +28,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -262,8 +265,7 @@ class SideMachine:
 
     @property
     def _most_ahead(self) -> int:
-        estimates = self.profiler.estimates(len(self.answer))
-        decode_s = estimates.decode_s[self.party] if estimates is not None else 0.0
+        decode_s = self.profiler.decode_s(self.party, len(self.answer))
         return self._ahead.drafts(self.profiler.rtt_s, decode_s)
 
     def _go_on(self, now: float) -> None:
@@ -289,18 +291,27 @@ class SideMachine:
         )
         self._hand_over(following)
         self._targets_at[len(self.answer)] = now
-        self._outbox.append(
-            Target(
-                position,
-                judged.token,
-                judged.accepted,
-                following,
-                self.finished,
-                judged.expected,
-                own.decode_s,
-                self.profiler.rtt_s,
-            )
+        told = Target(
+            position,
+            judged.token,
+            judged.accepted,
+            following,
+            self.finished,
+            judged.expected,
+            own.decode_s,
+            self.profiler.rtt_s,
         )
+        self._outbox.append(self._discreet(told) if self._scheduler.pinned else told)
+
+    def _discreet(self, told: Target) -> Target:
+        """Leave out what the other side needs only to judge in its turn.
+
+        The fate of this side's draft says something about this side's documents.
+        """
+        accepted = (
+            (False, told.accepted[1]) if self.party is Party.DEVICE else (told.accepted[0], False)
+        )
+        return replace(told, accepted=accepted, expected=(0.0, 0.0), decode_s=0.0)
 
     def _on_draft(self, message: Draft, now: float, size: int) -> None:
         sender = self.party.other
@@ -356,9 +367,10 @@ class SideMachine:
                 remedy="accept a draft if, and only if, it is the target token",
             )
         self._told_at = now
-        self.profiler.on_judged(message.expected)
         self.profiler.on_told_rtt(message.rtt_s)
-        self.profiler.on_pass(self.party.other, message.position, message.decode_s)
+        if not self._scheduler.pinned:
+            self.profiler.on_judged(message.expected)
+            self.profiler.on_pass(self.party.other, message.position, message.decode_s)
         self._settle(message.token, message.accepted)
         if message.finished != self.finished:
             raise ProtocolError(

@@ -37,7 +37,8 @@ class Target:
     """The target token at one position, for the side that does not aggregate.
 
     Attributes:
-        accepted: it is the draft of device, of cloud.
+        accepted: it is the draft of device, of cloud. With a pinned aggregator, its own entry is
+            False, ``expected`` and ``decode_s`` are 0: the other side has no use for them.
         aggregator: the side that aggregates from the next position on.
         finished: the answer is complete.
         expected: see ``Judgement``.

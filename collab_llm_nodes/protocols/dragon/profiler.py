@@ -249,14 +249,17 @@ class Profiler:
         """The round trip [s], measured here or, without that, told; 0: unknown."""
         return self.link.rtt_s if self.link.known else self._told_rtt_s
 
+    def decode_s(self, party: Party, position: int) -> float:
+        """Return the expected time of a pass of ``party`` [s]; 0 while unknown."""
+        model = self._decode[party]
+        return model.at(self._prompt_tokens + position) if model is not None else 0.0
+
     def estimates(self, position: int) -> Estimates | None:
         """Return the estimates for one token; None until both sides have decoded."""
-        device, cloud = self._decode
-        if device is None or cloud is None:
+        if None in self._decode:
             return None
-        t = self._prompt_tokens + position
         return Estimates(
-            (device.at(t), cloud.at(t)),
+            (self.decode_s(Party.DEVICE, position), self.decode_s(Party.CLOUD, position)),
             self.rtt_s,
             (self._acceptance[0].value, self._acceptance[1].value),
         )

@@ -138,6 +138,11 @@ class Scheduler:
         self._random = random.Random(config.seed)
 
     @property
+    def pinned(self) -> bool:
+        """True if one side always aggregates."""
+        return self._config.aggregate_on in ("device", "cloud")
+
+    @property
     def first(self) -> Party:
         """The side that aggregates the first token."""
         return Party.CLOUD if self._config.aggregate_on == "cloud" else Party.DEVICE
@@ -147,7 +152,7 @@ class Scheduler:
     ) -> Party:
         """Return the side that aggregates after one aggregation at ``now_at``."""
         policy = self._config.aggregate_on
-        if policy in ("device", "cloud"):
+        if self.pinned:
             return self.first
         if policy == "random":
             return self._random.choice(list(Party))

@@ -164,7 +164,13 @@ def test_pinned_to_the_device_it_sends_targets_only() -> None:
     device.poll = lambda: [sent.append(m) or m for m in poll()]  # type: ignore
     Simulation(machines, model, Delays.constant((1.0, 0.7), 2.0)).finish()
     assert len(sent) == MOST
-    assert all(isinstance(message, Target) for message in sent)
+    for message in sent:
+        assert isinstance(message, Target)
+        assert not message.accepted[DEVICE]  # the fate of a draft tells about its documents
+        assert (message.expected, message.decode_s) == ((0.0, 0.0), 0.0)
+    heard = [fate[CLOUD] for fate in machines[CLOUD].figures.fates]
+    told = [fate[CLOUD] for fate in device.figures.fates]
+    assert heard == told[: len(heard)] != []
 
 
 def test_a_side_runs_ahead_no_further_than_allowed() -> None:
