@@ -134,7 +134,7 @@ def test_a_question_that_leaves_no_room_is_told(world: World) -> None:
 
 def test_what_was_written_stays_when_the_cloud_is_lost_for_good() -> None:
     own = World()
-    patience = PatienceConfig(patience_s=0.2, silence_s=0.2, without_cloud="fail")
+    patience = PatienceConfig(patience_s=3.0, silence_s=3.0, without_cloud="fail")
     seen: list[int] = []
 
     def stop(progress: Progress) -> None:

@@ -192,7 +192,7 @@ def test_a_cloud_that_vanishes_leaves_the_device_to_finish_alone(
     told = ask(
         TableSide(DEVICE, model),
         client,
-        rules(patience_s=0.3, silence_s=0.3),
+        rules(patience_s=3.0, silence_s=3.0),
         seed=seed,
         max_tokens=20,
         emit=vanish,
@@ -213,7 +213,7 @@ def test_a_cloud_that_falls_silent_is_given_up(serve: Serve, connect: Connect, a
     told = ask(
         TableSide(DEVICE, model),
         connect(f"127.0.0.1:{cloud.port}"),
-        rules("device", patience_s=0.5, silence_s=0.3),
+        rules("device", patience_s=4.0, silence_s=2.0),
         seed=long_answer(20, model),
         max_tokens=20,
     )
