@@ -359,19 +359,20 @@ def _mixed(rows: Tensor, logs: Sequence[NDArray[np.float64]], side: slice) -> Te
 
 def gain(
     figures: Mapping[str, Mapping[str, float]], method: str, others: Sequence[str] = BASELINES
-) -> float:
+) -> float | None:
     """Return (ppl_none - ppl_method) / (ppl_none - ppl_second) of one number of documents.
 
     Args:
         others: the best of them is the second. As in the paper: the context aggregations.
 
     Returns:
-        inf if the method is better than no documents and none of the others is.
+        None if none of the others is better than no documents.
     """
     none = figures[NONE]["perplexity"]
     second = min(figures[name]["perplexity"] for name in others)
-    won = none - figures[method]["perplexity"]
-    return won / (none - second) if second < none else math.copysign(math.inf, won)
+    if second >= none:
+        return None
+    return (none - figures[method]["perplexity"]) / (none - second)
 
 
 def measure_quality(
