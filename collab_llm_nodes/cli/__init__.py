@@ -11,7 +11,18 @@ from typing import Annotated
 
 import typer
 
-from collab_llm_nodes.cli import ask, bags, bench, check, demo, evaluate, knowledge, train, verifier
+from collab_llm_nodes.cli import (
+    ask,
+    bags,
+    bench,
+    check,
+    demo,
+    dragon,
+    evaluate,
+    knowledge,
+    train,
+    verifier,
+)
 from collab_llm_nodes.cli.output import console, fail, told_without_ros
 from collab_llm_nodes.errors import CollabError
 
@@ -22,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for group in (demo, verifier, ask, bags):
+for group in (demo, verifier, dragon, ask, bags):
     app.add_typer(group.app)
 for name, group in (
     *(("train", train), ("eval", evaluate), ("bench", bench), ("check", check)),

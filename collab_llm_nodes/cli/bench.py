@@ -225,6 +225,81 @@ def _numbers(text: str, option: str, least: int) -> list[int]:
     return found
 
 
+@app.command("dragon")
+def bench_dragon(
+    model: Annotated[str, typer.Option(help="Model of both sides: directory or hub id.")],
+    rtts: Annotated[
+        str, typer.Option(help="Added round trips [ms], separated by commas.")
+    ] = "0,50,100,200,300",
+    decode_ms: Annotated[
+        tuple[float, float],
+        typer.Option(help="EMULATION: a pass on device, on cloud, takes at least this time [ms]."),
+    ] = (50.0, 50.0),
+    questions: Annotated[int, typer.Option(help="Questions for each method.", min=1)] = 4,
+    tokens: Annotated[int, typer.Option(help="Longest answer.", min=2, max=512)] = 20,
+    documents: Annotated[int, typer.Option(help="Documents of each side.", min=1)] = 2,
+    answers: Annotated[int, typer.Option(help="Simulated answers at each point.", min=1)] = 50,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """DRAGON's latency by round trip beside its baselines, and its scheduler (paper 001).
+
+    Exits with 0 only if all goals are met.
+    """
+    from collab_llm_nodes.bench.dragon.report import run_dragon
+
+    results = on_this_machine(
+        run_dragon,
+        model=model,
+        rtts_ms=_numbers(rtts, "--rtts", 0),
+        decode_ms=decode_ms,
+        questions=questions,
+        tokens=tokens,
+        documents=documents,
+        answers=answers,
+        seed=seed,
+        plot=plot,
+        console=console,
+    )
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["ok"] else 1)
+
+
+@app.command("dragon-quality")
+def bench_dragon_quality(
+    model: Annotated[str, typer.Option(help="Model of both sides: directory or hub id.")],
+    houses: Annotated[int, typer.Option(help="Talks, each about documents of its own.", min=1)] = 3,
+    questions: Annotated[int, typer.Option(help="Questions of each kind.", min=1)] = 24,
+    attacks: Annotated[int, typer.Option(help="Answers that are attacked.", min=1)] = 16,
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """What documents on two sides are worth to an answer, and what it gives away (paper 001)."""
+    import torch
+
+    from collab_llm_nodes.bench.dragon.answers import AnswersPlan
+    from collab_llm_nodes.bench.dragon.privacy import AttackPlan
+    from collab_llm_nodes.bench.dragon.quality import QualityPlan
+    from collab_llm_nodes.bench.dragon.quality_report import run_quality
+    from collab_llm_nodes.engine.engine import Engine
+    from collab_llm_nodes.models.loading import ModelConfig, load
+
+    torch.set_num_threads(threads)
+    results = on_this_machine(
+        run_quality,
+        engine=Engine(load(ModelConfig(model))),
+        plan=QualityPlan(houses=houses, seed=seed),
+        answers=AnswersPlan(questions=questions, seed=seed),
+        attack=AttackPlan(houses=attacks, seed=seed),
+        plot=plot,
+        console=console,
+    )
+    write_json(json_file, results)
+
+
 @app.command("chat")
 def bench_chat(
     chunks: Annotated[int, typer.Option(help="Chunks of the document.", min=1)] = 8,

@@ -28,7 +28,9 @@ def add(
     files: Annotated[
         list[Path], typer.Argument(help="PDF, Markdown or text.", exists=True, dir_okay=False)
     ],
-    by: Annotated[str, typer.Option(help="window, page, section, paragraph or code.")] = "window",
+    by: Annotated[
+        str, typer.Option(help="window, page, section, paragraph, sentence or code.")
+    ] = "window",
     characters: Annotated[int, typer.Option(help="Of a chunk at most.")] = 1000,
     overlap: Annotated[int, typer.Option(help="Characters that two windows share.")] = 0,
     pages: Annotated[int, typer.Option(help="Of a chunk, by page.")] = 1,

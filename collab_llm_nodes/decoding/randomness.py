@@ -13,7 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Numbers are part of the protocol: both sides derive the same bits from them. Append only.
-PURPOSES = {"draft": 1, "accept": 2, "recover": 3, "bonus": 4, "gumbel": 5}
+PURPOSES = {
+    "draft": 1,
+    "accept": 2,
+    "recover": 3,
+    "bonus": 4,
+    "gumbel": 5,
+    "draft_cloud": 6,
+    "accept_cloud": 7,
+    "recover_cloud": 8,
+    "coin": 9,
+}
 
 _MASK = 2**64 - 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class Outcome:
 class Draws(Protocol):
     """Source of a law's randomness; the tests enumerate it instead."""
 
-    def accept(self, probability: float, position: int) -> bool: ...
+    def accept(self, probability: float, position: int, purpose: str) -> bool: ...
 
     def pick(self, p: Probabilities, position: int, purpose: str) -> int:
         """An index into ``p``, which need not be normalised."""
@@ -49,8 +49,8 @@ class KeyedDraws:
 
     seed: int
 
-    def accept(self, probability: float, position: int) -> bool:
-        return uniform(self.seed, position, "accept") < probability
+    def accept(self, probability: float, position: int, purpose: str) -> bool:
+        return uniform(self.seed, position, purpose) < probability
 
     def pick(self, p: Probabilities, position: int, purpose: str) -> int:
         if purpose != "gumbel":
@@ -95,17 +95,39 @@ def verify_chain(
         own = (_own_token(p_i, config, position + i, draws) for i, p_i in enumerate(p))
         return verify_own(own, draft, eos)
     for i, (token, sent) in enumerate(zip(draft, q, strict=True)):
-        p_i, ids, q_i = p[i], sent.ids, sent.law  # q_i is 0 elsewhere
-        if not draws.accept(p_i[token] / q_i[ids.searchsorted(token)], position + i):
-            residual = p_i.copy()
-            residual[ids] = np.maximum(p_i[ids] - q_i, 0.0)
-            if not residual.any():  # p and q differ by rounding only
-                residual = p_i
-            return Outcome(i, draws.pick(residual, position + i, "recover"))
+        stands = verify_token(p[i], token, sent.ids, sent.law, position + i, draws)
+        if stands != token:
+            return Outcome(i, stands)
         if token in eos:
             return Outcome(i + 1, -1)
     gamma = len(draft)
     return Outcome(gamma, draws.pick(p[gamma], position + gamma, "bonus"))
+
+
+def verify_token(
+    p: Probabilities,
+    token: int,
+    ids: NDArray[np.integer[Any]],
+    q: Probabilities,
+    position: int,
+    draws: Draws,
+    purposes: tuple[str, str] = ("accept", "recover"),
+) -> int:
+    """Return ``token`` if it stands, else the one recovered: distributed as ``p`` if it was as q.
+
+    Args:
+        p: [V], the target's distribution.
+        ids, q: [k] ids in ascending order, and their probabilities in the distribution of which
+            ``token`` was drawn; that is 0 elsewhere.
+        purposes: the streams of the two draws.
+    """
+    if draws.accept(p[token] / q[ids.searchsorted(token)], position, purposes[0]):
+        return token
+    residual = p.copy()
+    residual[ids] = np.maximum(p[ids] - q, 0.0)
+    if not residual.any():  # p and q differ by rounding only
+        residual = p
+    return draws.pick(residual, position, purposes[1])
 
 
 def verify_own(tokens: Iterable[int], draft: Sequence[int], eos: frozenset[int]) -> Outcome:

@@ -84,7 +84,7 @@ def distribution(
     p /= p.sum(axis=-1, keepdims=True)
     if config.top_p < 1:
         for row in np.ndindex(p.shape[:-1]):
-            _keep_nucleus(p[row], config.top_p)
+            keep_nucleus(p[row], config.top_p)
     return p
 
 
@@ -206,7 +206,7 @@ def to_wire_rows(p: NDArray[np.float64], max_support: int) -> list[SparseDistrib
     ]
 
 
-def _keep_nucleus(p: NDArray[np.float64], top_p: float) -> None:
+def keep_nucleus(p: NDArray[np.float64], top_p: float) -> None:
     """Top-p in place: drop each token whose betters already have mass ``top_p``."""
     support = np.flatnonzero(p)  # few tokens at an exit that scores candidates only
     mass = p[support]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -17,7 +18,7 @@ from collab_llm_nodes.errors import InvalidInput, ModelError
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import EncodedPrompt, check_encoded
 
-FORMAT = "collab_llm session 1"
+FORMAT = "collab_llm session 2"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class SavedSession:
             "dtype": str(fit.dtype),
             "position": str(self.keys_values.shape[2]),
             "position_delta": str(self.prompt.position_delta),
+            "checksum": checksum_of(tensors),
         }
         target = Path(file)
         try:
@@ -103,6 +105,8 @@ class SavedSession:
                 _check_facts(facts, fit)
                 tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
             columns, delta = int(facts["position"]), int(facts["position_delta"])
+            if facts["checksum"] != checksum_of(tensors):
+                raise ValueError("its numbers are not those that were saved")
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise InvalidInput(
                 f"{file} is not a readable session: {error}", field="file", remedy="save it again"
@@ -119,6 +123,15 @@ class SavedSession:
         features = tensors.get("image_features")
         _check_features(features, prompt, fit)
         return cls(tensors["keys_values"], prompt, features)
+
+
+def checksum_of(tensors: dict[str, Tensor]) -> str:
+    """Return a CRC-32 of all tensors: disks flip bits, and a wrong key still looks like a key."""
+    found = 0
+    for name in sorted(tensors):
+        numbers = tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data
+        found = zlib.crc32(numbers, zlib.crc32(name.encode(), found))
+    return f"{found:08x}"
 
 
 def _check_facts(facts: dict[str, str], fit: Fit) -> None:

@@ -79,6 +79,11 @@ class Session:
         self._image_features: Tensor | None = None
 
     @property
+    def prompt(self) -> EncodedPrompt:
+        """The prompt that the session was opened with, or saved with."""
+        return self._prompt
+
+    @property
     def length(self) -> int:
         """Tokens held in the KV cache's trunk."""
         return self._tree.length

@@ -30,6 +30,7 @@ _FENCE_OR_HEADING = re.compile(
     r"(?<![^\n\f]) {0,3}(?:(?P<fence>`{3,}|~{3,})|#{1,6}(?=[ \t\r\n\f]|\Z))"
 )
 _LINE = re.compile(r"[^\n\f]*")
+_SENTENCE_END = re.compile(r"[.!?][)\"'\u201d\u2019]?[ \t]|[\n\f]")
 _BLANK_LINES = re.compile(r"\n[ \t\r\f]*\n")
 # A line that can end a definition (indented, closing or blank), before one that begins something.
 _DEFINITION_END = re.compile(
@@ -45,8 +46,9 @@ class ChunkPlan:
     by: str = setting(
         "window",
         "window: characters only; page; section: Markdown headings; paragraph: whole paragraphs as"
-        " long as they fit; code: whole top-level definitions as long as they fit.",
-        choices=("window", "page", "section", "paragraph", "code"),
+        " long as they fit; sentence: whole sentences and lines as long as they fit; code: whole"
+        " top-level definitions as long as they fit.",
+        choices=("window", "page", "section", "paragraph", "sentence", "code"),
     )
     characters: int = setting(
         1000, "A chunk holds at most so many characters.", low=16, high=10_000_000
@@ -98,7 +100,7 @@ def chunks(document: Document, plan: ChunkPlan) -> Iterator[Chunk]:
     content = document.content
     page, counted = int(PAGE_BREAK in content), 0
     for start, end, section in _PIECES[plan.by](content, plan):
-        for first, last in _windows(content, start, end, plan.characters, plan.overlap):
+        for first, last in windows(content, start, end, plan.characters, plan.overlap):
             text = content[first:last]
             body = text.strip()
             if not body:
@@ -110,7 +112,7 @@ def chunks(document: Document, plan: ChunkPlan) -> Iterator[Chunk]:
             yield Chunk(document.id, first, first + len(body), body, page, section)
 
 
-def _windows(
+def windows(
     content: str, start: int, end: int, size: int, overlap: int = 0
 ) -> Iterator[tuple[int, int]]:
     """Yield the places of windows of ``size`` characters at most that cover start to end."""
@@ -132,7 +134,7 @@ def _by_window(content: str, _: ChunkPlan) -> Iterator[_Piece]:
 
 def _by_page(content: str, plan: ChunkPlan) -> Iterator[_Piece]:
     if PAGE_BREAK not in content:
-        for start, end in _windows(content, 0, len(content), plan.pages * _PAGE_CHARACTERS):
+        for start, end in windows(content, 0, len(content), plan.pages * _PAGE_CHARACTERS):
             yield start, end, ""
         return
     start, count = 0, 0
@@ -187,6 +189,12 @@ def _by_paragraph(content: str, plan: ChunkPlan) -> Iterator[_Piece]:
         yield start, end, ""
 
 
+def _by_sentence(content: str, plan: ChunkPlan) -> Iterator[_Piece]:
+    cuts = (mark.end() for mark in _SENTENCE_END.finditer(content))
+    for start, end in _packed(cuts, len(content), plan.characters):
+        yield start, end, ""
+
+
 def _by_code(content: str, plan: ChunkPlan) -> Iterator[_Piece]:
     cuts = (line.end() for line in _DEFINITION_END.finditer(content))
     for start, end in _packed(cuts, len(content), plan.characters):
@@ -209,5 +217,6 @@ _PIECES: dict[str, Callable[[str, ChunkPlan], Iterator[_Piece]]] = {
     "page": _by_page,
     "section": _by_section,
     "paragraph": _by_paragraph,
+    "sentence": _by_sentence,
     "code": _by_code,
 }

@@ -28,12 +28,12 @@ _MODEL_DIGITS = 32
 class KvFiles:
     """A cache of files by chunk and model.
 
-    Args:
+    Attributes:
         most_bytes: of all files together.
     """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
-        self._folder, self._most = folder, most_bytes
+        self._folder, self.most_bytes = folder, most_bytes
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -72,11 +72,11 @@ class KvFiles:
             with tempfile.TemporaryDirectory(dir=self._folder, prefix=_BUILDING) as place:
                 part = Path(place) / file.name
                 write(part)
-                if (size := part.stat().st_size) > self._most:
+                if (size := part.stat().st_size) > self.most_bytes:
                     raise InvalidInput(
                         f"a KV file of {size} bytes",
                         field="kv_bytes",
-                        remedy=f"raise it above {self._most}, or use smaller chunks",
+                        remedy=f"raise it above {self.most_bytes}, or use smaller chunks",
                     )
                 self._make_room(size)
                 with part.open("rb") as written:
@@ -104,6 +104,10 @@ class KvFiles:
                 if time.time() - place.stat().st_mtime > _ABANDONED_S:
                     shutil.rmtree(place, ignore_errors=True)
 
+    def count(self) -> int:
+        """Return the number of files."""
+        return sum(1 for _ in self._files())
+
     def size(self) -> int:
         """Return the bytes of all files together."""
         return sum(size for _, size, _ in self._by_use())
@@ -112,7 +116,7 @@ class KvFiles:
         held = self._by_use()
         total = size + sum(size for _, size, _ in held)
         for _, freed, file in held:
-            if total <= self._most:
+            if total <= self.most_bytes:
                 return
             _unlink(file)
             total -= freed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -100,7 +101,7 @@ def _weighed(hits: tuple[Hit, ...], config: RetrievalConfig, scorer: str) -> Ret
     return Retrieved(hits, weights, log_mass, scorer)
 
 
-def softmax(scores: list[float], temperature: float) -> tuple[np.ndarray, float]:
+def softmax(scores: Sequence[float] | np.ndarray, temperature: float) -> tuple[np.ndarray, float]:
     """Return exp(score / temperature), scaled to the sum 1, and the log of that sum.
 
     Computed relative to the largest score (DRAGON, Appendix A.1): no score overflows.

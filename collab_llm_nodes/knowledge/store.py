@@ -135,20 +135,32 @@ class Store:
         document: Document,
         chunks: Iterable[Chunk],
         check: Callable[[], None] = lambda: None,
+        *,
+        replacing: bool = True,
     ) -> int:
         """Add ``document``, in the place of one of the same name, and return the new version.
 
         Args:
             chunks: of the document; taken one by one.
             check: called every thousand chunks; what it raises undoes everything.
+            replacing: False makes it an error if there is a document of this name.
 
         Raises:
-            InvalidInput: more chunks than ``limits.chunks``.
+            InvalidInput: more chunks than ``limits.chunks``, or the name is taken.
             Unavailable: no room, on the disk or within ``limits.bytes``.
             Busy: another writer took longer than ``limits.busy_s``.
         """
         with self._database.writing() as db:
             replaced = self._ids(db, document.name)
+            if (
+                not replacing
+                and db.execute("SELECT 1 FROM document WHERE name = ?", (document.name,)).fetchone()
+            ):
+                raise InvalidInput(
+                    f"there is a document {quoted(document.name)} already",
+                    field="documents",
+                    remedy="delete it first, ask for its replacement, or choose another name",
+                )
             db.execute("DELETE FROM document WHERE name = ?", (document.name,))
             version = _next_version(db)
             row = db.execute(
@@ -210,6 +222,10 @@ class Store:
                         (vector.tobytes(), chunk),
                     )
                 _next_version(db)
+        return self.without_vector()
+
+    def without_vector(self) -> int:
+        """Return the number of chunks that have no vector yet."""
         with self._database.reading() as db:
             row = db.execute("SELECT (SELECT count(*) FROM chunk) - (SELECT count(*) FROM vector)")
             return int(row.fetchone()[0])

@@ -14,6 +14,7 @@ PROTOCOLS: dict[str, str] = {  # name: module that holds its ENTRY; the first is
     "collective": "collab_llm_nodes.protocols.collective.entry",
     "minion": "collab_llm_nodes.protocols.minions.minion_entry",
     "minions": "collab_llm_nodes.protocols.minions.entry",
+    "dragon": "collab_llm_nodes.protocols.dragon.entry",
 }
 
 

@@ -144,11 +144,11 @@ def check_own_token_laws(law: ModuleType, vocab: int, gamma: int, seed: int) -> 
 def check_boundaries(law: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """u = 0 accepts nothing impossible, u just below 1 accepts everything certain."""
     monkeypatch.setattr(law, "uniform", lambda *_: 0.0)
-    assert not law.KeyedDraws(1).accept(0.0, 3)
-    assert law.KeyedDraws(1).accept(2.0**-53, 3)
+    assert not law.KeyedDraws(1).accept(0.0, 3, "accept")
+    assert law.KeyedDraws(1).accept(2.0**-53, 3, "accept")
     monkeypatch.setattr(law, "uniform", lambda *_: 1.0 - 2.0**-53)
-    assert law.KeyedDraws(1).accept(1.0, 3)
-    assert not law.KeyedDraws(1).accept(1.0 - 2.0**-53, 3)
+    assert law.KeyedDraws(1).accept(1.0, 3, "accept")
+    assert not law.KeyedDraws(1).accept(1.0 - 2.0**-53, 3, "accept")
     monkeypatch.undo()
 
 
@@ -282,25 +282,19 @@ def test_malformed_drafts_are_typed_errors(
 
 MUTATIONS = {
     "ratio swapped": (
-        "p_i[token] / q_i[ids.searchsorted(token)]",
-        "q_i[ids.searchsorted(token)] / max(p_i[token], 1e-9)",
+        "p[token] / q[ids.searchsorted(token)]",
+        "q[ids.searchsorted(token)] / max(p[token], 1e-9)",
     ),
-    "residual swapped": ("np.maximum(p_i[ids] - q_i, 0.0)", "np.maximum(q_i - p_i[ids], 0.0)"),
-    "residual is p": ("np.maximum(p_i[ids] - q_i, 0.0)", "p_i[ids]"),
-    "correction token dropped": (
-        'Outcome(i, draws.pick(residual, position + i, "recover"))',
-        "Outcome(i, -1)",
-    ),
-    "rejected token kept": (
-        "return Outcome(i, draws.pick(res",
-        "return Outcome(i + 1, draws.pick(res",
-    ),
+    "residual swapped": ("np.maximum(p[ids] - q, 0.0)", "np.maximum(q - p[ids], 0.0)"),
+    "residual is p": ("np.maximum(p[ids] - q, 0.0)", "p[ids]"),
+    "correction token dropped": ("Outcome(i, stands)", "Outcome(i, -1)"),
+    "rejected token kept": ("return Outcome(i, stands)", "return Outcome(i + 1, stands)"),
     "bonus dropped": (
         'Outcome(gamma, draws.pick(p[gamma], position + gamma, "bonus"))',
         "Outcome(gamma, -1)",
     ),
     "bonus from the row before": ("draws.pick(p[gamma], ", "draws.pick(p[gamma - 1], "),
-    "<= for <": ('"accept") < probability', '"accept") <= probability'),
+    "<= for <": ("purpose) < probability", "purpose) <= probability"),
     "end token ignored": ("        if token in eos:", "        if False:"),
     "end token ignored, own token": ("        if own in eos:", "        if False:"),
     "drawn before rounding": (
@@ -313,8 +307,8 @@ MUTATIONS = {
         "_own_token(p_i, config, position + i + 1",
     ),
     "one key for all": ("_own_token(p_i, config, position + i", "_own_token(p_i, config, position"),
-    "accept shares the draft's stream": ('position, "accept")', 'position, "draft")'),
-    "recover shares the accept's stream": ('position + i, "recover")', 'position + i, "accept")'),
+    "accept shares the draft's stream": ('= ("accept", "recover")', '= ("draft", "recover")'),
+    "recover shares the accept's stream": ('= ("accept", "recover")', '= ("accept", "accept")'),
     "noise without p": ("np.log(p[support]) + noise", "noise"),
     "noise subtracted": ("np.log(p[support]) + noise", "np.log(p[support]) - noise"),
 }

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import VISION, tiny_folder, tiny_model, tiny_prompt
 
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.saved import FORMAT, checksum_of
 from collab_llm_nodes.engine.session import Session
 from collab_llm_nodes.errors import InvalidInput, ModelError
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
@@ -78,7 +79,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             Engine(other).restore(file)
     tensors, fit = load_file(file), engine._fit
     facts = {
-        "format": "collab_llm session 1",
+        "format": FORMAT,
         "model": fit.model,
         "dtype": "torch.float32",
         "position": str(len(prompt.ids)),
@@ -91,21 +92,24 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ({}, {"dtype": "torch.bfloat16"}, ModelError),
         ({}, {"position": str(len(prompt.ids) - 1)}, InvalidInput),
         ({}, {"position": "many"}, InvalidInput),
+        ({}, {"checksum": "0" * 8}, InvalidInput),
         ({"keys_values": held[1:].contiguous()}, {}, InvalidInput),
         ({"keys_values": held.double()}, {}, InvalidInput),
         ({"prompt_ids": torch.tensor([engine.vocab_size])}, {}, InvalidInput),
         ({"prompt_ids": torch.tensor([-1])}, {}, InvalidInput),
         ({"position_ids": torch.zeros(3, 1, dtype=torch.int64)}, {}, InvalidInput),
     ):
-        save_file({**tensors, **changed}, broken, {**facts, **named})
+        content = {**tensors, **changed}
+        save_file(content, broken, {**facts, "checksum": checksum_of(content), **named})
         with pytest.raises(error) as caught:
             engine.restore(broken)
         assert caught.value.field == "file"
-    save_file(tensors, broken, facts)
+    save_file(tensors, broken, {**facts, "checksum": checksum_of(tensors)})
     assert engine.restore(broken).length == len(prompt.ids), "the file was right but for that"
     data = file.read_bytes()
-    for content in (b"", data[:100], data[:-1], b"\xff" * 64):
-        broken.write_bytes(content)
+    flipped = data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+    for written in (b"", data[:100], data[:-1], b"\xff" * 64, flipped):
+        broken.write_bytes(written)
         with pytest.raises(InvalidInput):
             engine.restore(broken)
     with pytest.raises(InvalidInput, match="not a readable session"):

@@ -15,7 +15,7 @@ from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.chunking import Chunk, ChunkPlan, chunks
 from collab_llm_nodes.knowledge.documents import Document
 
-KINDS = ("window", "page", "section", "paragraph", "code")
+KINDS = ("window", "page", "section", "paragraph", "sentence", "code")
 TEXTS = st.text(st.sampled_from(list("ab#` ~\n\n\n\f\r\t}")), max_size=300)
 
 

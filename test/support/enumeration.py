@@ -28,7 +28,7 @@ class Scripted:
         except StopIteration:
             raise Branch([c for c in choices if c[1] > 0]) from None
 
-    def accept(self, probability: float, position: int) -> bool:
+    def accept(self, probability: float, position: int, purpose: str) -> bool:
         yes = min(1.0, probability)
         return bool(self._choose([(True, yes), (False, 1.0 - yes)]))
 

@@ -1,0 +1,1 @@
+"""Benchmarks of DRAGON (paper 001)."""

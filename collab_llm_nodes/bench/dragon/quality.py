@@ -1,0 +1,453 @@
+"""Quality of answers from documents on two sides (paper 001, figure 5).
+
+Each window of a talk is predicted token by token, with its first eighth as the query. The best
+documents of one store are split: the first half is the cloud's, the second the device's.
+
+    none                 no documents
+    crcg_device, -cloud  context aggregation of one side's documents (the paper's CRCG)
+    drcg                 context aggregation of both sides' (the paper's DRCG)
+    device, cloud        output aggregation of one side's documents
+    dragon               output aggregation of both sides', weights fixed by the query
+    dragon_likelihood    likewise, with weights that follow the text (ours)
+
+Every method reads ``budget`` tokens at most: documents first, then the end of the text before the
+predicted tokens. Context aggregation gets as many documents as leave room for ``own`` tokens of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from collab_llm_nodes.bench.dragon.material import House, make_house
+from collab_llm_nodes.bench.harness import save_plot, subplots
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.session import Feed, Session
+from collab_llm_nodes.knowledge.chunking import ChunkPlan
+from collab_llm_nodes.knowledge.encoders import Encoder
+from collab_llm_nodes.knowledge.retrieval import RetrievalConfig, Retrieved, retrieve, softmax
+from collab_llm_nodes.knowledge.store import Store
+from collab_llm_nodes.models.prompt import EncodedPrompt
+from collab_llm_nodes.protocols.dragon.document_kv import DocumentCaches
+from collab_llm_nodes.protocols.dragon.generation import encoder_of
+from collab_llm_nodes.protocols.dragon.index import Index
+from collab_llm_nodes.protocols.dragon.layout import Ids, Layout
+from collab_llm_nodes.protocols.dragon.relevance import Relevance
+from collab_llm_nodes.protocols.dragon.side_settings import (
+    POSTERIOR,
+    STATIC,
+    RelevanceConfig,
+    SideConfig,
+)
+
+NONE, CRCG_DEVICE, CRCG_CLOUD, DRCG = "none", "crcg_device", "crcg_cloud", "drcg"
+DEVICE, CLOUD, DRAGON, DRAGON_LIKELIHOOD = "device", "cloud", "dragon", "dragon_likelihood"
+METHODS = (NONE, CRCG_DEVICE, CRCG_CLOUD, DRCG, DEVICE, CLOUD, DRAGON, DRAGON_LIKELIHOOD)
+BASELINES = (CRCG_DEVICE, CRCG_CLOUD, DRCG)
+"""The methods among which the paper finds the second best."""
+
+
+@dataclass(frozen=True)
+class QualityPlan:
+    """Sizes of the measurement.
+
+    Attributes:
+        windows: lengths of the rolling windows [tokens].
+        documents: per side; each number is one point of the figure.
+        budget: tokens that a sequence may have, the document included.
+        own: tokens of the text in a sequence at least.
+        stride: tokens that are predicted at a time; it counts to ``own``.
+        temperature, memory: of the weights (``RetrievalConfig``, ``RelevanceConfig``).
+    """
+
+    houses: int = 8
+    windows: tuple[int, ...] = (1024, 512)
+    documents: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
+    document_tokens: int = 64
+    budget: int = 256
+    own: int = 128
+    stride: int = 64
+    temperature: float = 0.1
+    memory: float = 0.9
+    held_out: bool = True
+    seed: int = 0
+
+    @property
+    def most(self) -> int:
+        """Documents of both sides at most."""
+        return 2 * max(self.documents)
+
+
+@dataclass
+class Score:
+    """Sums over predicted tokens; ``fact_...`` over those that only a document tells."""
+
+    nats: float = 0.0
+    right: int = 0
+    tokens: int = 0
+    fact_nats: float = 0.0
+    fact_right: int = 0
+    facts: int = 0
+
+    def add(self, row: Tensor, wanted: Tensor, facts: Tensor) -> None:
+        """Count predictions.
+
+        Args:
+            row: float [n, V] probabilities.
+            wanted: int64 [n], the tokens that came.
+            facts: bool [n].
+        """
+        nats = -row.gather(1, wanted[:, None])[:, 0].clamp_min(1e-30).double().log()
+        right = row.argmax(1) == wanted
+        self.nats += float(nats.sum())
+        self.right += int(right.sum())
+        self.tokens += len(wanted)
+        self.fact_nats += float(nats[facts].sum())
+        self.fact_right += int(right[facts].sum())
+        self.facts += int(facts.sum())
+
+    def figures(self) -> dict[str, float]:
+        """Return perplexity and accuracy, of all tokens and of those of facts."""
+        return {
+            "perplexity": math.exp(self.nats / max(1, self.tokens)),
+            "accuracy": self.right / max(1, self.tokens),
+            "fact_perplexity": math.exp(self.fact_nats / max(1, self.facts)),
+            "fact_accuracy": self.fact_right / max(1, self.facts),
+            "tokens": self.tokens,
+            "facts": self.facts,
+        }
+
+
+@dataclass(frozen=True)
+class Window:
+    """Part of a talk.
+
+    Attributes:
+        ids: its tokens; the first ``query`` of them are the query.
+        facts: bool [tokens], True for those that only a document tells.
+    """
+
+    ids: Ids
+    facts: NDArray[np.bool_]
+
+    @property
+    def query(self) -> int:
+        return len(self.ids) // 8
+
+    def blocks(self, stride: int) -> Iterator[tuple[int, int]]:
+        """Yield first and last + 1 of the tokens that are predicted together."""
+        for first in range(self.query, len(self.ids), stride):
+            yield first, min(first + stride, len(self.ids))
+
+
+class Quality:
+    """A store of houses, and the predictions of every method.
+
+    Args:
+        encoder: scores documents; None: words are counted.
+    """
+
+    def __init__(self, engine: Engine, plan: QualityPlan, encoder: Encoder | None = None) -> None:
+        self._engine, self._plan = engine, plan
+        self._config = SideConfig(
+            plan=ChunkPlan(characters=2000),
+            document_tokens=plan.document_tokens,
+            retrieval=RetrievalConfig(
+                method="rescored",
+                chunks=plan.most,
+                candidates=plan.most,
+                temperature=plan.temperature,
+            ),
+        )
+        self._encoder = encoder or encoder_of(self._config)
+        self._layout = Layout(engine.loaded, plan.document_tokens)
+        self.houses = [self._house(number) for number in range(plan.houses)]
+        self._store = Store(None)
+        index = Index(self._store, self._layout, self._encoder, self._config)
+        for number, house in enumerate(self.houses):
+            for place, text in enumerate(house.documents):
+                index.add(f"house {number} document {place}", text)
+        self._caches = DocumentCaches(engine, None, self._layout)
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+    def windows(self, size: int) -> Iterator[Window]:
+        """Yield the windows of all talks."""
+        for house in self.houses:
+            ids, facts = self._talk(house)
+            for start in range(0, max(self._plan.windows) - size + 1, size):
+                yield Window(ids[start : start + size], facts[start : start + size])
+
+    def scores(self, windows: Iterable[Window]) -> dict[int, dict[str, Score]]:
+        """Return the score of each method by the number of documents per side."""
+        found = {count: {m: Score() for m in METHODS} for count in self._plan.documents}
+        for window in windows:
+            self._window(window, found)
+        return found
+
+    # --- Within ----------------------------------------------------------------------------------
+
+    def _house(self, number: int) -> House:
+        plan = self._plan
+        return make_house(
+            f"{plan.seed} {number}",
+            max(1, plan.most),
+            max(plan.windows) // 12,  # an exchange has more tokens than that
+            self._layout.fits,
+            plan.held_out,
+        )
+
+    def _talk(self, house: House) -> tuple[Ids, NDArray[np.bool_]]:
+        """Return the ids of a talk, without what the chat begins with, and which tell facts."""
+        text, places = self._layout.dialogue(house.turns())
+        encoded = self._engine.loaded.tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        facts = np.zeros(len(encoded["input_ids"]), np.bool_)
+        ends = np.array([end for _, end in encoded["offset_mapping"]])
+        starts = np.array([start for start, _ in encoded["offset_mapping"]])
+        for exchange, start in zip(house.talk, places[1::2], strict=True):
+            at = text.index(exchange.value, start)
+            facts |= (ends > at) & (starts < at + len(exchange.value))
+        return tuple(encoded["input_ids"]), facts
+
+    def _window(self, window: Window, found: Mapping[int, Mapping[str, Score]]) -> None:
+        query = self._engine.decode(window.ids[: window.query])
+        documents = retrieve(self._store, query, self._config.retrieval, self._encoder)
+        plain = [self._reader(self._engine.open(EncodedPrompt(())))]
+        read = [self._reader(session) for session in self._caches.open(documents.hits)]
+        together = self._contexts(documents)
+        weigh = {
+            DRAGON: self._relevance(documents, query, STATIC),
+            DRAGON_LIKELIHOOD: self._relevance(documents, query, POSTERIOR),
+        }
+        evidence = weigh[DRAGON].no_evidence
+        try:
+            for first, last in window.blocks(self._plan.stride):
+                wanted = torch.tensor(window.ids[first:last])
+                facts = torch.from_numpy(window.facts[first:last])
+                (alone,) = self._rows(plain, window, first, last)
+                contexts = dict(
+                    zip(
+                        together,
+                        self._rows([*together.values()], window, first, last).exp(),
+                        strict=True,
+                    )
+                )
+                rows = self._rows(read, window, first, last)
+                told = rows.gather(2, wanted.expand(len(rows), -1)[..., None])[..., 0].double()
+                logs: dict[str, list[NDArray[np.float64]]] = {DRAGON: [], DRAGON_LIKELIHOOD: []}
+                for place, likely in enumerate(told.numpy().T):
+                    tokens = window.ids[window.query : first + place]
+                    for name, relevance in weigh.items():
+                        logs[name].append(relevance.log_weights(tokens, evidence))
+                    evidence = weigh[DRAGON_LIKELIHOOD].judged(evidence, likely)
+                each = rows.exp()
+                for count, scores in found.items():
+                    sides = (slice(count), slice(count, 2 * count), slice(2 * count))
+                    for method, score in scores.items():
+                        side = sides[_PART[method]]
+                        texts = _texts(documents, side)
+                        if method == NONE or not texts:
+                            row = alone.exp()
+                        elif method in BASELINES:
+                            row = contexts[texts]
+                        else:
+                            rule = DRAGON_LIKELIHOOD if method == DRAGON_LIKELIHOOD else DRAGON
+                            row = _mixed(each[side], logs[rule], side)
+                        score.add(row, wanted, facts)
+        finally:
+            for reader in (*plain, *read, *together.values()):
+                reader.session.close()
+
+    def _relevance(self, documents: Retrieved, query: str, update: str) -> Relevance:
+        rule = RelevanceConfig(update=update, memory=self._plan.memory)
+        config = replace(self._config, relevance=rule)
+        return Relevance(documents, query, config, self._encoder, self._engine.decode)
+
+    def _contexts(self, documents: Retrieved) -> dict[tuple[str, ...], _Reader]:
+        """Return a reader for each set of documents that context aggregation reads."""
+        found: dict[tuple[str, ...], _Reader] = {}
+        for count in self._plan.documents:
+            for side in (slice(count), slice(count, 2 * count), slice(2 * count)):
+                texts = _texts(documents, side)
+                if texts and texts not in found:
+                    ids = self._fitting(texts)
+                    session = self._engine.open(EncodedPrompt(ids))
+                    session.feed(ids, last=0)
+                    found[texts] = self._reader(session)
+        return found
+
+    def _fitting(self, texts: Sequence[str]) -> Ids:
+        """Return the ids of as many documents as the budget admits; at least of one."""
+        most = 1
+        while most < len(texts):
+            if len(self._layout.documents(texts[: most + 1])) > self._plan.budget - self._plan.own:
+                break
+            most += 1
+        return self._layout.documents(texts[:most])
+
+    def _reader(self, session: Session) -> _Reader:
+        before = self._layout.between if session.length else self._layout.begin
+        return _Reader(session, before, self._plan.budget)
+
+    def _rows(self, readers: Sequence[_Reader], window: Window, first: int, last: int) -> Tensor:
+        """Return log-probabilities [readers, last - first, V] of the tokens of a block."""
+        found = []
+        for result in self._engine.run([r.feed(window.ids, first, last) for r in readers]):
+            if isinstance(result, Exception):
+                raise result
+            found.append(result)
+        return torch.log_softmax(torch.stack(found).float(), dim=-1).cpu()
+
+
+class _Reader:
+    """A sequence of documents, and as much of a window behind them as the budget admits.
+
+    Args:
+        session: holds the documents.
+        before: ids between them and the window.
+    """
+
+    def __init__(self, session: Session, before: Ids, budget: int) -> None:
+        self.session, self._before = session, before
+        self._start = session.length
+        self._room = budget - session.length - len(before)
+        self._from = self._to = 0  # the part of the window that is held
+
+    def feed(self, ids: Ids, first: int, last: int) -> Feed:
+        """Return what predicts the tokens ``first`` to ``last`` of a window."""
+        start = max(0, last - self._room)
+        if start == self._from and self.session.length > self._start and self._to == first - 1:
+            new = ids[first - 1 : last - 1]
+        else:
+            self.session.length = self._start
+            new = (*self._before, *ids[start : last - 1])
+        self._from, self._to = start, last - 1
+        return Feed(self.session, new, last=last - first)
+
+
+_PART = {
+    NONE: 2,
+    **{CRCG_CLOUD: 0, CLOUD: 0, CRCG_DEVICE: 1, DEVICE: 1},
+    **{DRCG: 2, DRAGON: 2, DRAGON_LIKELIHOOD: 2},
+}
+"""The documents that a method reads: the first half, the second half, or all."""
+
+
+def _texts(documents: Retrieved, side: slice) -> tuple[str, ...]:
+    return tuple(hit.chunk.text for hit in documents.hits[side])
+
+
+def _mixed(rows: Tensor, logs: Sequence[NDArray[np.float64]], side: slice) -> Tensor:
+    """Return the mixture [n, V] of ``rows`` [documents, n, V]."""
+    weights = np.stack([softmax(log[side], 1.0)[0] for log in logs])
+    return torch.einsum("nd,dnv->nv", torch.from_numpy(weights).float(), rows)
+
+
+def gain(
+    figures: Mapping[str, Mapping[str, float]], method: str, others: Sequence[str] = BASELINES
+) -> float | None:
+    """Return (ppl_none - ppl_method) / (ppl_none - ppl_second) of one number of documents.
+
+    Args:
+        others: the best of them is the second. As in the paper: the context aggregations.
+
+    Returns:
+        None if none of the others is better than no documents.
+    """
+    none = figures[NONE]["perplexity"]
+    second = min(figures[name]["perplexity"] for name in others)
+    if second >= none:
+        return None
+    return (none - figures[method]["perplexity"]) / (none - second)
+
+
+def measure_quality(
+    engine: Engine, plan: QualityPlan, encoder: Encoder | None = None
+) -> dict[str, Any]:
+    """Return the figures of ``Score`` and what the documents of both sides gain.
+
+    Returns:
+        ``<window>.<documents>.<method>`` with the figures of ``Score``.
+        ``gain.<window>.<documents>.<method>``: :func:`gain` of ``dragon`` and
+        ``dragon_likelihood``; ``gain_over_sides``: likewise, where output aggregation of one side
+        counts as another method, too.
+    """
+    quality = Quality(engine, plan, encoder)
+    results: dict[str, Any] = {"gain": {}, "gain_over_sides": {}, "plan": asdict(plan)}
+    try:
+        for size in plan.windows:
+            found = {
+                str(count): {method: score.figures() for method, score in scores.items()}
+                for count, scores in quality.scores(quality.windows(size)).items()
+            }
+            results[str(size)] = found
+            for name, others in (
+                ("gain", BASELINES),
+                ("gain_over_sides", (*BASELINES, DEVICE, CLOUD)),
+            ):
+                results[name][str(size)] = {
+                    count: {
+                        method: gain(figures, method, others)
+                        for method in (DRAGON, DRAGON_LIKELIHOOD)
+                    }
+                    for count, figures in found.items()
+                    if count != "0"
+                }
+    finally:
+        quality.close()
+    return results
+
+
+def print_quality(results: dict[str, Any], console: Console) -> None:
+    """Print the perplexities, and the accuracy of the tokens that only documents tell."""
+    for size in map(str, results["plan"]["windows"]):
+        table = Table(title=f"windows of {size} tokens: perplexity (accuracy of facts)")
+        table.add_column("documents per side", justify="right")
+        for method in METHODS:
+            table.add_column(method, justify="right")
+        for count, figures in results[size].items():
+            table.add_row(
+                count,
+                *(
+                    f"{figures[m]['perplexity']:.2f} ({figures[m]['fact_accuracy']:.2f})"
+                    for m in METHODS
+                ),
+            )
+        console.print(table)
+        last = max(results["gain"][size], key=int, default=None)
+        if last is not None:
+            console.print(
+                f"gain over no documents, against the second best, at {last} per side:"
+                f" {results['gain'][size][last]}; one-sided output aggregation counted as well:"
+                f" {results['gain_over_sides'][size][last]}"
+            )
+
+
+def plot_quality(results: dict[str, Any], file: Path) -> None:
+    """Draw perplexity by documents per side, as figure 5 of the paper."""
+    sizes = results["plan"]["windows"]
+    figure, axes = subplots(1, len(sizes), figsize=(5.5 * len(sizes), 4), squeeze=False)
+    for ax, size in zip(axes[0], sizes, strict=True):
+        found = results[str(size)]
+        for method in METHODS:
+            values = [figures[method]["perplexity"] for figures in found.values()]
+            ax.plot([*map(int, found)], values, marker="o", label=method)
+        ax.set_xlabel("documents per side")
+        ax.set_ylabel("perplexity")
+        ax.set_title(f"windows of {size} tokens")
+    axes[0][0].legend(fontsize=7)
+    save_plot(figure, file)

@@ -1,0 +1,191 @@
+"""Device and cloud in this process, with a link that delays and passes that take a stated time.
+
+EMULATION: a pass takes at least the time that is asked for, and the link the stated round trip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collab_llm_nodes.bench.dragon.material import make_house
+from collab_llm_nodes.bench.link.lane import LinkProfile
+from collab_llm_nodes.bench.link.proxy import LinkProxy
+from collab_llm_nodes.decoding.aggregation import Pair
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import Cancelled
+from collab_llm_nodes.knowledge.store import Store
+from collab_llm_nodes.protocols.base import Control
+from collab_llm_nodes.protocols.dragon.client import CloudConfig, DragonClient
+from collab_llm_nodes.protocols.dragon.device import DeviceAnswer, Question, Rules, Told
+from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
+from collab_llm_nodes.protocols.dragon.index import Index
+from collab_llm_nodes.protocols.dragon.service import CloudServiceConfig, DragonService
+from collab_llm_nodes.protocols.dragon.side import SideInfo
+from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
+from collab_llm_nodes.transport.server import ServerHandle
+
+_ANSWER_S = 300.0
+
+
+class PacedDecoder:
+    """A decoder whose passes take at least ``pass_s``, and can be ended while they wait.
+
+    Args:
+        begun: told when the first pass is over.
+    """
+
+    def __init__(self, decoder: DocumentsDecoder, pass_s: float, begun: Callable[[], None]) -> None:
+        self._decoder, self._pass_s = decoder, pass_s
+        self._begun: Callable[[], None] | None = begun
+        self._ended = threading.Event()
+        self.open, self.push = decoder.open, decoder.push
+        self.rollback, self.close = decoder.rollback, decoder.close
+
+    def next(self) -> tuple[NDArray[np.float32], float]:
+        """Return what the decoder gives, at its pace."""
+        self._ended.clear()
+        due = time.monotonic() + self._pass_s
+        found = self._decoder.next()
+        if self._ended.wait(max(0.0, due - time.monotonic())):
+            raise Cancelled("the draft is not wanted any more")
+        if self._begun is not None:
+            self._begun()
+            self._begun = None
+        return found
+
+    def cancel(self) -> None:
+        """End the pass."""
+        self._ended.set()
+        self._decoder.cancel()
+
+
+class PacedSide:
+    """A side with paced decoders.
+
+    Attributes:
+        begun_s: times that finding the documents and the first pass have taken.
+    """
+
+    def __init__(self, side: ModelSide, pass_s: float) -> None:
+        self.side, self.pass_s = side, pass_s
+        self.begun_s: list[float] = []
+
+    @property
+    def info(self) -> SideInfo:
+        """Facts of the side."""
+        return self.side.info
+
+    def decoder(self, query: str, max_tokens: int) -> PacedDecoder:
+        """Return a paced decoder for ``query``."""
+        begun = time.monotonic()
+        return PacedDecoder(
+            self.side.decoder(query, max_tokens),
+            self.pass_s,
+            lambda: self.begun_s.append(time.monotonic() - begun),
+        )
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One answer.
+
+    Attributes:
+        told: tokens and figures.
+        fates: of both sides' drafts, by position.
+        sent: messages that left the device.
+    """
+
+    question: str
+    told: Told
+    fates: tuple[tuple[bool, bool], ...]
+    sent: tuple[bytes, ...]
+
+
+class Sites:
+    """Both sides around one model; made by :func:`sites`.
+
+    Attributes:
+        private: texts of the device's documents.
+    """
+
+    def __init__(
+        self,
+        device: PacedSide,
+        cloud: PacedSide,
+        client: DragonClient,
+        link: LinkProxy,
+        private: Sequence[str],
+    ) -> None:
+        self.device, self.cloud, self.client, self.link = device, cloud, client, link
+        self.private = private
+        self._compute = ThreadPoolExecutor(1, "bench-device")
+
+    def set(self, decode_s: Pair, rtt_s: float, jitter: float = 0.2) -> None:
+        """Have passes and link take so long from now on; jitter is a share of the delay."""
+        self.device.pass_s, self.cloud.pass_s = decode_s
+        self.link.change(LinkProfile(delay_s=rtt_s / 2, jitter_s=jitter * rtt_s / 2))
+        self.client.rtt_s = 0.0
+
+    def ask(self, query: str, rules: Rules, *, tokens: int, seed: int, cloud: bool) -> Answered:
+        """Return one answer of ``tokens`` tokens at most, sampled at temperature 1."""
+        answer = DeviceAnswer(
+            self.device,
+            self._compute,
+            self.client if cloud else None,
+            rules,
+            Question(query, tokens, 1.0, seed),
+        )
+        sent: list[bytes] = []
+        self.client.tap = sent.append
+        begun = time.monotonic()
+        told = answer.run(lambda so_far: None, Control(begun + _ANSWER_S), begun)
+        return Answered(query, told, tuple(answer.machine.figures.fates), tuple(sent))
+
+    def close(self) -> None:
+        """End the compute thread."""
+        self._compute.shutdown()
+
+
+@contextlib.contextmanager
+def sites(engine: Engine, config: SideConfig, seed: int) -> Iterator[tuple[Sites, Sequence[str]]]:
+    """Serve a cloud, and yield both sides with questions about the documents of both.
+
+    Every other document is the device's. The sides share the engine's weights, not its sessions.
+    """
+    with contextlib.ExitStack() as stack:
+        stores = [stack.enter_context(Store(None, config.limits)) for _ in range(2)]
+        sides = [
+            ModelSide(own, store, config)
+            for own, store in zip((engine, Engine(engine.loaded)), stores, strict=True)
+        ]
+        layout = sides[0].layout
+        house = make_house(
+            f"latency {seed}",
+            documents=8,
+            exchanges=24,
+            fits=lambda text: len(layout.document(text)) <= config.document_tokens,
+        )
+        for number, side in enumerate(sides):
+            index = Index(stores[number], side.layout, side.encoder, config, side.caches)
+            for place, text in enumerate(house.documents[number::2]):
+                index.add(f"document {place}", text)
+        questions = [exchange.question for exchange in house.talk]
+        random.Random(seed).shuffle(questions)
+        device, cloud = PacedSide(sides[0], 0.0), PacedSide(sides[1], 0.0)
+        service = DragonService(CloudServiceConfig(address="127.0.0.1:0"), cloud, "bench", "")
+        server = stack.enter_context(ServerHandle(service))
+        link = stack.enter_context(LinkProxy(f"127.0.0.1:{server.port}"))
+        client = stack.enter_context(DragonClient(CloudConfig(address=link.address)))
+        client.describe(60.0)
+        made = Sites(device, cloud, client, link, house.documents[0::2])
+        stack.callback(made.close)
+        yield made, questions

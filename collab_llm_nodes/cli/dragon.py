@@ -1,0 +1,52 @@
+"""``collab-llm dragon-cloud``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from collab_llm_nodes.cli.options import writable
+from collab_llm_nodes.cli.output import write_json
+from collab_llm_nodes.ending import ended_at_once
+
+app = typer.Typer()
+
+
+@app.command("dragon-cloud")
+def dragon_cloud(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="YAML with its settings: a file, or the name of a shipped one."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model: directory or hub id.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Folder of its documents (collab-llm knowledge add).")
+    ] = None,
+    address: Annotated[str | None, typer.Option(help="host:port to listen on.")] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write address, port and model here.", callback=writable),
+    ] = None,
+) -> None:
+    """Serve DRAGON's cloud side: a model with public documents. Ends cleanly on SIGTERM."""
+    from collab_llm_nodes.transport.logs import QUIET, set_up_logging
+
+    # Before they are imported: what they write to standard error has another form, or none.
+    os.environ.setdefault("GRPC_VERBOSITY", QUIET)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    with ended_at_once():
+        from collab_llm_nodes.protocols.dragon.process import serve
+        from collab_llm_nodes.protocols.dragon.settings import load_cloud_config
+        from collab_llm_nodes.protocols.edge_cloud.info import version
+
+    settings = load_cloud_config(config, model=model, store=store, address=address)
+    set_up_logging(settings.log_format)
+
+    def tell(port: int) -> None:
+        host = settings.address.rpartition(":")[0]
+        write_json(json_file, {"host": host, "port": port, "model": settings.model.path})
+
+    serve(settings, version(), tell)

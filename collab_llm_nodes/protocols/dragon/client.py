@@ -1,0 +1,208 @@
+"""The device's end of the wire: one connection, one stream for each answer, from any thread.
+
+with DragonClient(CloudConfig(address="cloud:50552")) as client:
+    stream = client.open(opened, tell)   # tell(event) is called in the background thread
+    stream.send(message)
+    stream.close()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from collab_llm_nodes.config import setting
+from collab_llm_nodes.errors import CollabError, Unavailable
+from collab_llm_nodes.protocols.dragon import codec
+from collab_llm_nodes.protocols.dragon.messages import CloudInfo, Message, Open, Opened
+from collab_llm_nodes.transport.client import CLOSE_GRACE_S, Client
+from collab_llm_nodes.transport.heartbeat import HeartbeatConfig
+from collab_llm_nodes.transport.settings import ClientConfig
+
+
+@dataclass(frozen=True)
+class CloudConfig(ClientConfig):
+    """Address of the cloud's side, and the way to speak to it. File names are PEM files."""
+
+    address: str = setting(
+        "127.0.0.1:50552",
+        "The cloud's side (`collab-llm dragon-cloud`), host:port.",
+        read_only=True,
+    )
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """News of one stream.
+
+    Attributes:
+        stream: the one it is about.
+        news: a message of the cloud, or the error that has ended the stream.
+        size: of the message in bytes.
+    """
+
+    stream: Stream
+    news: Opened | Message | CollabError
+    size: int = 0
+
+
+class Stream:
+    """One answer's stream; made by :meth:`DragonClient.open`. Methods may be called by any thread.
+
+    Attributes:
+        bytes_up, bytes_down: of its messages.
+    """
+
+    def __init__(
+        self, client: DragonClient, opened: Open, tell: Callable[[StreamEvent], None]
+    ) -> None:
+        self._client = client
+        self._tell = tell
+        self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._first = codec.encode_device(opened)
+
+    def send(self, message: Message) -> None:
+        """Send ``message``; does not block."""
+        self._put(codec.encode_device(message))
+
+    def close(self) -> None:
+        """End the stream; nothing more is told once the background thread has seen it."""
+        self._client.post(self._close)
+
+    def _put(self, data: bytes) -> None:
+        self._client.tap(data)
+        self.bytes_up += len(data)
+        self._client.post(self._outbox.put_nowait, data)
+
+    # Everything below runs in the background thread.
+
+    def _start(self) -> None:
+        if self._client.closed:
+            self._tell(StreamEvent(self, Unavailable("the link to the cloud was closed")))
+            return
+        self._client.streams.add(self)
+        self._task = self._client.spawn(self._run())
+
+    def _close(self) -> None:
+        self._tell = _to_nobody
+        self._outbox.put_nowait(None)
+        if self._task is not None:
+            asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._task.cancel)
+
+    async def _run(self) -> None:
+        client = self._client
+        try:
+            channel = await client.connected()
+            call = channel.stream_stream(codec.ANSWER)(metadata=client.metadata)
+            try:
+                await self._talk(call)
+            finally:
+                call.cancel()
+            self._end(Unavailable("the cloud ended the stream"))
+        except grpc.aio.AioRpcError as error:
+            self._end(client.connector.error_of(error))
+        except CollabError as error:
+            self._end(error)
+        except asyncio.CancelledError:
+            self._end(Unavailable("the link to the cloud was closed"))
+            raise
+        finally:
+            client.streams.discard(self)
+
+    async def _talk(self, call: grpc.aio.StreamStreamCall) -> None:
+        await call.write(self._first)
+        writer = asyncio.ensure_future(self._write(call))
+        try:
+            while (data := await call.read()) is not grpc.aio.EOF:
+                self._client.heard()
+                self.bytes_down += len(data)
+                news = codec.decode_cloud(data)
+                if isinstance(news, CollabError):
+                    raise news
+                self._tell(StreamEvent(self, news, len(data)))
+        finally:
+            writer.cancel()
+
+    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
+        # A stream that ends while we write is noticed by its reader, who knows the reason.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while (data := await self._outbox.get()) is not None:
+                await call.write(data)
+            await call.done_writing()
+
+    def _end(self, error: CollabError) -> None:
+        self._tell(StreamEvent(self, error))
+        self._tell = _to_nobody
+
+
+class DragonClient(Client):
+    """See the module's text.
+
+    Args:
+        config: where and how.
+        heartbeat: see ``Client``.
+
+    Attributes:
+        streams: open now.
+        info: the cloud's account of itself; None until it has answered.
+        tap: told each message as it leaves the device, for audits.
+
+    Raises:
+        ConfigError: a certificate, key or token file cannot be read.
+    """
+
+    name = "cloud"
+
+    def __init__(self, config: CloudConfig, heartbeat: HeartbeatConfig | None = None) -> None:
+        self.streams: set[Stream] = set()
+        self.info: CloudInfo | None = None
+        self.tap: Callable[[bytes], object] = lambda data: None
+        super().__init__(config, heartbeat)
+
+    def open(self, opened: Open, tell: Callable[[StreamEvent], None]) -> Stream:
+        """Begin an answer; does not block.
+
+        Args:
+            tell: takes the stream's news, in the background thread; must not block. An error is
+                the last.
+
+        Raises:
+            Unavailable: this client is closed.
+            InvalidInput: ``opened`` cannot be sent.
+        """
+        self.check_open()
+        stream = Stream(self, opened, tell)
+        self.tap(stream._first)
+        stream.bytes_up += len(stream._first)
+        self.post(stream._start)
+        return stream
+
+    def describe(self, deadline_s: float) -> CloudInfo:
+        """Ask the cloud for its model and limits; waits for it to come up until the deadline.
+
+        Raises:
+            Unavailable: not reached within the deadline.
+            Unauthenticated: the credentials were refused.
+            DeadlineExceeded: reached, but it did not answer in time.
+        """
+        return codec.decode_info(self.ask(codec.DESCRIBE, b"", deadline_s))
+
+    async def look(self, channel: grpc.aio.Channel, deadline_s: float) -> None:
+        self.info = codec.decode_info(await self.call(channel, codec.DESCRIBE, b"", deadline_s))
+
+    def end_sessions(self) -> None:
+        for stream in list(self.streams):
+            stream._end(Unavailable("the link to the cloud was closed"))
+            stream._close()
+
+
+def _to_nobody(event: StreamEvent) -> None:
+    """Take the news of a stream that has been closed."""

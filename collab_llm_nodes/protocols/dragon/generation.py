@@ -1,0 +1,311 @@
+"""One side with its model: a sequence for each document, one engine pass per token for all.
+
+document 1 | question | answer so far ──▶ p(x | d_1, x_<t) ─┐
+document 2 | question | answer so far ──▶ p(x | d_2, x_<t) ─┼─▶ sum of w(d) p(x | d, x_<t)
+document 3 | question | answer so far ──▶ p(x | d_3, x_<t) ─┘
+── KV ────── one pass ─────────────────
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.session import Feed, Session
+from collab_llm_nodes.errors import Cancelled, InvalidInput, ProtocolError
+from collab_llm_nodes.knowledge.encoders import Encoder, WordHashes
+from collab_llm_nodes.knowledge.retrieval import Retrieved, retrieve, softmax
+from collab_llm_nodes.knowledge.store import Store
+from collab_llm_nodes.knowledge.text_encoder import TextEncoder
+from collab_llm_nodes.models.fingerprint import fingerprint
+from collab_llm_nodes.models.prompt import EncodedPrompt
+from collab_llm_nodes.protocols.dragon.document_kv import DocumentCaches
+from collab_llm_nodes.protocols.dragon.layout import Layout
+from collab_llm_nodes.protocols.dragon.relevance import Relevance, Weights, scorer_name
+from collab_llm_nodes.protocols.dragon.side import SideInfo
+from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
+
+log = logging.getLogger(__name__)
+
+
+class DocumentsDecoder:
+    """A :class:`~collab_llm_nodes.protocols.dragon.side.SideDecoder` over an engine.
+
+    Args:
+        relevance: the documents' weights; the documents that it was made of are those of ``open``.
+
+    Attributes:
+        documents: sequences that hold a document; 0: the answer is plain generation.
+    """
+
+    def __init__(self, engine: Engine, caches: DocumentCaches, relevance: Relevance) -> None:
+        self._engine, self._caches, self._relevance = engine, caches, relevance
+        self._sessions: list[Session] = []
+        self._starts: list[int] = []  # columns of each session before the prompt
+        self._prompt: tuple[int, ...] = ()
+        self._answer: list[int] = []
+        self._fed = 0  # tokens of prompt and answer that all sessions hold
+        self._rows: Tensor | None = None  # log p(x | d) [documents, V] behind the last one fed
+        self._evidence: list[Weights] = []  # after each of the answer's tokens that was judged
+        self._given: tuple[NDArray[np.float32], float] | None = None
+        self._lock = threading.Lock()
+        self._running = self._cancelled = False
+        self.documents = 0
+
+    def open(self, prompt_ids: Sequence[int], documents: Retrieved) -> None:
+        """Load the KV of the documents; the first ``next`` reads the prompt behind them.
+
+        Raises:
+            InvalidInput: no prompt, or a document is longer than the context.
+        """
+        if self._sessions:
+            raise ProtocolError("the decoder is open", remedy="make another one")
+        if not prompt_ids:
+            raise InvalidInput("no prompt", field="prompt", remedy="ask something")
+        self.documents = len(documents.hits)
+        self._sessions = self._caches.open(documents.hits) or [self._engine.open(EncodedPrompt(()))]
+        self._starts = [session.length for session in self._sessions]
+        self._prompt = tuple(prompt_ids)
+
+    @property
+    def room(self) -> int:
+        """Tokens that the answer may have before the longest sequence fills the context."""
+        return self._engine.context - max(self._starts) - len(self._prompt)
+
+    def next(self) -> tuple[NDArray[np.float32], float]:
+        """Return mixture and log weight, as ``SideDecoder.next``."""
+        if self._given is None:
+            with self._lock:
+                self._running, self._cancelled = True, False
+            try:
+                self._read()
+            finally:
+                with self._lock:
+                    self._running = False
+            self._given = self._mixture()
+        return self._given
+
+    def push(self, token: int) -> None:
+        """Append ``token`` to the answer."""
+        self._answer.append(token)
+        self._given = None
+
+    def rollback(self, length: int) -> None:
+        """Keep the first ``length`` tokens of the answer."""
+        if not 0 <= length <= len(self._answer):
+            raise ProtocolError(
+                f"cannot roll back from {len(self._answer)} to {length}", field="length"
+            )
+        if length == len(self._answer):
+            return
+        del self._answer[length:], self._evidence[length:]
+        self._given = None
+        if self._fed > len(self._prompt) + length:
+            self._shorten(len(self._prompt) + length)
+
+    def cancel(self) -> None:
+        """End a ``next`` that runs now, between two layers."""
+        with self._lock:
+            self._cancelled = self._running
+
+    def close(self) -> None:
+        """Free the KV caches."""
+        for session in self._sessions:
+            session.close()
+        self._sessions, self._rows, self._given = [], None, None
+
+    # --- Within ----------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Feed what has been pushed; all sequences take it, or none does."""
+        context, rows = [*self._prompt, *self._answer], self._rows
+        # The logits behind the last token fed are gone after a rollback. They tell the next token,
+        # or how likely each document made the one pushed since: then that token is fed again.
+        needed = self._fed == len(context) or self._relevance.needs_likelihoods
+        if rows is None and needed and self._fed:
+            self._shorten(self._fed - 1)
+        new = context[self._fed :]
+        if not new:
+            return
+        # The tokens behind the first answer token fed here are judged by this pass' own logits.
+        known = max(self._fed, len(self._prompt))
+        last = len(context) - known + (1 if self._fed < known else 0)
+        wanted = max(1, last) if self._relevance.needs_likelihoods else 1
+        feeds = [Feed(session, new, last=wanted) for session in self._sessions]
+        logits = []
+        for result in self._engine.run(feeds, check=self._check):
+            if isinstance(result, Exception):
+                raise result
+            logits.append(result)
+        found = torch.log_softmax(torch.stack(logits).float(), dim=-1)
+        self._fed = len(context)
+        if self._relevance.needs_likelihoods:
+            self._judge(found if rows is None else torch.cat([rows[:, None], found], dim=1))
+        self._rows = found[:, -1]
+
+    def _judge(self, rows: Tensor) -> None:
+        """Note how likely each document made the answer's tokens that are not judged yet.
+
+        Args:
+            rows: log-probabilities [documents, n, V]; the last is behind the last token.
+        """
+        count = len(self._answer) - len(self._evidence)
+        if not count:
+            return
+        tokens = torch.tensor(self._answer[-count:], device=rows.device)
+        judged = rows[:, -count - 1 : -1].gather(2, tokens.expand(len(rows), -1)[..., None])
+        for likelihoods in judged[..., 0].T.double().cpu().numpy():
+            self._evidence.append(self._relevance.judged(self._last_evidence(), likelihoods))
+
+    def _last_evidence(self) -> Weights:
+        return self._evidence[-1] if self._evidence else self._relevance.no_evidence
+
+    def _shorten(self, fed: int) -> None:
+        for session, start in zip(self._sessions, self._starts, strict=True):
+            session.length = start + fed
+        self._fed, self._rows = fed, None
+
+    def _mixture(self) -> tuple[NDArray[np.float32], float]:
+        assert self._rows is not None
+        if not self.documents:
+            return _normalised(self._rows[0].exp()), float("-inf")
+        logs = self._relevance.log_weights(self._answer, self._last_evidence())
+        weights, log_mass = softmax(logs, 1.0)
+        shares = torch.from_numpy(weights).to(self._rows.device, self._rows.dtype)
+        return _normalised(shares @ self._rows.exp()), self._relevance.side_weight(log_mass)
+
+    def _check(self) -> None:
+        if self._cancelled:
+            raise Cancelled("the draft is not wanted any more")
+
+
+def _normalised(p: Tensor) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = (p / p.sum()).cpu().numpy()
+    return found
+
+
+class ModelSide:
+    """A :class:`~collab_llm_nodes.protocols.dragon.side.Side`: an engine, a store and a scorer.
+
+    Any thread may ask it for decoders.
+
+    Args:
+        store: None: this side has no documents.
+        encoder: None: the one that the configuration names.
+
+    Raises:
+        ConfigError: the store's vectors are those of another encoder.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store | None,
+        config: SideConfig,
+        encoder: Encoder | None = None,
+    ) -> None:
+        self._engine, self._store, self._config = engine, store, config
+        self.encoder = encoder or encoder_of(config)
+        self.layout = Layout(engine.loaded, config.document_tokens)
+        self.caches = DocumentCaches(engine, None if store is None else store.kv, self.layout)
+        self._warned = False
+
+    @cached_property
+    def info(self) -> SideInfo:
+        """Facts for the handshake."""
+        return SideInfo(
+            vocabulary=self._engine.vocabulary,
+            model=fingerprint(self._engine.loaded.model),
+            scorer=scorer_name(self.encoder, self._config),
+            vocab_size=self._engine.vocab_size,
+            eos=self._engine.eos,
+        )
+
+    def retrieve(self, query: str, config: SideConfig | None = None) -> Retrieved:
+        """Return the documents for ``query``.
+
+        Raises:
+            ConfigError: the store's vectors are those of another encoder, or it has none.
+        """
+        if self._store is None:
+            return Retrieved((), np.zeros(0), float("-inf"), self.info.scorer)
+        return retrieve(self._store, query, (config or self._config).retrieval, self.encoder)
+
+    def decoder(
+        self, query: str, max_tokens: int, config: SideConfig | None = None
+    ) -> DocumentsDecoder:
+        """Retrieve documents for ``query`` and return an opened decoder for the answer.
+
+        Without documents, that is the model's own answer to the question.
+
+        Args:
+            max_tokens: pushed tokens at most.
+            config: the side's, with the request's options.
+
+        Raises:
+            ConfigError: the store has no vectors of this side's encoder.
+            InvalidInput: no room for the answer, or a question that cannot be encoded.
+            Unavailable: the store cannot be read.
+        """
+        config = config or self._config
+        documents = self.retrieve(query, config)
+        if documents.hits:
+            self._warn_of_cuts(documents)
+            prompt = self.layout.behind(query)
+        else:
+            log.info("no document found: plain generation")
+            prompt = self.layout.alone(query)
+        relevance = Relevance(documents, query, config, self.encoder, self._engine.decode)
+        decoder = DocumentsDecoder(self._engine, self.caches, relevance)
+        decoder.open(prompt, documents)
+        if decoder.room < max_tokens:
+            room = decoder.room
+            decoder.close()
+            raise InvalidInput(
+                f"room for {room} tokens behind document and question",
+                field="max_tokens",
+                remedy="lower max_tokens, or shorten the question",
+            )
+        return decoder
+
+    def _warn_of_cuts(self, documents: Retrieved) -> None:
+        """Say once that documents are longer than this side reads: ``Index`` did not cut them."""
+        cut = next((h.name for h in documents.hits if not self.layout.fits(h.chunk.text)), None)
+        if cut is not None and not self._warned:
+            self._warned = True
+            log.warning(
+                "pieces of %r, and maybe of others, are longer than %d tokens: their ends are not"
+                " read; add them again in smaller pieces (--by sentence --characters 240)",
+                cut,
+                self._config.document_tokens,
+            )
+
+    def continuation(self, ids: Sequence[int]) -> DocumentsDecoder:
+        """Return an opened decoder that goes on behind ``ids``, without any documents."""
+        nothing = Retrieved((), np.zeros(0), float("-inf"), self.info.scorer)
+        relevance = Relevance(nothing, "", self._config, self.encoder, self._engine.decode)
+        decoder = DocumentsDecoder(self._engine, self.caches, relevance)
+        decoder.open(ids, nothing)
+        return decoder
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of an answer's tokens."""
+        return self._engine.decode(tokens)
+
+    def close(self) -> None:
+        """Close the store; the engine belongs to who made it."""
+        if self._store is not None:
+            self._store.close()
+
+
+def encoder_of(config: SideConfig) -> Encoder:
+    """Return the encoder that ``config`` names; without one, words are counted."""
+    return TextEncoder(config.encoder) if config.encoder.path else WordHashes()

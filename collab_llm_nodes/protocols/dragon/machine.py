@@ -1,0 +1,431 @@
+"""One side of speculative aggregation (paper 001, section 4) as a state machine without I/O.
+
+Both sides run the same machine. Each drafts ahead on its own; one of them, the aggregator, judges
+the pair of drafts at each position and tells the other side the target token:
+
+    device    own drafts  d4 d5 d6 ──┐
+              answer t0..t3          ├─ judge ─▶ t4 ──▶ both sides: append; keep, or start anew
+    cloud     own drafts  d4 d5 ─────┘
+
+A rejected side forgets all its drafts and goes on behind the target token; its epoch grows, which
+is how both sides recognise drafts that were made before. Only the aggregator needs drafts. So only
+the other side sends them, and the aggregator sends the ones it holds when it hands its office
+over, together with the target that says so.
+
+With the aggregator pinned to one side, that side tells target tokens, and whether the other side's
+draft was it, and nothing more.
+
+Drafts, acceptance and target are functions of the prefix and the position (``decoding/
+aggregation.py``). So neither delays, nor hand-overs, nor a stream that breaks and is opened again
+with the known answer can change a token.
+
+The caller runs the model: it asks :attr:`SideMachine.wanted` for the pass to run next and tells its
+result by :meth:`SideMachine.on_pass`; :meth:`SideMachine.poll` returns what is to be sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.decoding.aggregation import Drafts, Judgement, Party, SideDraft
+from collab_llm_nodes.errors import InvalidInput, ProtocolError
+from collab_llm_nodes.protocols.base import Source
+from collab_llm_nodes.protocols.dragon.messages import Draft, Message, Target
+from collab_llm_nodes.protocols.dragon.profiler import Profiler
+from collab_llm_nodes.protocols.dragon.scheduler import Scheduler
+
+MOST_AHEAD = 64
+"""Drafts that a side may hold without a target, whatever is configured."""
+
+
+class Law(Protocol):
+    """The rule by which drafts are drawn and judged (``AggregationLaw``, or a replayed trace)."""
+
+    def propose(
+        self, p: NDArray[np.floating[Any]], log_weight: float, position: int, party: Party
+    ) -> SideDraft: ...
+
+    def judge(self, drafts: Drafts, position: int) -> Judgement: ...
+
+
+@dataclass(frozen=True)
+class AheadConfig:
+    """The length of a side's lead."""
+
+    max_ahead: int = setting(
+        0,
+        "Drafts that a side makes beyond the last target token it knows; 0: as many as the round"
+        " trip takes, and two more. 1: none beyond the next token, which is token-wise"
+        " synchronisation.",
+        low=0,
+        high=MOST_AHEAD,
+        per_request=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def drafts(self, rtt_s: float, decode_s: float) -> int:
+        """Return the drafts that a side may hold: a full round trip of passes, and two more."""
+        if self.max_ahead:
+            return self.max_ahead
+        passes = math.ceil(rtt_s / decode_s) if decode_s > 0 else 0
+        return min(MOST_AHEAD, max(4, passes + 2))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of the side's model: the distribution of the token behind ``prefix``.
+
+    Attributes:
+        number: of the chain of drafts it belongs to; a pass of an earlier chain is void.
+        prefix: the answer so far, and behind it this side's own drafts.
+    """
+
+    number: int
+    prefix: tuple[int, ...]
+
+
+@dataclass
+class Figures:
+    """Counters of one answer on one side.
+
+    Attributes:
+        drafted: drafts made, of which ``discarded`` were forgotten after a rejection.
+        ended_passes: passes whose result was void.
+        fates: of the drafts of device and cloud, for each position that was judged: accepted.
+        handovers: times the aggregator changed.
+    """
+
+    drafted: int = 0
+    discarded: int = 0
+    ended_passes: int = 0
+    fates: list[tuple[bool, bool]] = field(default_factory=list)
+    handovers: int = 0
+
+
+class SideMachine:
+    """See the module's text. All times are of one clock of the caller's.
+
+    Args:
+        vocab_size: token ids are below this.
+        eos: tokens that end the answer.
+        max_tokens: length limit of the answer.
+        answer: target tokens that are known already (a stream that was opened again).
+
+    Attributes:
+        answer: the target tokens so far.
+        sources: the rule that gave each of them.
+        aggregator: the side that judges the next position, as far as this side knows.
+        finished: the answer is complete.
+        linked: messages reach the other side.
+        alone: the device writes the rest of the answer without the cloud.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        law: Law,
+        scheduler: Scheduler,
+        profiler: Profiler,
+        *,
+        vocab_size: int,
+        eos: frozenset[int],
+        max_tokens: int,
+        ahead: AheadConfig | None = None,
+        answer: Sequence[int] = (),
+        linked: bool = True,
+    ) -> None:
+        self.party = party
+        self._vocab_size = vocab_size
+        self._eos = eos
+        self._max_tokens = max_tokens
+        self.answer: list[int] = list(answer)
+        self.sources: list[Source] = [Source.ACCEPTED] * len(self.answer)
+        self.aggregator = scheduler.first
+        self.finished = self._is_complete()
+        self.linked = linked
+        self.alone = False
+        self.figures = Figures()
+        self.profiler = profiler
+        self._law = law
+        self._scheduler = scheduler
+        self._ahead = ahead or AheadConfig()
+        self._drafts: tuple[deque[Draft], deque[Draft]] = (deque(), deque())
+        self._epochs = [0, 0]
+        self._chain = 0
+        self._sent = 0  # own drafts, from the oldest on, that the other side has
+        self._told_at = 0.0  # arrival of the last target
+        self._targets_at: dict[int, float] = {}  # known tokens: time at which the last was sent
+        self._outbox: list[Message] = []
+
+    # ------------------------------------------------------------------ what is to be done
+
+    @property
+    def wanted(self) -> Pass | None:
+        """The pass to run next; None while nothing more is worth drafting."""
+        own = self._own
+        length = len(self.answer) + len(own)
+        if self.finished or length >= self._max_tokens or len(own) >= self._most_ahead:
+            return None
+        if own and own[-1].draft.token in self._eos:
+            return None
+        return Pass(self._chain, (*self.answer, *(draft.draft.token for draft in own)))
+
+    def is_void(self, running: Pass) -> bool:
+        """Return True if the result of ``running`` is not wanted any more: end it."""
+        return self.finished or running.number != self._chain
+
+    @property
+    def waits_for_peer(self) -> bool:
+        """True while only the other side can bring the answer forward."""
+        if self.finished or not self.linked:
+            return False
+        return bool(self._own) and not (self.aggregator is self.party and self._theirs)
+
+    def poll(self) -> list[Message]:
+        """Return the messages to send now, in this order."""
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    # ------------------------------------------------------------------ events
+
+    def on_pass(
+        self,
+        done: Pass,
+        p: NDArray[np.floating[Any]],
+        log_weight: float,
+        decode_s: float,
+        now: float,
+    ) -> None:
+        """Take in the distribution ``p`` [V] that a pass has given."""
+        if self.is_void(done):
+            self.figures.ended_passes += 1
+            return
+        position = len(done.prefix)
+        self.profiler.on_pass(self.party, position, decode_s)
+        draft = self._law.propose(p, log_weight, position, self.party)
+        self.figures.drafted += 1
+        self._own.append(Draft(position, self._epochs[self.party], draft, decode_s, 0, 0.0))
+        self._go_on(now)
+
+    def on_message(self, message: Message, now: float, size: int = 0) -> None:
+        """Take in what the other side says, ``size`` bytes on the wire.
+
+        Raises:
+            ProtocolError, InvalidInput: it may not say that; the stream is of no use any more.
+        """
+        if isinstance(message, Draft):
+            self._on_draft(message, now, size)
+        else:
+            self._on_target(message, now)
+        self._go_on(now)
+
+    def on_linked(self, now: float) -> None:
+        """Begin anew with a peer that knows :attr:`answer` and no drafts."""
+        self.linked = True
+        self.aggregator = self._scheduler.first
+        self._theirs.clear()
+        self._epochs = [0, 0]
+        self._sent = 0
+        self._targets_at.clear()
+        self._told_at = now
+        self._outbox.clear()
+        self._go_on(now)
+
+    def on_lost(self) -> None:
+        """Note that nothing reaches the other side, and nothing more comes from it."""
+        self.linked = False
+        self._theirs.clear()
+        self._outbox.clear()
+
+    def go_alone(self, now: float) -> None:
+        """Finish the answer from this side's documents alone; its tokens are unverified."""
+        self.on_lost()
+        self.alone = True
+        self._go_on(now)
+
+    # ------------------------------------------------------------------ the rest
+
+    @property
+    def _own(self) -> deque[Draft]:
+        return self._drafts[self.party]
+
+    @property
+    def _theirs(self) -> deque[Draft]:
+        return self._drafts[self.party.other]
+
+    @property
+    def _most_ahead(self) -> int:
+        decode_s = self.profiler.decode_s(self.party, len(self.answer))
+        return self._ahead.drafts(self.profiler.rtt_s, decode_s)
+
+    def _go_on(self, now: float) -> None:
+        """Judge what can be judged, and queue for sending what the other side needs."""
+        while self.alone and self._own and not self.finished:
+            self._append(self._own.popleft().draft.token, Source.UNVERIFIED)
+        if not self.linked:
+            return
+        while self.aggregator is self.party and self._own and self._theirs and not self.finished:
+            self._judge(now)
+        if self.aggregator is not self.party and not self.finished:
+            self._send_drafts(now)
+
+    def _judge(self, now: float) -> None:
+        position = len(self.answer)
+        own, theirs = self._own[0], self._theirs[0]
+        pair = (own, theirs) if self.party is Party.DEVICE else (theirs, own)
+        judged = self._law.judge((pair[0].draft, pair[1].draft), position)
+        self.profiler.on_judged(judged.expected)
+        self._settle(judged.token, judged.accepted)
+        following = self._scheduler.choose(
+            self.party, judged.accepted, self.profiler.estimates(position)
+        )
+        self._hand_over(following)
+        self._targets_at[len(self.answer)] = now
+        told = Target(
+            position,
+            judged.token,
+            judged.accepted,
+            following,
+            self.finished,
+            judged.expected,
+            own.decode_s,
+            self.profiler.rtt_s,
+        )
+        self._outbox.append(self._discreet(told) if self._scheduler.pinned else told)
+
+    def _discreet(self, told: Target) -> Target:
+        """Leave out what the other side needs only to judge in its turn.
+
+        The fate of this side's draft says something about this side's documents.
+        """
+        accepted = (
+            (False, told.accepted[1]) if self.party is Party.DEVICE else (told.accepted[0], False)
+        )
+        return replace(told, accepted=accepted, expected=(0.0, 0.0), decode_s=0.0)
+
+    def _on_draft(self, message: Draft, now: float, size: int) -> None:
+        sender = self.party.other
+        if message.epoch < self._epochs[sender] or self.finished:
+            return  # it was on its way when its predecessor was rejected
+        self.profiler.on_pass(sender, message.position, message.decode_s)
+        sent_at = self._targets_at.get(message.known)
+        if sent_at is not None:  # the first draft that answers this target
+            self.profiler.on_round_trip(size, now - sent_at - message.held_s)
+            for known in [known for known in self._targets_at if known <= message.known]:
+                del self._targets_at[known]
+        due = len(self.answer) + len(self._theirs)
+        if message.epoch > self._epochs[sender] or message.position != due:
+            raise ProtocolError(
+                f"a draft for position {message.position} of epoch {message.epoch}, expected"
+                f" {due} of {self._epochs[sender]}",
+                field="position",
+                remedy="send all drafts in order, on one stream",
+            )
+        if due >= self._max_tokens or len(self._theirs) >= MOST_AHEAD:
+            raise ProtocolError(
+                f"{len(self._theirs)} drafts wait, and the answer has {self._max_tokens} tokens",
+                field="position",
+                remedy=f"draft {MOST_AHEAD} ahead at most",
+            )
+        self._theirs.append(message)
+
+    def _on_target(self, message: Target, now: float) -> None:
+        if self.finished:
+            return
+        if self.aggregator is self.party:
+            raise ProtocolError(
+                "a target from the side that does not aggregate",
+                field="aggregator",
+                remedy="judge only what was handed over",
+            )
+        if message.position != len(self.answer) or not self._sent:
+            raise ProtocolError(
+                f"a target for position {message.position}, expected {len(self.answer)}",
+                field="position",
+                remedy="judge each position once, from both drafts",
+            )
+        if message.token >= self._vocab_size:
+            raise InvalidInput(
+                f"token {message.token} is outside the vocabulary of {self._vocab_size}",
+                field="token",
+                remedy="use one tokenizer on both sides",
+            )
+        if message.accepted[self.party] != (self._own[0].draft.token == message.token):
+            raise ProtocolError(
+                "the target says otherwise than its token whether the draft was accepted",
+                field="accepted",
+                remedy="accept a draft if, and only if, it is the target token",
+            )
+        self._told_at = now
+        self.profiler.on_told_rtt(message.rtt_s)
+        if not self._scheduler.pinned:
+            self.profiler.on_judged(message.expected)
+            self.profiler.on_pass(self.party.other, message.position, message.decode_s)
+        self._settle(message.token, message.accepted)
+        if message.finished != self.finished:
+            raise ProtocolError(
+                "the sides disagree on the end of the answer",
+                field="finished",
+                remedy="use one tokenizer and one length limit on both sides",
+            )
+        self._hand_over(message.aggregator)
+
+    def _settle(self, token: int, accepted: tuple[bool, bool]) -> None:
+        """Append the target token; each side keeps its further drafts, or loses them all."""
+        self.figures.fates.append(accepted)
+        for party, queue in zip(Party, self._drafts, strict=True):
+            mine = party is self.party
+            if accepted[party]:
+                if queue:
+                    queue.popleft()
+                if mine:
+                    self._sent = max(0, self._sent - 1)
+                continue
+            self._epochs[party] += 1
+            if mine:
+                self.figures.discarded += len(queue)
+                self._chain += 1
+                self._sent = 0
+            queue.clear()
+        self._append(token, Source.ACCEPTED if any(accepted) else Source.RECOVERED)
+        if self.finished:
+            self.figures.discarded += len(self._own)
+
+    def _append(self, token: int, source: Source) -> None:
+        self.answer.append(token)
+        self.sources.append(source)
+        self.finished = self._is_complete()
+
+    def _is_complete(self) -> bool:
+        ended = bool(self.answer) and self.answer[-1] in self._eos
+        return ended or len(self.answer) >= self._max_tokens
+
+    def _hand_over(self, following: Party) -> None:
+        self.figures.handovers += following is not self.aggregator
+        self.aggregator = following
+
+    def _send_drafts(self, now: float) -> None:
+        """Queue the own drafts that the aggregator has not got."""
+        for index in range(self._sent, len(self._own)):
+            draft = self._own[index]
+            self._outbox.append(
+                Draft(
+                    draft.position,
+                    self._epochs[self.party],
+                    draft.draft,
+                    draft.decode_s,
+                    len(self.answer),
+                    now - self._told_at,
+                )
+            )
+        self._sent = len(self._own)

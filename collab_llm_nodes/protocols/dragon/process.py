@@ -1,0 +1,71 @@
+"""The cloud's side as a process: ``collab-llm dragon-cloud``, and as a child for benchmarks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from collab_llm_nodes.collector import freeze_startup_objects
+from collab_llm_nodes.ending import ended_at_once
+from collab_llm_nodes.errors import DeadlineExceeded, Unavailable
+from collab_llm_nodes.models.threads import set_threads
+from collab_llm_nodes.processes import START_DEADLINE_S, Process, run_process
+from collab_llm_nodes.protocols.dragon.client import DragonClient
+from collab_llm_nodes.protocols.dragon.service import DragonService
+from collab_llm_nodes.protocols.dragon.settings import DragonCloudConfig
+from collab_llm_nodes.protocols.dragon.sides import load_side, measured
+from collab_llm_nodes.transport.server import Server, check_free, run_until_signal
+
+
+def serve(
+    config: DragonCloudConfig, version: str, on_listening: Callable[[int], None] = lambda port: None
+) -> None:
+    """Load model and documents and serve until SIGTERM or SIGINT; then drain. In the main thread.
+
+    Args:
+        version: of this package.
+        on_listening: told the port once devices can connect.
+
+    Raises:
+        ModelError: the model cannot be loaded.
+        ConfigError: the address is in use, or a file cannot be read.
+        CollabError: nothing can be computed any more; a supervisor is to start it again.
+    """
+    for name in ("address", "metrics_address"):
+        check_free(getattr(config, name), name)  # a model takes minutes to load
+    with ended_at_once():
+        set_threads(config.model)
+        side = load_side(config.model, config.side)
+        line = measured(side, config.profiler)
+        service = DragonService(config, side, Path(config.model.path).name, version, line)
+        server = Server(service)
+    freeze_startup_objects()
+    asyncio.run(run_until_signal(server, config.drain_s, on_listening))
+    side.close()
+
+
+def cloud_process(config: Path) -> contextlib.AbstractContextManager[Process]:
+    """Run the cloud's side as a child process, as the file ``config`` says."""
+    command = [sys.executable, "-m", "collab_llm_nodes.cli", "dragon-cloud"]
+    return run_process("dragon-cloud", [*command, "--config", str(config)])
+
+
+def wait_for_cloud(client: DragonClient, process: Process) -> None:
+    """Wait until the cloud answers.
+
+    Raises:
+        CollabError: its process ended, or it did not answer in time.
+    """
+    due = time.monotonic() + START_DEADLINE_S
+    while True:
+        process.check()
+        try:
+            client.describe(5.0)
+            return
+        except (DeadlineExceeded, Unavailable):
+            if time.monotonic() > due:
+                raise

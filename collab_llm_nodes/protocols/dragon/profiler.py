@@ -1,0 +1,265 @@
+"""The delays and acceptance rates that the scheduler stands on (paper 001, section 5.2)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.decoding.aggregation import Pair, Party
+from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.protocols.dragon.side import SideDecoder
+
+
+@dataclass(frozen=True)
+class ProfilerConfig:
+    """The weights of new observations."""
+
+    zeta: float = setting(
+        0.1,
+        "Weight of the newest pass in the slope of the decoding delay (zeta of paper 001).",
+        low=0.0,
+        high=1.0,
+    )
+    acceptance_weight: float = setting(
+        0.05, "Weight of the newest token in the acceptance rates.", low=0.001, high=1.0
+    )
+    link_weight: float = setting(
+        0.2, "Weight of the newest round trip in latency and bandwidth.", low=0.001, high=1.0
+    )
+
+    offline_tokens: int = setting(
+        8,
+        "Passes over dummy answers of up to so many tokens are measured at the start, three times;"
+        " 0: none, the first passes tell.",
+        low=0,
+        high=4096,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass
+class DecodeModel:
+    """Time of one pass as a line over the tokens read: c(t) = k_a / k_b t + k_c.
+
+    Attributes:
+        k_a, k_b: averages of t (c - k_c) [token s] and of t^2 [token^2]. Averages, not sums: so
+            zeta weighs a new pass against the average old one.
+        k_c: time of a pass at t = 0 [s]; stays as it was measured offline.
+    """
+
+    k_a: float = 0.0
+    k_b: float = 1.0
+    k_c: float = 0.0
+
+    @classmethod
+    def fitted(cls, tokens: ArrayLike, seconds: ArrayLike) -> DecodeModel:
+        """Return the least squares line through measured passes (the offline stage).
+
+        Raises:
+            InvalidInput: fewer than two passes, or all of one length.
+        """
+        t, c = np.asarray(tokens, np.float64), np.asarray(seconds, np.float64)
+        if len(t) < 2 or t.shape != c.shape or np.ptp(t) == 0:
+            raise InvalidInput(
+                f"{len(t)} passes of one length fit no line",
+                field="tokens",
+                remedy="measure passes of at least two lengths",
+            )
+        slope = float(((t - t.mean()) * (c - c.mean())).sum() / ((t - t.mean()) ** 2).sum())
+        k_b = float((t**2).mean())
+        return cls(slope * k_b, k_b, float(c.mean() - slope * t.mean()))
+
+    @property
+    def line(self) -> tuple[float, float, float]:
+        """The three numbers, for the other side."""
+        return self.k_a, self.k_b, self.k_c
+
+    def at(self, tokens: float) -> float:
+        """Return the expected time of a pass [s]."""
+        return max(0.0, self.k_a / self.k_b * tokens + self.k_c)
+
+    def observe(self, tokens: float, seconds: float, zeta: float) -> None:
+        """Move the slope towards a pass that took ``seconds`` (the runtime stage)."""
+        t = max(1.0, tokens)
+        self.k_a = (1.0 - zeta) * self.k_a + zeta * (seconds - self.k_c) * t
+        self.k_b = (1.0 - zeta) * self.k_b + zeta * t**2
+
+
+def measure_passes(
+    decoder: SideDecoder, tokens: int, vocab_size: int, runs: int = 3, seed: int = 0
+) -> DecodeModel:
+    """Return the line of a side's passes over answers of up to ``tokens`` random tokens.
+
+    The offline stage: the answer is dummy text, the documents are those of ``decoder``, so that the
+    batch is that of the runtime. ``t`` counts the answer's tokens. The first pass of a run reads
+    the prompt, and is left out.
+
+    Raises:
+        InvalidInput: fewer than two passes to measure.
+    """
+    chance = np.random.default_rng(seed)
+    times = np.zeros((runs, max(0, tokens)))
+    for run in range(runs):
+        decoder.rollback(0)
+        decoder.next()
+        for t in range(tokens):
+            decoder.push(int(chance.integers(vocab_size)))
+            begun = time.perf_counter()
+            decoder.next()
+            times[run, t] = time.perf_counter() - begun
+    # The median is what a pass takes when nothing disturbs it.
+    return DecodeModel.fitted(range(1, tokens + 1), np.median(times, axis=0))
+
+
+class Average:
+    """A moving average that forgets at ``weight`` for each value; a plain mean at the start.
+
+    Args:
+        start: value before the first one, which counts as ``sure`` values of that size.
+    """
+
+    def __init__(self, weight: float, start: float, sure: int = 0) -> None:
+        self._weight = weight
+        self._count = sure
+        self.value = start
+
+    def observe(self, value: float) -> None:
+        """Take ``value`` in."""
+        self._count += 1
+        self.value += max(self._weight, 1.0 / self._count) * (value - self.value)
+
+
+_SURE = 4
+"""Tokens that the first guess of an acceptance counts for: one rejection is no reason to move."""
+
+
+class LinkModel:
+    """The round trip as c(g) = L + g / B: least squares that forget, over messages as they come.
+
+    The data are those that the protocol sends anyway. Where all messages have one size, nothing
+    can be said about B, and L is the mean.
+    """
+
+    def __init__(self, weight: float) -> None:
+        self._means = [Average(weight, 0.0) for _ in range(4)]  # g, c, g^2, g c
+        self._known = False
+
+    def observe(self, size: int, seconds: float) -> None:
+        """Take in a round trip in which ``size`` bytes came back after ``seconds``."""
+        self._known = True
+        values = (size, seconds, size * size, size * seconds)
+        for mean, value in zip(self._means, values, strict=True):
+            mean.observe(float(value))
+
+    @property
+    def known(self) -> bool:
+        """True once a round trip has been measured."""
+        return self._known
+
+    @property
+    def seconds_per_byte(self) -> float:
+        """1 / B [s/byte]; 0 while it cannot be told."""
+        g, c, gg, gc = (mean.value for mean in self._means)
+        spread = gg - g * g
+        return max(0.0, (gc - g * c) / spread) if spread > 1e-3 * g * g else 0.0
+
+    @property
+    def latency_s(self) -> float:
+        """L, the round trip of an empty message [s]."""
+        g, c = self._means[0].value, self._means[1].value
+        return max(0.0, c - self.seconds_per_byte * g)
+
+    @property
+    def rtt_s(self) -> float:
+        """The round trip of a message of the usual size [s]."""
+        return self._means[1].value
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """The present state of affairs, as the scheduler sees it.
+
+    Attributes:
+        decode_s: time of a pass on device, on cloud [s].
+        rtt_s: time from sending a target to having the draft that it caused, without its pass [s].
+        acceptance: share of drafts of device, of cloud, that are accepted.
+    """
+
+    decode_s: Pair
+    rtt_s: float
+    acceptance: Pair
+
+
+class Profiler:
+    """One side's estimates. Both sides hear the same messages, so both know about the same.
+
+    Args:
+        prompt_tokens: tokens that a pass reads before the answer.
+        rtt_s: of the link as it was measured before; 0: unknown.
+    """
+
+    def __init__(
+        self,
+        config: ProfilerConfig,
+        prompt_tokens: int = 0,
+        rtt_s: float = 0.0,
+    ) -> None:
+        self._config = config
+        self._decode: list[DecodeModel | None] = [None, None]  # until a side's first pass or line
+        self._prompt_tokens = prompt_tokens
+        self._told_rtt_s = rtt_s
+        self._acceptance = [Average(config.acceptance_weight, 0.5, _SURE) for _ in Party]
+        self.link = LinkModel(config.link_weight)
+
+    def on_line(self, party: Party, line: tuple[float, float, float] | None) -> None:
+        """Take in the line that ``party`` has measured offline, if it has."""
+        if line is not None:
+            self._decode[party] = DecodeModel(*line)
+
+    def on_pass(self, party: Party, position: int, seconds: float) -> None:
+        """Take in the time of a pass of ``party`` for the token at ``position``."""
+        model = self._decode[party]
+        if model is None:
+            self._decode[party] = DecodeModel(k_c=seconds)
+        elif seconds > 0:
+            model.observe(self._prompt_tokens + position, seconds, self._config.zeta)
+
+    def on_judged(self, expected: Pair) -> None:
+        """Take in the expected acceptance of both sides' drafts at one position (Eq. 5)."""
+        for average, value in zip(self._acceptance, expected, strict=True):
+            average.observe(value)
+
+    def on_round_trip(self, size: int, seconds: float) -> None:
+        """Take in a round trip that this side has measured."""
+        self.link.observe(size, max(0.0, seconds))
+
+    def on_told_rtt(self, seconds: float) -> None:
+        """Take in the round trip that the other side has measured."""
+        if seconds > 0:
+            self._told_rtt_s = seconds
+
+    @property
+    def rtt_s(self) -> float:
+        """The round trip [s], measured here or, without that, told; 0: unknown."""
+        return self.link.rtt_s if self.link.known else self._told_rtt_s
+
+    def decode_s(self, party: Party, position: int) -> float:
+        """Return the expected time of a pass of ``party`` [s]; 0 while unknown."""
+        model = self._decode[party]
+        return model.at(self._prompt_tokens + position) if model is not None else 0.0
+
+    def estimates(self, position: int) -> Estimates | None:
+        """Return the estimates for one token; None until both sides have decoded."""
+        if None in self._decode:
+            return None
+        return Estimates(
+            (self.decode_s(Party.DEVICE, position), self.decode_s(Party.CLOUD, position)),
+            self.rtt_s,
+            (self._acceptance[0].value, self._acceptance[1].value),
+        )

@@ -1,0 +1,146 @@
+"""DRAGON as a protocol: answers of a device that shares the writing with a cloud."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
+from collab_llm_nodes.models.detokenising import Detokeniser
+from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
+from collab_llm_nodes.protocols.dragon.client import DragonClient
+from collab_llm_nodes.protocols.dragon.device import DeviceAnswer, Question, Told
+from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
+from collab_llm_nodes.protocols.dragon.messages import Line
+from collab_llm_nodes.protocols.dragon.relevance import scorer_name
+from collab_llm_nodes.protocols.dragon.settings import DragonConfig
+from collab_llm_nodes.protocols.dragon.side import SideInfo
+from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
+from collab_llm_nodes.protocols.dragon.sides import load_side, measured
+
+
+def check(request: Request) -> None:
+    """Refuse what can be refused without the model.
+
+    Raises:
+        InvalidInput: an empty question, or one that is too long.
+    """
+    config: DragonConfig = request.config
+    if not request.prompt.strip() or len(request.prompt) > config.max_query_chars:
+        raise InvalidInput(
+            f"has {len(request.prompt)} characters",
+            field="prompt",
+            remedy=f"1 to {config.max_query_chars}, not only blanks",
+        )
+
+
+def start(config: DragonConfig, resources: Resources) -> Dragon:
+    """Load the model, open the documents and connect to the cloud, which may come later.
+
+    Raises:
+        ConfigError: no model, or documents that do not fit the configuration.
+        ModelError: the model cannot be loaded.
+    """
+    if not config.model.path:
+        raise ConfigError("no model", field="model.path", remedy="name its folder or hub id")
+    side = load_side(config.model, config.side)
+    client = DragonClient(config.cloud) if config.use_cloud else None
+    return Dragon(side, client, config, measured(side, config.profiler))
+
+
+class Dragon:
+    """The device's side with its model loaded.
+
+    Args:
+        client: None: the device answers alone.
+        decode: the line of the side's passes, if it was measured.
+    """
+
+    def __init__(
+        self,
+        side: ModelSide,
+        client: DragonClient | None,
+        config: DragonConfig,
+        decode: Line | None = None,
+    ) -> None:
+        self.side = side
+        self.parallel = config.max_answers
+        self._client = client
+        self._decode = decode
+        self._compute = ThreadPoolExecutor(1, "dragon-compute")
+
+    def run(self, request: Request, emit: Callable[[Progress], None], control: Control) -> Answer:
+        """Make one answer, with the cloud as long as it takes part."""
+        config: DragonConfig = request.config
+        limit = request.max_tokens or config.max_tokens
+        text = Detokeniser(self.side.decode)
+        sampling = request.sampling
+        answer = DeviceAnswer(
+            _RequestSide(self.side, config.side),
+            self._compute,
+            self._client if config.use_cloud else None,
+            config.rules(sampling),
+            Question(request.prompt, limit, sampling.temperature, sampling.seed),
+            self._decode,
+        )
+
+        def progress(told: Told, *, final: bool = False) -> Progress:
+            text.update(told.tokens, final=final)
+            return Progress(
+                text.text,
+                told.tokens,
+                tuple(int(source) for source in told.sources),
+                text.ends,
+                verified=told.metrics.unverified == 0,
+                stage="alone" if told.metrics.unverified else "aggregate",
+                share_done=min(1.0, len(told.tokens) / limit),
+                metrics=told.metrics,
+            )
+
+        asked_at = request.asked_at or time.monotonic()
+        try:
+            told = answer.run(lambda so_far: emit(progress(so_far)), control, asked_at)
+        except CollabError as error:
+            if not answer.machine.answer:
+                raise
+            return Answer(**vars(progress(answer.told, final=True)), error=error)
+        return Answer(**vars(progress(told, final=True)))
+
+    def health(self) -> Mapping[str, object]:
+        """Return the state of the link and of the documents' caches."""
+        caches = self.side.caches
+        figures: dict[str, object] = {
+            "document_kv_loaded": caches.loaded,
+            "document_kv_computed": caches.computed,
+            "document_kv_refused": caches.refused,
+        }
+        if self._client is not None:
+            state, error = self._client.standing
+            info = self._client.info
+            figures["cloud"] = state if error is None else f"{state}: {error}"
+            figures["cloud_model"] = info.model if info is not None else ""
+            figures["cloud_rtt_ms"] = f"{1e3 * self._client.rtt_s:.1f}"
+        return figures
+
+    def close(self) -> None:
+        """Free the model and hang up."""
+        if self._client is not None:
+            self._client.close()
+        self._compute.shutdown()
+        self.side.close()
+
+
+class _RequestSide:
+    """The side with the options of one request, which its identity tells."""
+
+    def __init__(self, side: ModelSide, config: SideConfig) -> None:
+        self._side, self._config = side, config
+
+    @property
+    def info(self) -> SideInfo:
+        return replace(self._side.info, scorer=scorer_name(self._side.encoder, self._config))
+
+    def decoder(self, query: str, max_tokens: int) -> DocumentsDecoder:
+        return self._side.decoder(query, max_tokens, self._config)

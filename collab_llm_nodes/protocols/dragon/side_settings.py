@@ -1,0 +1,80 @@
+"""Settings of one side: its store, its scorer, and how its documents are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.knowledge.chunking import ChunkPlan
+from collab_llm_nodes.knowledge.documents import DocumentLimits
+from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
+from collab_llm_nodes.knowledge.store import StoreLimits
+from collab_llm_nodes.knowledge.text_encoder import TextEncoderConfig
+
+STATIC, RERANKED, POSTERIOR = "static", "encoder", "likelihood"
+
+
+@dataclass(frozen=True)
+class RelevanceConfig:
+    """The rule by which the documents' weights follow the answer; equal on both sides."""
+
+    update: str = setting(
+        STATIC,
+        "static: the weights of the retrieval stand; encoder: question and answer so far are scored"
+        " anew; likelihood: a document gains by each token of the answer that it made likely.",
+        choices=(STATIC, RERANKED, POSTERIOR),
+        per_request=True,
+    )
+    every: int = setting(
+        8, "Tokens between two scores, with `encoder`.", low=1, high=65536, per_request=True
+    )
+    memory: float = setting(
+        0.9,
+        "With `likelihood`, a token counts this much less with each later one; 1: all count alike.",
+        low=0.0,
+        high=1.0,
+        per_request=True,
+    )
+    weight_step: float = setting(
+        0.0,
+        "The log of this side's weight is rounded to a multiple of it, before it is used or sent;"
+        " 0: not at all. Exact weights tell which documents were retrieved.",
+        low=0.0,
+        high=10.0,
+        read_only=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class SideConfig:
+    """Documents of one side, how they are found, and how they are read."""
+
+    store: str = setting("", "Folder of the side's documents; empty: none.", read_only=True)
+    limits: StoreLimits = field(default_factory=StoreLimits)
+    documents: DocumentLimits = field(default_factory=DocumentLimits)
+    plan: ChunkPlan = field(default_factory=lambda: ChunkPlan(by="sentence", characters=240))
+    document_tokens: int = setting(
+        64,
+        "A retrieved document has so many tokens at most; longer pieces are cut again.",
+        low=8,
+        high=65536,
+        read_only=True,
+    )
+    encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
+    retrieval: RetrievalConfig = field(
+        default_factory=lambda: RetrievalConfig(method="dense", chunks=2, temperature=0.1)
+    )
+    relevance: RelevanceConfig = field(default_factory=RelevanceConfig)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.retrieval.method == "bm25":
+            raise ConfigError(
+                "'bm25' counts words of one store, so two sides cannot compare their scores",
+                field="retrieval.method",
+                remedy="dense or rescored",
+            )

@@ -1,0 +1,50 @@
+"""Sides made as their configuration says, and measured before anyone waits for them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.knowledge.store import Store
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.protocols.dragon.generation import ModelSide
+from collab_llm_nodes.protocols.dragon.index import Index
+from collab_llm_nodes.protocols.dragon.messages import Line
+from collab_llm_nodes.protocols.dragon.profiler import ProfilerConfig, measure_passes
+from collab_llm_nodes.protocols.dragon.side import Side
+from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
+
+log = logging.getLogger(__name__)
+
+_DUMMY = "How long does a pass take?"
+
+
+def load_side(model: ModelConfig, config: SideConfig) -> ModelSide:
+    """Load a model and open its documents; those without vectors get them now.
+
+    Raises:
+        ModelError: the model cannot be loaded.
+        ConfigError: the store's vectors are those of another encoder.
+        Unavailable: the store cannot be read.
+    """
+    engine = Engine(load(model))
+    store = Store(Path(config.store).expanduser(), config.limits) if config.store else None
+    side = ModelSide(engine, store, config)
+    if store is not None:
+        Index(store, side.layout, side.encoder, config, side.caches)
+    return side
+
+
+def measured(side: Side, config: ProfilerConfig) -> Line | None:
+    """Return the line of the side's passes (offline stage of section 5.2); None: not asked for."""
+    tokens = config.offline_tokens
+    if not tokens:
+        return None
+    decoder = side.decoder(_DUMMY, tokens)
+    try:
+        line = measure_passes(decoder, tokens, side.info.vocab_size)
+    finally:
+        decoder.close()
+    log.info("a pass takes %.1f ms after %d tokens", 1e3 * line.at(tokens), tokens)
+    return line.line

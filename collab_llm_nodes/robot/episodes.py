@@ -1,0 +1,216 @@
+"""What the robot saw and did, as sentences in documents that it can be asked about later.
+
+    At 10:32 on 2026-11-23, a red ball was seen 2.0 m ahead of (1.0, 2.0), near (3.0, 2.0).
+    At 10:33 on 2026-11-23, the robot moved forward 40 cm, to (1.4, 2.0).
+
+:class:`EpisodeLog` makes the documents, without clock and disk; :func:`remember` writes one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timezone, tzinfo
+from typing import Protocol
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import InvalidInput, quoted
+from collab_llm_nodes.knowledge.documents import Document
+from collab_llm_nodes.knowledge.store import StoredDocument
+from collab_llm_nodes.robot.executor import Pose2D
+from collab_llm_nodes.robot.grammar import ParsedAction
+
+_MOST_CHARACTERS = 200
+_NAME = re.compile(r"episode \d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2} \d+")
+_AHEAD = math.radians(30)
+_BEHIND = math.radians(150)
+
+
+@dataclass(frozen=True)
+class EpisodeConfig:
+    """Lengths of episodes, and what is not worth a sentence."""
+
+    episode_s: float = setting(
+        60.0, "An episode is written when its first sentence is this old [s].", low=0.1, high=86400
+    )
+    sentences: int = setting(64, "Sentences of an episode at most.", low=1, high=10_000)
+    repeat_s: float = setting(
+        20.0, "A thing that has not moved is noted again after this time [s].", low=0.0, high=86400
+    )
+    moved_m: float = setting(
+        0.5, "A thing farther than this from where it was noted has moved [m].", low=0.0, high=1000
+    )
+    things: int = setting(
+        1000, "Things whose last place is held, to know that they have not moved.", low=1, high=1e6
+    )
+    episodes: int = setting(
+        10_000,
+        "Episodes that are kept; when there are a tenth more, the oldest go.",
+        low=1,
+        high=1_000_000,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class _Sighting:
+    stamp: float
+    x: float
+    y: float
+
+
+class EpisodeLog:
+    """Sentences of the episode under way. Not for two threads at a time.
+
+    Stamps are seconds since 1970, poses are those of the robot in its map or odometry frame.
+
+    Args:
+        zone: of the times in the sentences.
+    """
+
+    def __init__(self, config: EpisodeConfig, zone: tzinfo = timezone.utc) -> None:
+        self._config, self._zone = config, zone
+        self._sentences: list[str] = []
+        self._begun = 0.0
+        self._number = 0
+        self._last: dict[str, _Sighting] = {}
+
+    def saw(self, thing: str, distance: float, bearing: float, pose: Pose2D, stamp: float) -> bool:
+        """Note that a thing was seen; return False if it was noted a moment ago at this place.
+
+        Args:
+            thing: with its article, such as "a red ball".
+            distance: from the robot [m].
+            bearing: from its heading [rad, + = left].
+
+        Raises:
+            InvalidInput: no name, or numbers that are not finite.
+        """
+        thing = _plain(thing, "thing")
+        _check_finite(distance=distance, bearing=bearing, stamp=stamp, **vars(pose))
+        x = pose.x + distance * math.cos(pose.yaw + bearing)
+        y = pose.y + distance * math.sin(pose.yaw + bearing)
+        last = self._last.pop(thing, None)
+        known = (
+            last is not None
+            and stamp - last.stamp < self._config.repeat_s
+            and math.hypot(x - last.x, y - last.y) <= self._config.moved_m
+        )
+        self._last[thing] = last if known and last is not None else _Sighting(stamp, x, y)
+        while len(self._last) > self._config.things:
+            del self._last[next(iter(self._last))]
+        if not known:
+            self._note(
+                f"{thing} was seen {distance:.1f} m {_side(bearing)}"
+                f" ({pose.x:.1f}, {pose.y:.1f}), near ({x:.1f}, {y:.1f})",
+                stamp,
+            )
+        return not known
+
+    def said(self, text: str, pose: Pose2D, stamp: float) -> None:
+        """Note what a model said about the camera's picture.
+
+        Raises:
+            InvalidInput: no text, or numbers that are not finite.
+        """
+        _check_finite(stamp=stamp, **vars(pose))
+        self._note(f"seen from ({pose.x:.1f}, {pose.y:.1f}): {_plain(text, 'text')}", stamp)
+
+    def did(self, action: ParsedAction, pose: Pose2D, stamp: float) -> None:
+        """Note a step that was executed, and where the robot stood behind it.
+
+        Raises:
+            InvalidInput: numbers that are not finite.
+        """
+        _check_finite(stamp=stamp, **vars(pose))
+        self._note(f"the robot did: {action.phrase}, at ({pose.x:.1f}, {pose.y:.1f})", stamp)
+
+    def take(self, now: float, *, all_of_it: bool = False) -> Document | None:
+        """Return the episode under way if it is to be written now, and begin another.
+
+        Call it after each sentence and from time to time.
+
+        Args:
+            now: seconds since 1970.
+            all_of_it: the robot stops: what there is must be written.
+        """
+        old = now - self._begun >= self._config.episode_s
+        full = len(self._sentences) >= self._config.sentences
+        if not self._sentences or not (old or full or all_of_it):
+            return None
+        self._number += 1
+        begun = self._time(self._begun).strftime("%Y-%m-%d %H:%M:%S")
+        text = "\n".join(self._sentences) + "\n"
+        self._sentences = []
+        return Document(f"episode {begun} {self._number}", text)
+
+    def _note(self, what: str, stamp: float) -> None:
+        if not self._sentences:
+            self._begun = stamp
+        when = self._time(stamp).strftime("%H:%M on %Y-%m-%d")
+        self._sentences.append(f"At {when}, {what.rstrip('.')}.")
+
+    def _time(self, stamp: float) -> datetime:
+        try:
+            return datetime.fromtimestamp(stamp, self._zone)
+        except (OverflowError, OSError, ValueError) as error:
+            raise InvalidInput(
+                f"{stamp} is no time", field="stamp", remedy="give seconds since 1970"
+            ) from error
+
+
+class Memory(Protocol):
+    """An index of documents, such as DRAGON's."""
+
+    def add(self, name: str, content: str, *, replacing: bool = False) -> int:
+        """Add a document."""
+
+    def delete(self, *names: str) -> int:
+        """Delete documents."""
+
+    def documents(self) -> Iterable[StoredDocument]:
+        """Return the list of documents."""
+
+
+def remember(memory: Memory, episode: Document, most: int) -> list[str]:
+    """Write an episode, and return the names of the old ones that it deletes for it.
+
+    They go when there are a tenth more than ``most``: a deletion rewrites the index. Documents that
+    are no episodes are left alone.
+    """
+    memory.add(episode.name, episode.content, replacing=True)
+    held = [entry for entry in memory.documents() if _NAME.fullmatch(entry.name)]
+    if len(held) <= most + most // 10:
+        return []
+    held.sort(key=lambda entry: (entry.added, entry.version))
+    gone = [entry.name for entry in held[: len(held) - most]]
+    memory.delete(*gone)
+    return gone
+
+
+def _side(bearing: float) -> str:
+    """Return the words for a bearing, to stand before the robot's place."""
+    bearing = math.remainder(bearing, math.tau)
+    if abs(bearing) <= _AHEAD:
+        return "ahead of"
+    if abs(bearing) >= _BEHIND:
+        return "behind"
+    return "to the left of" if bearing > 0 else "to the right of"
+
+
+def _plain(text: str, field: str) -> str:
+    """Return the text on one line, and no longer than a sentence."""
+    found = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    if not found:
+        raise InvalidInput(f"{quoted(text)} says nothing", field=field, remedy="leave it out")
+    return found[:_MOST_CHARACTERS]
+
+
+def _check_finite(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            raise InvalidInput(f"{number} is no number", field=name, remedy="leave it out")

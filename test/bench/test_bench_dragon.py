@@ -1,0 +1,255 @@
+"""bench dragon: each method's predictions are those of the decoders, and of whole contexts."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dragon_bed import row_of
+from rich.console import Console
+from text_family import vocabulary
+
+from collab_llm_nodes.bench.dragon.answers import (
+    COMPARE,
+    SINGLE,
+    AnswersPlan,
+    greedy,
+    likelihood,
+    make_puzzle,
+    measure_answers,
+)
+from collab_llm_nodes.bench.dragon.privacy import AttackPlan
+from collab_llm_nodes.bench.dragon.quality import (
+    BASELINES,
+    CLOUD,
+    CRCG_DEVICE,
+    DEVICE,
+    DRAGON,
+    DRAGON_LIKELIHOOD,
+    DRCG,
+    METHODS,
+    NONE,
+    Quality,
+    QualityPlan,
+    Score,
+    Window,
+    gain,
+    measure_quality,
+    plot_quality,
+    print_quality,
+)
+from collab_llm_nodes.bench.dragon.quality_report import run_quality
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.knowledge.retrieval import Retrieved, retrieve, softmax
+from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
+from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder
+from collab_llm_nodes.training.text.architecture import TINY, build
+
+PLAN = QualityPlan(houses=2, windows=(96,), documents=(0, 2), budget=600, own=60, stride=20)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    tokenizer = vocabulary()
+    model = build(TINY, tokenizer, 0).eval()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return Engine(LoadedModel(model, tokenizer, None, None, ModelConfig("tiny")))
+
+
+def the_window(quality: Quality) -> tuple[Window, Retrieved, str]:
+    window = next(quality.windows(96))
+    query = quality._engine.decode(window.ids[: window.query])
+    found = retrieve(quality._store, query, quality._config.retrieval, quality._encoder)
+    assert len(found.hits) == 4
+    return window, found, query
+
+
+def nats_of(score: Score) -> float:
+    return score.nats / score.tokens
+
+
+@pytest.mark.parametrize(
+    ("method", "rule", "part"),
+    [
+        (DRAGON, "static", slice(0, 4)),
+        (DRAGON_LIKELIHOOD, "likelihood", slice(0, 4)),
+        (CLOUD, "static", slice(0, 2)),
+        (DEVICE, "static", slice(2, 4)),
+    ],
+)
+def test_output_aggregation_is_what_the_decoder_predicts(
+    engine: Engine, method: str, rule: str, part: slice
+) -> None:
+    quality = Quality(engine, PLAN)
+    window, found, query = the_window(quality)
+    score = quality.scores([window])[2][method]
+    hits = found.hits[part]
+    documents = Retrieved(hits, *softmax([h.score for h in hits], 0.1), found.scorer)
+    relevance = quality._relevance(documents, query, rule)
+    decoder = DocumentsDecoder(engine, quality._caches, relevance)
+    decoder.open([*quality._layout.between, *window.ids[: window.query]], documents)
+    wanted = 0.0
+    for token in window.ids[window.query :]:
+        wanted -= math.log(decoder.next()[0][token])
+        decoder.push(token)
+    assert score.tokens == 96 - 12
+    assert score.nats == pytest.approx(wanted, rel=1e-4)
+    decoder.close()
+    quality.close()
+
+
+@pytest.mark.parametrize("method", [NONE, DRCG, CRCG_DEVICE])
+@pytest.mark.parametrize("budget", [600, 140])
+def test_context_aggregation_is_what_one_context_predicts(
+    engine: Engine, method: str, budget: int
+) -> None:
+    quality = Quality(engine, QualityPlan(**{**vars(PLAN), "budget": budget}))
+    window, found, _ = the_window(quality)
+    score = quality.scores([window])[2][method]
+    texts = [hit.chunk.text for hit in found.hits]
+    layout = quality._layout
+    if method == NONE:
+        begin = [*layout.begin]
+    else:
+        chosen = texts if method == DRCG else texts[2:]
+        if budget == 140:  # two documents leave less than 60 tokens for the text
+            chosen = chosen[:1]
+        begin = [*layout.documents(chosen), *layout.between]
+    wanted, right = 0.0, 0
+    for i in range(window.query, 96):
+        block_end = min(96, window.query + (i - window.query) // 20 * 20 + 20)
+        start = max(0, block_end - (budget - len(begin)))
+        row = row_of(engine, [*begin, *window.ids[start:i]])
+        wanted -= math.log(row[window.ids[i]])
+        right += int(row.argmax() == window.ids[i])
+    assert score.nats == pytest.approx(wanted, rel=1e-4)
+    assert score.right == right
+    quality.close()
+
+
+def test_the_talk_marks_the_tokens_that_only_documents_tell(engine: Engine) -> None:
+    quality = Quality(engine, PLAN)
+    for house in quality.houses:
+        ids, facts = quality._talk(house)
+        spans = np.split(np.array(ids), np.flatnonzero(np.diff(facts)) + 1)
+        told = [engine.decode(span.tolist()) for span in spans[1 - facts[0] :: 2]]
+        assert len(told) == len(house.talk)
+        for text, exchange in zip(told, house.talk, strict=True):
+            assert exchange.value in text
+            assert exchange.value in exchange.answer
+        assert house.talk[0].question.startswith(f"In {house.name}:")
+        assert all(text.startswith(f"In {house.name}:") for text in house.documents)
+        assert {exchange.document for exchange in house.talk} <= set(range(4))
+    quality.close()
+
+
+def test_scores_and_gains_by_hand() -> None:
+    score = Score()
+    rows = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.2, 0.4, 0.4]])
+    score.add(rows, torch.tensor([1, 2, 0]), torch.tensor([False, True, True]))
+    figures = score.figures()
+    assert figures["perplexity"] == pytest.approx((0.25 * 0.8 * 0.2) ** (-1 / 3))
+    assert figures["accuracy"] == pytest.approx(1 / 3)
+    assert figures["fact_perplexity"] == pytest.approx((0.8 * 0.2) ** -0.5)
+    assert figures["fact_accuracy"] == 0.5
+    table = {name: {"perplexity": 20.0} for name in METHODS}
+    table[DRAGON] = {"perplexity": 14.0}
+    assert gain(table, DRAGON) is None
+    table[DRCG] = {"perplexity": 18.0}
+    assert gain(table, DRAGON) == 3.0
+    table[DEVICE] = {"perplexity": 17.0}
+    assert gain(table, DRAGON) == 3.0
+    assert gain(table, DRAGON, (*BASELINES, DEVICE)) == 2.0
+
+
+def test_the_results_have_their_places(engine: Engine, tmp_path: Path) -> None:
+    results: dict[str, Any] = measure_quality(engine, PLAN)
+    assert set(results["96"]) == {"0", "2"}
+    assert set(results["96"]["2"]) == set(METHODS)
+    zero = results["96"]["0"]
+    assert {tuple(figures.items()) for figures in zero.values()} == {tuple(zero[NONE].items())}
+    assert set(results["gain"]["96"]) == {"2"}
+    console = Console(record=True, width=200)
+    print_quality(results, console)
+    assert "dragon_likelihood" in console.export_text()
+    plot_quality(results, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_puzzles_need_the_facts_they_say(engine: Engine) -> None:
+    plan = AnswersPlan(stored=3)
+    for number in range(4):
+        single, compare = (make_puzzle(kind, number, plan) for kind in (SINGLE, COMPARE))
+        assert single.right in (single.device, single.cloud)[number % 2][0]
+        assert compare.right in compare.question
+        assert compare.wrong in compare.question
+        firsts = compare.device[0] + compare.cloud[0]
+        assert compare.right.lower() in firsts.lower()
+        assert compare.wrong.lower() in firsts.lower()
+        assert len(compare.device) == len(compare.cloud) == 3
+
+
+def test_every_method_answers(engine: Engine) -> None:
+    found = measure_answers(engine, AnswersPlan(questions=2, stored=2, documents=1, max_tokens=4))
+    assert set(found) == {SINGLE, COMPARE}
+    for shares in found.values():
+        assert set(shares) == set(METHODS)
+        assert all(share in (0, 0.5, 1) for share in shares.values())
+
+
+def test_greedy_and_likelihood_follow_equation_4() -> None:
+    class Fixed:
+        """A side that knows what follows after so many tokens."""
+
+        def __init__(self, rows: list[list[float]], log_weight: float) -> None:
+            self.rows, self.log_weight, self.pushed = rows, log_weight, list[int]()
+
+        def next(self) -> tuple[np.ndarray, float]:
+            return np.array(self.rows[len(self.pushed)], np.float32), self.log_weight
+
+        def push(self, token: int) -> None:
+            self.pushed.append(token)
+
+        def close(self) -> None:
+            self.rows = []
+
+    def pair() -> Any:
+        left = Fixed([[0.6, 0.4, 0.0], [0.5, 0.0, 0.5]], 0.0)
+        right = Fixed([[0.1, 0.9, 0.0], [0.6, 0.0, 0.4]], math.log(3.0))
+        return [left, right]
+
+    mixed = 0.25 * 0.4 + 0.75 * 0.9, 0.25 * 0.5 + 0.75 * 0.6
+    decoders = pair()
+    assert greedy(decoders, 2, frozenset({9})) == [1, 0]
+    assert decoders[0].rows == []
+    assert greedy(pair(), 2, frozenset({1})) == [1]
+    assert likelihood(pair(), [1, 0]) == pytest.approx(math.log(mixed[0] * mixed[1]), rel=1e-6)
+
+
+def test_one_call_measures_all(engine: Engine, tmp_path: Path) -> None:
+    console = Console(record=True, width=200)
+    results = run_quality(
+        engine,
+        plan=QualityPlan(houses=1, windows=(96, 48), documents=(0, 2), own=60, stride=20),
+        unsaturated=QualityPlan(houses=1, windows=(48,), documents=(2,), own=60, budget=900),
+        answers=AnswersPlan(questions=1, stored=2, documents=1, max_tokens=2),
+        attack=AttackPlan(houses=1, candidates=4, held=2, retrieved=1, tokens=2),
+        plot=tmp_path / "plot.png",
+        console=console,
+    )
+    assert results["quality"]["2"][DRAGON]["tokens"] == 84
+    assert results["quality_48"]["0"][NONE]["tokens"] == 2 * 42
+    assert results["unsaturated"]["48"]["2"][DRCG]["perplexity"] > 1
+    assert set(results["answers"]) == {SINGLE, COMPARE}
+    assert results["attack"]["chance"] == 0.25
+    assert (tmp_path / "plot.png").is_file()
+    assert "guessed right by" in console.export_text()
+    json.dumps(results, allow_nan=False)

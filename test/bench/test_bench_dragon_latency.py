@@ -1,0 +1,119 @@
+"""The latency part of ``bench dragon``: figures that follow from what was run, with tiny sides."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dragon_bed import config_of, engine_of
+from rich.console import Console
+from tiny_models import tiny_folder
+from typer.testing import CliRunner
+
+from collab_llm_nodes.bench.dragon.latency import (
+    LIVE,
+    PREDICTED,
+    LatencyPlan,
+    rules_of,
+    run_latency,
+    run_scheduler,
+)
+from collab_llm_nodes.bench.dragon.law import law_tv
+from collab_llm_nodes.bench.dragon.report import GOALS, figures_of
+from collab_llm_nodes.cli import app
+from collab_llm_nodes.decoding.aggregation import AggregationLaw, Drafts, Judgement
+
+PLAN = LatencyPlan(rtts_ms=(0, 80), decode_ms=(4.0, 4.0), questions=1, tokens=6)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    quiet = Console(file=io.StringIO())
+    return run_latency(engine_of(), config_of(documents=2, temperature=0.1), PLAN, quiet)
+
+
+def test_all_methods_with_the_cloud_write_one_answer(found: dict[str, Any]) -> None:
+    assert found["mismatches"] == 0
+    rows = found["latency"]["80"]
+    tokens = {method: rows[method]["acceptance_device"] for method in LIVE if method != "device"}
+    assert len(set(tokens.values())) == 1  # the same drafts meet the same fate everywhere
+    assert len(found["fates"]) >= 2
+
+
+def test_synchronised_tokens_take_a_round_trip_each(found: dict[str, Any]) -> None:
+    rows = found["latency"]["80"]
+    assert rows["drdg_tw"]["ms_per_token"] >= 80 * 0.8  # the jitter is a fifth
+    assert rows["dragon"]["ttft_ms"] >= 80 * 0.8
+    assert rows["dragon_device"]["handovers"] == rows["dragon_cloud"]["handovers"] == 0
+    assert rows["device"]["bytes_up"] == 0
+    assert rows["dragon_device"]["bytes_up"] < rows["dragon_cloud"]["bytes_up"]
+    for method in (*LIVE, *PREDICTED):
+        assert rows[method]["predicted_ms"] > 0
+        assert rows[method]["predicted_ttft_ms"] > 0
+    assert rows["drdg_sw_full"]["predicted_ms"] > rows["drdg_sw_compact"]["predicted_ms"]
+
+
+def test_pinned_to_the_device_no_private_words_leave_but_in_the_answer(
+    found: dict[str, Any],
+) -> None:
+    assert found["privacy"]["dragon_device"]["private_ngrams_outside_answer"] == 0
+    assert set(found["privacy"]) == {"dragon", "dragon_device"}
+
+
+def test_each_method_has_rules_of_its_own() -> None:
+    chosen = {m: rules_of(m, PLAN).schedule.aggregate_on for m in LIVE}
+    assert chosen["dragon"] == "auto"
+    assert chosen["dragon_follow"] == "follow"
+    assert chosen["dragon_cloud"] == "cloud"
+    assert rules_of("drdg_tw", PLAN).ahead.max_ahead == 1
+
+
+def test_recorded_fates_are_replayed_at_every_point(found: dict[str, Any]) -> None:
+    fates = [(True, False), (True, True), (False, True), (True, True)]
+    points = [((0.05, 0.05), 0.3), ((0.166, 0.04), 0.0)]
+    simulated = run_scheduler(fates, points, answers=3, tokens=20)
+    assert set(simulated) == {"50_50_300", "166_40_0"}
+    for row in simulated.values():
+        assert row["best_static_ms"] == min(row["device_ms"], row["cloud_ms"])
+        assert row["virtual_ms"] == row["auto_ms"]
+        assert row["random_ms"] >= row["virtual_ms"]
+    figures = figures_of({**found, "scheduler": simulated, "law_tv": 0.0})
+    assert set(figures) == set(GOALS)
+
+
+def test_the_law_is_exact_and_a_biased_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert law_tv() < 1e-12
+    monkeypatch.setattr(AggregationLaw, "judge", printed_judge)
+    assert law_tv() > 0.05
+
+
+def printed_judge(law: AggregationLaw, drafts: Drafts, position: int) -> Judgement:
+    """The rule as paper 001 prints it."""
+    kept = replace(law.config, law="coin", gamma=0.5, paper_faithful=True)
+    printed = replace(law, config=kept)
+    token = printed._toss(
+        drafts,
+        (printed._tempered(drafts[0].kept), printed._tempered(drafts[1].kept)),
+        printed.mixture(drafts),
+        position,
+    )
+    return Judgement(token, (False, False), (0.0, 0.0))
+
+
+@pytest.mark.slow
+def test_the_command_measures_prints_and_draws(tmp_path: Path) -> None:
+    report, plot = tmp_path / "dragon.json", tmp_path / "dragon.png"
+    asked = ["bench", "dragon", "--model", str(tiny_folder("llama")), "--rtts", "0,20"]
+    asked += ["--decode-ms", "3", "3", "--questions", "1", "--tokens", "3", "--answers", "1"]
+    ran = CliRunner().invoke(app, [*asked, "--json", str(report), "--plot", str(plot)])
+    assert ran.exit_code in (0, 1), ran.output  # a tiny model need not meet the goals
+    results = json.loads(report.read_text(encoding="utf-8"))
+    assert results["ok"] == (ran.exit_code == 0)
+    assert set(results["latency"]) == {"0", "20"}
+    assert results["settings"]["emulated"]
+    assert plot.stat().st_size > 1000
+    assert "drdg_tw" in ran.output
