@@ -1,0 +1,428 @@
+"""The plan for a model on a set of devices: stages, and sub-sequences for every prompt length.
+
+Paper 004 takes the partition of Eq. 1 and the number of sub-sequences of Eq. 4. Both assume equal
+stages and free links. Here these partitions are where a search begins: layers move between
+neighbours, devices change places or are left out, as long as the exact flow shop gets shorter.
+What the paper's own plan would take is kept beside it (``Predicted.paper_plan_s``).
+
+Prefill wants the time of the slowest stage low, a single lane of decoding the time of all stages.
+One partition serves both, since keys and values stay where they were made: the one with the least
+time for the whole request. The plan says what that costs either phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from collab_llm_nodes.config import check_ranges, from_mapping, setting
+from collab_llm_nodes.errors import InvalidInput, ModelError
+from collab_llm_nodes.protocols.jupiter.estimate import Estimate
+from collab_llm_nodes.protocols.jupiter.makespan import paper_latency
+from collab_llm_nodes.protocols.jupiter.partition import (
+    Balanced,
+    Join,
+    Pass,
+    Placement,
+    check_placements,
+    costs,
+    in_any_order,
+    placements,
+)
+from collab_llm_nodes.protocols.jupiter.profile import (
+    ModelFacts,
+    Profile,
+    Seconds,
+    least_length,
+    read_json,
+    write_json,
+)
+from collab_llm_nodes.protocols.jupiter.sequence import SequenceTable, equal_split
+
+VERSION = 1
+"""Version of the file format."""
+_GRID = 48  # places at which a prompt may be cut while partitions are compared
+_STARTS = 4  # partitions of each kind from which the search begins
+
+
+@dataclass(frozen=True)
+class PlannerConfig:
+    """The requests that a plan is made for."""
+
+    prompt_tokens: int = setting(256, "Typical length of a prompt [tokens].", low=1, high=1 << 20)
+    answer_tokens: int = setting(
+        64,
+        "Typical length of an answer [tokens]; 0: plan for the prompt only.",
+        low=0,
+        high=1 << 20,
+    )
+    lanes: int = setting(
+        1, "Lanes that decode at the same time; memory is kept for each.", low=1, high=256
+    )
+    draft_tokens: int = setting(5, "Tokens drafted for each pass of a lane.", low=0, high=64)
+    accepted: float = setting(
+        2.0, "Tokens that a pass of a lane adds to the answer, on average.", low=1.0, high=65.0
+    )
+    utilisation: float = setting(
+        0.5,
+        "Sub-sequences are so long that each device reaches this share of its best speed.",
+        low=0.01,
+        high=1.0,
+    )
+    parts_per_device: int = setting(
+        4, "Sub-sequences of a prompt at most, for each device.", low=1, high=64
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Times of the typical request, by the exact flow shop [s].
+
+    Attributes:
+        prefill_s: to the first token.
+        round_s: a round of decoding: one pass of each lane.
+        decode_s: the whole answer.
+        best_prefill_s, best_decode_s: of partitions that are made for one phase only.
+        paper_plan_s: prefill with the paper's partition (Eq. 1) and sub-sequences (Eq. 2, 4).
+        paper_latency_s: what Eq. 4 says about ``prefill_s``.
+    """
+
+    prefill_s: float
+    round_s: float
+    decode_s: float
+    best_prefill_s: float
+    best_decode_s: float
+    paper_plan_s: float
+    paper_latency_s: float
+
+    @property
+    def prefill_loss(self) -> float:
+        """Share by which prefill takes longer than with a partition of its own."""
+        return self.prefill_s / self.best_prefill_s - 1.0
+
+    @property
+    def decode_loss(self) -> float:
+        """Share by which decoding takes longer than with a partition of its own."""
+        return self.decode_s / self.best_decode_s - 1.0 if self.best_decode_s else 0.0
+
+
+@dataclass(frozen=True)
+class JupiterPlan:
+    """Stages on devices, and the sub-sequences of every prompt length.
+
+    Attributes:
+        fingerprint: of the model.
+        placements: the stages in order. Devices that would slow the rest down have none.
+        memory_bytes: of each stage.
+        least: b, the shortest sub-sequence unless the prompt is one.
+        parts: sub-sequences of a prompt of n + 1 tokens, at n.
+        prefill_s: predicted time to the first token, likewise.
+    """
+
+    fingerprint: str
+    config: PlannerConfig
+    placements: tuple[Placement, ...]
+    memory_bytes: tuple[int, ...]
+    least: int
+    predicted: Predicted
+    parts: tuple[tuple[int, ...], ...]
+    prefill_s: tuple[float, ...]
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        check_placements(self.placements, self.placements[-1].last if self.placements else 0)
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest prompt."""
+        return len(self.parts)
+
+    def lengths(self, prompt_tokens: int) -> tuple[int, ...]:
+        """Return the sub-sequences of a prompt.
+
+        Raises:
+            InvalidInput: it is empty, or longer than the model's context.
+        """
+        if not 1 <= prompt_tokens <= self.context:
+            raise InvalidInput(
+                f"{prompt_tokens} tokens; plans are for 1 to {self.context}",
+                field="prompt",
+                remedy="shorten the prompt",
+            )
+        return self.parts[prompt_tokens - 1]
+
+    def save(self, file: Path) -> None:
+        """Write the plan as JSON."""
+        write_json(file, asdict(self))
+
+    @classmethod
+    def load(cls, file: Path) -> JupiterPlan:
+        """Read a plan.
+
+        Raises:
+            ConfigError: it is unreadable, or of another version.
+        """
+        return from_mapping(cls, read_json(file, "plan", VERSION))
+
+    def check(self, profile: Profile) -> None:
+        """Refuse a plan that does not fit ``profile``.
+
+        Raises:
+            ModelError: it is of another model.
+            ConfigError: a device is unknown.
+        """
+        if self.fingerprint != profile.model.fingerprint:
+            raise ModelError(
+                f"the plan is of model {self.fingerprint[:12]}, the profile of"
+                f" {profile.model.fingerprint[:12]}",
+                field="plan",
+                remedy="plan again",
+            )
+        for part in self.placements:
+            profile.device(part.device)
+
+
+def plan(
+    profile: Profile, config: PlannerConfig | None = None, devices: Sequence[str] | None = None
+) -> JupiterPlan:
+    """Return the plan for the model of ``profile``.
+
+    Args:
+        config: the requests to plan for.
+        devices: names of those that may be used; None: all of the profile.
+
+    Raises:
+        ConfigError: a device is not in the profile.
+        ModelError: the model does not fit into their memory.
+    """
+    config = config or PlannerConfig()
+    names = [d.name for d in profile.devices] if devices is None else devices
+    search = _Search(Profile(profile.model, tuple(profile.device(n) for n in names)), config)
+    chosen = search.best(search.total_s)
+    for_prefill, for_decode = search.best(search.prefill_s), search.best(search.decode_s)
+    for better in (for_prefill, for_decode):  # each search is local; take what another has found
+        chosen = min(chosen, better, key=search.total_s)
+    for_prefill = min(for_prefill, for_decode, chosen, key=search.prefill_s)
+    for_decode = min(for_prefill, for_decode, chosen, key=search.decode_s)
+    estimate = Estimate(profile, chosen)
+    parts, prefill_s = _all_lengths(profile.model, estimate, search.least, search.most)
+    prompt = min(config.prompt_tokens, profile.model.context)
+    lengths = np.array(parts[prompt - 1])
+    h = estimate.slowest(lengths, lengths.cumsum() - lengths)
+    predicted = Predicted(
+        prefill_s=prefill_s[prompt - 1],
+        round_s=search.round_s(chosen),
+        decode_s=search.decode_s(chosen),
+        best_prefill_s=min(prefill_s[prompt - 1], search.exact_prefill_s(for_prefill)),
+        best_decode_s=search.decode_s(for_decode),
+        paper_plan_s=search.paper_plan_s(),
+        paper_latency_s=float(paper_latency(h, len(chosen))),
+    )
+    memory = tuple(
+        profile.model.stage_bytes(p.first, p.last, config.lanes, profile.model.context)
+        for p in chosen
+    )
+    return JupiterPlan(
+        profile.model.fingerprint,
+        config,
+        chosen,
+        memory,
+        search.least,
+        predicted,
+        parts,
+        prefill_s,
+    )
+
+
+def _all_lengths(
+    model: ModelFacts, estimate: Estimate, least: int, most: int
+) -> tuple[tuple[tuple[int, ...], ...], tuple[float, ...]]:
+    """Return the sub-sequences of prompts of 1 to ``context`` tokens, and their times.
+
+    For each length and each k there are the parts of Eq. 2, and equal ones: where stages differ,
+    these are sometimes better. The flow shop decides.
+    """
+    table = SequenceTable(estimate.slowest, model.context, most, least)
+    best = np.full(model.context, np.inf)
+    parts: list[tuple[int, ...]] = [()] * model.context
+    for k in range(1, most + 1):
+        places = np.flatnonzero(np.isfinite(table.worst[:, k]))
+        if not len(places):
+            break
+        for lengths in (table.split(places, k), equal_split(places, k)):
+            seconds = estimate.prefill_s(lengths)
+            for i in np.flatnonzero(seconds < best[places - 1]):
+                best[places[i] - 1] = seconds[i]
+                parts[places[i] - 1] = tuple(int(n) for n in lengths[:, i])
+    return tuple(parts), tuple(float(s) for s in best)
+
+
+Placements = tuple[Placement, ...]
+Objective = Callable[[Placements], float]
+
+
+@dataclass
+class _Search:
+    """Compares partitions of one model over one set of devices."""
+
+    profile: Profile
+    config: PlannerConfig
+    _times: dict[Placements, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        devices = self.profile.devices
+        if not devices:
+            raise InvalidInput("no devices", field="devices", remedy="name one or more")
+        self.least = least_length(devices, self.config.utilisation)
+        self.most = self.config.parts_per_device * len(devices)
+        model = self.profile.model
+        self.prompt = min(self.config.prompt_tokens, model.context)
+        self._bytes = {d.name: d.memory_bytes for d in devices}
+        prefill = Pass(
+            tokens=max(1, self.prompt // (2 * len(devices))),
+            before=self.prompt // 2,
+            rows=1 / (2 * len(devices)),
+            lanes=self.config.lanes,
+            longest=model.context,
+        )
+        drafted = self.config.draft_tokens + 1
+        decode = Pass(drafted, self.prompt, drafted, self.config.lanes, model.context)
+        self._prefill_costs = [costs(model, d, prefill) for d in devices]
+        self._decode_costs = [costs(model, d, decode) for d in devices]
+        if not self._partitions(self._prefill_costs):
+            raise ModelError(
+                f"{model.weight_bytes(0, model.layers) / 1e6:.0f} MB of weights, and keys and"
+                f" values for {self.config.lanes} lanes of {model.context} tokens, do not fit into"
+                f" the devices' {sum(self._bytes.values()) / 1e6:.0f} MB",
+                field="devices",
+                remedy="add devices, or plan for fewer lanes or a shorter context",
+            )
+
+    def _partitions(self, cost: Sequence[Seconds], join: Join = np.maximum) -> list[Balanced]:
+        return sorted(in_any_order(cost, join), key=lambda found: found.value)
+
+    @cached_property
+    def _starts(self) -> list[Placements]:
+        """Partitions of Eq. 1 for both phases, the best few of each number of devices."""
+        kinds = (
+            (self._prefill_costs, np.maximum),
+            (self._decode_costs, np.maximum),
+            (self._decode_costs, np.add),
+        )
+        found: list[Placements] = []
+        for cost, join in kinds:
+            taken = [0] * (len(self.profile.devices) + 1)
+            for balanced in self._partitions(cost, join):
+                taken[len(balanced.devices)] += 1
+                if taken[len(balanced.devices)] <= _STARTS:
+                    found.append(placements(self.profile.devices, balanced))
+        return list(dict.fromkeys(found))
+
+    def best(self, objective: Objective) -> Placements:
+        """Return the best partition that moves from the best starts lead to."""
+        ends = []
+        for start in sorted(self._starts, key=objective)[:_STARTS]:
+            here, value = start, objective(start)
+            while True:
+                there = min(self._neighbours(here), key=objective, default=here)
+                if objective(there) >= value:
+                    break
+                here, value = there, objective(there)
+            ends.append(here)
+        return min(ends, key=objective)
+
+    def _neighbours(self, parts: Placements) -> Iterator[Placements]:
+        """Yield partitions that one move leads to: those that fit into memory."""
+        bounds, names = [0, *(p.last for p in parts)], [p.device for p in parts]
+        stages = range(len(names))
+        moved: list[tuple[list[int], list[str]]] = []
+        for i in stages[1:]:
+            for step in (-4, -1, 1, 4):
+                shifted = [*bounds[:i], bounds[i] + step, *bounds[i + 1 :]]
+                moved.append((shifted, names))
+        for i, j in combinations(stages, 2):  # two devices change places
+            swapped = list(names)
+            swapped[i], swapped[j] = names[j], names[i]
+            moved.append((bounds, swapped))
+            layers = np.diff(bounds)  # and once more, taking their layers along
+            layers[[i, j]] = layers[[j, i]]
+            moved.append(([0, *(int(n) for n in layers.cumsum())], swapped))
+        if len(names) > 1:
+            for i in stages:  # a device is left out, its layers go to a neighbour
+                rest = names[:i] + names[i + 1 :]
+                for gone in {max(i, 1), min(i + 1, len(names) - 1)}:
+                    moved.append((bounds[:gone] + bounds[gone + 1 :], rest))
+        for new_bounds, new_names in moved:
+            if any(a >= b for a, b in zip(new_bounds, new_bounds[1:], strict=False)):
+                continue
+            there = tuple(
+                Placement(name, new_bounds[i], new_bounds[i + 1])
+                for i, name in enumerate(new_names)
+            )
+            if self._fits(there):
+                yield there
+
+    def _fits(self, parts: Placements) -> bool:
+        model = self.profile.model
+        return all(
+            model.stage_bytes(p.first, p.last, self.config.lanes, model.context)
+            <= self._bytes[p.device]
+            for p in parts
+        )
+
+    def prefill_s(self, parts: Placements) -> float:
+        """Return the time to the first token, with parts from a coarse grid."""
+        if parts not in self._times:
+            step = max(1, self.prompt // _GRID)
+            self._times[parts] = self._split(parts, self.prompt // step * step, step)[0]
+        return self._times[parts]
+
+    def exact_prefill_s(self, parts: Placements) -> float:
+        """Return the time to the first token, with parts of any length."""
+        return self._split(parts, self.prompt, 1)[0]
+
+    def paper_plan_s(self) -> float:
+        """Return the time to the first token of Eq. 1's best partition with Eq. 4's parts."""
+        chosen = self._partitions(self._prefill_costs)[0]
+        return self._split(placements(self.profile.devices, chosen), self.prompt, 1)[1]
+
+    def _split(self, parts: Placements, prompt: int, step: int) -> tuple[float, float]:
+        """Return the time with the best parts, and with those that Eq. 2 and 4 choose."""
+        estimate = Estimate(self.profile, parts)
+        table = SequenceTable(estimate.slowest, prompt, self.most, self.least, step)
+        counts = np.flatnonzero(np.isfinite(table.worst[-1]))
+        planned = np.zeros((counts[-1], len(counts)), np.int64)
+        equal = np.zeros_like(planned)
+        for column, k in enumerate(counts):
+            planned[:k, column] = table.lengths(prompt, int(k))
+            equal[:k, column] = equal_split(np.array([prompt]), int(k))[:, 0]
+        seconds = estimate.prefill_s(planned)
+        h = estimate.slowest(planned, planned.cumsum(0) - planned) * (planned > 0)
+        chosen = paper_latency(h, len(parts)).argmin()
+        return float(min(seconds.min(), estimate.prefill_s(equal).min())), float(seconds[chosen])
+
+    def round_s(self, parts: Placements) -> float:
+        """Return the time of one pass of every lane, halfway through the answer."""
+        model, config = self.profile.model, self.config
+        drafted = config.draft_tokens + 1
+        before = self.prompt + config.answer_tokens // (2 * config.lanes)
+        before = max(0, min(before, model.context - drafted))
+        return Estimate(self.profile, parts).round_s(drafted, before, config.lanes)
+
+    def decode_s(self, parts: Placements) -> float:
+        """Return the time of the whole answer, shared out over the lanes."""
+        config = self.config
+        rounds = config.answer_tokens / (config.lanes * config.accepted)
+        return rounds * self.round_s(parts) if rounds else 0.0
+
+    def total_s(self, parts: Placements) -> float:
+        """Return the time of the whole request."""
+        return self.prefill_s(parts) + self.decode_s(parts)
