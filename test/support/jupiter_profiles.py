@@ -18,7 +18,7 @@ def facts(layers: int = 6, context: int = 64, *, tied: bool = True) -> ModelFact
         layer_bytes=1_000_000,
         embedding_bytes=3_000_000,
         head_bytes=4_000_000,
-        tied=tied,
+        shared_bytes=3_000_000 if tied else 0,
         kv_bytes=1000,
         state_bytes=200,
         scratch_bytes=500,

@@ -71,9 +71,10 @@ class Estimate:
         """Return the time of a decoding round: ``lanes`` passes of ``tokens`` each, in turn.
 
         Args:
-            tokens: the last token and those drafted; there are logits behind each.
+            tokens: the last token and those drafted; there are logits behind each, and the drafting
+                heads guess as many again.
             before: tokens of a lane so far.
         """
         x = np.array(tokens)
-        stage_s = self.stages(x, np.array(before), x)
+        stage_s = self.stages(x, np.array(before), 2 * x - 1)
         return decode_s(stage_s, self.links(x), sum(self._latency) + self._back, lanes)

@@ -294,7 +294,7 @@ class _Search:
             longest=model.context,
         )
         drafted = self.config.draft_tokens + 1
-        decode = Pass(drafted, self.prompt, drafted, self.config.lanes, model.context)
+        decode = Pass(drafted, self.prompt, 2 * drafted - 1, self.config.lanes, model.context)
         self._prefill_costs = [costs(model, d, prefill) for d in devices]
         self._decode_costs = [costs(model, d, decode) for d in devices]
         if not self._partitions(self._prefill_costs):

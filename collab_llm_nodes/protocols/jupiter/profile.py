@@ -34,8 +34,8 @@ class ModelFacts:
         layer_bytes: weights of one decoder layer.
         embedding_bytes: weights of the embedding.
         head_bytes: weights of the final norm, the LM head and the drafting heads.
-        tied: the LM head is the embedding. A device with both ends holds it once; the embedding
-            counts in ``head_bytes`` as well, because two devices hold it twice.
+        shared_bytes: of the embedding that is also the LM head; 0 if they are not tied. It counts
+            in both, since two devices hold it twice; a device with both ends holds it once.
         kv_bytes: keys and values of one token in one decoder layer.
         state_bytes: the hidden state of one token on the wire.
         scratch_bytes: activations of one token of a pass.
@@ -48,7 +48,7 @@ class ModelFacts:
     layer_bytes: int
     embedding_bytes: int
     head_bytes: int
-    tied: bool
+    shared_bytes: int
     kv_bytes: int
     state_bytes: int
     scratch_bytes: int
@@ -67,7 +67,7 @@ class ModelFacts:
         begins, ends = first == 0, last == self.layers
         size = (last - first) * self.layer_bytes
         size += begins * self.embedding_bytes + ends * self.head_bytes
-        return size - (self.tied and begins and ends) * self.embedding_bytes
+        return size - (begins and ends) * self.shared_bytes
 
     def stage_bytes(self, first: int, last: int, lanes: int, tokens: int) -> int:
         """Return the memory of a stage: weights, keys and values at full context, activations.
@@ -95,7 +95,8 @@ class DeviceProfile:
         layer_s: one decoder layer, [lengths][befores].
         pass_s: constant part of a pass, by length.
         embedding_s: embedding, by length.
-        head_s: head after so many tokens (logits, and what the drafting heads guess), by length.
+        head_s: logits behind so many tokens, by length. A guess of a drafting head takes as long as
+            logits behind one more token.
     """
 
     name: str
