@@ -1,4 +1,4 @@
-"""Predicted times of stages on devices: prefill by the flow shop, and rounds of decoding."""
+"""Predicted times of stages on devices: prefill by the flow shop, and decoding."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class Estimate:
         """Return the time to the first token, at the first device, for lengths [k, ...]."""
         return makespan(self.work(lengths)) + self._back
 
-    def round_s(self, tokens: int, before: int, lanes: int) -> float:
-        """Return the time of a decoding round: ``lanes`` passes of ``tokens`` each, in turn.
+    def decode_s(self, tokens: int, before: int, lanes: int, rounds: float) -> float:
+        """Return the time of ``rounds`` passes of ``tokens`` tokens each, of each of ``lanes`` lanes.
 
         Args:
             tokens: the last token and those drafted; there are logits behind each, and the drafting
@@ -77,4 +77,4 @@ class Estimate:
         """
         x = np.array(tokens)
         stage_s = self.stages(x, np.array(before), 2 * x - 1)
-        return decode_s(stage_s, self.links(x), sum(self._latency) + self._back, lanes)
+        return decode_s(stage_s, self.links(x), sum(self._latency) + self._back, lanes, rounds)

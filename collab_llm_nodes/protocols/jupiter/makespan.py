@@ -66,19 +66,25 @@ def paper_latency(h: Seconds, stages: int) -> Seconds:
     return total
 
 
-def decode_s(stage_s: Seconds, link_s: Seconds, latency_s: float, lanes: int) -> float:
-    """Return the time of one round of ``lanes`` lanes that follow each other through the pipeline.
+def decode_s(
+    stage_s: Seconds, link_s: Seconds, latency_s: float, lanes: int, rounds: float
+) -> float:
+    """Return the time of ``rounds`` passes of each of ``lanes`` lanes, one after the other.
 
-    A lane's next pass begins when its last one has come back to the first stage. The slowest
-    machine serves all lanes one after the other, and no lane is faster than its own way around.
+    A lane's next pass begins when its last one has come back to the first stage. In the first round
+    lanes arrive one behind the other, as fast as the slowest machine lets them. After that, that
+    machine serves all lanes in turn, and no lane is faster than its own way around. Exact for
+    constant times.
 
     Args:
-        stage_s, link_s: one pass of one lane in each stage, and on each link, also the one back.
-        latency_s: delays of all links together.
+        stage_s, link_s: one pass of one lane in each stage, and on each link.
+        latency_s: delays of all links together, the one back as well.
+        rounds: at least 1; a fraction is that share of a round.
     """
     around = float(stage_s.sum() + link_s.sum()) + latency_s
     slowest = float(max(stage_s.max(), link_s.max(initial=0.0)))
-    return max(around, lanes * slowest)
+    first = around + (lanes - 1) * slowest
+    return first + (rounds - 1) * max(around, lanes * slowest)
 
 
 Span = tuple[int, float, float]

@@ -88,7 +88,6 @@ class Predicted:
 
     Attributes:
         prefill_s: to the first token.
-        round_s: a round of decoding: one pass of each lane.
         decode_s: the whole answer.
         best_prefill_s, best_decode_s: of partitions that are made for one phase only.
         paper_plan_s: prefill with the paper's partition (Eq. 1) and sub-sequences (Eq. 2, 4).
@@ -96,7 +95,6 @@ class Predicted:
     """
 
     prefill_s: float
-    round_s: float
     decode_s: float
     best_prefill_s: float
     best_decode_s: float
@@ -219,7 +217,6 @@ def plan(
     h = estimate.slowest(lengths, lengths.cumsum() - lengths)
     predicted = Predicted(
         prefill_s=prefill_s[prompt - 1],
-        round_s=search.round_s(chosen),
         decode_s=search.decode_s(chosen),
         best_prefill_s=min(prefill_s[prompt - 1], search.exact_prefill_s(for_prefill)),
         best_decode_s=search.decode_s(for_decode),
@@ -263,6 +260,45 @@ def _all_lengths(
                 best[places[i] - 1] = seconds[i]
                 parts[places[i] - 1] = tuple(int(n) for n in lengths[:, i])
     return tuple(parts), tuple(float(s) for s in best)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The sub-sequences of one prompt, and the time to its first token.
+
+    Attributes:
+        lengths, seconds: the best that are known.
+        paper_s: with the sub-sequences of Eq. 2 and 4.
+    """
+
+    lengths: tuple[int, ...]
+    seconds: float
+    paper_s: float
+
+
+def split(estimate: Estimate, prompt: int, most: int, least: int, step: int = 1) -> Split:
+    """Return the sub-sequences of a prompt for given stages, as a plan has them for each length.
+
+    Args:
+        most: sub-sequences.
+        least: b, the tokens that each has at least if there are several.
+        step: only multiples of it are considered; ``prompt`` is one.
+    """
+    table = SequenceTable(estimate.slowest, prompt, most, least, step)
+    counts = np.flatnonzero(np.isfinite(table.worst[-1]))
+    lengths = np.zeros((counts[-1], 2 * len(counts)), np.int64)
+    for column, k in enumerate(counts):
+        lengths[:k, column] = table.lengths(prompt, int(k))
+        lengths[:k, len(counts) + column] = equal_split(np.array([prompt]), int(k))[:, 0]
+    seconds = estimate.prefill_s(lengths)
+    planned = lengths[:, : len(counts)]
+    h = estimate.slowest(planned, planned.cumsum(0) - planned) * (planned > 0)
+    best = int(seconds.argmin())
+    return Split(
+        tuple(int(n) for n in lengths[:, best] if n),
+        float(seconds[best]),
+        float(seconds[paper_latency(h, len(estimate.placements)).argmin()]),
+    )
 
 
 Placements = tuple[Placement, ...]
@@ -382,46 +418,31 @@ class _Search:
         """Return the time to the first token, with parts from a coarse grid."""
         if parts not in self._times:
             step = max(1, self.prompt // _GRID)
-            self._times[parts] = self._split(parts, self.prompt // step * step, step)[0]
+            self._times[parts] = self._split(parts, self.prompt // step * step, step).seconds
         return self._times[parts]
 
     def exact_prefill_s(self, parts: Placements) -> float:
         """Return the time to the first token, with parts of any length."""
-        return self._split(parts, self.prompt, 1)[0]
+        return self._split(parts, self.prompt, 1).seconds
 
     def paper_plan_s(self) -> float:
         """Return the time to the first token of Eq. 1's best partition with Eq. 4's parts."""
         chosen = self._partitions(self._prefill_costs)[0]
-        return self._split(placements(self.profile.devices, chosen), self.prompt, 1)[1]
+        return self._split(placements(self.profile.devices, chosen), self.prompt, 1).paper_s
 
-    def _split(self, parts: Placements, prompt: int, step: int) -> tuple[float, float]:
-        """Return the time with the best parts, and with those that Eq. 2 and 4 choose."""
-        estimate = Estimate(self.profile, parts)
-        table = SequenceTable(estimate.slowest, prompt, self.most, self.least, step)
-        counts = np.flatnonzero(np.isfinite(table.worst[-1]))
-        planned = np.zeros((counts[-1], len(counts)), np.int64)
-        equal = np.zeros_like(planned)
-        for column, k in enumerate(counts):
-            planned[:k, column] = table.lengths(prompt, int(k))
-            equal[:k, column] = equal_split(np.array([prompt]), int(k))[:, 0]
-        seconds = estimate.prefill_s(planned)
-        h = estimate.slowest(planned, planned.cumsum(0) - planned) * (planned > 0)
-        chosen = paper_latency(h, len(parts)).argmin()
-        return float(min(seconds.min(), estimate.prefill_s(equal).min())), float(seconds[chosen])
-
-    def round_s(self, parts: Placements) -> float:
-        """Return the time of one pass of every lane, halfway through the answer."""
-        model, config = self.profile.model, self.config
-        drafted = config.draft_tokens + 1
-        before = self.prompt + config.answer_tokens // (2 * config.lanes)
-        before = max(0, min(before, model.context - drafted))
-        return Estimate(self.profile, parts).round_s(drafted, before, config.lanes)
+    def _split(self, parts: Placements, prompt: int, step: int) -> Split:
+        return split(Estimate(self.profile, parts), prompt, self.most, self.least, step)
 
     def decode_s(self, parts: Placements) -> float:
         """Return the time of the whole answer, shared out over the lanes."""
-        config = self.config
-        rounds = config.answer_tokens / (config.lanes * config.accepted)
-        return rounds * self.round_s(parts) if rounds else 0.0
+        model, config = self.profile.model, self.config
+        if not config.answer_tokens:
+            return 0.0
+        rounds = max(1.0, config.answer_tokens / (config.lanes * config.accepted))
+        drafted = config.draft_tokens + 1
+        before = self.prompt + config.answer_tokens // (2 * config.lanes)  # halfway through it
+        before = max(0, min(before, model.context - drafted))
+        return Estimate(self.profile, parts).decode_s(drafted, before, config.lanes, rounds)
 
     def total_s(self, parts: Placements) -> float:
         """Return the time of the whole request."""
