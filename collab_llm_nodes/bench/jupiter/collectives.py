@@ -2,27 +2,57 @@
 
 SP, Megatron-LM, DeTransformer and Galaxy, as paper 004 compares with.
 
-Each is a program that runs on a virtual clock, with ring collectives made of single messages; and
-beside it the closed formula (``predicted``). Table I of paper 004 gives what they send.
+Each is a program that runs on a virtual clock, with ring collectives made of single messages.
+Beside it stands a prediction: the same steps without noise, as a recursion over the times at which
+devices are ready. Table I of paper 004 gives what they send.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from collab_llm_nodes.bench.jupiter.clock import Line, Process
 from collab_llm_nodes.bench.jupiter.clusters import LATENCY_S, Cluster, Hardware, Llm
 from collab_llm_nodes.bench.jupiter.pipelines import World
+from collab_llm_nodes.protocols.jupiter.profile import Seconds
 from collab_llm_nodes.protocols.jupiter.sequence import equal_split
 
 
-def ring_s(cluster: Cluster, size: int, steps: int) -> float:
-    """Return the time of ``steps`` steps of a ring over messages of ``size`` bytes together."""
-    count = len(cluster.hardware)
-    return steps * (size / count / cluster.bytes_per_s + 2 * LATENCY_S)
+class RingTimes:
+    """The times at which devices of a ring are ready, through steps of equal messages.
+
+    Attributes:
+        ready: [devices] in seconds.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        count = len(cluster.hardware)
+        self.ready = np.zeros(count)
+        self._free = np.zeros(count)  # when each device's link has sent what it was given
+        self._rate = count * cluster.bytes_per_s
+
+    def compute(self, seconds: Seconds) -> None:
+        """Let each device compute."""
+        self.ready = self.ready + seconds
+
+    def step(self, size: int, meanwhile: Seconds | float = 0.0) -> None:
+        """Let each device send its part of ``size`` bytes, compute, and wait for the other part."""
+        self._free = np.maximum(self._free, self.ready) + size / self._rate
+        self.ready = np.maximum(self.ready + meanwhile, np.roll(self._free, 1) + 2 * LATENCY_S)
+
+    def all_reduce(self, size: int) -> None:
+        """Sum ``size`` bytes over all devices."""
+        for _ in range(2 * (len(self.ready) - 1)):
+            self.step(size)
+
+    def all_gather(self, size: int) -> None:
+        """Gather ``size`` bytes from all devices."""
+        for _ in range(len(self.ready) - 1):
+            self.step(size)
 
 
 class Collective(ABC):
@@ -43,8 +73,8 @@ class Collective(ABC):
         """Run device ``d`` through layer ``index``: ``x`` tokens behind ``y``."""
 
     @abstractmethod
-    def _layers_s(self, cluster: Cluster, x: int, y: int) -> float:
-        """Return the nominal time of all layers."""
+    def _foresee(self, cluster: Cluster, times: RingTimes, index: int, x: int, y: int) -> None:
+        """Take ``times`` through layer ``index``."""
 
     def _shares(self, cluster: Cluster) -> list[float]:
         """Return the share of each layer that a device computes."""
@@ -74,13 +104,18 @@ class Collective(ABC):
         return max(ends) - begun
 
     def predicted_s(self, cluster: Cluster, x: int, y: int) -> float:
-        """Return the time of such a pass by formula."""
+        """Return the time of such a pass without noise."""
+        times = RingTimes(cluster)
+        for index in range(cluster.model.layers):
+            self._foresee(cluster, times, index, x, y)
         shares = self._shares(cluster)
-        heads = [
-            s * float(h.head(cluster.model, 1))
-            for s, h in zip(shares, cluster.hardware, strict=True)
-        ]
-        return self._layers_s(cluster, x, y) + max(heads)
+        times.compute(self._each(cluster, lambda d, h: shares[d] * h.head(cluster.model, 1)))
+        return float(times.ready.max())
+
+    @staticmethod
+    def _each(cluster: Cluster, seconds: Callable[[int, Hardware], Any]) -> Seconds:
+        """Return the time of each device."""
+        return np.array([float(seconds(d, h)) for d, h in enumerate(cluster.hardware)])
 
 
 class Ring:
@@ -127,14 +162,15 @@ class MegatronTp(Collective):
         if self._synchronises(index):
             yield from ring.all_reduce(d, x * model.state_bytes)
 
-    def _layers_s(self, cluster: Cluster, x: int, y: int) -> float:
+    def _foresee(self, cluster: Cluster, times: RingTimes, index: int, x: int, y: int) -> None:
         model, shares = cluster.model, self._shares(cluster)
-        attention = _slowest(cluster, lambda d, h: h.attention(model, x, y, shares[d]))
-        mlp = _slowest(cluster, lambda d, h: h.mlp(model, x, shares[d]))
-        rounds = 2 * sum(self._synchronises(i) for i in range(model.layers))
-        steps = 2 * (len(cluster.hardware) - 1)
-        one = ring_s(cluster, x * model.state_bytes, steps)
-        return model.layers * (attention + mlp) + rounds * one
+        for block in (
+            self._each(cluster, lambda d, h: h.attention(model, x, y, shares[d])),
+            self._each(cluster, lambda d, h: h.mlp(model, x, shares[d])),
+        ):
+            times.compute(block)
+            if self._synchronises(index):
+                times.all_reduce(x * model.state_bytes)
 
 
 class DeTransformer(MegatronTp):
@@ -173,17 +209,17 @@ class Galaxy(Collective):
                     yield ring.lines[d - 1].arrived
                 yield world.taken(tile)
 
-    def _layers_s(self, cluster: Cluster, x: int, y: int) -> float:
+    def _foresee(self, cluster: Cluster, times: RingTimes, index: int, x: int, y: int) -> None:
         model, shares, count = cluster.model, self._shares(cluster), len(cluster.hardware)
-        step = ring_s(cluster, x * model.state_bytes, 1)
-        seconds = 0.0
         for block in (
-            _slowest(cluster, lambda d, h: h.attention(model, x, y, shares[d])),
-            _slowest(cluster, lambda d, h: h.mlp(model, x, shares[d])),
+            self._each(cluster, lambda d, h: h.attention(model, x, y, shares[d])),
+            self._each(cluster, lambda d, h: h.mlp(model, x, shares[d])),
         ):
             tile = block / (2 * count)
-            seconds += 2 * ((count - 1) * max(tile, step) + tile)
-        return model.layers * seconds
+            for _ in range(2):
+                for _ in range(count - 1):
+                    times.step(x * model.state_bytes, tile)
+                times.compute(tile)
 
 
 class SequenceParallel(Collective):
@@ -227,15 +263,16 @@ class SequenceParallel(Collective):
         nominal = hardware.attention(model, own, y + before) + hardware.mlp(model, own)
         yield world.taken(nominal)
 
-    def _layers_s(self, cluster: Cluster, x: int, y: int) -> float:
+    def _foresee(self, cluster: Cluster, times: RingTimes, index: int, x: int, y: int) -> None:
         model = cluster.model
 
-        def computed(d: int, hardware: Hardware) -> float:
+        def computed(d: int, hardware: Hardware) -> Seconds:
             own, before = self._own(cluster, d, x)
-            return float(hardware.attention(model, own, y + before) + hardware.mlp(model, own))
+            return hardware.attention(model, own, y + before) + hardware.mlp(model, own)
 
-        gathers = 2 * ring_s(cluster, x * model.state_bytes, len(cluster.hardware) - 1)
-        return model.layers * (_slowest(cluster, computed) + gathers)
+        for _ in range(2):
+            times.all_gather(x * model.state_bytes)
+        times.compute(self._each(cluster, computed))
 
 
 COLLECTIVES: tuple[Collective, ...] = (
@@ -254,10 +291,6 @@ def table_one(model: Llm, tokens: int, devices: int) -> dict[str, int]:
         "tp": 4 * model.layers * states,
         "pipeline": (devices - 1) * states,
     }
-
-
-def _slowest(cluster: Cluster, seconds: Callable[[int, Hardware], object]) -> float:
-    return max(float(seconds(d, h)) for d, h in enumerate(cluster.hardware))  # type: ignore[arg-type]
 
 
 def _divided(model: Llm, tokens: int, shares: Sequence[float]) -> list[float]:

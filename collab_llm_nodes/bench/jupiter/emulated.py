@@ -1,7 +1,8 @@
 """EMULATED clusters: Jupiter and its baselines on the devices of paper 004, prediction beside run.
 
 A run executes every step on a virtual clock with noisy times; what is predicted comes from a
-profile, measured with the same noise at few calibration lengths, or from the baselines' formulas.
+profile, measured with the same noise at few calibration lengths, or, for the baselines, from the
+same steps without noise.
 """
 
 from __future__ import annotations
@@ -249,14 +250,14 @@ def pipelined(here: Bed, parts: Parts, lengths: Sequence[int], decoding: Decodin
 
 def together(here: Bed, method: Collective) -> Row:
     """Return the figures of a method whose devices compute each layer together."""
-    cluster = here.cluster
+    cluster, world = here.cluster, here.world()
     if not method.fits(cluster, PROMPT + ANSWER):
         return OUT_OF_MEMORY
     places = [int(y) for y in np.linspace(PROMPT, PROMPT + ANSWER - 1, SAMPLES)]
-    decode_s = np.mean([method.run(here.world(), 1, y) for y in places]) * ANSWER
+    decode_s = np.mean([method.run(world, 1, y) for y in places]) * ANSWER
     predicted = np.mean([method.predicted_s(cluster, 1, y) for y in places]) * ANSWER
     return row(
-        method.run(here.world(), PROMPT, 0),
+        method.run(world, PROMPT, 0),
         float(decode_s),
         (method.predicted_s(cluster, PROMPT, 0), float(predicted)),
     )

@@ -68,7 +68,7 @@ class Estimate:
         return makespan(self.work(lengths)) + self._back
 
     def decode_s(self, tokens: int, before: int, lanes: int, rounds: float) -> float:
-        """Return the time of ``rounds`` passes of ``tokens`` tokens each, of each of ``lanes`` lanes.
+        """Return the time of ``rounds`` passes of ``tokens`` tokens of each of ``lanes`` lanes.
 
         Args:
             tokens: the last token and those drafted; there are logits behind each, and the drafting

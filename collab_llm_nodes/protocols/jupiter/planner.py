@@ -46,8 +46,8 @@ from collab_llm_nodes.protocols.jupiter.sequence import SequenceTable, equal_spl
 
 VERSION = 1
 """Version of the file format."""
-_GRID = 48  # places at which a prompt may be cut while partitions are compared
-_STARTS = 4  # partitions of each kind from which the search begins
+_GRID = 32  # places at which a prompt may be cut while partitions are compared
+_STARTS = 3  # partitions of each kind from which the search begins
 
 
 @dataclass(frozen=True)
@@ -363,16 +363,14 @@ class _Search:
         return list(dict.fromkeys(found))
 
     def best(self, objective: Objective) -> Placements:
-        """Return the best partition that moves from the best starts lead to."""
+        """Return the best partition that moves from the best starts lead to: any that helps."""
         ends = []
         for start in sorted(self._starts, key=objective)[:_STARTS]:
-            here, value = start, objective(start)
-            while True:
-                there = min(self._neighbours(here), key=objective, default=here)
-                if objective(there) >= value:
-                    break
-                here, value = there, objective(there)
-            ends.append(here)
+            here: Placements | None = start
+            while here is not None:
+                ends.append(here)
+                value = objective(here)
+                here = next((p for p in self._neighbours(here) if objective(p) < value), None)
         return min(ends, key=objective)
 
     def _neighbours(self, parts: Placements) -> Iterator[Placements]:
@@ -384,12 +382,10 @@ class _Search:
             for step in (-4, -1, 1, 4):
                 shifted = [*bounds[:i], bounds[i] + step, *bounds[i + 1 :]]
                 moved.append((shifted, names))
-        for i, j in combinations(stages, 2):  # two devices change places
-            swapped = list(names)
-            swapped[i], swapped[j] = names[j], names[i]
-            moved.append((bounds, swapped))
-            layers = np.diff(bounds)  # and once more, taking their layers along
+        for i, j in combinations(stages, 2):  # two devices change places, with their layers
+            layers, swapped = np.diff(bounds), list(names)
             layers[[i, j]] = layers[[j, i]]
+            swapped[i], swapped[j] = names[j], names[i]
             moved.append(([0, *(int(n) for n in layers.cumsum())], swapped))
         if len(names) > 1:
             for i in stages:  # a device is left out, its layers go to a neighbour

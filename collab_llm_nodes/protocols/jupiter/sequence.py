@@ -62,7 +62,12 @@ class SequenceTable:
 
         ``y`` is a multiple of the step, and ``worst`` is finite there.
         """
-        return tuple(int(n) for n in self.split(np.array([y // self.step]), k)[:, 0])
+        found, end = [], y // self.step
+        for i in range(k, 0, -1):
+            begin = int(self._cut[end, i]) if i > 1 else 0
+            found.append((end - begin) * self.step)
+            end = begin
+        return tuple(reversed(found))
 
     def split(self, places: NDArray[np.intp], k: int) -> NDArray[np.int64]:
         """Return the sub-sequences of several prompts in ``k`` parts each, [k, places].
