@@ -1,6 +1,6 @@
-"""Benchmark of Jupiter (paper 004): the planner, emulated clusters."""
+"""``collab-llm bench jupiter`` (paper 004): the planner, the router, emulated clusters."""
 
 from __future__ import annotations
 
-PARTS = ("planner", "emulated")
+PARTS = ("planner", "router", "emulated")
 """Parts that ``collab-llm bench jupiter`` runs, in this order."""

@@ -26,6 +26,7 @@ from collab_llm_nodes.bench.jupiter.collectives import COLLECTIVES, Collective
 from collab_llm_nodes.bench.jupiter.pipelines import Stages, World
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.protocols.jupiter.estimate import Estimate
+from collab_llm_nodes.protocols.jupiter.gantt import Lanes, spans_of
 from collab_llm_nodes.protocols.jupiter.partition import Pass, Placement, costs, in_any_order
 from collab_llm_nodes.protocols.jupiter.partition import placements as named
 from collab_llm_nodes.protocols.jupiter.planner import PlannerConfig, plan, split
@@ -361,6 +362,12 @@ def points(here: Bed) -> dict[str, dict[str, float]]:
     return found
 
 
+def timeline(here: Bed) -> Lanes:
+    """Return the planned spans of a prefill: names of machines, and their spans [s]."""
+    made = plan(here.profile, PlannerConfig(prompt_tokens=PROMPT, answer_tokens=0))
+    return spans_of(made, here.profile, PROMPT)
+
+
 def run_emulated(seed: int, told: Callable[[str], None]) -> dict[str, Any]:
     """Run everything that is emulated.
 
@@ -369,7 +376,7 @@ def run_emulated(seed: int, told: Callable[[str], None]) -> dict[str, Any]:
 
     Returns:
         ``emulated.<cluster>.<mbps>.<system>``; ``ablation``; ``decoding``; ``sweep``; ``points``;
-        ``prefill_by_length``; ``goals``.
+        ``timeline``; ``prefill_by_length``; ``goals``.
     """
     found: dict[str, dict[str, dict[str, Row]]] = {}
     beds = [bed(cluster, seed) for mbps in SPEEDS for cluster in clusters(mbps)]
@@ -400,6 +407,7 @@ def run_emulated(seed: int, told: Callable[[str], None]) -> dict[str, Any]:
         },
         "sweep": {str(n): swept(slow_a, n) for n in (PROMPT, LENGTHS[-1])},
         "points": points(slow_a),
+        "timeline": timeline(slow_b),
         "prefill_by_length": {str(n): _by_length(slow_a, n) for n in LENGTHS},
     }
     results["goals"] = goals(results)

@@ -77,7 +77,7 @@ class Stages:
             if not last:
                 self._lines[m].put(message, x * lanes * self._model.state_bytes)
             elif self._back is not None:
-                self._back.put(message, TOKEN_BYTES * lanes)
+                self._back.put(message, TOKEN_BYTES * lanes if rows else 0)
             else:
                 self._returned.put(message)
 

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from collab_llm_nodes.bench.harness import save_plot, subplots
-from collab_llm_nodes.bench.jupiter.clusters import ENV_B, LLAMA_7B, Cluster
-from collab_llm_nodes.bench.jupiter.emulated import ANSWER, PROMPT, SPEEDS, bed
-from collab_llm_nodes.protocols.jupiter.gantt import draw_lanes, spans_of
-from collab_llm_nodes.protocols.jupiter.planner import PlannerConfig, plan
+from collab_llm_nodes.bench.jupiter.emulated import ANSWER, PROMPT, SPEEDS
+from collab_llm_nodes.protocols.jupiter.gantt import draw_lanes
 
 SYSTEMS = (
     "sp",
@@ -63,9 +61,7 @@ def _ablation(axis: Any, results: Results) -> None:
 
 
 def _timeline(axis: Any, results: Results) -> None:
-    here = bed(Cluster("env_b", LLAMA_7B, ENV_B, SPEEDS[0]), 0)
-    made = plan(here.profile, PlannerConfig(prompt_tokens=PROMPT, answer_tokens=0))
-    draw_lanes(axis, spans_of(made, here.profile, PROMPT))
+    draw_lanes(axis, results["timeline"])
 
 
 def _sweep(axis: Any, results: Results) -> None:

@@ -23,8 +23,8 @@ from collab_llm_nodes.bench.jupiter.emulated import (
     run_emulated,
 )
 from collab_llm_nodes.bench.jupiter.plots import SYSTEMS, plot_emulated
+from collab_llm_nodes.bench.jupiter.questions import run_router
 from collab_llm_nodes.errors import ConfigError, did_you_mean
-
 
 LARGEST_ERROR = 0.1
 """Of a prediction, as a share of the emulated time."""
@@ -40,9 +40,10 @@ def run_jupiter(
         cases: small clusters on which the planner is compared with brute force.
 
     Returns:
-        ``planner``: see ``run_planner``. What ``run_emulated`` returns, with the paper's tables IV
-        and II as ``paper_totals`` and ``paper_ratios``. ``ok``: the planner equals brute force in
-        all cases, and no prediction is wrong by more than ``LARGEST_ERROR``.
+        ``planner``: see ``run_planner``. ``router``: see ``run_router``. What ``run_emulated``
+        returns, with the paper's tables IV and II as ``paper_totals`` and ``paper_ratios``.
+        ``ok``: the planner equals brute force in all cases, and no prediction is wrong by more than
+        ``LARGEST_ERROR``.
 
     Raises:
         ConfigError: a part is unknown.
@@ -59,6 +60,9 @@ def run_jupiter(
         results["planner"] = run_planner(cases, seed)
         results["ok"] &= results["planner"]["equal_to_brute_force"] == cases
         console.print(_planner(results["planner"]), highlight=False)
+    if "router" in parts:
+        results["router"] = run_router(seed)
+        console.print(_router(results["router"]), highlight=False)
     if "emulated" in parts:
         found = run_emulated(seed, lambda text: console.print(text, highlight=False))
         results |= found | {"paper_totals": PAPER_TOTALS, "paper_ratios": PAPER_RATIOS}
@@ -81,6 +85,15 @@ def _planner(found: Mapping[str, Any]) -> str:
         f"Eq. 4 over the makespan: {low:+.1%} to {high:+.1%}\n"
         + "\n".join(f"{name}: {value:.1f}" for name, value in seconds.items())
     )
+
+
+def _router(found: Mapping[str, Any]) -> str:
+    rows = (
+        f"{name} {row['declined']} of {row['questions']}"
+        for name, row in found.items()
+        if name != "error"
+    )
+    return f"router, outlines declined: {', '.join(rows)}; wrong {found['error']:.1%}"
 
 
 def _print_emulated(found: Mapping[str, Any], console: Console) -> None:
@@ -106,24 +119,25 @@ def _print_emulated(found: Mapping[str, Any], console: Console) -> None:
 
 def _cluster(cluster: str, by_speed: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table(
-        title=f"{cluster}, EMULATED: prefill [s], decoding [ms per token], total [s] (predicted);"
-        " the paper's total"
+        title=f"{cluster}, EMULATED: prefill in s, decoding in ms per token;"
+        " total in s (predicted); the paper's total"
     )
-    table.add_column("Mbit/s", justify="right")
+    table.add_column("system")
+    for mbps in by_speed:
+        table.add_column(f"{mbps} Mbit/s", justify="right")
     for name in SYSTEMS:
-        table.add_column(name, justify="right")
-    for mbps, rows in by_speed.items():
-        table.add_row(mbps, *(_cell(cluster, mbps, name, rows[name]) for name in SYSTEMS))
+        cells = (_cell(cluster, mbps, name, rows[name]) for mbps, rows in by_speed.items())
+        table.add_row(name, *cells)
     return table
 
 
 def _cell(cluster: str, mbps: str, name: str, row: Mapping[str, Any]) -> str:
     printed = PAPER_TOTALS.get(cluster, {}).get(name)
     paper = printed[SPEEDS.index(int(mbps))] if printed else None
-    beside = f"\npaper {paper:g}" if paper else "\npaper OOM" if printed else ""
+    beside = f"; {paper:g}" if paper else "; out of memory" if printed else ""
     if "total_s" not in row:
         return f"out of memory{beside}"
     return (
-        f"{row['prefill_s']:.2f}  {row['decode_ms']:.0f}\n"
-        f"{row['total_s']:.1f} ({row['predicted_s']:.1f}){beside}"
+        f"{row['prefill_s']:.2f}, {row['decode_ms']:.0f};"
+        f" {row['total_s']:.1f} ({row['predicted_s']:.1f}){beside}"
     )
