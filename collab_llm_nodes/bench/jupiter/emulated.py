@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from collab_llm_nodes.protocols.jupiter.estimate import Estimate
 from collab_llm_nodes.protocols.jupiter.gantt import Lanes, spans_of
 from collab_llm_nodes.protocols.jupiter.partition import Pass, Placement, costs, in_any_order
 from collab_llm_nodes.protocols.jupiter.partition import placements as named
-from collab_llm_nodes.protocols.jupiter.planner import PlannerConfig, plan, split
+from collab_llm_nodes.protocols.jupiter.planner import JupiterPlan, PlannerConfig, plan, split
 from collab_llm_nodes.protocols.jupiter.profile import Profile, least_length
 from collab_llm_nodes.protocols.jupiter.sequence import equal_split
 
@@ -155,7 +156,12 @@ class Bed:
 
     def planned_layers(self, prompt: int) -> Parts:
         """Return the partition that the planner makes for a prompt alone."""
-        return plan(self.profile, PlannerConfig(prompt_tokens=prompt, answer_tokens=0)).placements
+        return _prefill_plan(self.profile, prompt).placements
+
+
+@cache
+def _prefill_plan(profile: Profile, prompt: int) -> JupiterPlan:
+    return plan(profile, PlannerConfig(prompt_tokens=prompt, answer_tokens=0))
 
 
 def bed(cluster: Cluster, seed: int) -> Bed:
@@ -364,8 +370,7 @@ def points(here: Bed) -> dict[str, dict[str, float]]:
 
 def timeline(here: Bed) -> Lanes:
     """Return the planned spans of a prefill: names of machines, and their spans [s]."""
-    made = plan(here.profile, PlannerConfig(prompt_tokens=PROMPT, answer_tokens=0))
-    return spans_of(made, here.profile, PROMPT)
+    return spans_of(_prefill_plan(here.profile, PROMPT), here.profile, PROMPT)
 
 
 def run_emulated(seed: int, told: Callable[[str], None]) -> dict[str, Any]:
