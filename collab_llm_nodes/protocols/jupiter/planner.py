@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from collab_llm_nodes.config import check_ranges, from_mapping, setting
-from collab_llm_nodes.errors import InvalidInput, ModelError
+from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.protocols.jupiter.estimate import Estimate
 from collab_llm_nodes.protocols.jupiter.makespan import paper_latency
 from collab_llm_nodes.protocols.jupiter.partition import (
@@ -137,6 +137,11 @@ class JupiterPlan:
 
     def __post_init__(self) -> None:
         check_placements(self.placements, self.placements[-1].last if self.placements else 0)
+        whole = all(min(p, default=0) > 0 and sum(p) == n for n, p in enumerate(self.parts, 1))
+        if not whole or not self.parts or len(self.prefill_s) != len(self.parts):
+            raise ConfigError(
+                "sub-sequences do not add up to their prompts", field="parts", remedy="plan again"
+            )
 
     @property
     def context(self) -> int:
@@ -175,7 +180,7 @@ class JupiterPlan:
 
         Raises:
             ModelError: it is of another model.
-            ConfigError: a device is unknown.
+            ConfigError: a device is unknown, or layers are missing.
         """
         if self.fingerprint != profile.model.fingerprint:
             raise ModelError(
@@ -184,6 +189,7 @@ class JupiterPlan:
                 field="plan",
                 remedy="plan again",
             )
+        check_placements(self.placements, profile.model.layers)
         for part in self.placements:
             profile.device(part.device)
 
@@ -202,8 +208,7 @@ def plan(
         ModelError: the model does not fit into their memory.
     """
     config = config or PlannerConfig()
-    names = [d.name for d in profile.devices] if devices is None else devices
-    search = _Search(Profile(profile.model, tuple(profile.device(n) for n in names)), config)
+    search = _search(profile, config, devices)
     chosen = search.best(search.total_s)
     for_prefill, for_decode = search.best(search.prefill_s), search.best(search.decode_s)
     for better in (for_prefill, for_decode):  # each search is local; take what another has found
@@ -237,6 +242,19 @@ def plan(
         parts,
         prefill_s,
     )
+
+
+def stages_for(
+    profile: Profile, config: PlannerConfig | None = None, devices: Sequence[str] | None = None
+) -> tuple[Placement, ...]:
+    """Return stages only, as ``plan`` does: what is needed at once when a device has been lost."""
+    search = _search(profile, config or PlannerConfig(), devices)
+    return search.best(search.total_s)
+
+
+def _search(profile: Profile, config: PlannerConfig, devices: Sequence[str] | None) -> _Search:
+    names = [d.name for d in profile.devices] if devices is None else devices
+    return _Search(Profile(profile.model, tuple(profile.device(n) for n in names)), config)
 
 
 def _all_lengths(

@@ -29,7 +29,13 @@ from collab_llm_nodes.protocols.jupiter.partition import (
     in_any_order,
     in_order,
 )
-from collab_llm_nodes.protocols.jupiter.planner import JupiterPlan, PlannerConfig, plan
+from collab_llm_nodes.protocols.jupiter.planner import (
+    JupiterPlan,
+    PlannerConfig,
+    plan,
+    split,
+    stages_for,
+)
 from collab_llm_nodes.protocols.jupiter.profile import Profile, Seconds
 from collab_llm_nodes.protocols.jupiter.sequence import SequenceTable, equal_split
 
@@ -270,6 +276,16 @@ def test_a_single_lane_wants_one_device_and_many_lanes_want_all() -> None:
     assert many.predicted.prefill_loss < alone.predicted.prefill_loss
 
 
+def test_stages_alone_are_as_good_as_those_of_a_plan() -> None:
+    stored = profile(1.0, 1.5, 2.5)
+    config = PlannerConfig(prompt_tokens=48, answer_tokens=0)
+    alone = stages_for(stored, config, devices=["d0", "d2"])
+    assert {part.device for part in alone} <= {"d0", "d2"}
+    made = plan(stored, config, devices=["d0", "d2"])
+    found = split(Estimate(stored, alone), 48, 8, made.least)
+    assert found.seconds == pytest.approx(made.predicted.prefill_s, rel=0.02)
+
+
 def test_memory_decides_what_may_be_where() -> None:
     small = Profile(facts(6), tuple(device(f"d{i}", memory_mb=7.0) for i in range(3)))
     made = plan(small, PlannerConfig(answer_tokens=0))
@@ -300,5 +316,12 @@ def test_a_plan_is_stored_and_checked(tmp_path: Path) -> None:
     gap = (replace(made.placements[0], last=made.placements[0].last - 1), *made.placements[1:])
     with pytest.raises(ConfigError, match="stages do not cover"):
         replace(made, placements=(Placement("d0", 1, 6), Placement("d1", 6, 9)))
+    with pytest.raises(ConfigError, match="do not add up"):
+        replace(made, parts=((1,), (1, 2), *made.parts[2:]))
+    with pytest.raises(ConfigError, match="do not add up"):
+        replace(made, prefill_s=made.prefill_s[1:])
+    short = Placement("d0", 0, 3), Placement("d1", 3, 5)
+    with pytest.raises(ConfigError, match="stages do not cover layers 0 to 6"):
+        replace(made, placements=short).check(stored)
     with pytest.raises(ConfigError, match="stages do not cover|two stages"):
         replace(made, placements=(*gap, Placement("d0", 2, 6)))
