@@ -268,6 +268,8 @@ def test_fewer_points_are_used_where_memory_is_short(here: Bed) -> None:
     assert lanes[115]["points"] < lanes[1000]["points"] == BOTH.points
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_plot_and_the_tables(
     here: Bed, rows: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

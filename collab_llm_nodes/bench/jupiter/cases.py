@@ -68,7 +68,7 @@ def compositions(total: int, least: int, most: int) -> NDArray[np.int64]:
 
     Missing parts are 0, at the end. One part may be shorter.
     """
-    found = [(total,)]
+    found: list[tuple[int, ...]] = [(total,)]
     for k in range(2, most + 1):
         free = total - k * least  # to be shared out over k parts
         for bars in combinations(range(free + k - 1), k - 1) if free >= 0 else ():

@@ -50,7 +50,7 @@ def random_costs(rng: np.random.Generator, devices: int, layers: int) -> list[Se
     """Costs that grow with the range, some beyond a memory limit."""
     found = []
     for _ in range(devices):
-        each, limit = rng.integers(1, 9, layers), rng.integers(1, layers + 1)
+        each, limit = rng.integers(1, 9, layers), int(rng.integers(1, layers + 1))
         cost = np.full((layers + 1, layers + 1), np.inf)
         for i in range(layers):
             for j in range(i + 1, min(layers, i + limit) + 1):
@@ -162,7 +162,7 @@ def longest_path(work: Work) -> float:
 @settings(deadline=None, max_examples=50)
 def test_the_makespan_is_the_longest_path(seed: int, k: int, stages: int) -> None:
     rng = np.random.default_rng(seed)
-    work = Work(rng.random((k, stages)), rng.random((k, stages - 1)), rng.random(stages - 1))
+    work = Work(rng.random((k, stages)), rng.random((k, stages - 1)), list(rng.random(stages - 1)))
     assert makespan(work) == pytest.approx(longest_path(work))
     padded = Work(
         np.concatenate([work.stage_s, np.zeros((2, stages))]),

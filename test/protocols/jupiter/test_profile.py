@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,9 @@ def test_times_are_those_measured_and_lines_between_them() -> None:
     )
     slope = (one.layer(64, 64) - one.layer(16, 64)) / 48
     assert one.layer(100, 64) == pytest.approx(one.layer(64, 64) + 36 * slope)
-    x, y = np.array([[1, 7], [30, 64]]), np.array([[0, 5], [70, 2]])
-    singly = [float(one.layer(a, b)) for a, b in zip(x.flat, y.flat, strict=True)]
-    assert one.layer(x, y).ravel() == pytest.approx(singly)
+    lengths, befores = np.array([[1, 7], [30, 64]]), np.array([[0, 5], [70, 2]])
+    singly = [float(one.layer(a, b)) for a, b in zip(lengths.flat, befores.flat, strict=True)]
+    assert one.layer(lengths, befores).ravel() == pytest.approx(singly)
 
 
 def test_one_calibration_length_serves_all() -> None:
@@ -137,6 +138,6 @@ def test_unknown_devices_models_and_versions_are_refused(tmp_path: Path) -> None
         {"latency_s": -1.0},
     ],
 )
-def test_impossible_figures_are_refused(wrong: dict[str, object]) -> None:
+def test_impossible_figures_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="measure the device's profile again"):
         replace(device(), **wrong)
