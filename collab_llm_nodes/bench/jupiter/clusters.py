@@ -21,11 +21,11 @@ from collab_llm_nodes.protocols.jupiter.profile import (
 )
 
 COMPUTE_SHARE, MEMORY_SHARE = 0.4, 0.6
-"""Of peak arithmetic and of peak bandwidth, that kernels reach."""
+"""Shares of peak arithmetic and of peak bandwidth that kernels reach."""
 LAUNCH_S = 3e-4
 """Launches of a layer's kernels."""
 LATENCY_S = 2.5e-4
-"""Of a device, so that a message is under way for twice this."""
+"""A device's share of the delay: a message is under way for twice this."""
 NOISE = 0.03
 """Standard deviation of the logarithm of each time."""
 CONTEXT = 1024

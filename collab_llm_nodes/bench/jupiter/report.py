@@ -27,7 +27,7 @@ from collab_llm_nodes.bench.jupiter.questions import run_router
 from collab_llm_nodes.errors import ConfigError, did_you_mean
 
 LARGEST_ERROR = 0.1
-"""Of a prediction, as a share of the emulated time."""
+"""Largest error of a prediction, as a share of the emulated time."""
 
 
 def run_jupiter(
