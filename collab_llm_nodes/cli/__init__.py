@@ -19,6 +19,7 @@ from collab_llm_nodes.cli import (
     demo,
     dragon,
     evaluate,
+    jupiter,
     knowledge,
     train,
     verifier,
@@ -37,7 +38,7 @@ for group in (demo, verifier, dragon, ask, bags):
     app.add_typer(group.app)
 for name, group in (
     *(("train", train), ("eval", evaluate), ("bench", bench), ("check", check)),
-    ("knowledge", knowledge),
+    *(("knowledge", knowledge), ("jupiter", jupiter)),
 ):
     app.add_typer(group.app, name=name)
 app.add_typer(bags.bag_app, name="bag")

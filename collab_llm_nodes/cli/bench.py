@@ -10,6 +10,7 @@ import typer
 
 from collab_llm_nodes.bench.harness import on_this_machine
 from collab_llm_nodes.bench.hostile import ATTACK_NAMES
+from collab_llm_nodes.bench.jupiter import PARTS as JUPITER_PARTS
 from collab_llm_nodes.cli.options import JsonOption, PlotOption, SeedOption
 from collab_llm_nodes.cli.output import console, write_json
 
@@ -206,6 +207,38 @@ def bench_collective(
     )
     write_json(json_file, results)
     raise typer.Exit(0 if results["mismatches"] == 0 else 1)
+
+
+@app.command("jupiter")
+def bench_jupiter(
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Only this part; repeat. Parts: {', '.join(JUPITER_PARTS)}."),
+    ] = None,
+    cases: Annotated[
+        int, typer.Option(help="Small clusters to compare the planner with brute force on.", min=1)
+    ] = 40,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """A model over several devices (paper 004): the planner, and emulated clusters with baselines.
+
+    Exits with 0 only if the planner equals brute force in all small cases, and if no prediction of
+    an emulated run is wrong by more than 10 %.
+    """
+    from collab_llm_nodes.bench.jupiter.report import run_jupiter
+
+    results = on_this_machine(
+        run_jupiter,
+        parts=part or list(JUPITER_PARTS),
+        cases=cases,
+        seed=seed,
+        plot=plot,
+        console=console,
+    )
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["ok"] else 1)
 
 
 def _numbers(text: str, option: str, least: int) -> list[int]:

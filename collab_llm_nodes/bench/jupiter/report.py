@@ -1,0 +1,143 @@
+"""The whole benchmark: its parts in order, and their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from collab_llm_nodes.bench.jupiter import PARTS
+from collab_llm_nodes.bench.jupiter.cases import run_planner
+from collab_llm_nodes.bench.jupiter.emulated import (
+    ACCEPTED,
+    ANSWER,
+    OUTLINE,
+    PAPER_RATIOS,
+    PAPER_TOTALS,
+    POINTS,
+    PROMPT,
+    SPEEDS,
+    run_emulated,
+)
+from collab_llm_nodes.bench.jupiter.plots import SYSTEMS, plot_emulated
+from collab_llm_nodes.bench.jupiter.questions import run_router
+from collab_llm_nodes.errors import ConfigError, did_you_mean
+
+LARGEST_ERROR = 0.1
+"""Largest error of a prediction, as a share of the emulated time."""
+
+
+def run_jupiter(
+    *, parts: Sequence[str], cases: int, seed: int, plot: Path | None, console: Console
+) -> dict[str, Any]:
+    """Run the parts of the benchmark that are named.
+
+    Args:
+        parts: of ``PARTS``.
+        cases: small clusters on which the planner is compared with brute force.
+
+    Returns:
+        ``planner``: see ``run_planner``. ``router``: see ``run_router``. What ``run_emulated``
+        returns, with the paper's tables IV and II as ``paper_totals`` and ``paper_ratios``.
+        ``ok``: the planner equals brute force in all cases, and no prediction is wrong by more than
+        ``LARGEST_ERROR``.
+
+    Raises:
+        ConfigError: a part is unknown.
+    """
+    for name in parts:
+        if name not in PARTS:
+            raise ConfigError(
+                f"no part {name!r}",
+                field="--part",
+                remedy=did_you_mean(name, PARTS, f"parts: {', '.join(PARTS)}"),
+            )
+    results: dict[str, Any] = {"ok": True}
+    if "planner" in parts:
+        results["planner"] = run_planner(cases, seed)
+        results["ok"] &= results["planner"]["equal_to_brute_force"] == cases
+        console.print(_planner(results["planner"]), highlight=False)
+    if "router" in parts:
+        results["router"] = run_router(seed)
+        console.print(_router(results["router"]), highlight=False)
+    if "emulated" in parts:
+        found = run_emulated(seed, lambda text: console.print(text, highlight=False))
+        results |= found | {"paper_totals": PAPER_TOTALS, "paper_ratios": PAPER_RATIOS}
+        results["ok"] &= found["goals"]["largest_error"] <= LARGEST_ERROR
+        _print_emulated(found, console)
+        if plot is not None:
+            plot_emulated(found, plot)
+    return results
+
+
+def _planner(found: Mapping[str, Any]) -> str:
+    seconds = {name: value for name, value in found.items() if name.startswith("seconds_")}
+    low, high = found["latency_error"]
+    return (
+        f"planner: {found['equal_to_brute_force']} of {found['cases']} small cases equal to brute"
+        " force (Eq. 1, 2, 4)\n"
+        f"makespan over the least of all: paper's plan at most {found['makespan_gap']:+.1%}, mean"
+        f" {found['makespan_gap_mean']:+.1%}; ours {found['plan_gap']:+.1%},"
+        f" {found['plan_gap_mean']:+.1%}\n"
+        f"Eq. 4 over the makespan: {low:+.1%} to {high:+.1%}\n"
+        + "\n".join(f"{name}: {value:.1f}" for name, value in seconds.items())
+    )
+
+
+def _router(found: Mapping[str, Any]) -> str:
+    rows = (
+        f"{name} {row['declined']} of {row['questions']}"
+        for name, row in found.items()
+        if name != "error"
+    )
+    return f"router, outlines declined: {', '.join(rows)}; wrong {found['error']:.1%}"
+
+
+def _print_emulated(found: Mapping[str, Any], console: Console) -> None:
+    for cluster, by_speed in found["emulated"].items():
+        console.print(_cluster(cluster, by_speed))
+    goals = found["goals"]
+    lines = [
+        f"EMULATED. {PROMPT} tokens in, {ANSWER} out; ASSUMED: {ACCEPTED:g} tokens a pass with"
+        f" drafts, {POINTS} points of an outline of {OUTLINE} tokens.",
+        "prefill over the plain pipeline, env_a, 100 Mbit/s: "
+        + ", ".join(f"{n} tokens {x:.2f}x" for n, x in goals["prefill_over_pipeline"].items()),
+        f"end to end over the plain pipeline {goals['end_to_end_over_pipeline']:.2f}x, over"
+        f" EdgeShard {goals['end_to_end_over_edgeshard']:.2f}x (paper 2.6x)",
+        "planned over equal split, env_b: "
+        + ", ".join(f"{n} {x:.2f}x" for n, x in goals["heterogeneous_over_equal_split"].items()),
+        f"largest error of a prediction: {goals['largest_error']:.1%}"
+        f" ({goals['largest_error_of']}), of Jupiter's {goals['largest_error_of_jupiter']:.1%}",
+        "decoding, env_a, 100 Mbit/s, ms per token: "
+        + ", ".join(f"{name} {ms:.1f}" for name, ms in found["decoding"].items()),
+    ]
+    console.print("\n".join(lines), highlight=False)
+
+
+def _cluster(cluster: str, by_speed: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table(
+        title=f"{cluster}, EMULATED: prefill in s, decoding in ms per token;"
+        " total in s (predicted); the paper's total"
+    )
+    table.add_column("system")
+    for mbps in by_speed:
+        table.add_column(f"{mbps} Mbit/s", justify="right")
+    for name in SYSTEMS:
+        cells = (_cell(cluster, mbps, name, rows[name]) for mbps, rows in by_speed.items())
+        table.add_row(name, *cells)
+    return table
+
+
+def _cell(cluster: str, mbps: str, name: str, row: Mapping[str, Any]) -> str:
+    printed = PAPER_TOTALS.get(cluster, {}).get(name)
+    paper = printed[SPEEDS.index(int(mbps))] if printed else None
+    beside = f"; {paper:g}" if paper else "; out of memory" if printed else ""
+    if "total_s" not in row:
+        return f"out of memory{beside}"
+    return (
+        f"{row['prefill_s']:.2f}, {row['decode_ms']:.0f};"
+        f" {row['total_s']:.1f} ({row['predicted_s']:.1f}){beside}"
+    )

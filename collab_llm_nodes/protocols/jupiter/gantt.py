@@ -1,0 +1,93 @@
+"""A plan for people: as text, and the pipeline's timeline (Gantt) as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from collab_llm_nodes.protocols.jupiter.estimate import Estimate
+from collab_llm_nodes.protocols.jupiter.makespan import Span, timeline
+from collab_llm_nodes.protocols.jupiter.planner import JupiterPlan
+from collab_llm_nodes.protocols.jupiter.profile import Profile
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Lanes = Sequence[tuple[str, Sequence[Span]]]
+"""Names of machines with their spans."""
+
+
+def describe(plan: JupiterPlan) -> str:
+    """Return the plan as lines of text."""
+    told, config = plan.predicted, plan.config
+    prompt = min(config.prompt_tokens, plan.context)
+    lines = [
+        f"{i}. {part.device}: layers {part.first} to {part.last - 1}"
+        f" ({part.last - part.first}), {memory / 1e6:.0f} MB"
+        for i, (part, memory) in enumerate(zip(plan.placements, plan.memory_bytes, strict=True), 1)
+    ]
+    parts = plan.lengths(prompt)
+    lines.append(
+        f"prompt of {prompt} tokens in {len(parts)} parts of {min(parts)} to {max(parts)}"
+        f" (b = {plan.least}): {told.prefill_s:.3f} s to the first token; paper's plan"
+        f" {told.paper_plan_s:.3f} s, Eq. 4 says {told.paper_latency_s:.3f} s;"
+        f" {told.prefill_loss:+.1%} against a partition for prefill only"
+    )
+    if config.answer_tokens:
+        lines.append(
+            f"answer of {config.answer_tokens} tokens in {config.lanes} lanes,"
+            f" {config.accepted:g} tokens a pass: {told.decode_s:.3f} s;"
+            f" {told.decode_loss:+.1%} against a partition for decoding only"
+        )
+    return "\n".join(lines)
+
+
+def spans_of(plan: JupiterPlan, profile: Profile, prompt_tokens: int) -> Lanes:
+    """Return the predicted spans of each stage and link for a prompt.
+
+    Raises:
+        InvalidInput: the prompt is empty or too long.
+        ConfigError: a device of the plan is not in the profile.
+    """
+    work = Estimate(profile, plan.placements).work(np.array(plan.lengths(prompt_tokens)))
+    stages, links = timeline(work)
+    lanes: list[tuple[str, Sequence[Span]]] = []
+    for m, part in enumerate(plan.placements):
+        lanes.append((f"{part.device} {part.first}-{part.last - 1}", stages[m]))
+        if m < len(links):
+            lanes.append(("link", links[m]))
+    return lanes
+
+
+def draw_lanes(axis: Axes, lanes: Lanes) -> None:
+    """Draw the spans of each machine as bars, a colour for each sub-sequence."""
+    for row, (_, spans) in enumerate(lanes):
+        for number, begin, end in spans:
+            bar = (begin * 1e3, (end - begin) * 1e3)
+            axis.broken_barh(
+                [bar], (row - 0.4, 0.8), color=f"C{number % 10}", edgecolor="white", linewidth=0.5
+            )
+    axis.set_yticks(range(len(lanes)), [name for name, _ in lanes], fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xlabel("ms")
+
+
+def draw_plan(plan: JupiterPlan, profile: Profile, prompt_tokens: int, file: Path) -> None:
+    """Write the timeline of a prompt's prefill to a picture file."""
+    from matplotlib.figure import Figure  # heavy; without pyplot, whose state threads share
+
+    lanes = spans_of(plan, profile, prompt_tokens)
+    figure = Figure(figsize=(9, 1.2 + 0.4 * len(lanes)), layout="constrained")
+    axis = figure.subplots()
+    draw_lanes(axis, lanes)
+    parts = len(plan.lengths(prompt_tokens))
+    axis.set_title(
+        f"Prefill of {prompt_tokens} tokens in {parts} parts, as planned:"
+        f" {plan.prefill_s[prompt_tokens - 1]:.3f} s",
+        fontsize=10,
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)

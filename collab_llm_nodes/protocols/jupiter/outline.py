@@ -1,0 +1,228 @@
+"""Outlines: which questions suit them, how points are read, asked for and joined (paper 004, V-B).
+
+The answer is written in three stages. The model lists numbered points, each point is expanded in a
+lane of its own, and the texts are joined. Points do not see each other, so the answer differs from
+the one written in sequence; ``route`` declines questions where that would do harm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+OUTLINE_DIRECTIVE = "Give an outline only: 3 to 8 numbered points of a few words each."
+POINT_DIRECTIVE = "Expand point {number} in one or two sentences."
+LEAST_POINTS, MOST_POINTS = 3, 8
+
+CODE, MATHEMATICS, CHAINED, SHORT = "code", "mathematics", "chained reasoning", "short answer"
+"""Reasons to decline an outline."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way to answer a question: by outline, or in sequence for a ``reason``."""
+
+    reason: str = ""
+
+    @property
+    def outline(self) -> bool:
+        """True if an outline suits the question."""
+        return not self.reason
+
+
+def route(question: str, max_tokens: int | None = None) -> Route:
+    """Return the way to answer ``question``, by rules on its wording.
+
+    Args:
+        max_tokens: limit of the answer, if any: one below ``LEAST_TOKENS`` needs no outline.
+    """
+    if max_tokens is not None and max_tokens < LEAST_TOKENS:
+        return Route(SHORT)
+    for reason, pattern in _DECLINED:
+        if pattern.search(question):
+            return Route(reason)
+    if len(_NUMBER.findall(question)) >= 2 and _AMOUNT.search(_last_paragraph(question)):
+        return Route(MATHEMATICS)
+    return Route(SHORT if _wants_a_fact(_last_paragraph(question)) else "")
+
+
+LEAST_TOKENS = 48
+"""Tokens of the shortest answer worth an outline: three points of a sentence each."""
+
+_FLAGS = re.IGNORECASE | re.DOTALL
+_MAKE = r"\b(?:write|implement|fix|debug|refactor|optimi[sz]e|develop|create|define|review|test)\b"
+_CODE_THING = (
+    r"\b(?:functions?|programs?|scripts?|code|class(?:es)?|algorithms?|methods?|quer(?:y|ies)|regex|"
+    r"regular expressions?|unit tests?|api|app|web ?site|web ?page|loop|decorator|makefile)\b"
+)
+_DECLINED = tuple(
+    (reason, re.compile(pattern, _FLAGS))
+    for reason, pattern in (
+        (
+            CODE,
+            r"```|\b(?:python|javascript|typescript|java|rust|golang|sql|html|css|bash|numpy|ros 2"
+            rf"|regex)\b|\bC(?:\+\+|#)|{_MAKE}[^.?!\n]{{0,60}}{_CODE_THING}",
+        ),
+        (
+            MATHEMATICS,
+            r"\d\s*[+*^=×÷]\s*\(?[\dx]|\d\s+[-/]\s+\d|\b[xy]\s*=|\b(?:calculate|compute|equations?"
+            r"|integrals?|derivatives?|probabilit(?:y|ies)|prime numbers?|factorial|square root"
+            r"|perimeter|divisible|remainder|polynomial|theorem|prove that|percent of|average of"
+            r"|median of|sum of|product of|area of (?:a|the) (?:circle|triangle|rectangle|square)"
+            r")\b",
+        ),
+        (
+            CHAINED,
+            r"\b(?:think|reason|work it out|show your (?:work|reasoning))\b[^.?!]{0,30}\bstep"
+            r"|\bdeduce\b|\blogic(?:al)? (?:puzzle|problem)|\b(?:this|the) (?:riddle|teaser)\b"
+            r"|\bif (?:all|every|some|no) \w+ (?:are|is|can|have)\b"
+            r"|\b\w+(?:er|less) than\b.*\b\w+(?:er|less) than\b|\bmust be true\b|\bwho is lying\b",
+        ),
+        (
+            SHORT,
+            r"\bin (?:one|a single|a few|two) (?:words?|sentences?|phrases?)\b|\byes or no\b"
+            r"|\btrue or false\b|\bbriefly\b|\bone[- ]word\b|\b(?:in|as|return|give) json\b"
+            r"|\banswer (?:only|with words)\b|\btranslate\b"
+            r"|\b(?:repeat|say|copy|reproduce|duplicate|transcribe|echo|parrot|issue an exact"
+            r"|return the data|type this|write down the following)\b"
+            r"[^.?!]{0,40}(?::|\bword\b|\bverbatim\b|\bunchanged\b|\bexactly\b|\bbelow\b)",
+        ),
+    )
+)
+_NUMBER = re.compile(r"\b\d+(?:[.,]\d+)?\b")
+_AMOUNT = re.compile(r"\bhow (?:many|much|long|far|fast|old)\b[^?]*\?", _FLAGS)
+_FACT = re.compile(
+    r"(?:\w+, )?(?:question: |task: |state for the record: )?(?:(?:with|in|under|by|to|from|for) )?"
+    r"(?:who|whose|whom|when|where|which"
+    r"|on what|at what|what number|what(?:'s| is| was| are| were| time| day| colour| color| year)"
+    r"|how (?:old|tall|far|long|big|much|many|often|fast|warm|high)|is|are|was|were|does|do|did"
+    r"|has|have|name the|give me (?:the|\w+'s))\b",
+    re.IGNORECASE,
+)
+_EXPLAINS = re.compile(
+    r"\b(?:explain|describe|discuss|compare|list|outline|why|steps|ways|tips|advantages|benefits"
+    r"|differences?|reasons|causes|effects|impacts?|consequences|pros|ideas|plan|guide|would|if"
+    r"|strategies|challenges|factors|features|principles|importance|role|implications|main|key|best|how"
+    r" (?:do|to|can|could|does|should|did|has|have))\b",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(r"[^.?!\n]+[.?!]*")
+_WORDS_OF_A_FACT = 16
+_WORDS_OF_A_CALL = 4
+
+
+def _last_paragraph(text: str) -> str:
+    paragraphs = [part for part in re.split(r"\n\s*\n", text.strip()) if part.strip()]
+    return paragraphs[-1] if paragraphs else ""
+
+
+def _wants_a_fact(paragraph: str) -> bool:
+    """Tell whether most sentences ask for something that a few words answer."""
+    sentences = [s.strip() for s in _SENTENCE.findall(paragraph) if len(s.split()) > 1]
+    if len(paragraph.split()) <= _WORDS_OF_A_CALL:
+        return _EXPLAINS.search(paragraph) is None
+    facts = sum(
+        len(s.split()) <= _WORDS_OF_A_FACT
+        and _FACT.match(s) is not None
+        and _EXPLAINS.search(s) is None
+        for s in sentences
+    )
+    return 2 * facts >= len(sentences)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of an outline, numbered from 1."""
+
+    number: int
+    title: str
+
+    @property
+    def request(self) -> str:
+        """The user's turn that asks for its text."""
+        return POINT_DIRECTIVE.format(number=self.number)
+
+
+def outline_question(question: str) -> str:
+    """Return the user's turn that asks for the outline of an answer."""
+    return f"{question}\n\n{OUTLINE_DIRECTIVE}"
+
+
+_LINE = re.compile(r"\s*(\d{1,2})[.)]\s*(\S.*?)\s*")
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The outline so far.
+
+    Attributes:
+        points: complete ones.
+        ended: no further point will count, so decoding can stop.
+    """
+
+    points: tuple[Point, ...]
+    ended: bool
+
+    @property
+    def usable(self) -> bool:
+        """True if there are enough points to expand; else answer in sequence."""
+        return len(self.points) >= LEAST_POINTS
+
+
+def read_outline(text: str, *, complete: bool = False) -> Outline:
+    """Return the outline in what the model has written so far.
+
+    Points are lines ``1. a few words``, numbered from 1. The first line that is none, has the wrong
+    number or repeats a title ends the outline, as does the last point allowed.
+
+    Args:
+        complete: the model has ended; a last line without a line feed counts.
+    """
+    lines = text.split("\n")
+    rest = lines.pop() if not complete else ""
+    points: list[Point] = []
+    for line in lines:
+        if not line.strip():
+            continue
+        match = _LINE.fullmatch(line)
+        titles = {point.title.casefold() for point in points}
+        if (
+            match is None
+            or int(match[1]) != len(points) + 1
+            or match[2].casefold() in titles
+            or len(points) == MOST_POINTS
+        ):
+            return Outline(tuple(points), ended=True)
+        points.append(Point(len(points) + 1, match[2]))
+    # The line under way may be cut off as soon as it cannot become a point.
+    over = bool(rest.strip()) and not re.fullmatch(r"\s*\d{1,2}(?:[.)].*)?", rest)
+    full = len(points) == MOST_POINTS
+    return Outline(tuple(points), ended=complete or over or full)
+
+
+def read_point(text: str) -> tuple[str, bool]:
+    """Return the text of a point in what its lane has written, and whether the lane can stop.
+
+    A point is one paragraph. A number before it, as some models repeat it, is left out.
+    """
+    begun = text.lstrip()
+    head, line_feed, _ = begun.partition("\n")
+    match = _LINE.fullmatch(head)
+    said = match[2] if match else head.rstrip()
+    if line_feed and re.fullmatch(r"\s*\d{1,2}[.)]?\s*", head):  # a number on a line of its own
+        return read_point(begun[len(head) + 1 :])
+    return said, bool(line_feed)
+
+
+def join_points(texts: Sequence[str], *, numbered: bool = True) -> str:
+    """Return the answer: the points' texts in their order, each on a line.
+
+    Args:
+        numbered: with their numbers, for instructions and lists; else as sentences that follow one
+            another.
+    """
+    present = [text.strip() for text in texts if text.strip()]
+    if not numbered:
+        return " ".join(present)
+    return "\n".join(f"{i}. {text}" for i, text in enumerate(present, 1))

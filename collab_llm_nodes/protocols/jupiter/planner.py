@@ -1,0 +1,463 @@
+"""The plan for a model on a set of devices: stages, and sub-sequences for every prompt length.
+
+Paper 004 takes the partition of Eq. 1 and the number of sub-sequences of Eq. 4. Both assume equal
+stages and free links. Here these partitions are where a search begins: layers move between
+neighbours, devices change places or are left out, as long as the exact flow shop gets shorter.
+What the paper's own plan would take is kept beside it (``Predicted.paper_plan_s``).
+
+Prefill wants the time of the slowest stage low, a single lane of decoding the time of all stages.
+One partition serves both, since keys and values stay where they were made: the one with the least
+time for the whole request. The plan says what that costs either phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from collab_llm_nodes.config import check_ranges, from_mapping, setting
+from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
+from collab_llm_nodes.protocols.jupiter.estimate import Estimate
+from collab_llm_nodes.protocols.jupiter.makespan import paper_latency
+from collab_llm_nodes.protocols.jupiter.partition import (
+    Balanced,
+    Join,
+    Pass,
+    Placement,
+    check_placements,
+    costs,
+    in_any_order,
+    placements,
+)
+from collab_llm_nodes.protocols.jupiter.profile import (
+    ModelFacts,
+    Profile,
+    Seconds,
+    least_length,
+    read_json,
+    write_json,
+)
+from collab_llm_nodes.protocols.jupiter.sequence import SequenceTable, equal_split
+
+VERSION = 1
+"""Version of the file format."""
+_GRID = 32  # places at which a prompt may be cut while partitions are compared
+_STARTS = 3  # partitions of each kind from which the search begins
+
+
+@dataclass(frozen=True)
+class PlannerConfig:
+    """The requests that a plan is made for."""
+
+    prompt_tokens: int = setting(256, "Typical length of a prompt [tokens].", low=1, high=1 << 20)
+    answer_tokens: int = setting(
+        64,
+        "Typical length of an answer [tokens]; 0: plan for the prompt only.",
+        low=0,
+        high=1 << 20,
+    )
+    lanes: int = setting(
+        1, "Lanes that decode at the same time; memory is kept for each.", low=1, high=256
+    )
+    draft_tokens: int = setting(5, "Tokens drafted for each pass of a lane.", low=0, high=64)
+    accepted: float = setting(
+        2.0, "Tokens that a pass of a lane adds to the answer, on average.", low=1.0, high=65.0
+    )
+    utilisation: float = setting(
+        0.5,
+        "Sub-sequences are so long that each device reaches this share of its best speed.",
+        low=0.01,
+        high=1.0,
+    )
+    parts_per_device: int = setting(
+        4, "Sub-sequences of a prompt at most, for each device.", low=1, high=64
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Times of the typical request, by the exact flow shop [s].
+
+    Attributes:
+        prefill_s: to the first token.
+        decode_s: the whole answer.
+        best_prefill_s, best_decode_s: of partitions that are made for one phase only.
+        paper_plan_s: prefill with the paper's partition (Eq. 1) and sub-sequences (Eq. 2, 4).
+        paper_latency_s: what Eq. 4 says about ``prefill_s``.
+    """
+
+    prefill_s: float
+    decode_s: float
+    best_prefill_s: float
+    best_decode_s: float
+    paper_plan_s: float
+    paper_latency_s: float
+
+    @property
+    def prefill_loss(self) -> float:
+        """Share by which prefill takes longer than with a partition of its own."""
+        return self.prefill_s / self.best_prefill_s - 1.0
+
+    @property
+    def decode_loss(self) -> float:
+        """Share by which decoding takes longer than with a partition of its own."""
+        return self.decode_s / self.best_decode_s - 1.0 if self.best_decode_s else 0.0
+
+
+@dataclass(frozen=True)
+class JupiterPlan:
+    """Stages on devices, and the sub-sequences of every prompt length.
+
+    Attributes:
+        fingerprint: of the model.
+        placements: the stages in order. Devices that would slow the rest down have none.
+        memory_bytes: of each stage.
+        least: b, the shortest sub-sequence unless the prompt is one.
+        parts: sub-sequences of a prompt of n + 1 tokens, at n.
+        prefill_s: predicted time to the first token, likewise.
+    """
+
+    fingerprint: str
+    config: PlannerConfig
+    placements: tuple[Placement, ...]
+    memory_bytes: tuple[int, ...]
+    least: int
+    predicted: Predicted
+    parts: tuple[tuple[int, ...], ...]
+    prefill_s: tuple[float, ...]
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        check_placements(self.placements, self.placements[-1].last if self.placements else 0)
+        whole = all(min(p, default=0) > 0 and sum(p) == n for n, p in enumerate(self.parts, 1))
+        if not whole or not self.parts or len(self.prefill_s) != len(self.parts):
+            raise ConfigError(
+                "sub-sequences do not add up to their prompts", field="parts", remedy="plan again"
+            )
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest prompt."""
+        return len(self.parts)
+
+    def lengths(self, prompt_tokens: int) -> tuple[int, ...]:
+        """Return the sub-sequences of a prompt.
+
+        Raises:
+            InvalidInput: it is empty, or longer than the model's context.
+        """
+        if not 1 <= prompt_tokens <= self.context:
+            raise InvalidInput(
+                f"{prompt_tokens} tokens; plans are for 1 to {self.context}",
+                field="prompt",
+                remedy="shorten the prompt",
+            )
+        return self.parts[prompt_tokens - 1]
+
+    def save(self, file: Path) -> None:
+        """Write the plan as JSON."""
+        write_json(file, asdict(self))
+
+    @classmethod
+    def load(cls, file: Path) -> JupiterPlan:
+        """Read a plan.
+
+        Raises:
+            ConfigError: it is unreadable, or of another version.
+        """
+        return from_mapping(cls, read_json(file, "plan", VERSION))
+
+    def check(self, profile: Profile) -> None:
+        """Refuse a plan that does not fit ``profile``.
+
+        Raises:
+            ModelError: it is of another model.
+            ConfigError: a device is unknown, or layers are missing.
+        """
+        if self.fingerprint != profile.model.fingerprint:
+            raise ModelError(
+                f"the plan is of model {self.fingerprint[:12]}, the profile of"
+                f" {profile.model.fingerprint[:12]}",
+                field="plan",
+                remedy="plan again",
+            )
+        check_placements(self.placements, profile.model.layers)
+        for part in self.placements:
+            profile.device(part.device)
+
+
+def plan(
+    profile: Profile, config: PlannerConfig | None = None, devices: Sequence[str] | None = None
+) -> JupiterPlan:
+    """Return the plan for the model of ``profile``.
+
+    Args:
+        config: the requests to plan for.
+        devices: names of those that may be used; None: all of the profile.
+
+    Raises:
+        ConfigError: a device is not in the profile.
+        ModelError: the model does not fit into their memory.
+    """
+    config = config or PlannerConfig()
+    search = _search(profile, config, devices)
+    chosen = search.best(search.total_s)
+    for_prefill, for_decode = search.best(search.prefill_s), search.best(search.decode_s)
+    for better in (for_prefill, for_decode):  # each search is local; take what another has found
+        chosen = min(chosen, better, key=search.total_s)
+    for_prefill = min(for_prefill, for_decode, chosen, key=search.prefill_s)
+    for_decode = min(for_prefill, for_decode, chosen, key=search.decode_s)
+    estimate = Estimate(profile, chosen)
+    parts, prefill_s = _all_lengths(profile.model, estimate, search.least, search.most)
+    prompt = min(config.prompt_tokens, profile.model.context)
+    lengths = np.array(parts[prompt - 1])
+    h = estimate.slowest(lengths, lengths.cumsum() - lengths)
+    predicted = Predicted(
+        prefill_s=prefill_s[prompt - 1],
+        decode_s=search.decode_s(chosen),
+        best_prefill_s=min(prefill_s[prompt - 1], search.exact_prefill_s(for_prefill)),
+        best_decode_s=search.decode_s(for_decode),
+        paper_plan_s=search.paper_plan_s(),
+        paper_latency_s=float(paper_latency(h, len(chosen))),
+    )
+    memory = tuple(
+        profile.model.stage_bytes(p.first, p.last, config.lanes, profile.model.context)
+        for p in chosen
+    )
+    return JupiterPlan(
+        profile.model.fingerprint,
+        config,
+        chosen,
+        memory,
+        search.least,
+        predicted,
+        parts,
+        prefill_s,
+    )
+
+
+def stages_for(
+    profile: Profile, config: PlannerConfig | None = None, devices: Sequence[str] | None = None
+) -> tuple[Placement, ...]:
+    """Return stages only, as ``plan`` does: what is needed at once when a device has been lost."""
+    search = _search(profile, config or PlannerConfig(), devices)
+    return search.best(search.total_s)
+
+
+def _search(profile: Profile, config: PlannerConfig, devices: Sequence[str] | None) -> _Search:
+    names = [d.name for d in profile.devices] if devices is None else devices
+    return _Search(Profile(profile.model, tuple(profile.device(n) for n in names)), config)
+
+
+def _all_lengths(
+    model: ModelFacts, estimate: Estimate, least: int, most: int
+) -> tuple[tuple[tuple[int, ...], ...], tuple[float, ...]]:
+    """Return the sub-sequences of prompts of 1 to ``context`` tokens, and their times.
+
+    For each length and each k there are the parts of Eq. 2, and equal ones: where stages differ,
+    these are sometimes better. The flow shop decides.
+    """
+    table = SequenceTable(estimate.slowest, model.context, most, least)
+    best = np.full(model.context, np.inf)
+    parts: list[tuple[int, ...]] = [()] * model.context
+    for k in range(1, most + 1):
+        places = np.flatnonzero(np.isfinite(table.worst[:, k]))
+        if not len(places):
+            break
+        for lengths in (table.split(places, k), equal_split(places, k)):
+            seconds = estimate.prefill_s(lengths)
+            for i in np.flatnonzero(seconds < best[places - 1]):
+                best[places[i] - 1] = seconds[i]
+                parts[places[i] - 1] = tuple(int(n) for n in lengths[:, i])
+    return tuple(parts), tuple(float(s) for s in best)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The sub-sequences of one prompt, and the time to its first token.
+
+    Attributes:
+        lengths, seconds: the best that are known.
+        paper_s: with the sub-sequences of Eq. 2 and 4.
+    """
+
+    lengths: tuple[int, ...]
+    seconds: float
+    paper_s: float
+
+
+def split(estimate: Estimate, prompt: int, most: int, least: int, step: int = 1) -> Split:
+    """Return the sub-sequences of a prompt for given stages, as a plan has them for each length.
+
+    Args:
+        most: sub-sequences.
+        least: b, the tokens that each has at least if there are several.
+        step: only multiples of it are considered; ``prompt`` is one.
+    """
+    table = SequenceTable(estimate.slowest, prompt, most, least, step)
+    counts = np.flatnonzero(np.isfinite(table.worst[-1]))
+    lengths = np.zeros((counts[-1], 2 * len(counts)), np.int64)
+    for column, k in enumerate(counts):
+        lengths[:k, column] = table.lengths(prompt, int(k))
+        lengths[:k, len(counts) + column] = equal_split(np.array([prompt]), int(k))[:, 0]
+    seconds = estimate.prefill_s(lengths)
+    planned = lengths[:, : len(counts)]
+    h = estimate.slowest(planned, planned.cumsum(0) - planned) * (planned > 0)
+    best = int(seconds.argmin())
+    return Split(
+        tuple(int(n) for n in lengths[:, best] if n),
+        float(seconds[best]),
+        float(seconds[paper_latency(h, len(estimate.placements)).argmin()]),
+    )
+
+
+Placements = tuple[Placement, ...]
+Objective = Callable[[Placements], float]
+
+
+@dataclass
+class _Search:
+    """Compares partitions of one model over one set of devices."""
+
+    profile: Profile
+    config: PlannerConfig
+    _times: dict[Placements, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        devices = self.profile.devices
+        if not devices:
+            raise InvalidInput("no devices", field="devices", remedy="name one or more")
+        self.least = least_length(devices, self.config.utilisation)
+        self.most = self.config.parts_per_device * len(devices)
+        model = self.profile.model
+        self.prompt = min(self.config.prompt_tokens, model.context)
+        self._bytes = {d.name: d.memory_bytes for d in devices}
+        prefill = Pass(
+            tokens=max(1, self.prompt // (2 * len(devices))),
+            before=self.prompt // 2,
+            rows=1 / (2 * len(devices)),
+            lanes=self.config.lanes,
+            longest=model.context,
+        )
+        drafted = self.config.draft_tokens + 1
+        decode = Pass(drafted, self.prompt, 2 * drafted - 1, self.config.lanes, model.context)
+        self._prefill_costs = [costs(model, d, prefill) for d in devices]
+        self._decode_costs = [costs(model, d, decode) for d in devices]
+        if not self._partitions(self._prefill_costs):
+            raise ModelError(
+                f"{model.weight_bytes(0, model.layers) / 1e6:.0f} MB of weights, and keys and"
+                f" values for {self.config.lanes} lanes of {model.context} tokens, do not fit into"
+                f" the devices' {sum(self._bytes.values()) / 1e6:.0f} MB",
+                field="devices",
+                remedy="add devices, or plan for fewer lanes or a shorter context",
+            )
+
+    def _partitions(self, cost: Sequence[Seconds], join: Join = np.maximum) -> list[Balanced]:
+        return sorted(in_any_order(cost, join), key=lambda found: found.value)
+
+    @cached_property
+    def _starts(self) -> list[Placements]:
+        """Partitions of Eq. 1 for both phases, the best few of each number of devices."""
+        kinds = (
+            (self._prefill_costs, np.maximum),
+            (self._decode_costs, np.maximum),
+            (self._decode_costs, np.add),
+        )
+        found: list[Placements] = []
+        for cost, join in kinds:
+            taken = [0] * (len(self.profile.devices) + 1)
+            for balanced in self._partitions(cost, join):
+                taken[len(balanced.devices)] += 1
+                if taken[len(balanced.devices)] <= _STARTS:
+                    found.append(placements(self.profile.devices, balanced))
+        return list(dict.fromkeys(found))
+
+    def best(self, objective: Objective) -> Placements:
+        """Return the best partition that moves from the best starts lead to: any that helps."""
+        ends = []
+        for start in sorted(self._starts, key=objective)[:_STARTS]:
+            here: Placements | None = start
+            while here is not None:
+                ends.append(here)
+                value = objective(here)
+                here = next((p for p in self._neighbours(here) if objective(p) < value), None)
+        return min(ends, key=objective)
+
+    def _neighbours(self, parts: Placements) -> Iterator[Placements]:
+        """Yield partitions that one move leads to: those that fit into memory."""
+        bounds, names = [0, *(p.last for p in parts)], [p.device for p in parts]
+        stages = range(len(names))
+        moved: list[tuple[list[int], list[str]]] = []
+        for i in stages[1:]:
+            for step in (-4, -1, 1, 4):
+                shifted = [*bounds[:i], bounds[i] + step, *bounds[i + 1 :]]
+                moved.append((shifted, names))
+        for i, j in combinations(stages, 2):  # two devices change places, with their layers
+            layers, swapped = np.diff(bounds), list(names)
+            layers[[i, j]] = layers[[j, i]]
+            swapped[i], swapped[j] = names[j], names[i]
+            moved.append(([0, *(int(n) for n in layers.cumsum())], swapped))
+        if len(names) > 1:
+            for i in stages:  # a device is left out, its layers go to a neighbour
+                rest = names[:i] + names[i + 1 :]
+                for gone in {max(i, 1), min(i + 1, len(names) - 1)}:
+                    moved.append((bounds[:gone] + bounds[gone + 1 :], rest))
+        for new_bounds, new_names in moved:
+            if any(a >= b for a, b in zip(new_bounds, new_bounds[1:], strict=False)):
+                continue
+            there = tuple(
+                Placement(name, new_bounds[i], new_bounds[i + 1])
+                for i, name in enumerate(new_names)
+            )
+            if self._fits(there):
+                yield there
+
+    def _fits(self, parts: Placements) -> bool:
+        model = self.profile.model
+        return all(
+            model.stage_bytes(p.first, p.last, self.config.lanes, model.context)
+            <= self._bytes[p.device]
+            for p in parts
+        )
+
+    def prefill_s(self, parts: Placements) -> float:
+        """Return the time to the first token, with parts from a coarse grid."""
+        if parts not in self._times:
+            step = max(1, self.prompt // _GRID)
+            self._times[parts] = self._split(parts, self.prompt // step * step, step).seconds
+        return self._times[parts]
+
+    def exact_prefill_s(self, parts: Placements) -> float:
+        """Return the time to the first token, with parts of any length."""
+        return self._split(parts, self.prompt, 1).seconds
+
+    def paper_plan_s(self) -> float:
+        """Return the time to the first token of Eq. 1's best partition with Eq. 4's parts."""
+        chosen = self._partitions(self._prefill_costs)[0]
+        return self._split(placements(self.profile.devices, chosen), self.prompt, 1).paper_s
+
+    def _split(self, parts: Placements, prompt: int, step: int) -> Split:
+        return split(Estimate(self.profile, parts), prompt, self.most, self.least, step)
+
+    def decode_s(self, parts: Placements) -> float:
+        """Return the time of the whole answer, shared out over the lanes."""
+        model, config = self.profile.model, self.config
+        if not config.answer_tokens:
+            return 0.0
+        rounds = max(1.0, config.answer_tokens / (config.lanes * config.accepted))
+        drafted = config.draft_tokens + 1
+        before = self.prompt + config.answer_tokens // (2 * config.lanes)  # halfway through it
+        before = max(0, min(before, model.context - drafted))
+        return Estimate(self.profile, parts).decode_s(drafted, before, config.lanes, rounds)
+
+    def total_s(self, parts: Placements) -> float:
+        """Return the time of the whole request."""
+        return self.prefill_s(parts) + self.decode_s(parts)

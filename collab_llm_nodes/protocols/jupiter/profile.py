@@ -1,0 +1,333 @@
+"""Profiles: the times, memory and links of devices, as measured once and stored (paper 004, IV-B).
+
+A profile belongs to one model. Its times are those of one decoder layer, since the decoder layers
+of a model are alike; the embedding and the head are layers of their own for the planner.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from collab_llm_nodes.config import from_mapping
+from collab_llm_nodes.errors import ConfigError, ModelError, did_you_mean
+
+Seconds = NDArray[np.float64]
+VERSION = 1
+"""Version of the file format."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The sizes of a model that a plan depends on.
+
+    Attributes:
+        fingerprint: hash of the names, shapes and types of its tensors.
+        layers: decoder layers.
+        context: tokens of the longest sequence.
+        layer_bytes: weights of one decoder layer.
+        embedding_bytes: weights of the embedding.
+        head_bytes: weights of the final norm, the LM head and the drafting heads.
+        shared_bytes: of the embedding that is also the LM head; 0 if they are not tied. It counts
+            in both, since two devices hold it twice; a device with both ends holds it once.
+        kv_bytes: keys and values of one token in one decoder layer.
+        state_bytes: the hidden state of one token on the wire.
+        scratch_bytes: activations of one token of a pass.
+        logits_bytes: logits of one token.
+    """
+
+    fingerprint: str
+    layers: int
+    context: int
+    layer_bytes: int
+    embedding_bytes: int
+    head_bytes: int
+    shared_bytes: int
+    kv_bytes: int
+    state_bytes: int
+    scratch_bytes: int
+    logits_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.layers < 1 or self.context < 1 or min(self.layer_bytes, self.state_bytes) < 1:
+            raise ConfigError(
+                "a model has layers, a context and weights",
+                field="model",
+                remedy="measure the profile again",
+            )
+
+    def weight_bytes(self, first: int, last: int) -> int:
+        """Return the bytes of the weights of a stage with layers ``first`` to ``last - 1``."""
+        begins, ends = first == 0, last == self.layers
+        size = (last - first) * self.layer_bytes
+        size += begins * self.embedding_bytes + ends * self.head_bytes
+        return size - (begins and ends) * self.shared_bytes
+
+    def stage_bytes(self, first: int, last: int, lanes: int, tokens: int) -> int:
+        """Return the memory of a stage: weights, keys and values at full context, activations.
+
+        Args:
+            lanes: sessions held at a time.
+            tokens: most tokens of one pass.
+        """
+        kv = (last - first) * self.kv_bytes * self.context * lanes
+        logits = self.logits_bytes * lanes if last == self.layers else 0
+        return self.weight_bytes(first, last) + kv + self.scratch_bytes * tokens + logits
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """Measurements of one device with one model, in seconds.
+
+    Attributes:
+        name: of the device.
+        memory_bytes: that a stage may use.
+        mbps: speed of its link [10^6 bit/s].
+        latency_s: its share of the delay of a message.
+        lengths: calibration lengths x, tokens of a pass, ascending from 1.
+        befores: calibration lengths y, tokens before them, ascending from 0.
+        layer_s: one decoder layer, [lengths][befores].
+        pass_s: constant part of a pass, by length.
+        embedding_s: embedding, by length.
+        head_s: logits behind so many tokens, by length. A guess of a drafting head takes as long as
+            logits behind one more token.
+    """
+
+    name: str
+    memory_bytes: int
+    mbps: float
+    latency_s: float
+    lengths: tuple[int, ...]
+    befores: tuple[int, ...]
+    layer_s: tuple[tuple[float, ...], ...]
+    pass_s: tuple[float, ...]
+    embedding_s: tuple[float, ...]
+    head_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.lengths or not self.befores:
+            raise self._wrong("a name and calibration lengths are needed")
+        if self.lengths[0] != 1 or self.befores[0] != 0:
+            raise self._wrong("lengths begin with 1, befores with 0")
+        if not (_ascends(self.lengths) and _ascends(self.befores)):
+            raise self._wrong("calibration lengths ascend")
+        rows, columns = len(self.lengths), len(self.befores)
+        if len(self.layer_s) != rows or any(len(row) != columns for row in self.layer_s):
+            raise self._wrong(f"layer_s is not [{rows}][{columns}]")
+        by_length = (self.pass_s, self.embedding_s, self.head_s)
+        if any(len(times) != rows for times in by_length):
+            raise self._wrong(f"pass_s, embedding_s and head_s have {rows} times each")
+        times = np.concatenate([np.ravel(self.layer_s), *by_length])
+        if not (np.isfinite(times).all() and (times >= 0).all() and np.min(self.layer_s) > 0):
+            raise self._wrong("times are finite, and a layer takes some")
+        if not (self.memory_bytes > 0 and 0 < self.mbps < np.inf and 0 <= self.latency_s < np.inf):
+            raise self._wrong("memory_bytes and mbps are positive, latency_s is not negative")
+
+    def _wrong(self, why: str) -> ConfigError:
+        return ConfigError(
+            why, field=f"devices.{self.name}", remedy="measure the device's profile again"
+        )
+
+    @cached_property
+    def _grid(self) -> tuple[Seconds, Seconds, Seconds]:
+        return (
+            np.array(self.lengths, float),
+            np.array(self.befores, float),
+            np.array(self.layer_s, float),
+        )
+
+    def layer(self, x: ArrayLike, y: ArrayLike) -> Seconds:
+        """Return q(x, y) of one decoder layer: ``x`` tokens behind ``y`` others, broadcast.
+
+        Bilinear between calibration lengths; beyond the last one the last slope goes on.
+        """
+        lengths, befores, table = self._grid
+        i, along = _place(lengths, x)
+        j, across = _place(befores, y)
+        if len(lengths) == 1:
+            table = np.repeat(table, 2, axis=0)
+        if len(befores) == 1:
+            table = np.repeat(table, 2, axis=1)
+        low = table[i, j] * (1 - across) + table[i, j + 1] * across
+        high = table[i + 1, j] * (1 - across) + table[i + 1, j + 1] * across
+        seconds: Seconds = low * (1 - along) + high * along
+        return seconds
+
+    def by_length(self, times: Sequence[float], x: ArrayLike) -> Seconds:
+        """Return ``times``, one for each calibration length, at ``x``; 0 for no tokens."""
+        row = np.array(times, float)
+        i, along = _place(self._grid[0], x)
+        if len(row) == 1:
+            row = np.repeat(row, 2)
+        seconds: Seconds = (row[i] * (1 - along) + row[i + 1] * along) * (np.asarray(x) > 0)
+        return seconds
+
+    def stage(
+        self,
+        layers: int,
+        x: ArrayLike,
+        y: ArrayLike,
+        *,
+        first: bool = False,
+        rows: ArrayLike = 0,
+    ) -> Seconds:
+        """Return the time of a pass of a stage over ``x`` tokens behind ``y``; 0 for no tokens.
+
+        Args:
+            layers: decoder layers of the stage.
+            first: with the embedding.
+            rows: tokens behind which there are logits, in the last stage.
+        """
+        seconds = layers * self.layer(x, y) + self.by_length(self.pass_s, x)
+        if first:
+            seconds = seconds + self.by_length(self.embedding_s, x)
+        seconds = seconds + self.by_length(self.head_s, rows)
+        whole: Seconds = seconds * (np.asarray(x) > 0)
+        return whole
+
+    def least_length(self, share: float) -> int:
+        """Return the shortest pass that uses the device well.
+
+        Its tokens per second are at least ``share`` of the most at any length calibrated.
+        """
+        x = np.arange(1, self.lengths[-1] + 1)
+        speed = x / self.layer(x, 0)
+        return int(x[np.argmax(speed >= share * speed.max())])
+
+
+def _place(grid: Seconds, at: ArrayLike) -> tuple[NDArray[np.intp], Seconds]:
+    """Return the cell of ``at`` in ``grid`` and the place in it, 0 to 1 (beyond the grid: more)."""
+    values = np.asarray(at, float)
+    if len(grid) == 1:
+        return np.zeros(values.shape, np.intp), np.zeros(values.shape)
+    # The grid's first value is the least that is ever asked for, but 0 tokens, which take no time.
+    cell = np.minimum(grid[1:-1].searchsorted(values, "right"), len(grid) - 2)
+    return cell, np.maximum(0.0, (values - grid[cell]) / (grid[cell + 1] - grid[cell]))
+
+
+def _ascends(values: Sequence[int]) -> bool:
+    return all(a < b for a, b in zip(values, values[1:], strict=False))
+
+
+def transfer_s(
+    sender: DeviceProfile, receiver: DeviceProfile, size_bytes: ArrayLike
+) -> tuple[Seconds, float]:
+    """Return how long a message occupies the link, and the delay until it has arrived after that.
+
+    Both devices hang on one network; the slower link decides.
+    """
+    occupied: Seconds = np.asarray(size_bytes, float) * 8e-6 / min(sender.mbps, receiver.mbps)
+    return occupied, sender.latency_s + receiver.latency_s
+
+
+def least_length(devices: Sequence[DeviceProfile], share: float) -> int:
+    """Return b of Eq. 3: the shortest sub-sequence that uses every device well."""
+    return max(device.least_length(share) for device in devices)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A model and the devices that were measured with it."""
+
+    model: ModelFacts
+    devices: tuple[DeviceProfile, ...]
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise ConfigError(
+                f"this profile has version {self.version}, this program reads {VERSION}",
+                field="version",
+                remedy="measure the profile again: collab-llm jupiter profile",
+            )
+        names = [device.name for device in self.devices]
+        if len(set(names)) < len(names):
+            raise ConfigError(
+                "two devices have one name", field="devices", remedy="rename one of them"
+            )
+
+    def device(self, name: str) -> DeviceProfile:
+        """Return the device ``name``.
+
+        Raises:
+            ConfigError: it was never measured with this model.
+        """
+        for device in self.devices:
+            if device.name == name:
+                return device
+        names = [device.name for device in self.devices]
+        known = f"measured: {', '.join(names)}" if names else "none is measured"
+        raise ConfigError(
+            f"no device {name!r} in the profile",
+            field="devices",
+            remedy=did_you_mean(name, names, f"{known}; run collab-llm jupiter profile there"),
+        )
+
+    def check_model(self, facts: ModelFacts) -> None:
+        """Refuse a profile of another model.
+
+        Raises:
+            ModelError: ``facts`` are not those of the profile's model.
+        """
+        if self.model != facts:
+            raise ModelError(
+                f"the profile is of model {self.model.fingerprint[:12]}, this is"
+                f" {facts.fingerprint[:12]}",
+                field="profile",
+                remedy="measure a profile with this model: collab-llm jupiter profile",
+            )
+
+    def with_device(self, device: DeviceProfile) -> Profile:
+        """Return a profile in which ``device`` takes the place of the one of its name, if any."""
+        others = tuple(d for d in self.devices if d.name != device.name)
+        return replace(self, devices=(*others, device))
+
+    def save(self, file: Path) -> None:
+        """Write the profile as JSON."""
+        write_json(file, asdict(self))
+
+    @classmethod
+    def load(cls, file: Path) -> Profile:
+        """Read a profile.
+
+        Raises:
+            ConfigError: it is unreadable, of another version, or its figures cannot be.
+        """
+        return from_mapping(cls, read_json(file, "profile", VERSION))
+
+
+def write_json(file: Path, content: object) -> None:
+    """Write ``content`` at once: a reader sees the old file or the new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    building = file.with_name(f"{file.name}.part")
+    building.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    building.replace(file)
+
+
+def read_json(file: Path, kind: str, version: int) -> dict[str, object]:
+    """Return the mapping in ``file``, a ``kind`` of format ``version``.
+
+    Raises:
+        ConfigError: there is none, or one of another version.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot read {file}: {error}", field=kind, remedy=f"write the {kind} again"
+        ) from error
+    if not isinstance(content, dict) or not isinstance(content.get("version"), int):
+        raise ConfigError(f"{file} is no {kind}", field=kind, remedy="name another file")
+    if content["version"] != version:  # before its keys, which may be others
+        raise ConfigError(
+            f"{file} has version {content['version']}, this program reads {version}",
+            field="version",
+            remedy=f"write the {kind} again with this version",
+        )
+    return content

@@ -1,0 +1,290 @@
+"""Measurement of a device's profile with a model's own stages (paper 004, IV-B)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.engine.engine import wait_for
+from collab_llm_nodes.engine.stage import Stage
+from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
+from collab_llm_nodes.models import heads as medusa
+from collab_llm_nodes.models.architectures import architecture_of
+from collab_llm_nodes.models.loading import DTYPES, ModelConfig, model_folder
+from collab_llm_nodes.protocols.jupiter.profile import DeviceProfile, ModelFacts
+
+_DEEP = 5  # layers of the deeper of two stages whose difference is the time of a layer
+_LEAST_S = 1e-9  # of a layer: noise may make it less
+
+
+@dataclass(frozen=True)
+class ProfilerConfig:
+    """Calibration lengths, and what cannot be measured alone."""
+
+    name: str = setting("", "Name of this device in the profile.")
+    lengths: tuple[int, ...] = setting(
+        (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), "Tokens of a pass; longer ones are left out."
+    )
+    befores: tuple[int, ...] = setting(
+        (0, 64, 256, 512, 1024), "Tokens before a pass; what does not fit is left out."
+    )
+    repeats: int = setting(5, "Passes of each length; their median counts.", low=1, high=1000)
+    memory_mb: float = setting(
+        0.0, "Memory that a stage may use [10^6 byte]; 0: what is free now.", low=0.0
+    )
+    mbps: float = setting(1000.0, "Speed of this device's link [10^6 bit/s].", low=1e-3, high=1e9)
+    latency_s: float = setting(
+        0.0005, "This device's share of a message's delay [s].", low=0.0, high=60.0
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not self.name:
+            raise ConfigError("a device has no name", field="name", remedy="give --name")
+
+
+def model_facts(config: ModelConfig, state_bytes: int = 4) -> ModelFacts:
+    """Return the sizes of a model; none of its weights is read.
+
+    Args:
+        state_bytes: of one number of a hidden state on the wire: 4, 2 or 1.
+
+    Raises:
+        ModelError: it cannot be found, or is not of text.
+    """
+    folder = model_folder(config)
+    facts: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if architecture_of(facts.model_type).vision:
+        raise ModelError(
+            "models that see images are not divided", field="path", remedy="take a text model"
+        )
+    dtype = DTYPES[config.dtype]
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(facts, dtype=dtype)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    decoder = model.get_decoder()
+    prefix = next(name for name, module in model.named_modules() if module is decoder)
+    sizes = {"layer": 0, "embedding": 0, "head": 0}
+    for name, shape in shapes.items():
+        place = name.removeprefix(f"{prefix}.")
+        if place.startswith("layers."):
+            kind = "layer"
+        elif place.startswith(("embed", "project_in")):
+            kind = "embedding"
+        else:
+            kind = "head"
+        sizes[kind] += int(np.prod(shape)) * dtype.itemsize
+    table = int(np.prod(shapes[f"{prefix}.embed_tokens.weight"])) * dtype.itemsize
+    heads = _drafting_heads(folder / f"{medusa.NAME}.json")
+    sizes["head"] += heads * facts.hidden_size**2 * dtype.itemsize
+    told = json.dumps([sorted(shapes.items()), str(dtype), heads, facts.num_attention_heads])
+    key_heads = getattr(facts, "num_key_value_heads", None) or facts.num_attention_heads
+    width = getattr(facts, "head_dim", None) or facts.hidden_size // facts.num_attention_heads
+    between = getattr(facts, "intermediate_size", None) or facts.ffn_dim
+    layers: int = facts.num_hidden_layers
+    return ModelFacts(
+        fingerprint=hashlib.sha256(told.encode()).hexdigest(),
+        layers=layers,
+        context=facts.max_position_embeddings,
+        layer_bytes=sizes["layer"] // layers,
+        embedding_bytes=sizes["embedding"],
+        head_bytes=sizes["head"],
+        shared_bytes=table if facts.tie_word_embeddings else 0,
+        kv_bytes=2 * key_heads * width * dtype.itemsize,
+        state_bytes=facts.hidden_size * state_bytes,
+        # States, their norm, queries, keys, values and attention's output; gate, up and product.
+        scratch_bytes=(6 * facts.hidden_size + 3 * between) * dtype.itemsize,
+        logits_bytes=facts.vocab_size * 4,
+    )
+
+
+def _drafting_heads(file: Any) -> int:
+    """Return the number of drafting heads beside a checkpoint, 0 if there are none."""
+    if not file.is_file():
+        return 0
+    try:
+        return int(json.loads(file.read_text(encoding="utf-8"))["heads"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"cannot read {file}: {error}", field="path", remedy="export the heads again"
+        ) from error
+
+
+StageOf = Callable[[int, int], Any]
+"""Returns ``engine.Stage`` with layers ``first`` to ``last - 1``."""
+
+
+def measure(
+    config: ProfilerConfig,
+    model: ModelConfig,
+    *,
+    stage_of: StageOf | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> DeviceProfile:
+    """Measure this device with ``model``. Takes seconds for small models, minutes for large ones.
+
+    Four stages are timed: one layer, several layers, one without the embedding, and one with the
+    head. Differences give the time of a layer, the constant part of a pass, embedding and head.
+
+    Args:
+        stage_of: loads a stage; by default ``engine.Stage`` of ``model``.
+
+    Raises:
+        ConfigError: the model has one layer only, or no calibration length fits its context.
+        ModelError: it cannot be loaded.
+    """
+    facts = model_facts(model)
+    if facts.layers < 2:
+        raise ConfigError(
+            "a model with one layer is not divided", field="path", remedy="take a larger model"
+        )
+    load = stage_of or (lambda first, last: Stage(model, first, last))
+    half = facts.context // 2
+    lengths = _calibration((1, *config.lengths), half)
+    befores = _calibration((0, *config.befores), half)
+    memory = int(config.memory_mb * 1e6) or free_memory(torch.device(model.device))
+
+    def time_stage(first: int, last: int, befores: Sequence[int], rows: bool) -> np.ndarray:
+        bench = _StageBench(load(first, last), first, facts, clock)
+        return bench.times(lengths, befores, rows, config.repeats)
+
+    several = min(_DEEP, facts.layers)
+    shallow = time_stage(0, 1, befores, rows=False)
+    deep = time_stage(0, several, befores, rows=False)
+    layer = np.maximum((deep - shallow) / (several - 1), _LEAST_S)
+    inner = time_stage(1, 2, (0,), rows=False)[:, 0]  # the head, if it is there, gives no logits
+    end = time_stage(facts.layers - 1, facts.layers, (0,), rows=True)[:, 0]
+    constant = np.maximum(inner - layer[:, 0], 0.0)
+    return DeviceProfile(
+        name=config.name,
+        memory_bytes=memory,
+        mbps=config.mbps,
+        latency_s=config.latency_s,
+        lengths=lengths,
+        befores=befores,
+        layer_s=tuple(tuple(float(s) for s in row) for row in layer),
+        pass_s=_floats(constant),
+        embedding_s=_floats(np.maximum(shallow[:, 0] - inner, 0.0)),
+        head_s=_floats(np.maximum(end - inner, 0.0)),
+    )
+
+
+def _floats(values: np.ndarray) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
+
+
+def _calibration(values: Sequence[int], most: int) -> tuple[int, ...]:
+    """Return the values up to ``most``, ascending, each once."""
+    found = tuple(sorted({value for value in values if value <= most}))
+    if found[0] < 0 or most < 1:
+        raise ConfigError(
+            f"{values} for a context of {2 * most}",
+            field="lengths",
+            remedy="give lengths up to half the context",
+        )
+    return found
+
+
+class _StageBench:
+    """Times passes of one stage with random input."""
+
+    def __init__(
+        self, stage: Any, first: int, facts: ModelFacts, clock: Callable[[], float]
+    ) -> None:
+        self._stage = stage
+        self._clock = clock
+        self._random = np.random.default_rng(0)
+        self._first = first == 0
+        self._width = facts.state_bytes // 4
+
+    def times(
+        self, lengths: Sequence[int], befores: Sequence[int], rows: bool, repeats: int
+    ) -> np.ndarray:
+        """Return the medians [lengths, befores] in seconds.
+
+        Args:
+            rows: take logits of all tokens, if the stage gives any; else of none.
+        """
+        found = np.zeros((len(lengths), len(befores)))
+        with closing(self._stage.open()) as session:
+            for j, before in enumerate(befores):
+                session.length = min(session.length, before)
+                if session.length < before:
+                    session.feed(self._input(before - session.length), 0)
+                for i, length in enumerate(lengths):
+                    rounds = [
+                        self._pass(session, length, length if rows else 0)
+                        for _ in range(repeats + 1)
+                    ]
+                    found[i, j] = statistics.median(rounds[1:])  # the first one chooses kernels
+        return found
+
+    def _pass(self, session: Any, length: int, rows: int) -> float:
+        taken, before = self._input(length), session.length
+        wait_for(self._stage.device)
+        begun = self._clock()
+        session.feed(taken, rows)
+        wait_for(self._stage.device)
+        seconds = self._clock() - begun
+        session.length = before
+        return seconds
+
+    def _input(self, length: int) -> list[int] | Tensor:
+        if self._first:
+            return [int(i) for i in self._random.integers(0, self._stage.vocab_size, length)]
+        states = self._random.standard_normal((length, self._width), np.float32)
+        return torch.from_numpy(states)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that are free on ``device``.
+
+    Raises:
+        ConfigError: the system does not tell.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            facts = dict(line.split(":", 1) for line in lines)
+        return int(facts["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError) as error:
+        raise ConfigError(
+            "this system does not tell how much memory is free",
+            field="memory_mb",
+            remedy="give --memory-mb",
+        ) from error
+
+
+def link_speed(samples: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Return speed [10^6 bit/s] and delay [s] of a link, by least squares.
+
+    Args:
+        samples: bytes of a message and the time [s] that it took one way; of two sizes at least.
+
+    Raises:
+        InvalidInput: they do not tell a speed: one size only, or larger ones are not slower.
+    """
+    if len({size for size, _ in samples}) < 2:
+        raise InvalidInput(
+            "messages of one size tell no speed", field="samples", remedy="send several sizes"
+        )
+    sizes, seconds = np.array(samples, float).T
+    slope, delay = np.polyfit(sizes, seconds, 1)
+    if slope <= 0:
+        raise InvalidInput(
+            "larger messages did not take longer", field="samples", remedy="send larger ones"
+        )
+    return float(8e-6 / slope), float(max(delay, 0.0))

@@ -1,0 +1,49 @@
+"""``collab-llm jupiter``: a profile of two devices, and a plan made from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_models import tiny_folder
+from typer.testing import CliRunner
+
+from collab_llm_nodes.cli import app
+from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.protocols.jupiter.planner import JupiterPlan
+from collab_llm_nodes.protocols.jupiter.profile import Profile
+
+
+def run(*options: str) -> str:
+    """Return the output of the command with these words."""
+    found = CliRunner().invoke(app, ["jupiter", *options], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def measure(file: Path, name: str, layers: int = 4) -> str:
+    model = str(tiny_folder("llama", layers=layers))
+    return run("profile", "--model", model, "--name", name, "--repeats", "1", "--json", str(file))
+
+
+def test_devices_are_measured_and_a_plan_is_made(tmp_path: Path) -> None:
+    file, made, picture = (tmp_path / name for name in ("lab.json", "plan.json", "plan.png"))
+    assert "robot: " in measure(file, "robot")
+    measure(file, "laptop")
+    measure(file, "robot")
+    profile = Profile.load(file)
+    assert [device.name for device in profile.devices] == ["laptop", "robot"]
+    told = run("plan", str(file), "--lanes", "2", "--json", str(made), "--plot", str(picture))
+    read = JupiterPlan.load(made)
+    read.check(profile)
+    assert all(part.device in told for part in read.placements)
+    assert read.config.lanes == 2
+    assert picture.stat().st_size > 5000
+    told = run("plan", str(file), "--device", "laptop", "--answer-tokens", "0")
+    assert "laptop: layers 0 to 3" in told
+
+
+def test_a_profile_is_of_one_model(tmp_path: Path) -> None:
+    measure(tmp_path / "lab.json", "robot")
+    with pytest.raises(ModelError, match="measure a profile with this model"):
+        measure(tmp_path / "lab.json", "robot", layers=3)

@@ -1,0 +1,159 @@
+"""The router of outlines, the reader of outlines and points, and the joined answer."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collab_llm_nodes.protocols.jupiter import outline
+from collab_llm_nodes.protocols.jupiter.outline import (
+    CHAINED,
+    CODE,
+    MATHEMATICS,
+    SHORT,
+    Point,
+    join_points,
+    outline_question,
+    read_outline,
+    read_point,
+    route,
+)
+from collab_llm_nodes.training.text import skills
+from collab_llm_nodes.training.text.samples import SUB_DOMAINS, make_sample
+
+
+@pytest.mark.parametrize(
+    ("question", "reason"),
+    [
+        ("What are the benefits of regular exercise?", ""),
+        ("Explain how a diesel engine works.", ""),
+        ("What if people lived for two hundred years?", ""),
+        ("How do I prune an apple tree?", ""),
+        ("Write a report on the patrol of Tuesday, 24 October.\nData:\n18:55 office: in order", ""),
+        ("Implement quicksort as a function.", CODE),
+        ("Why does this fail?\n```\nx = 1 +\n```", CODE),
+        ("How do I read a CSV file in Python?", CODE),
+        ("What is 12 + 30?", MATHEMATICS),
+        ("Compute the perimeter of a square with side 3.", MATHEMATICS),
+        ("Pat has 3 boxes with 7 pens each. How many pens has Pat?", MATHEMATICS),
+        ("Ben is older than Cy, and Cy is older than Di. Who is the youngest?", CHAINED),
+        ("If all cats are animals, is Tom an animal?", CHAINED),
+        ("Where is the red box?", SHORT),
+        ("Yes or no: do penguins fly?", SHORT),
+        ("Repeat after me: the quick brown fox", SHORT),
+        ("Describe in one sentence how tides arise.", SHORT),
+        ("Some notes on a house.\n\nWho keeps the key? Where is the lamp?", SHORT),
+        ("", SHORT),
+    ],
+)
+def test_questions_are_routed_by_their_wording(question: str, reason: str) -> None:
+    assert route(question).reason == reason
+    assert route(question).outline == (not reason)
+
+
+def test_a_low_limit_of_tokens_needs_no_outline() -> None:
+    question = "Explain how a diesel engine works."
+    assert route(question, max_tokens=outline.LEAST_TOKENS).outline
+    assert route(question, max_tokens=outline.LEAST_TOKENS - 1).reason == SHORT
+
+
+@given(st.text(max_size=400))
+def test_any_text_has_a_route(question: str) -> None:
+    assert route(question).reason in ("", CODE, MATHEMATICS, CHAINED, SHORT)
+
+
+@pytest.mark.parametrize("text", ["a" * 20000, "1 " * 10000, "who is " * 3000, "\n" * 20000])
+@pytest.mark.timeout(20)
+def test_long_texts_are_routed_at_once(text: str) -> None:
+    route(text)
+
+
+def test_directives_are_those_of_the_text_models() -> None:
+    assert outline.OUTLINE_DIRECTIVE == skills.OUTLINE_DIRECTIVE
+    assert outline.POINT_DIRECTIVE == skills.POINT_DIRECTIVE
+
+
+@pytest.mark.parametrize("sub_domain", SUB_DOMAINS)
+def test_outlines_and_points_of_the_text_domain_are_read(sub_domain: str) -> None:
+    rng = random.Random(5)
+    directed = asked = 0
+    for _ in range(40):
+        sample = make_sample(rng, sub_domain, "point")
+        question, listed, request, said = (turn.content for turn in sample.turns[-4:])
+        points = read_outline(listed, complete=True).points
+        assert [f"{p.number}. {p.title}" for p in points] == listed.splitlines()
+        assert read_outline(listed, complete=True).usable
+        number = sample.facts["point"]
+        assert isinstance(number, int)
+        assert points[number - 1].title == sample.facts["title"]
+        assert read_point(said) == (said, False)
+        assert read_point(f"{said}\n") == (said, True)
+        directed += question == outline_question(question.rpartition("\n\n")[0])
+        asked += request == points[number - 1].request
+    assert min(directed, asked) > 5, "half of the wordings are those of the protocol"
+
+
+OUTLINE = "1. Greet the guest\n2. Offer a drink\n3) Ask about the trip\n"
+
+
+def test_an_outline_grows_line_by_line() -> None:
+    complete = 0
+    for end in range(len(OUTLINE) + 1):
+        found = read_outline(OUTLINE[:end])
+        assert not found.ended
+        assert len(found.points) == OUTLINE[:end].count("\n")
+        complete = len(found.points)
+    assert complete == 3
+    assert read_outline(OUTLINE).points[2] == Point(3, "Ask about the trip")
+    assert read_outline(OUTLINE.rstrip(), complete=True).points == read_outline(OUTLINE).points
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        "Now the answer follows.\n",
+        "Now the",
+        "5. A number is missing\n",
+        "4. offer a DRINK\n",
+        "4.\n",
+        "-",
+    ],
+)
+def test_what_is_no_next_point_ends_the_outline(behind: str) -> None:
+    found = read_outline(OUTLINE + behind)
+    assert found.ended
+    assert len(found.points) == 3
+
+
+def test_the_number_of_points_is_bounded() -> None:
+    many = "".join(f"{i}. point {i}\n" for i in range(1, 20))
+    found = read_outline(many)
+    assert found.ended
+    assert len(found.points) == outline.MOST_POINTS
+    assert read_outline("1. one\n2. two\n", complete=True).usable is False
+    assert read_outline("No list at all", complete=True).points == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "stop"),
+    [
+        ("", "", False),
+        ("\n", "", False),
+        ("  Offer tea.", "Offer tea.", False),
+        ("Offer tea. \nAsk", "Offer tea.", True),
+        ("2. Offer tea.\n3. Ask", "Offer tea.", True),
+        ("2.", "2.", False),
+        ("2.\nOffer tea.", "Offer tea.", False),
+    ],
+)
+def test_a_point_is_one_paragraph(text: str, said: str, stop: bool) -> None:
+    assert read_point(text) == (said, stop)
+
+
+def test_points_are_joined_in_order() -> None:
+    assert join_points(["One.", " ", "Two. "]) == "1. One.\n2. Two."
+    assert join_points(["One.", "", "Two."], numbered=False) == "One. Two."
+    assert join_points([]) == ""
