@@ -33,7 +33,7 @@ for name, group in (
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from collab_llm_nodes.protocols.edge_cloud.info import version
+        from collab_llm_nodes.assets import version
 
         console.print(f"collab-llm {version()}", highlight=False)
         raise typer.Exit

@@ -1,0 +1,1 @@
+"""Jupiter (paper 004): several small computers run one model as a pipeline of stages."""
