@@ -11,7 +11,17 @@ from typing import Annotated
 
 import typer
 
-from collab_llm_nodes.cli import bags, bench, check, demo, evaluate, knowledge, train, verifier
+from collab_llm_nodes.cli import (
+    bags,
+    bench,
+    check,
+    demo,
+    evaluate,
+    jupiter,
+    knowledge,
+    train,
+    verifier,
+)
 from collab_llm_nodes.cli.output import console, fail, told_without_ros
 from collab_llm_nodes.errors import CollabError
 
@@ -22,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for group in (demo, verifier, bags):
+for group in (demo, verifier, jupiter, bags):
     app.add_typer(group.app)
 for name, group in (
     *(("train", train), ("eval", evaluate), ("bench", bench), ("check", check)),

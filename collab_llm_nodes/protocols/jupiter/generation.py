@@ -1,4 +1,4 @@
-"""Answers over a pipeline: the loop that feeds lanes, and goes on elsewhere when a worker is lost."""
+"""Answers over a pipeline: a loop that feeds lanes, and starts them anew when a worker is lost."""
 
 from __future__ import annotations
 

@@ -42,14 +42,8 @@ def walk(
     row = 0
     while True:
         token = own(row, len(path))
-        child = next(
-            (
-                i
-                for i, (t, p) in enumerate(zip(draft, parents, strict=True))
-                if p == row and t == token
-            ),
-            None,
-        )
+        children = (i for i, parent in enumerate(parents) if parent == row)
+        child = next((i for i in children if draft[i] == token), None)
         if child is None:
             return tuple(path), token
         row = child + 1

@@ -313,7 +313,7 @@ class StageWorker(StreamService[Answer]):
         try:
             stage = self._stage_for(chain.load)
             chain.lanes = StageLanes(stage, chain.load.lanes, self.info.eos, self._trained)
-        except Exception as error:  # whatever it is, the coordinator is to know
+        except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator is to know
             self._fail(chain, error)
             return
         self.bridge.post(chain.coordinator, Loaded(stage.bytes))
@@ -345,7 +345,7 @@ class StageWorker(StreamService[Answer]):
         try:
             states, outcomes = self._compute_pass(chain, order)
             packed = b"" if last else pack(states, chain.load.states)
-        except Exception as error:  # whatever it is: lanes here differ from those elsewhere now
+        except Exception as error:  # noqa: BLE001 - whatever it is, lanes here and elsewhere differ
             self._fail(chain, error)
             return
         self._slow_down(begin, time.thread_time() - used)
