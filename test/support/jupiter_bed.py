@@ -66,7 +66,12 @@ def _write_heads(found: Path, seed: int) -> None:
 def settings(**changed: Any) -> WorkerConfig:
     """Settings of a worker on a free port."""
     return WorkerConfig(
-        **{"address": "127.0.0.1:0", "model": ModelConfig(str(folder())), "next": PATIENT, **changed}
+        **{
+            "address": "127.0.0.1:0",
+            "model": ModelConfig(str(folder())),
+            "next": PATIENT,
+            **changed,
+        }
     )
 
 
@@ -101,9 +106,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [drawn.randrange(size - 4) for _ in range(length)]
 
 
-def alone(
-    ids: Sequence[int], max_tokens: int, sampling: SamplingConfig | None = None
-) -> list[int]:
+def alone(ids: Sequence[int], max_tokens: int, sampling: SamplingConfig | None = None) -> list[int]:
     """Return what the whole model says on one device, by the slow reference loop."""
     return _generate(tiny_model(ARCHITECTURE, layers=LAYERS), ids, max_tokens, sampling)
 
