@@ -53,7 +53,7 @@ def test_a_sampled_answer_depends_on_no_draft(drafter: str) -> None:
 
 @pytest.mark.parametrize("states", ["float32", "float16", "int8"])
 def test_prefill_in_parts_equals_the_single_pass(states: str) -> None:
-    """Logits of a prompt that went through four stages in uneven parts, beside the whole model's."""
+    """Compare the logits of a prompt in four uneven parts with the whole model's."""
     ids = prompt(90)
     with torch.inference_mode():
         loaded = tiny_model(ARCHITECTURE, layers=LAYERS)
