@@ -56,17 +56,8 @@ def answer(
         InvalidInput: the prompt does not fit.
         CollabError: the workers that are left cannot hold the model, or the time is over.
     """
-    context, eos = _facts(pipeline, control)
     with pipeline.lanes(1, control.due) as (lane,):
-        made = LaneAnswer(
-            lane,
-            prompt,
-            max_tokens=asked.max_tokens,
-            eos=eos,
-            context=context,
-            sampling=asked.sampling,
-            drafter=asked.drafter,
-        )
+        made = _lane(pipeline, lane, prompt, asked, control)
         _decode(pipeline, None, [[made]], asked, control, on_tokens)
     return made
 
@@ -88,49 +79,97 @@ def points(
         InvalidInput: a request does not fit.
         CollabError: as :func:`answer`.
     """
-    if not requests:
-        return []
-    context, eos = _facts(pipeline, control)
-    most = pipeline.config.lanes - 1
-    if most < 1:
+    with pipeline.lanes(_lanes_for(pipeline, len(requests)), control.due) as (lane, *others):
+        trunk = Trunk(lane, prompt)
+        return _points(pipeline, trunk, others, requests, asked, control, on_tokens)
+
+
+def outlined(
+    pipeline: Pipeline,
+    prompt: Sequence[int],
+    outline: Asked,
+    requests: Callable[[Sequence[int]], Sequence[Sequence[int]]],
+    asked: Asked,
+    control: Control,
+    *,
+    most: int = 8,
+    on_outline: OnTokens = lambda lanes: None,
+    on_tokens: OnTokens = lambda lanes: None,
+) -> tuple[LaneAnswer, list[LaneAnswer]]:
+    """Return an outline, and an answer to each of its points (paper 004, figure 9).
+
+    The points' lanes go on from the outline's, whose keys and values are held once.
+
+    Args:
+        outline: how it is decoded.
+        requests: makes of the outline's tokens what is read behind it, for each point.
+        asked: how points are decoded.
+        most: points that are expected; more of them come in turns.
+
+    Raises:
+        CollabError: as :func:`answer`.
+    """
+    with pipeline.lanes(_lanes_for(pipeline, most), control.due) as (lane, *others):
+        first = _lane(pipeline, lane, prompt, outline, control)
+        _decode(pipeline, None, [[first]], outline, control, on_outline)
+        wanted = requests(first.tokens)
+        trunk = Trunk.behind(first)
+        return first, _points(pipeline, trunk, others, wanted, asked, control, on_tokens)
+
+
+def _lanes_for(pipeline: Pipeline, points: int) -> int:
+    """Return the lanes that a prompt and its points are given."""
+    if pipeline.config.lanes < 2:
         raise InvalidInput("one lane is not enough", field="lanes", remedy="raise lanes")
+    return min(1 + points, pipeline.config.lanes)
+
+
+def _points(
+    pipeline: Pipeline,
+    trunk: Trunk,
+    lanes: Sequence[int],
+    requests: Sequence[Sequence[int]],
+    asked: Asked,
+    control: Control,
+    on_tokens: OnTokens,
+) -> list[LaneAnswer]:
     found: list[LaneAnswer] = []
-    for begin in range(0, len(requests), most):
-        wave = requests[begin : begin + most]
-        with pipeline.lanes(1 + len(wave), control.due) as (lane, *others):
-            trunk = Trunk(lane, prompt)
-            made = [
-                LaneAnswer(
-                    other,
-                    request,
-                    max_tokens=asked.max_tokens,
-                    eos=eos,
-                    context=context,
-                    sampling=asked.sampling,
-                    drafter=asked.drafter,
-                    trunk=trunk,
-                )
-                for other, request in zip(others, wave, strict=True)
-            ]
-            stages = len(pipeline.chain(control.due).parts)
-            count = min(len(made), asked.groups or stages)
-            groups = [made[i::count] for i in range(count)]
-            before = list(found)
-            _decode(
-                pipeline,
-                trunk,
-                groups,
-                asked,
-                control,
-                lambda lanes, before=before: on_tokens([*before, *lanes]),  # type: ignore[misc]
-            )
-            found += made
+    while len(found) < len(requests):
+        wave = requests[len(found) : len(found) + len(lanes)]
+        made = [
+            _lane(pipeline, lane, request, asked, control, trunk)
+            for lane, request in zip(lanes, wave, strict=False)
+        ]
+        chain = pipeline.chain(control.due)
+        if found:  # the lanes held others before
+            chain.submit([Step(lane.lane, close=True) for lane in made], lambda result: None)
+        count = min(len(made), asked.groups or len(chain.parts))
+        groups = [made[i::count] for i in range(count)]
+        found += made
+        every = tuple(found)
+        _decode(pipeline, trunk, groups, asked, control, lambda lanes, e=every: on_tokens(e))  # type: ignore[misc]
     return found
 
 
-def _facts(pipeline: Pipeline, control: Control) -> tuple[int, frozenset[int]]:
+def _lane(
+    pipeline: Pipeline,
+    lane: int,
+    prompt: Sequence[int],
+    asked: Asked,
+    control: Control,
+    trunk: Trunk | None = None,
+) -> LaneAnswer:
     info = pipeline.chain(control.due).info
-    return info.context, info.eos
+    return LaneAnswer(
+        lane,
+        prompt,
+        max_tokens=asked.max_tokens,
+        eos=info.eos,
+        context=info.context,
+        sampling=asked.sampling,
+        drafter=asked.drafter,
+        trunk=trunk,
+    )
 
 
 def _decode(

@@ -38,8 +38,17 @@ class Trunk:
         self.ids = tuple(ids)
         self.held = 0
 
+    @classmethod
+    def behind(cls, answer: LaneAnswer) -> Trunk:
+        """Return a trunk that goes on in the lane of ``answer``: its prompt and all its tokens."""
+        trunk = cls(answer.lane, answer.known)
+        trunk.held = answer.held
+        return trunk
+
     def steps(self, lengths: Lengths = whole) -> list[Step]:
-        """Return the steps that feed what is not held, one for each pass."""
+        """Return the steps that feed what is not held, one for each pass; there may be none."""
+        if self.held == len(self.ids):
+            return []
         steps = feed(Step(self.lane, self.held, self.ids[self.held :]), lengths)
         self.held = len(self.ids)
         return steps
@@ -67,6 +76,7 @@ class LaneAnswer:
         tokens: the answer so far.
         accepted: of ``tokens``, those that were drafts.
         finished: the answer is complete.
+        held: of all tokens, the first ones that the lane's caches hold and that stand.
         passes: verdicts so far.
         drafted: draft tokens that were judged.
 
@@ -113,9 +123,14 @@ class LaneAnswer:
         self._fork_of: int | None = None
         self.restart()
 
+    @property
+    def known(self) -> tuple[int, ...]:
+        """Prompt and answer so far."""
+        return (*self._prompt, *self.tokens)
+
     def restart(self) -> None:
         """Note that the stages have lost the lane; the answer stays as it is."""
-        self._held = len(self._trunk.ids) if self._trunk is not None else 0
+        self.held = len(self._trunk.ids) if self._trunk is not None else 0
         self._fork_of = self._trunk.lane if self._trunk is not None else None
         self._retain = None
 
@@ -125,8 +140,8 @@ class LaneAnswer:
         Args:
             lengths: divides a prompt. A draft is never divided.
         """
-        known = (*self._prompt, *self.tokens)
-        pending = known[self._held :]
+        known = self.known
+        pending = known[self.held :]
         self._draft = Draft()
         if len(pending) == 1:  # else a prompt is read, whose end says nothing of drafts
             room = self._max_tokens - len(self.tokens) - 1
@@ -134,7 +149,7 @@ class LaneAnswer:
         drafted = len(self._draft.tokens)
         step = Step(
             self.lane,
-            self._held,
+            self.held,
             (*pending, *self._draft.tokens),
             self._draft.parents,
             self._retain,
@@ -145,7 +160,7 @@ class LaneAnswer:
             self._sampling,
             self._drafter.guesses,
         )
-        self._held += len(pending)
+        self.held += len(pending)
         self._fork_of = None
         return feed(step, lengths) if not drafted else [step]
 
@@ -163,9 +178,9 @@ class LaneAnswer:
             for row, parent in zip(path, before, strict=False)
         ):
             raise ProtocolError("a verdict on another draft", field="path", remedy="update all")
-        start = self._held - 1  # of the newest token, which is the tree's first node
+        start = self.held - 1  # of the newest token, which is the tree's first node
         self._retain = start + (path[-1] if path else 0) if draft.parents else None
-        self._held += len(path)
+        self.held += len(path)
         stand = [draft.tokens[row - 1] for row in path]
         if outcome.next >= 0:
             stand.append(outcome.next)

@@ -14,7 +14,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.protocols.jupiter.chain import Layers
 from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS, drafter_named
-from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, points
+from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, outlined, points
 from collab_llm_nodes.protocols.jupiter.lane import whole
 from collab_llm_nodes.protocols.jupiter.messages import Result, Step, Want
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, equal_parts
@@ -184,3 +184,20 @@ def test_equal_parts_cover_all_layers() -> None:
         assert parts[-1].last == 6
         sizes = [part.last - part.first for part in parts]
         assert max(sizes) - min(sizes) <= 1
+
+
+def test_points_go_on_from_the_outline_that_was_decoded() -> None:
+    ids = prompt(20) * 2
+
+    def requests(outline: list[int]) -> list[list[int]]:
+        return [[*prompt(3, token), token] for token in outline[:5]]
+
+    with pipeline(2, lanes=4) as made:
+        asked = Asked(TOKENS)
+        outline, found = outlined(made, ids, Asked(8), requests, asked, control())
+        assert outline.tokens == alone(ids, 8)
+        expected = [[*ids, *outline.tokens, *r] for r in requests(outline.tokens)]
+        assert [lane.tokens for lane in found] == [alone(text, TOKENS) for text in expected]
+        assert len(found) == 5
+        _, none = outlined(made, ids, Asked(4), lambda outline: [], asked, control())
+        assert none == []
