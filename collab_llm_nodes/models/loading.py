@@ -234,6 +234,20 @@ def read_facts(config: ModelConfig) -> CheckpointFacts:
     )
 
 
+def load_without_weights(config: ModelConfig) -> LoadedModel:
+    """Return a text model that has no weights and computes nothing: its facts and its tokenizer.
+
+    Raises:
+        ModelError: as ``read_facts``.
+    """
+    folder = model_folder(config)
+    _check_text(_model_type(folder))
+    facts = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(facts)
+    return LoadedModel(model, _tokenizer(folder, vision=False), None, None, config)
+
+
 def _check_text(model_type: str) -> None:
     if architecture_of(model_type).vision:
         raise ModelError(

@@ -11,7 +11,6 @@ import os
 import signal
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -85,20 +84,8 @@ def pipeline(
 
 def passed(made: Pipeline, steps: Sequence[Step]) -> Result:
     """Return the result of one pass that nothing else accompanies."""
-    done = threading.Event()
-    found: list[Any] = []
-
-    def keep(result: object) -> None:
-        found.append(result)
-        done.set()
-
-    made.chain(control().due).submit(steps, keep)
-    if not done.wait(DEADLINE_S):
-        raise TimeoutError("a pass took too long")
-    if isinstance(found[0], Exception):
-        raise found[0]
-    result: Result = found[0]
-    return result
+    due = control().due
+    return made.chain(due).run(steps, due)
 
 
 # Prefill.

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
@@ -126,6 +127,25 @@ class Chain:
     def submit(self, steps: Sequence[Step], done: Done) -> None:
         """Start a pass; ``done`` gets its result or error, in the background thread."""
         self._loop.call_soon_threadsafe(self._send, tuple(steps), done)
+
+    def run(self, steps: Sequence[Step], due: float) -> Result:
+        """Return the result of one pass.
+
+        Raises:
+            DeadlineExceeded: it was not there in time.
+            CollabError: the chain has failed.
+        """
+        found: SimpleQueue[Result | CollabError] = SimpleQueue()
+        self.submit(steps, found.put)
+        try:
+            result = found.get(timeout=max(0.0, due - time.monotonic()))
+        except Empty:
+            raise DeadlineExceeded(
+                "a pass was not done in time", field="workers", remedy="see the workers' load"
+            ) from None
+        if isinstance(result, CollabError):
+            raise result
+        return result
 
     def close(self) -> None:
         """End the chain; the workers keep their layers."""

@@ -46,9 +46,7 @@ Raises CollabError if they cannot hold the model."""
 class PipelineConfig:
     """The workers of a pipeline, and the way to speak to them."""
 
-    workers: tuple[str, ...] = setting(
-        ("127.0.0.1:50561",), "Addresses of the workers, host:port.", read_only=True
-    )
+    workers: tuple[str, ...] = setting((), "Addresses of the workers, host:port.", read_only=True)
     link: LinkConfig = field(default_factory=LinkConfig)
     states: str = setting(
         "float32",
@@ -63,8 +61,6 @@ class PipelineConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if not self.workers:
-            raise ConfigError("no worker is named", field="workers", remedy="name one at least")
         if len(set(self.workers)) < len(self.workers):
             raise ConfigError("a worker is named twice", field="workers", remedy="name it once")
         for address in self.workers:
@@ -111,9 +107,14 @@ class Pipeline:
 
     Attributes:
         losses: of workers, so far.
+
+    Raises:
+        ConfigError: no worker is named.
     """
 
     def __init__(self, config: PipelineConfig, plan: Plan = equal_parts) -> None:
+        if not config.workers:
+            raise ConfigError("no worker is named", field="workers", remedy="name one at least")
         self.config = config
         self.losses: list[Loss] = []
         self._plan = plan
@@ -164,7 +165,15 @@ class Pipeline:
 
     @contextmanager
     def lanes(self, count: int, due: float) -> Iterator[list[int]]:
-        """Hold ``count`` lanes; waits for other requests to give theirs back.
+        """Hold ``count`` lanes; see :meth:`take_lanes`."""
+        held = self.take_lanes(count, due)
+        try:
+            yield held
+        finally:
+            self.give_back(held)
+
+    def take_lanes(self, count: int, due: float) -> list[int]:
+        """Return ``count`` lanes for :meth:`give_back`; waits until other requests give theirs.
 
         Raises:
             InvalidInput: there are not so many.
@@ -184,16 +193,17 @@ class Pipeline:
                 )
             held = sorted(self._free)[:count]
             self._free.difference_update(held)
-        try:
-            yield held
-        finally:
-            chain = self._chain
-            if chain is not None and chain.failed is None:
-                steps = [Step(lane, close=True) for lane in held]
-                chain.submit(steps, lambda result: None)  # ahead of the next owner's passes
-            with self._freed:
-                self._free.update(held)
-                self._freed.notify_all()
+            return held
+
+    def give_back(self, lanes: Sequence[int]) -> None:
+        """End what is in ``lanes``; others may take them."""
+        chain = self._chain
+        if chain is not None and chain.failed is None:
+            steps = [Step(lane, close=True) for lane in lanes]
+            chain.submit(steps, lambda result: None)  # ahead of the next owner's passes
+        with self._freed:
+            self._free.update(lanes)
+            self._freed.notify_all()
 
     def _arrange(self, old: Chain | None, due: float) -> Chain:
         lost = old.failed if old is not None else None

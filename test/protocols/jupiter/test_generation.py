@@ -74,16 +74,8 @@ def test_prefill_in_parts_equals_the_single_pass(states: str) -> None:
 
 def run(made: Pipeline, steps: list[Step]) -> Result:
     """Return the result of one pass."""
-    done, found = threading.Event(), []
-
-    def keep(result: object) -> None:
-        found.append(result)
-        done.set()
-
-    made.chain(control().due).submit(steps, keep)
-    assert done.wait(control().due)
-    assert isinstance(found[0], Result), found[0]
-    return found[0]
+    due = control().due
+    return made.chain(due).run(steps, due)
 
 
 @pytest.mark.parametrize("groups", [0, 1, 5])
