@@ -65,7 +65,9 @@ class WorkerLost(Unavailable):
     """
 
     def __init__(self, device: str, why: CollabError) -> None:
-        super().__init__(f"worker {device} is lost: {why}", field="workers", remedy=why.remedy)
+        super().__init__(
+            f"worker {device} is lost: {why.args[0]}", field="workers", remedy=why.remedy
+        )
         self.device = device
 
 

@@ -141,8 +141,16 @@ def _read_load(m: pb.Load) -> Load:
             f"{m.states[:20]!r} is unknown", field="states", remedy=f"one of {', '.join(STATES)}"
         )
     _at_most(m.lanes, MAX_LANES, "lanes")
-    names = [_name(getattr(m, name), name) for name in ("coordinator", "chain", "version")]
-    return Load(*names, _name(m.weights, "weights"), m.first, m.last, m.lanes, m.states)
+    return Load(
+        coordinator=_name(m.coordinator, "coordinator"),
+        chain=_name(m.chain, "chain"),
+        version=_name(m.version, "version"),
+        weights=_name(m.weights, "weights"),
+        first=m.first,
+        last=m.last,
+        lanes=m.lanes,
+        states=m.states,
+    )
 
 
 def _write_step(m: Step) -> pb.Step:

@@ -262,7 +262,7 @@ class StageWorker(StreamService[Answer]):
                 chain.coordinator.deliver(Connected())
 
         def on_lost(error: CollabError) -> None:
-            words = f"the link to the next worker: {error}"
+            words = f"the worker before it lost the link: {error.args[0]}"
             chain.coordinator.deliver(
                 Unavailable(words, field=order.address, remedy="check that worker and the link")
             )
