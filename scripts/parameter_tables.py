@@ -28,8 +28,8 @@ to run it.
 
 WORKER = """## The stage worker's file
 
-What `collab-llm jupiter-worker --config FILE` reads, YAML. There is also `token`, and `next.token`, but
-token files are better. [jupiter.md](jupiter.md) tells how to run workers.
+What `collab-llm jupiter-worker --config FILE` reads, YAML. There is also `token`, and `next.token`,
+but token files are better. [jupiter.md](jupiter.md) tells how to run workers.
 """
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -80,7 +80,7 @@ class Questions:
 
     def requests(self, outline: Ids) -> list[list[int]]:
         """Return what is read behind an outline, for each of its points."""
-        text = self.tokenizer.decode(list(outline), skip_special_tokens=True)
+        text = str(self.tokenizer.decode(list(outline), skip_special_tokens=True))
         ended = bool(outline) and outline[-1] == self.tokenizer.eos_token_id
         return [
             self._behind(POINT_DIRECTIVE.format(number=number), ended)

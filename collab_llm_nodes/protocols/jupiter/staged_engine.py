@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -97,8 +98,7 @@ class StagedEngine:
         results: dict[int, Tensor | Exception] = {}
         running: dict[int, tuple[StagedSession, Feed]] = {}
         for number, feed in enumerate(feeds):
-            session = feed.session
-            assert isinstance(session, StagedSession)
+            session = cast(StagedSession, feed.session)  # the only ones that are opened here
             try:
                 session._check(feed)
                 running[number] = (session, feed)
