@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -181,7 +182,7 @@ def test_equal_parts_cover_all_layers() -> None:
 def test_points_go_on_from_the_outline_that_was_decoded() -> None:
     ids = prompt(20) * 2
 
-    def requests(outline: list[int]) -> list[list[int]]:
+    def requests(outline: Sequence[int]) -> list[list[int]]:
         return [[*prompt(3, token), token] for token in outline[:5]]
 
     with pipeline(2, lanes=4) as made:

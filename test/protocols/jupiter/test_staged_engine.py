@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tiny_models import tiny_model, tiny_prompt
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.reference import generate
-from collab_llm_nodes.engine.session import Feed
+from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import Busy, ConfigError, InvalidInput, ProtocolError
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.prompt import EncodedPrompt, encode
@@ -37,6 +38,11 @@ def staged(count: int, *, lanes: int = 4, sessions: int = 4) -> Iterator[StagedE
             yield engine
         finally:
             engine.close()
+
+
+def fed(session: StagedSession, ids: Sequence[int], **options: Any) -> Feed:
+    """Return a feed of a session that stands for an engine's own."""
+    return Feed(cast(Session, session), ids, **options)
 
 
 def opened(engine: StagedEngine, ids: list[int]) -> StagedSession:
@@ -78,12 +84,14 @@ def test_logits_are_those_of_the_whole_model_also_behind_a_rollback() -> None:
         theirs = [whole.open(EncodedPrompt(tuple(text))) for text in texts]
         for round_ in range(3):
             feeds = [text if not round_ else prompt(4, round_) for text in texts]
-            found = engine.run([Feed(s, ids, last=2) for s, ids in zip(mine, feeds, strict=True)])
+            found = engine.run([fed(s, ids, last=2) for s, ids in zip(mine, feeds, strict=True)])
             for other, ids, logits in zip(theirs, feeds, found, strict=True):
                 assert isinstance(logits, torch.Tensor)
                 torch.testing.assert_close(logits, other.feed(ids, last=2), atol=5e-5, rtol=1e-4)
-            for session in (*mine, *theirs) if round_ else ():
-                session.length -= 1
+            if round_:
+                for ours, other in zip(mine, theirs, strict=True):
+                    ours.length -= 1
+                    other.length -= 1
         assert {session.length for session in mine} == {12 + 2 * (4 - 1)}
 
 
@@ -114,11 +122,11 @@ def test_what_a_session_cannot_do_is_refused_and_disturbs_no_other() -> None:
         second.feed([1, 2])
         found = engine.run(
             [
-                Feed(first, [1, 2]),
-                Feed(second, [engine.vocab_size]),
-                Feed(third, [1]),  # there are two lanes
-                Feed(opened(engine, prompt(4)), [1] * (engine.context + 1)),
-                Feed(opened(engine, prompt(4)), [1], parents=[0]),
+                fed(first, [1, 2]),
+                fed(second, [engine.vocab_size]),
+                fed(third, [1]),  # there are two lanes
+                fed(opened(engine, prompt(4)), [1] * (engine.context + 1)),
+                fed(opened(engine, prompt(4)), [1], parents=[0]),
             ]
         )
         assert isinstance(found[0], torch.Tensor)
