@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,9 @@ from text_family import write_family
 
 from collab_llm_nodes.bench.jupiter import material, real
 from collab_llm_nodes.bench.jupiter.material import Questions
+from collab_llm_nodes.bench.link.proxy import LinkProxy
 from collab_llm_nodes.models.loading import ModelConfig, read_facts
-from collab_llm_nodes.protocols.jupiter.link import LinkConfig
+from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig
 from collab_llm_nodes.protocols.jupiter.process import LocalWorker
 from collab_llm_nodes.protocols.jupiter.worker import start_worker
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
@@ -109,17 +111,16 @@ def test_four_ways_of_decoding_give_their_figures(
     assert found["memory"]["3"]["largest_worker_tensor_mb"] > 0
 
 
-def test_a_worker_that_is_cut_off_is_found_and_nothing_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(real, "WATCHFUL", LinkConfig(silence_s=3.0, connect_s=20.0))
-    ids = real.random_ids(str(folder()), 20)
-    with in_this_process(1, str(folder())) as one, real.pipeline(one) as made:
-        right = real.answer(made, ids, real.Asked(12), real.control()).tokens
-    row = real._one_death(str(folder()), "cut", ids, 12, right)
-    assert row["identical"]
-    assert 0 < row["detected_s"] < row["restored_s"]
-    assert not real._one_death(str(folder()), "cut", ids, 12, [*right, 1])["identical"]
+def test_a_worker_that_is_cut_off_is_found_and_nothing_changes() -> None:
+    model = str(folder())
+    ids = real.random_ids(model, 20)
+    with in_this_process(2, model) as (first, second), LinkProxy(second.address) as link:
+        config = PipelineConfig((first.address, link.address), replace(PATIENT, silence_s=3.0))
+        with Pipeline(config) as made:
+            right = real.answer(made, ids, real.Asked(12), real.control()).tokens
+            row = real.one_death(made, link.address, link.half_open, ids, right)
+            assert row["identical"]
+            assert 0 < row["detected_s"] < row["restored_s"]
 
 
 def test_points_are_read_as_the_chat_template_has_them(text_model: str) -> None:

@@ -330,63 +330,63 @@ def _differ_alone(made: Pipeline, lanes: Sequence[LaneAnswer]) -> int:
 
 
 def run_death(model: str, repeats: int, tell: Tell, tokens: int = 40) -> dict[str, Any]:
-    """Kill, stop and cut off one of three workers in mid-answer.
+    """Kill, stop and cut off workers in mid-answer, of four at the beginning, until one is left.
 
     Returns:
-        ``worker_death.<kill|stop|cut>`` with ``detected_s`` (from the deed to the replacement's
-        beginning, the longest), ``restored_s`` (until the others hold all layers) and
+        ``worker_death.<kill|stop|cut>`` with ``detected_s`` (from the deed until the worker is known
+        to be lost, the longest), ``restored_s`` (until the others hold all layers) and
         ``identical`` (every answer is the undisturbed one).
     """
     ids = random_ids(model, 64)
-    with local_workers(1, model) as one, pipeline(one) as made:
-        right = answer(made, ids, Asked(tokens), control()).tokens
-    found: dict[str, Any] = {}
-    for kind in ("kill", "stop", "cut"):
-        rows = []
-        for turn in range(repeats):
-            tell(f"worker death: {kind}, {turn + 1} of {repeats} ...")
-            rows.append(_one_death(model, kind, ids, tokens, right))
-        found[kind] = {
-            "detected_s": max(row["detected_s"] for row in rows),
-            "restored_s": max(row["restored_s"] for row in rows),
-            "identical": all(row["identical"] for row in rows),
-            "repeats": repeats,
+    rows: dict[str, list[dict[str, Any]]] = {"kill": [], "stop": [], "cut": []}
+    for turn in range(repeats):
+        with ExitStack() as stack:
+            running = stack.enter_context(local_workers(1 + len(rows), model))
+            first, killed, stopped, cut = running
+            link = stack.enter_context(LinkProxy(cut.address))
+            shown = [first.address, killed.address, stopped.address, link.address]
+            made = stack.enter_context(Pipeline(PipelineConfig(tuple(shown), WATCHFUL)))
+            right = answer(made, ids, Asked(tokens), control()).tokens
+            stack.callback(os.kill, stopped.process.pid, signal.SIGCONT)
+            deeds: dict[str, tuple[str, Callable[[], object]]] = {
+                "kill": (killed.address, partial(os.kill, killed.process.pid, signal.SIGKILL)),
+                "stop": (stopped.address, partial(os.kill, stopped.process.pid, signal.SIGSTOP)),
+                "cut": (link.address, link.half_open),
+            }
+            for kind, (device, deed) in deeds.items():
+                tell(f"worker death: {kind}, {turn + 1} of {repeats} ...")
+                rows[kind].append(one_death(made, device, deed, ids, right))
+    return {
+        "worker_death": {
+            kind: {
+                "detected_s": max(row["detected_s"] for row in found),
+                "restored_s": max(row["restored_s"] for row in found),
+                "identical": all(row["identical"] for row in found),
+                "repeats": repeats,
+            }
+            for kind, found in rows.items()
         }
-    return {"worker_death": found}
+    }
 
 
-def _one_death(
-    model: str, kind: str, ids: Ids, tokens: int, right: Sequence[int]
+def one_death(
+    made: Pipeline, device: str, deed: Callable[[], object], ids: Ids, right: Sequence[int]
 ) -> dict[str, Any]:
-    with ExitStack() as stack:
-        running = stack.enter_context(local_workers(3, model))
-        victim = running[1]
-        link = stack.enter_context(LinkProxy(victim.address))
-        shown = [running[0].address, link.address, running[2].address]
-        made = stack.enter_context(Pipeline(PipelineConfig(tuple(shown), WATCHFUL)))
-        deeds: dict[str, Callable[[], object]] = {
-            "kill": partial(os.kill, victim.process.pid, signal.SIGKILL),
-            "stop": partial(os.kill, victim.process.pid, signal.SIGSTOP),
-            "cut": link.half_open,
-        }
-        done_at: list[float] = []
+    """Do something to the worker ``device`` in mid-answer; return how that went."""
+    done_at: list[float] = []
 
-        def on_tokens(lanes: Sequence[LaneAnswer]) -> None:
-            if not done_at and len(lanes[0].tokens) >= tokens // 4:
-                done_at.append(time.monotonic())
-                deeds[kind]()
+    def on_tokens(lanes: Sequence[LaneAnswer]) -> None:
+        if not done_at and len(lanes[0].tokens) >= len(right) // 4:
+            done_at.append(time.monotonic())
+            deed()
 
-        try:
-            said = answer(made, ids, Asked(tokens), control(), on_tokens).tokens
-        finally:
-            if kind == "stop":
-                os.kill(victim.process.pid, signal.SIGCONT)
-        lost = next(loss for loss in made.losses if loss.device == link.address)
-        return {
-            "detected_s": lost.found_at - done_at[0],
-            "restored_s": lost.arranged_at - done_at[0],
-            "identical": said == list(right),
-        }
+    said = answer(made, ids, Asked(len(right)), control(), on_tokens).tokens
+    lost = next(loss for loss in made.losses if loss.device == device)
+    return {
+        "detected_s": lost.found_at - done_at[0],
+        "restored_s": lost.arranged_at - done_at[0],
+        "identical": said == list(right),
+    }
 
 
 def balanced_head(head_layers: float) -> Plan:
