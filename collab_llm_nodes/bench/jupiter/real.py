@@ -333,8 +333,8 @@ def run_death(model: str, repeats: int, tell: Tell, tokens: int = 40) -> dict[st
     """Kill, stop and cut off workers in mid-answer, of four at the beginning, until one is left.
 
     Returns:
-        ``worker_death.<kill|stop|cut>`` with ``detected_s`` (from the deed until the worker is known
-        to be lost, the longest), ``restored_s`` (until the others hold all layers) and
+        ``worker_death.<kill|stop|cut>`` with ``detected_s`` (from the deed until the worker is
+        known to be lost, the longest), ``restored_s`` (until the others hold all layers) and
         ``identical`` (every answer is the undisturbed one).
     """
     ids = random_ids(model, 64)

@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
@@ -71,6 +72,24 @@ class WorkerLost(Unavailable):
         self.device = device
 
 
+def in_background(job: Coroutine[Any, Any, T], seconds: float) -> T:
+    """Return the result of ``job``, which keeps to ``seconds`` itself, from the background thread.
+
+    Raises:
+        DeadlineExceeded: this machine is too busy to run that thread.
+    """
+    running = asyncio.run_coroutine_threadsafe(job, background_loop())
+    try:
+        return running.result(max(0.0, seconds) + _SLACK_S)
+    except FutureTimeout:
+        running.cancel()
+        raise DeadlineExceeded(
+            "this machine is too busy to speak to the workers",
+            field="workers",
+            remedy="try again",
+        ) from None
+
+
 Done = Callable[[Result | CollabError], None]
 
 
@@ -121,7 +140,7 @@ class Chain:
         self._ready: asyncio.Future[None] | None = None
         self._missing = 0  # answers until the present stage of the arrangement is done
         try:
-            self._call(self._arrange(due), due)
+            in_background(self._arrange(due), due - time.monotonic())
         except BaseException:
             self.close()
             raise
@@ -154,10 +173,6 @@ class Chain:
         self._loop.call_soon_threadsafe(self._fail, Unavailable("the chain is closed"))
 
     # Everything below runs in the background thread.
-
-    def _call(self, job: Coroutine[Any, Any, T], due: float) -> T:
-        left = max(0.0, due - time.monotonic())
-        return asyncio.run_coroutine_threadsafe(job, self._loop).result(left + _SLACK_S)
 
     async def _arrange(self, due: float) -> None:
         """Load all layers, then connect each worker with the next."""

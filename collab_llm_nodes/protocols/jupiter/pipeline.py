@@ -27,10 +27,15 @@ from collab_llm_nodes.errors import (
     ModelError,
     Unavailable,
 )
-from collab_llm_nodes.protocols.jupiter.chain import Chain, Layers, Part, WorkerLost
+from collab_llm_nodes.protocols.jupiter.chain import (
+    Chain,
+    Layers,
+    Part,
+    WorkerLost,
+    in_background,
+)
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, describe
 from collab_llm_nodes.protocols.jupiter.messages import STATES, Step, WorkerInfo
-from collab_llm_nodes.transport.background import background_loop
 
 log = logging.getLogger(__name__)
 
@@ -213,10 +218,12 @@ class Pipeline:
             infos = self._ask_all(due)
             info = _one_model(infos)
             try:
+                parts = self._plan(list(infos), info)
+                _check_parts(parts, list(infos), info)
                 chain = Chain(
                     self.config.link,
                     self._coordinator,
-                    self._plan(list(infos), info),
+                    parts,
                     info,
                     lanes=self.config.lanes,
                     states=self.config.states,
@@ -236,9 +243,8 @@ class Pipeline:
         """Return what the workers say that are there, one at least."""
         while True:
             here = [worker for worker in self.config.workers if worker not in self._lost]
-            answers = asyncio.run_coroutine_threadsafe(
-                self._describe(here), background_loop()
-            ).result(self.config.link.connect_s * 4 + 5.0)
+            # Each is given the time to connect, and as much to answer.
+            answers = in_background(self._describe(here), 2 * self.config.link.connect_s)
             found: dict[str, WorkerInfo] = {}
             for worker, answer in zip(here, answers, strict=True):
                 if isinstance(answer, WorkerInfo):
@@ -294,6 +300,30 @@ def _one_model(infos: dict[str, WorkerInfo]) -> WorkerInfo:
                 remedy="copy one checkpoint to all workers",
             )
     return own
+
+
+def _check_parts(parts: Sequence[Part], here: Sequence[str], info: WorkerInfo) -> None:
+    """Refuse a plan that does not give each layer to one of the workers that are there.
+
+    Raises:
+        ConfigError: ``field`` is ``plan``.
+    """
+    devices = [part.device for part in parts]
+    strange = sorted(set(devices) - set(here))
+    if strange or len(set(devices)) < len(devices):
+        raise ConfigError(
+            f"unknown or repeated workers: {', '.join(strange or devices)}",
+            field="plan",
+            remedy=f"those that are there: {', '.join(here)}",
+        )
+    ends = [0, *(part.last for part in parts)]
+    whole = ends[-1] == info.num_layers and all(p.first < p.last for p in parts)
+    if not whole or [part.first for part in parts] != ends[:-1]:
+        raise ConfigError(
+            f"layers {[(part.first, part.last) for part in parts]} of {info.num_layers}",
+            field="plan",
+            remedy="each layer once, in order",
+        )
 
 
 def _too_late() -> DeadlineExceeded:

@@ -12,7 +12,7 @@ from jupiter_bed import ARCHITECTURE, LAYERS, alone, control, pipeline, prompt
 from tiny_models import tiny_model
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.protocols.jupiter.chain import Layers
 from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS, drafter_named
 from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, outlined, points
@@ -135,6 +135,29 @@ def test_layers_may_be_divided_in_any_way() -> None:
     with pipeline(1) as made:
         answer(made, ids, Asked(2), control())
         assert first < last < made.chain(control().due).bytes[0]
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        [("first", 0, 4), ("stranger", 4, 4)],
+        [("stranger", 0, 4)],
+        [("first", 0, 2), ("first", 2, 4)],
+        [("first", 0, 3)],
+        [("first", 0, 2), ("second", 3, 4)],
+        [("first", 0, 4), ("second", 4, 4)],
+        [],
+    ],
+)
+def test_a_plan_that_is_none_is_refused(cuts: list[tuple[str, int, int]]) -> None:
+    def plan(devices: Sequence[str], info: object) -> list[Layers]:
+        known = {"first": devices[0], "second": devices[1], "stranger": "127.0.0.1:9"}
+        return [Layers(known[name], first, last) for name, first, last in cuts]
+
+    with pipeline(2, plan) as made:
+        with pytest.raises(ConfigError) as refused:
+            made.chain(control().due)
+        assert refused.value.field == "plan"
 
 
 def test_more_devices_than_layers_leaves_some_out() -> None:
