@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.1  # before workers of which none has answered are asked again
 
+Workers = Callable[[], Sequence[str]]
+"""Names the addresses of the workers, as they are now."""
+
 Plan = Callable[[Sequence[str], WorkerInfo], Sequence[Part]]
 """Says which of the workers at these addresses hold which layers, in the order of the layers.
 
@@ -62,6 +65,13 @@ class PipelineConfig:
     )
     lanes: int = setting(
         8, "Lanes, each with a KV cache in every stage.", low=1, high=1024, read_only=True
+    )
+    arrange_s: float = setting(
+        120.0,
+        "Time for workers to answer and to load their layers [s].",
+        low=0.1,
+        high=3600.0,
+        read_only=True,
     )
 
     def __post_init__(self) -> None:
@@ -109,6 +119,7 @@ class Pipeline:
 
     Args:
         plan: who holds which layers; asked again when a worker is lost.
+        workers: their addresses, where they change; None: those of ``config``.
 
     Attributes:
         losses: of workers, so far.
@@ -117,12 +128,15 @@ class Pipeline:
         ConfigError: no worker is named.
     """
 
-    def __init__(self, config: PipelineConfig, plan: Plan = equal_parts) -> None:
-        if not config.workers:
+    def __init__(
+        self, config: PipelineConfig, plan: Plan = equal_parts, workers: Workers | None = None
+    ) -> None:
+        if workers is None and not config.workers:
             raise ConfigError("no worker is named", field="workers", remedy="name one at least")
         self.config = config
         self.losses: list[Loss] = []
         self._plan = plan
+        self._workers = workers or (lambda: config.workers)
         self._coordinator = secrets.token_hex(16)
         self._arranging = threading.Lock()
         self._chain: Chain | None = None
@@ -144,6 +158,7 @@ class Pipeline:
             DeadlineExceeded: the layers were not loaded in time.
             CollabError: the workers that are left cannot do it, or do not belong together.
         """
+        due = min(due, time.monotonic() + self.config.arrange_s)
         if not self._arranging.acquire(timeout=max(0.0, due - time.monotonic())):
             raise _too_late()
         try:
@@ -191,7 +206,7 @@ class Pipeline:
                 remedy="ask for fewer, or raise lanes",
             )
         with self._freed:
-            left = due - time.monotonic()
+            left = min(due - time.monotonic(), threading.TIMEOUT_MAX)
             if not self._freed.wait_for(lambda: len(self._free) >= count, max(0.0, left)):
                 raise Busy(
                     "all lanes are in use", field="lanes", remedy="try again later, or raise lanes"
@@ -242,7 +257,7 @@ class Pipeline:
     def _ask_all(self, due: float) -> dict[str, WorkerInfo]:
         """Return what the workers say that are there, one at least."""
         while True:
-            here = [worker for worker in self.config.workers if worker not in self._lost]
+            here = [worker for worker in self._workers() if worker not in self._lost]
             # Each is given the time to connect, and as much to answer.
             answers = in_background(self._describe(here), 2 * self.config.link.connect_s)
             found: dict[str, WorkerInfo] = {}

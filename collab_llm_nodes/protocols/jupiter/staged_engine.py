@@ -22,6 +22,7 @@ from collab_llm_nodes.models.loading import ModelConfig, load_without_weights, r
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.models.vocabulary import vocabulary_hash, vocabulary_size
 from collab_llm_nodes.protocols.jupiter.chain import Chain, WorkerLost
+from collab_llm_nodes.protocols.jupiter.generation import MOST_LOSSES
 from collab_llm_nodes.protocols.jupiter.messages import Result, Step, Want
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig, Plan, equal_parts
 
@@ -117,7 +118,7 @@ class StagedEngine:
         self.pipeline.close()
 
     def _pass(self, fed: Sequence[tuple[StagedSession, Feed]]) -> Result:
-        """Run a pass; a chain that is lost is replaced as often as there are workers."""
+        """Run a pass; a chain that is lost is replaced."""
         if not fed:
             return Result(0, ())
         due = time.monotonic() + _PASS_S
@@ -131,7 +132,7 @@ class StagedEngine:
                 return chain.run([session._step(feed) for session, feed in fed], due)
             except WorkerLost:
                 losses += 1
-                if losses > len(self.pipeline.config.workers):
+                if losses > MOST_LOSSES:
                     raise
 
 
