@@ -88,7 +88,7 @@ def workers(
 @contextmanager
 def pipeline(count: int, plan: Plan = equal_parts, **changed: Any) -> Iterator[Pipeline]:
     """Run workers and a pipeline over them; ``changed`` are settings of the pipeline."""
-    with workers(count) as (_, addresses):
+    with workers(count, allow_gloo=True) as (_, addresses):
         config = PipelineConfig(**{"workers": tuple(addresses), "link": PATIENT, **changed})
         with Pipeline(config, plan) as made:
             yield made

@@ -381,7 +381,7 @@ def one_death(
             deed()
 
     said = answer(made, ids, Asked(len(right)), control(), on_tokens).tokens
-    lost = next(loss for loss in made.losses if loss.device == device)
+    lost = next(loss for loss in reversed(made.losses) if loss.device == device)
     return {
         "detected_s": lost.found_at - done_at[0],
         "restored_s": lost.arranged_at - done_at[0],

@@ -102,6 +102,7 @@ class Chain:
         info: of the model that all of them have.
         lanes: that may be open at a time.
         states: form of hidden states between workers, one of ``messages.STATES``.
+        path: their way, one of ``messages.PATHS``.
         due: ``time.monotonic()`` by which all layers must be loaded.
 
     Attributes:
@@ -124,6 +125,7 @@ class Chain:
         *,
         lanes: int,
         states: str,
+        path: str,
         due: float,
     ) -> None:
         self.parts = tuple(parts)
@@ -132,7 +134,7 @@ class Chain:
         self.failed: CollabError | None = None
         self.failed_at = 0.0
         self._config, self._coordinator = config, coordinator
-        self._lanes, self._states = lanes, states
+        self._lanes, self._states, self._path = lanes, states, path
         self._loop = background_loop()
         self._links: list[StageLink] = []
         self._waiting: dict[int, Done] = {}
@@ -188,6 +190,7 @@ class Chain:
                     part.last,
                     self._lanes,
                     self._states,
+                    self._path,
                 )
                 for part in self.parts
             ]

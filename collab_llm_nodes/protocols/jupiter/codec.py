@@ -13,6 +13,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import BY_CODE, CollabError, ConfigError, InvalidInput, ProtocolError
 from collab_llm_nodes.protocols.jupiter import stages_pb2 as pb
 from collab_llm_nodes.protocols.jupiter.messages import (
+    PATHS,
     STATES,
     Connect,
     Connected,
@@ -76,7 +77,8 @@ def decode_order(data: bytes) -> Order:
     if kind == "connect":
         return Connect(_name(order.connect.address, "address"))
     if kind == "link":
-        return Link(_name(order.link.chain, "chain"))
+        _at_most(order.link.port, 65535, "port")
+        return Link(_name(order.link.chain, "chain"), order.link.port)
     raise ProtocolError("empty or unknown message", field="message", remedy=_UPDATE)
 
 
@@ -140,6 +142,10 @@ def _read_load(m: pb.Load) -> Load:
         raise InvalidInput(
             f"{m.states[:20]!r} is unknown", field="states", remedy=f"one of {', '.join(STATES)}"
         )
+    if m.path not in PATHS:
+        raise InvalidInput(
+            f"{m.path[:20]!r} is unknown", field="path", remedy=f"one of {', '.join(PATHS)}"
+        )
     _at_most(m.lanes, MAX_LANES, "lanes")
     return Load(
         coordinator=_name(m.coordinator, "coordinator"),
@@ -150,6 +156,7 @@ def _read_load(m: pb.Load) -> Load:
         last=m.last,
         lanes=m.lanes,
         states=m.states,
+        path=m.path,
     )
 
 
@@ -271,7 +278,7 @@ _PLAIN: dict[str | None, Report] = {"connected": Connected(), "linked": Linked()
 _WRITERS: dict[type, Callable[[Any], Message]] = {
     Load: _write_load,
     Connect: lambda m: pb.Order(connect=pb.Connect(address=m.address)),
-    Link: lambda m: pb.Order(link=pb.Link(chain=m.chain)),
+    Link: lambda m: pb.Order(link=pb.Link(**asdict(m))),
     Pass: _write_pass,
     Ping: lambda m: pb.Order(ping=pb.Ping()),
     Loaded: lambda m: pb.Report(loaded=pb.Loaded(bytes=m.bytes)),

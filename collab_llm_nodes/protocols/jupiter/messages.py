@@ -11,6 +11,8 @@ from collab_llm_nodes.errors import BY_CODE, CollabError
 
 STATES = ("float32", "float16", "int8")
 """Forms of a hidden state between two workers."""
+PATHS = ("grpc", "gloo")
+"""Ways of hidden states between two workers."""
 
 
 class Want(IntEnum):
@@ -113,6 +115,7 @@ class Load:
     last: int
     lanes: int
     states: str = "float32"
+    path: str = "grpc"
 
 
 @dataclass(frozen=True)
@@ -136,9 +139,10 @@ class Connected:
 
 @dataclass(frozen=True)
 class Link:
-    """Hidden states of ``chain`` come on this stream."""
+    """Hidden states of ``chain`` come on this stream; with a ``port``, by gloo, headers here."""
 
     chain: str
+    port: int = 0
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from collab_llm_nodes.protocols.jupiter.chain import (
     in_background,
 )
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, describe
-from collab_llm_nodes.protocols.jupiter.messages import STATES, Step, WorkerInfo
+from collab_llm_nodes.protocols.jupiter.messages import PATHS, STATES, Step, WorkerInfo
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,13 @@ class PipelineConfig:
         "Form of hidden states between two workers: float16 and int8 need a half or a quarter of"
         " the bytes; answers may then differ from those of one device.",
         choices=STATES,
+        read_only=True,
+    )
+    path: str = setting(
+        "grpc",
+        "Way of hidden states between two workers: gloo is torch.distributed's, for networks where"
+        " everybody is trusted; workers need allow_gloo.",
+        choices=PATHS,
         read_only=True,
     )
     lanes: int = setting(
@@ -242,6 +249,7 @@ class Pipeline:
                     info,
                     lanes=self.config.lanes,
                     states=self.config.states,
+                    path=self.config.path,
                     due=due,
                 )
             except WorkerLost as error:

@@ -68,7 +68,7 @@ class Report(_message.Message):
     def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., linked: _Optional[_Union[Linked, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("coordinator", "chain", "version", "weights", "first", "last", "lanes", "states")
+    __slots__ = ("coordinator", "chain", "version", "weights", "first", "last", "lanes", "states", "path")
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class Load(_message.Message):
     LAST_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     coordinator: str
     chain: str
     version: str
@@ -85,7 +86,8 @@ class Load(_message.Message):
     last: int
     lanes: int
     states: str
-    def __init__(self, coordinator: _Optional[str] = ..., chain: _Optional[str] = ..., version: _Optional[str] = ..., weights: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., lanes: _Optional[int] = ..., states: _Optional[str] = ...) -> None: ...
+    path: str
+    def __init__(self, coordinator: _Optional[str] = ..., chain: _Optional[str] = ..., version: _Optional[str] = ..., weights: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., lanes: _Optional[int] = ..., states: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("bytes",)
@@ -104,10 +106,12 @@ class Connected(_message.Message):
     def __init__(self) -> None: ...
 
 class Link(_message.Message):
-    __slots__ = ("chain",)
+    __slots__ = ("chain", "port")
     CHAIN_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
     chain: str
-    def __init__(self, chain: _Optional[str] = ...) -> None: ...
+    port: int
+    def __init__(self, chain: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class Linked(_message.Message):
     __slots__ = ()

@@ -47,6 +47,7 @@ from collab_llm_nodes.models.loading import model_folder, read_facts
 from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.models.vocabulary import vocabulary_hash, vocabulary_size
 from collab_llm_nodes.protocols.jupiter import codec
+from collab_llm_nodes.protocols.jupiter.gloo import GlooPath, MeetingPlace
 from collab_llm_nodes.protocols.jupiter.lanes import StageLanes
 from collab_llm_nodes.protocols.jupiter.link import StageLink
 from collab_llm_nodes.protocols.jupiter.messages import (
@@ -69,7 +70,7 @@ from collab_llm_nodes.protocols.jupiter.messages import (
     WorkerInfo,
     failure_of,
 )
-from collab_llm_nodes.protocols.jupiter.states import pack, unpack
+from collab_llm_nodes.protocols.jupiter.states import pack, packed_bytes, unpack
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
 from collab_llm_nodes.transport.server import Server, ServerHandle, check_free, run_until_signal
 from collab_llm_nodes.transport.streams import ClientSession, StreamService, Unary
@@ -90,6 +91,7 @@ class _Chain:
         previous: stream of the worker before, once it is linked.
         next: link to the worker behind.
         lanes: made by the compute thread, and used by it alone.
+        received, sent: ways of hidden states beside the streams, made by the compute thread.
         waiting: bytes of the passes that are not computed yet.
         last_number: of the passes that came.
         broken: a pass has failed; those behind it are not computed.
@@ -100,6 +102,8 @@ class _Chain:
     previous: Client | None = None
     next: StageLink | None = None
     lanes: StageLanes | None = None
+    received: GlooPath | None = None
+    sent: GlooPath | None = None
     waiting: int = 0
     last_number: int = -1
     broken: bool = False
@@ -211,6 +215,12 @@ class StageWorker(StreamService[Answer]):
             raise ConfigError(
                 f"{load.lanes} lanes", field="lanes", remedy=f"1 to {info.most_lanes}"
             )
+        if load.path == "gloo" and not self.config.allow_gloo:
+            raise ConfigError(
+                "this worker does not take hidden states by gloo",
+                field="path",
+                remedy="set it to grpc, or allow_gloo on the workers",
+            )
         if own is not None and own.load.coordinator != load.coordinator:
             raise Busy(
                 "the worker serves another coordinator",
@@ -233,9 +243,15 @@ class StageWorker(StreamService[Answer]):
             raise ProtocolError(
                 "this worker waits for no such link", field="chain", remedy="arrange a chain first"
             )
+        if bool(link.port) != (chain.load.path == "gloo"):
+            raise ProtocolError("the link is of another path", field="port", remedy="begin anew")
         chain.previous = client
         client.open()
-        client.deliver(Linked())
+        if link.port:
+            host = client.peer.address or "127.0.0.1"
+            self._compute.submit(self._meet, chain, client, host, link.port)
+        else:
+            client.deliver(Linked())
 
     def _take(self, client: Client, order: Order, size: int) -> None:
         chain = self._chain
@@ -267,7 +283,12 @@ class StageWorker(StreamService[Answer]):
                 Unavailable(words, field=order.address, remedy="check that worker and the link")
             )
 
-        first = Link(chain.load.chain)
+        port = 0
+        if chain.load.path == "gloo":
+            place = MeetingPlace()
+            port = place.port
+            self._compute.submit(self._await_next, chain, place)
+        first = Link(chain.load.chain, port)
         chain.next = StageLink(self.config.next, order.address, first, on_report, on_lost)
 
     def _take_pass(self, chain: _Chain, client: Client, order: Pass, size: int) -> None:
@@ -318,6 +339,22 @@ class StageWorker(StreamService[Answer]):
             return
         self.bridge.post(chain.coordinator, Loaded(stage.bytes))
 
+    def _await_next(self, chain: _Chain, place: MeetingPlace) -> None:
+        """Open the way to the next worker, which comes to ``place``."""
+        try:
+            chain.sent = GlooPath.to_next(place)
+        except CollabError as error:
+            self._fail(chain, error)
+
+    def _meet(self, chain: _Chain, client: Client, host: str, port: int) -> None:
+        """Open the way from the worker before, and tell it."""
+        try:
+            chain.received = GlooPath.from_previous(host, port)
+        except CollabError as error:
+            self._fail(chain, error)
+            return
+        self.bridge.post(client, Linked())
+
     def _stage_for(self, load: Load) -> Stage:
         """Return the stage that is wanted; the last one stays until another is."""
         stage = self._stage
@@ -353,6 +390,9 @@ class StageWorker(StreamService[Answer]):
         passed_on = None
         if last:
             self.bridge.post(chain.coordinator, Result(order.number, tuple(outcomes), spans))
+        elif chain.sent is not None:
+            chain.sent.send(packed, order.number)
+            passed_on = replace(order, states=b"", spans=spans)
         else:
             passed_on = replace(order, states=packed, spans=spans)
         self.bridge.post(origin, Taken(order.number))
@@ -364,7 +404,11 @@ class StageWorker(StreamService[Answer]):
         states = None
         if chain.load.first:
             rows = sum(len(step.ids) for step in order.steps)
-            states = unpack(order.states, rows, self.info.width, chain.load.states)
+            form, data = chain.load.states, order.states
+            if chain.received is not None:
+                size = packed_bytes(rows, self.info.width, form)
+                data = chain.received.receive(size, order.number)
+            states = unpack(data, rows, self.info.width, form)
         elif order.states:
             raise InvalidInput("the first stage takes ids", field="states")
         return chain.lanes.run(order.steps, states)

@@ -53,6 +53,11 @@ class WorkerConfig(ServerConfig):
         " if there are any; empty: none.",
     )
     next: LinkConfig = field(default_factory=LinkConfig)
+    allow_gloo: bool = setting(
+        False,
+        "Let hidden states come and go by torch.distributed's gloo, which neither encrypts nor asks"
+        " for a token. Only in a network where everybody is trusted.",
+    )
     emulated_slowdown: float = setting(
         1.0,
         "EMULATION: a pass takes so many times as long as its computation, to stand for a slower"

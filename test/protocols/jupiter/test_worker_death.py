@@ -119,6 +119,26 @@ def test_a_cut_between_two_workers_is_found_by_the_one_that_sends(
             assert [loss.device for loss in made.losses] == [addresses[1]]
 
 
+def test_a_worker_is_replaced_also_where_states_go_by_gloo() -> None:
+    ids = prompt(30)
+    with workers(3, allow_gloo=True) as (handles, addresses):
+        config = replace(config_of(addresses), path="gloo")
+        listener = after(3, lambda: end(handles[1]))
+        with Pipeline(config) as made:
+            assert answer(made, ids, Asked(TOKENS), control(), listener).tokens == alone(
+                ids, TOKENS
+            )
+            assert made.losses
+
+
+def test_gloo_is_for_workers_that_allow_it() -> None:
+    with workers(1) as (_, addresses), ExitStack() as stack:
+        made = stack.enter_context(Pipeline(replace(config_of(addresses), path="gloo")))
+        with pytest.raises(ConfigError, match="gloo") as refused:
+            made.chain(control().due)
+        assert refused.value.field == "path"
+
+
 def test_lanes_are_made_anew_with_the_prompt_that_they_share() -> None:
     shared, requests = prompt(40, 3), [prompt(4, 20 + i) for i in range(3)]
     with workers(3) as (handles, addresses), Pipeline(config_of(addresses)) as made:
