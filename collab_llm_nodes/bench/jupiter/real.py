@@ -12,7 +12,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -92,68 +92,78 @@ def passed(made: Pipeline, steps: Sequence[Step]) -> Result:
 
 
 def run_prefill(
-    model: str, tokens: Sequence[int], repeats: int, tell: Tell, lengths: Lengths | None = None
+    model: str,
+    tokens: Sequence[int],
+    repeats: int,
+    tell: Tell,
+    lengths: Lengths | None = None,
+    *,
+    stages: int = 2,
+    slowdown: float = 1.0,
 ) -> dict[str, Any]:
     """Time the prefill of random prompts.
 
     Args:
         lengths: sub-sequences of the pipeline; None: the best of ``PARTS_TRIED`` equal ones.
+        stages: workers of the pipeline.
+        slowdown: EMULATION: a pass takes so many times as long. Above 1 workers share all cores,
+            and ``two_threads_s`` is left out; else each has a core.
 
     Returns:
         ``prefill_<tokens>`` with ``single_s`` (one worker on one core), ``two_threads_s`` (one
-        worker, two cores), ``pipeline_s`` (two workers, one core each, in one piece), ``jupiter_s``
+        worker, two cores), ``pipeline_s`` (a worker for each stage, in one piece), ``jupiter_s``
         (in sub-sequences), ``ceiling_s`` (what the sub-sequences' times, each measured alone, allow
         without links), ``parts``, ``speedup`` over one core and ``of_ceiling``; ``max_abs_diff`` of
-        the logits, and ``memory``.
+        the logits, ``memory``, ``stages`` and ``slowdown``.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"stages": stages, "slowdown": slowdown}
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="collab_llm_")))
-        two = folder / "two_threads.yaml"
-        two.write_text(yaml.safe_dump({"model": {"threads": 2}}), encoding="utf-8")
         start = stack.enter_context
-        pinned = start(local_workers(1, model, cores=(0,)))
-        threads = start(local_workers(1, model, config=two))
-        pair = start(local_workers(2, model, cores=(0, 1)))
-        single, wide, both = (start(pipeline(w)) for w in (pinned, threads, pair))
+        folder = Path(start(tempfile.TemporaryDirectory(prefix="collab_llm_")))
+        cores = () if slowdown > 1 else sorted(os.sched_getaffinity(0))
+        alike = {"cores": cores, "emulated_slowdown": slowdown}
+        single = start(pipeline(start(local_workers(1, model, **alike))))
+        several = start(pipeline(start(local_workers(stages, model, **alike))))
+        others = {}
+        if slowdown == 1:
+            two = folder / "two_threads.yaml"
+            two.write_text(yaml.safe_dump({"model": {"threads": 2}}), encoding="utf-8")
+            others["two_threads"] = start(pipeline(start(local_workers(1, model, config=two))))
         found["memory"] = {
             str(count): {"largest_worker_tensor_mb": max(made.chain(control().due).bytes) / 1e6}
-            for count, made in ((1, single), (2, both))
+            for count, made in ((1, single), (stages, several))
         }
-        found["max_abs_diff"] = largest_difference(single, both, random_ids(model, min(tokens)))
+        found["max_abs_diff"] = largest_difference(single, several, random_ids(model, min(tokens)))
         for count in tokens:
             tell(f"prefill of {count} tokens ...")
             ids = random_ids(model, count, count)
-            found[f"prefill_{count}"] = _time_prefill(single, wide, both, ids, repeats, lengths)
+            whole_ones = {"single": single, **others, "pipeline": several}
+            found[f"prefill_{count}"] = _time_prefill(whole_ones, ids, repeats, lengths)
     return found
 
 
 def _time_prefill(
-    single: Pipeline,
-    wide: Pipeline,
-    both: Pipeline,
-    ids: Ids,
-    repeats: int,
-    lengths: Lengths | None,
+    whole_ones: Mapping[str, Pipeline], ids: Ids, repeats: int, lengths: Lengths | None
 ) -> dict[str, Any]:
+    """Time ``ids`` in one piece over each of ``whole_ones``, and in parts over the last of them."""
+    several = whole_ones["pipeline"]
+
     def read(made: Pipeline, parts: Lengths) -> None:
         answer(made, ids, Asked(1, drafter=NoDrafter(), lengths=parts), control())
 
     tried = {"plan": lengths} if lengths else {f"{k} parts": in_parts(k) for k in PARTS_TRIED}
     variants: dict[str, Callable[[], object]] = {
-        "single": partial(read, single, whole),
-        "two_threads": partial(read, wide, whole),
-        "pipeline": partial(read, both, whole),
-        **{name: partial(read, both, division) for name, division in tried.items()},
+        **{name: partial(read, made, whole) for name, made in whole_ones.items()},
+        **{name: partial(read, several, division) for name, division in tried.items()},
     }
     times = in_turn(variants, repeats, warm_up=1)
     medians = {name: statistics.median(taken) for name, taken in times.items()}
     best = min(tried, key=lambda name: medians[name])
     ceiling = statistics.median(
-        makespan(times_alone(both, ids, tried[best])) for _ in range(max(1, repeats // 2))
+        makespan(times_alone(several, ids, tried[best])) for _ in range(max(1, repeats // 2))
     )
     return {
-        **{f"{name}_s": medians[name] for name in ("single", "two_threads", "pipeline")},
+        **{f"{name}_s": medians[name] for name in whole_ones},
         "jupiter_s": medians[best],
         "tried_s": {name: medians[name] for name in tried},
         "ceiling_s": ceiling,

@@ -289,7 +289,7 @@ class StageWorker(StreamService[Answer]):
             port = place.port
             self._compute.submit(self._await_next, chain, place)
         first = Link(chain.load.chain, port)
-        chain.next = StageLink(self.config.next, order.address, first, on_report, on_lost)
+        chain.next = StageLink(self.config.link_to_next, order.address, first, on_report, on_lost)
 
     def _take_pass(self, chain: _Chain, client: Client, order: Pass, size: int) -> None:
         if order.number <= chain.last_number:

@@ -52,6 +52,7 @@ class WorkerConfig(ServerConfig):
         "Folder of trained Medusa heads for self-drafting; 'beside': those beside the checkpoint,"
         " if there are any; empty: none.",
     )
+    # To the worker behind; without a token of its own it gives this worker's.
     next: LinkConfig = field(default_factory=LinkConfig)
     allow_gloo: bool = setting(
         False,
@@ -65,6 +66,13 @@ class WorkerConfig(ServerConfig):
         low=1.0,
         high=1000.0,
     )
+
+    @property
+    def link_to_next(self) -> LinkConfig:
+        """The way to speak to the worker behind."""
+        if self.next.token or self.next.token_file:
+            return self.next
+        return replace(self.next, token=self.token, token_file=self.token_file)
 
 
 def load_config(

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
+from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from jupiter_bed import ARCHITECTURE, LAYERS, alone, control, pipeline, prompt
+from jupiter_bed import (
+    ARCHITECTURE,
+    LAYERS,
+    PATIENT,
+    WAIT_S,
+    alone,
+    control,
+    pipeline,
+    prompt,
+    workers,
+)
 from tiny_models import tiny_model
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -17,8 +30,8 @@ from collab_llm_nodes.protocols.jupiter.chain import Layers
 from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS, drafter_named
 from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, outlined, points
 from collab_llm_nodes.protocols.jupiter.lane import whole
-from collab_llm_nodes.protocols.jupiter.messages import Result, Step, Want
-from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, equal_parts
+from collab_llm_nodes.protocols.jupiter.messages import Result, Span, Step, Want
+from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig, equal_parts
 
 TOKENS = 24
 
@@ -90,6 +103,27 @@ def run(made: Pipeline, steps: list[Step]) -> Result:
     """Return the result of one pass."""
     due = control().due
     return made.chain(due).run(steps, due)
+
+
+def overlap(before: Span, after: Span) -> bool:
+    """Return True if the two were worked on at the same time."""
+    return before.begin < after.end and after.begin < before.end
+
+
+def test_sub_sequences_are_in_the_stages_at_the_same_time() -> None:
+    ids = prompt(80)
+    with ExitStack() as stack:
+        _, addresses = stack.enter_context(workers(2, emulated_slowdown=30.0))
+        made = stack.enter_context(Pipeline(PipelineConfig(tuple(addresses), PATIENT)))
+        chain, found = made.chain(control().due), SimpleQueue[Any]()
+        for i in range(4):
+            chain.submit([Step(0, 20 * i, tuple(ids[20 * i : 20 * i + 20]))], found.put)
+        spans = [found.get(timeout=WAIT_S).spans for _ in range(4)]
+    for one, other in zip(spans, spans[1:], strict=False):
+        assert one[0].end <= other[0].begin, "a stage runs one pass at a time"
+        assert one[1].end <= other[1].begin
+        assert one[0].end <= one[1].begin, "and a pass is in one stage at a time"
+    assert any(overlap(one[1], other[0]) for one, other in zip(spans, spans[1:], strict=False))
 
 
 @pytest.mark.parametrize("groups", [0, 1, 5])

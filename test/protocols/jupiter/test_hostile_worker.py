@@ -63,7 +63,7 @@ def refusal(address: str, messages: Iterable[Order | bytes]) -> Failure:
 def guarded(count: int = 1) -> Iterator[tuple[list[str], Pipeline]]:
     """Run workers that ask for a token, and a pipeline that has it."""
     with ExitStack() as stack:
-        _, addresses = stack.enter_context(workers(count, token=TOKEN, next=OPENLY))
+        _, addresses = stack.enter_context(workers(count, token=TOKEN, next=PATIENT))
         made = stack.enter_context(Pipeline(PipelineConfig(tuple(addresses), OPENLY)))
         yield addresses, made
 
