@@ -78,6 +78,7 @@ def test_a_division_that_is_given_is_used() -> None:
     found = real.run_prefill(str(folder()), [30], 1, quiet, lambda tokens: [tokens - 9, 9])
     assert found["prefill_30"]["parts"] == [21, 9]
     assert found["slowdown"] == 1.0
+    assert list(found["prefill_30"]["tried_s"]) == ["plan"]
 
 
 def test_slower_devices_can_be_emulated() -> None:
@@ -85,7 +86,6 @@ def test_slower_devices_can_be_emulated() -> None:
     assert (found["stages"], found["slowdown"]) == (3, 3.0)
     assert "two_threads_s" not in found["prefill_30"]
     assert set(found["memory"]) == {"1", "3"}
-    assert list(found["prefill_30"]["tried_s"]) == ["plan"]
 
 
 def test_a_flow_shop_ends_when_its_last_job_does() -> None:
