@@ -61,7 +61,7 @@ class RayFleet:
         if self._own:
             _start(ray)
         host = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=-1)(WorkerHost)
-        self._actors = [host.remote(config) for _ in range(count)]
+        self._actors: list[Any] = [host.remote(config) for _ in range(count)]
         started, late = ray.wait(
             [actor.address.remote() for actor in self._actors], num_returns=count, timeout=start_s
         )
