@@ -17,7 +17,7 @@ from collab_llm_nodes.cli import (
     check,
     demo,
     evaluate,
-    jupiter,
+    jupiter_worker,
     knowledge,
     train,
     verifier,
@@ -32,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for group in (demo, verifier, jupiter, bags):
+for group in (demo, verifier, jupiter_worker, bags):
     app.add_typer(group.app)
 for name, group in (
     *(("train", train), ("eval", evaluate), ("bench", bench), ("check", check)),
