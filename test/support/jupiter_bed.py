@@ -27,7 +27,7 @@ from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
 from collab_llm_nodes.transport.server import ServerHandle
 
 WAIT_S = 100.0
-"""For what takes a second on an idle machine."""
+"""Upper bound of waits for what takes a second on an idle machine."""
 PATIENT = LinkConfig(silence_s=60.0, connect_s=20.0)
 """A machine that stalls must not lose a worker where none is meant to be lost."""
 LAYERS = 4

@@ -43,12 +43,12 @@ from collab_llm_nodes.protocols.jupiter.pipeline import (
 from collab_llm_nodes.protocols.jupiter.process import LocalWorker, local_workers
 
 SLOWDOWN = 4.0
-"""Of workers that share cores, at least so many times the workers on one core."""
+"""Least emulated slow-down of workers that share cores."""
 PARTS_TRIED = (2, 4, 8)
-"""Numbers of equal sub-sequences of which the fastest counts, where no plan says better."""
+"""Numbers of equal sub-sequences that are tried where no plan is given; the fastest counts."""
 DEADLINE_S = 600.0
 PATIENT = LinkConfig(silence_s=30.0, connect_s=10.0)
-"""While times are measured, a machine that stalls must lose no worker."""
+"""Link of runs whose times are measured: a machine that stalls must lose no worker."""
 WATCHFUL = LinkConfig()
 OUTLINE_TOKENS = 80
 POINT_TOKENS = 64
@@ -215,7 +215,7 @@ def largest_difference(one: Pipeline, other: Pipeline, ids: Ids) -> float:
 
 @dataclass
 class Decoded:
-    """What one way of decoding took for all questions."""
+    """Sums of one way of decoding over all questions."""
 
     tokens: int = 0
     seconds: float = 0.0

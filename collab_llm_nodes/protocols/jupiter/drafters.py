@@ -92,7 +92,7 @@ class MedusaTree:
 
 @dataclass(frozen=True)
 class PromptLookup:
-    """What followed the last occurrence of the newest tokens.
+    """Proposes the tokens that followed the last occurrence of the newest ones.
 
     Attributes:
         length: of a draft.

@@ -23,7 +23,7 @@ _CHECK_S = 0.1  # between two looks at the caller's wish to go on
 
 @dataclass(frozen=True)
 class Asked:
-    """How answers are decoded.
+    """Settings of the decoding of answers.
 
     Attributes:
         lengths: divides a prompt into the sub-sequences of the pipeline.

@@ -39,7 +39,7 @@ _TICK_S = 0.1
 
 @dataclass(frozen=True)
 class LinkConfig:
-    """How coordinator and workers speak to a worker. File names are PEM files."""
+    """Settings of a link to a worker. File names are PEM files."""
 
     tls: bool = setting(False, "Encrypt, and check the worker's certificate.", read_only=True)
     tls_ca: str = setting(

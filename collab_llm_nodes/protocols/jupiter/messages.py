@@ -1,4 +1,4 @@
-"""What the coordinator and the stage workers say to each other (``stages.proto`` has the units)."""
+"""Messages between the coordinator and the stage workers (``stages.proto`` has the units)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATHS = ("grpc", "gloo")
 
 
 class Want(IntEnum):
-    """What the last stage finds out from a step's last rows."""
+    """Finding that the last stage makes from a step's last rows."""
 
     NOTHING = 0
     VERDICT = 1
@@ -25,7 +25,7 @@ class Want(IntEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """What happens to one lane in a pass: its cache is put right, then tokens are fed.
+    """One lane's part of a pass: its cache is put right, then tokens are fed.
 
     A lane is a session with a key-value cache in every stage. One that no step has named before
     begins empty.
@@ -70,7 +70,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the last stage found out about a step.
+    """Finding of the last stage about a step.
 
     Attributes:
         path: drafts that stand, as indices into the step's last ``rows`` tokens, ascending from 1.
