@@ -121,10 +121,13 @@ def run_prefill(
         start = stack.enter_context
         folder = Path(start(tempfile.TemporaryDirectory(prefix="collab_llm_")))
         cores = () if slowdown > 1 else sorted(os.sched_getaffinity(0))
-        alike = {"cores": cores, "emulated_slowdown": slowdown}
-        single = start(pipeline(start(local_workers(1, model, **alike))))
-        several = start(pipeline(start(local_workers(stages, model, **alike))))
-        others = {}
+
+        def over(count: int) -> Pipeline:
+            workers = local_workers(count, model, cores=cores, emulated_slowdown=slowdown)
+            return start(pipeline(start(workers)))
+
+        single, several = over(1), over(stages)
+        others: dict[str, Pipeline] = {}
         if slowdown == 1:
             two = folder / "two_threads.yaml"
             two.write_text(yaml.safe_dump({"model": {"threads": 2}}), encoding="utf-8")
