@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import metadata
 from pathlib import Path
 
 from collab_llm_nodes.errors import ConfigError, ModelError
@@ -49,3 +50,11 @@ def _find(relative: Path) -> Path | None:
     prefixes = [*os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix]
     places = [_SOURCE, *(Path(p) / "share" / "collab_llm" for p in prefixes if p)]
     return next((p / relative for p in places if (p / relative).exists()), None)
+
+
+def version() -> str:
+    """Return the version of this package."""
+    try:
+        return metadata.version("collab_llm_nodes")
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -14,6 +14,7 @@ from typing import Any
 
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
+from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
 from collab_llm_nodes.ros.managed_node import CommonConfig, ManagedNode
 from collab_llm_nodes.ros.parameters import flatten
 from collab_llm_nodes.ros.protocol_server import server_config
@@ -23,6 +24,12 @@ VERIFIER = """## The verifier's file
 What `collab-llm verifier --config FILE` reads, YAML: `exits.queue` is the key `queue` of the
 mapping `exits`. There is also `token`, but a `token_file` is better. [cloud.md](cloud.md) tells how
 to run it.
+"""
+
+WORKER = """## The stage worker's file
+
+What `collab-llm jupiter-worker --config FILE` reads, YAML. There is also `token`, and `next.token`,
+but token files are better. [jupiter.md](jupiter.md) tells how to run workers.
 """
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,6 +82,7 @@ def page() -> str:
     for name, config in nodes():
         out += [f"## {name}", "", *table(config), ""]
     out += [VERIFIER, *table(VerifierConfig), ""]
+    out += [WORKER, *table(WorkerConfig), ""]
     return "\n".join(out)
 
 

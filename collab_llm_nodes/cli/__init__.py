@@ -20,6 +20,7 @@ from collab_llm_nodes.cli import (
     dragon,
     evaluate,
     jupiter,
+    jupiter_worker,
     knowledge,
     train,
     verifier,
@@ -34,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for group in (demo, verifier, dragon, ask, bags):
+for group in (demo, verifier, dragon, jupiter_worker, ask, bags):
     app.add_typer(group.app)
 for name, group in (
     *(("train", train), ("eval", evaluate), ("bench", bench), ("check", check)),
@@ -46,7 +47,7 @@ app.add_typer(bags.bag_app, name="bag")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from collab_llm_nodes.protocols.edge_cloud.info import version
+        from collab_llm_nodes.assets import version
 
         console.print(f"collab-llm {version()}", highlight=False)
         raise typer.Exit

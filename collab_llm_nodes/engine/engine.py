@@ -28,7 +28,7 @@ from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.fingerprint import fingerprint
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import EncodedPrompt
-from collab_llm_nodes.models.vocabulary import vocabulary_hash, vocabulary_size
+from collab_llm_nodes.models.vocabulary import end_tokens, vocabulary_hash, vocabulary_size
 
 BACKENDS = ("auto", "static", "eager")
 
@@ -60,7 +60,7 @@ class Engine:
         self.loaded = loaded
         self.vocab_size = vocabulary_size(loaded.tokenizer)
         self.vocabulary = vocabulary_hash(loaded.tokenizer)
-        self.eos = _end_tokens(loaded, self.vocab_size)
+        self.eos = end_tokens(loaded.model.generation_config, loaded.tokenizer)
         self.context: int = loaded.model.config.get_text_config().max_position_embeddings
         parts = decoder_parts(loaded.model)
         head = Head(parts, self.vocab_size)
@@ -296,10 +296,3 @@ def _choose(backend: str, loaded: LoadedModel) -> str:
     if backend == "auto":
         return "static" if supported else "eager"
     return backend
-
-
-def _end_tokens(loaded: LoadedModel, vocab_size: int) -> frozenset[int]:
-    configured = loaded.model.generation_config.eos_token_id
-    found = set(configured) if isinstance(configured, list) else {configured}
-    found.add(loaded.tokenizer.eos_token_id)
-    return frozenset(t for t in found if t is not None and t < vocab_size)

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.kernels import Head
+from collab_llm_nodes.engine.session import OnStates
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.engine.tree import TokenTree
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
@@ -32,6 +33,9 @@ class Stage:
         bytes: of the weights that have been loaded.
         num_layers: of the whole model.
         context: tokens a session can hold.
+        parts: its model; those of other stages are missing in it.
+        head: LM head; of use in the last stage only.
+        width: of a hidden state.
         takes_ids: it is the first stage; the others take hidden states.
         gives_logits: it is the last stage; the others give hidden states.
 
@@ -54,11 +58,12 @@ class Stage:
         self.vocab_size = vocabulary_size(loaded.tokenizer)
         model = loaded.model
         self.context: int = model.config.get_text_config().max_position_embeddings
-        head = Head(decoder_parts(model), self.vocab_size)
-        self._backend = StaticBackend(loaded, head)
+        self.parts = decoder_parts(model)
+        self.width = self.parts.hidden_size
+        self.head = Head(self.parts, self.vocab_size)
+        self._backend = StaticBackend(loaded, self.head)
         self._embedding: Tensor = model.get_input_embeddings().weight.detach()
         self.device = self._backend.device
-        self._width = decoder_parts(model).hidden_size
 
     def open(self) -> StageSession:
         """Start a session; nothing is computed before it is fed."""
@@ -95,7 +100,12 @@ class Stage:
             chunks, rows = [begun[i] for i in order], torch.cat([embedded[i] for i in order])
             hidden = self._backend.hidden(chunks, rows, None, enter=self.takes_ids)
             if self.gives_logits:
-                outputs = [output.logits for output in self._backend.outputs(hidden, chunks)]
+                found = self._backend.outputs(hidden, chunks)
+                for i, output in zip(order, found, strict=True):
+                    on_states = feeds[i].on_states
+                    if on_states is not None:
+                        on_states(output.states)
+                outputs = [output.logits for output in found]
             else:
                 outputs = list(hidden.split([chunk.new for chunk in chunks]))
         except BaseException:  # whatever ends the pass, the sessions are as before it
@@ -105,8 +115,8 @@ class Stage:
         for i, chunk in zip(order, chunks, strict=True):
             if feeds[i].parents is None:
                 feeds[i].session._tree.cut(chunk.end)
-        found = dict(zip(order, outputs, strict=True))
-        return [found[i] for i in range(len(feeds))]
+        by_feed = dict(zip(order, outputs, strict=True))
+        return [by_feed[i] for i in range(len(feeds))]
 
     def _rows(self, rows: Sequence[int] | Tensor) -> Tensor:
         if isinstance(rows, Tensor):
@@ -122,12 +132,14 @@ class StageFeed:
         rows: token ids of the first stage, hidden states [new, hidden_size] of any other.
         last: the last stage gives logits after so many of the last tokens; None: after all.
         parents: as ``session.Feed.parents``.
+        on_states: as ``session.Feed.on_states``; of the last stage only.
     """
 
     session: StageSession
     rows: Sequence[int] | Tensor
     last: int | None = None
     parents: Sequence[int] | None = None
+    on_states: OnStates | None = None
 
 
 class StageSession:
@@ -208,8 +220,8 @@ class StageSession:
         if stage.takes_ids:
             if isinstance(rows, Tensor) or not all(0 <= i < stage.vocab_size for i in rows):
                 raise InvalidInput("the first stage takes ids of the vocabulary", field="rows")
-        elif not isinstance(rows, Tensor) or rows.shape != (new, stage._width):
-            raise InvalidInput(f"this stage takes states [new, {stage._width}]", field="rows")
+        elif not isinstance(rows, Tensor) or rows.shape != (new, stage.width):
+            raise InvalidInput(f"this stage takes states [new, {stage.width}]", field="rows")
         deepest = self.length + new
         if feed.parents is not None:
             if len(feed.parents) != new:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from collab_llm_nodes.errors import ModelError
 
 # Facts of a configuration that change with the place or the library, not with the model.
 _PASSING = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
@@ -45,3 +48,31 @@ def _plain(value: Any) -> list[Tensor]:
         names, _ = value.__tensor_flatten__()
         return [part for name in names for part in _plain(getattr(value, name))]
     return [value]
+
+
+def checkpoint_fingerprint(folder: Path) -> str:
+    """Return the SHA-256 of a checkpoint's configuration and safetensors files, in hexadecimal.
+
+    The files are read piece by piece, so it takes no memory: processes that hold parts of a model
+    can compare the whole. What is trained beside a model (adapters, heads) does not count.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    try:
+        facts = _lasting(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        found = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+        for file in sorted(folder.glob("*.safetensors")):
+            if file.with_suffix(".json").exists():  # see models/trained.py
+                continue
+            with file.open("rb") as opened:
+                found.update(file.name.encode())
+                while part := opened.read(1 << 20):
+                    found.update(part)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"cannot read the checkpoint in {folder}: {error}",
+            field="path",
+            remedy="copy or download it again",
+        ) from error
+    return found.hexdigest()

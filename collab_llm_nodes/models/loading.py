@@ -22,6 +22,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoTokenizer,
     BitsAndBytesConfig,
+    GenerationConfig,
     PreTrainedTokenizerBase,
     Qwen2VLImageProcessorPil,
 )
@@ -37,7 +38,7 @@ from collab_llm_nodes.models.architectures import (
     check_other,
     decoder_parts,
 )
-from collab_llm_nodes.models.vocabulary import vocabulary_size
+from collab_llm_nodes.models.vocabulary import end_tokens, vocabulary_size
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5}
@@ -153,13 +154,7 @@ def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel
         ModelError: as ``load``; the model sees images; quantisation or exits are asked for.
     """
     device, folder = _device(config.device), model_folder(config)
-    architecture = architecture_of(_model_type(folder))
-    if architecture.vision or not architecture.known:
-        raise ModelError(
-            "only text models of known architectures are divided",
-            field="path",
-            remedy=f"take one of {', '.join(n for n, a in ARCHITECTURES.items() if not a.vision)}",
-        )
+    _check_text(_model_type(folder))
     if config.quantization != "none" or config.exits is not None or config.exit_layers:
         raise ModelError(
             "a part of a model has no quantisation and no exits",
@@ -202,6 +197,71 @@ def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel
     model.eval().requires_grad_(False)
     loaded = LoadedModel(model, _tokenizer(folder, vision=False), None, None, config)
     return loaded, facts.num_hidden_layers, size
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """A text model as its files describe it; no weight is read.
+
+    Attributes:
+        num_layers: decoder layers.
+        context: tokens that it reads.
+        width: of a hidden state.
+        eos: end tokens.
+    """
+
+    num_layers: int
+    context: int
+    width: int
+    eos: frozenset[int]
+    tokenizer: PreTrainedTokenizerBase
+
+
+def read_facts(config: ModelConfig) -> CheckpointFacts:
+    """Read what a checkpoint's files say about it.
+
+    Raises:
+        ModelError: as ``load``; the model sees images.
+    """
+    folder = model_folder(config)
+    _check_text(_model_type(folder))
+    facts = AutoConfig.from_pretrained(folder, local_files_only=True)
+    try:
+        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except OSError:  # not every checkpoint has one
+        generation = GenerationConfig.from_model_config(facts)
+    tokenizer = _tokenizer(folder, vision=False)
+    return CheckpointFacts(
+        facts.num_hidden_layers,
+        facts.max_position_embeddings,
+        facts.hidden_size,
+        end_tokens(generation, tokenizer),
+        tokenizer,
+    )
+
+
+def load_without_weights(config: ModelConfig) -> LoadedModel:
+    """Return a text model that has no weights and computes nothing: its facts and its tokenizer.
+
+    Raises:
+        ModelError: as ``read_facts``.
+    """
+    folder = model_folder(config)
+    _check_text(_model_type(folder))
+    facts = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(facts)
+    return LoadedModel(model, _tokenizer(folder, vision=False), None, None, config)
+
+
+def _check_text(model_type: str) -> None:
+    architecture = architecture_of(model_type)
+    if architecture.vision or not architecture.known:
+        raise ModelError(
+            "only text models of known architectures are divided",
+            field="path",
+            remedy=f"take one of {', '.join(n for n, a in ARCHITECTURES.items() if not a.vision)}",
+        )
 
 
 def _read_tensors(

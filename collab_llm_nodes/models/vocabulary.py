@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from collab_llm_nodes.errors import ConfigError, VocabularyMismatch
 
@@ -32,6 +32,15 @@ def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     } | set(tokenizer.all_special_ids)
     digest.update(f"special {sorted(special)}".encode())
     return digest.hexdigest()
+
+
+def end_tokens(generation: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the tokens that end an answer: a model's, and its tokenizer's."""
+    configured = generation.eos_token_id
+    found = set(configured) if isinstance(configured, list) else {configured}
+    found.add(tokenizer.eos_token_id)
+    size = vocabulary_size(tokenizer)
+    return frozenset(t for t in found if t is not None and t < size)
 
 
 def check_same(draft_hash: str, target_hash: str, *, draft: str, target: str) -> None:

@@ -69,7 +69,7 @@ class Client:
         if config.tls:
             credentials = channel_credentials(config.tls_ca, config.tls_cert, config.tls_key)
         self.connector = Connector(config, credentials, self.name)
-        self.metadata = _metadata(config)
+        self.metadata = call_metadata(config)
         self._heartbeat = Heartbeat(heartbeat) if heartbeat is not None else None
         self._tasks: set[asyncio.Task[None]] = set()
         self.closed = False
@@ -301,7 +301,8 @@ class Client:
             pause = min(2 * pause, self.server_config.link.backoff_max_s)
 
 
-def _metadata(config: ClientConfig) -> tuple[tuple[str, str], ...]:
+def call_metadata(config: ClientConfig) -> tuple[tuple[str, str], ...]:
+    """Return what each call carries: the token, if there is one."""
     token = read_token(config.token, config.token_file)
     if token and not config.tls and not is_local(config.address):
         log.warning("the token goes to %s unencrypted: set tls, or tunnel the link", config.address)

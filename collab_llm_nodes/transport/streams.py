@@ -90,12 +90,14 @@ class StreamService(abc.ABC, Generic[M]):
         full_name: gRPC's, such as "collab_llm.v1.Verifier".
         stream: name of the method with a bidirectional stream; empty: there is none.
         title: for the log, once it listens.
+        max_unanswered_bytes: of one client between two answers.
         failed: set when nothing can be computed any more: only another process can.
     """
 
     name: str
     full_name: str
     stream = "Session"
+    max_unanswered_bytes = MAX_UNANSWERED_BYTES
 
     def __init__(self, config: ServerConfig, figures: ServerFigures | None = None) -> None:
         self.server_config = config
@@ -452,7 +454,8 @@ class ClientSession(Generic[M]):
             return
         self._unanswered += 1
         self._unanswered_bytes += size
-        if self._unanswered > MAX_UNANSWERED or self._unanswered_bytes > MAX_UNANSWERED_BYTES:
+        most_bytes = self._service.max_unanswered_bytes
+        if self._unanswered > MAX_UNANSWERED or self._unanswered_bytes > most_bytes:
             raise Busy(
                 f"{self._unanswered} messages of {self._unanswered_bytes} bytes since the last"
                 " answer",

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from collab_llm_nodes.assets import version
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError, InvalidInput, ProtocolError, Unavailable
 from collab_llm_nodes.models.pictures import Picture
@@ -23,7 +24,7 @@ from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, pixel_limit
 from collab_llm_nodes.models.turns import check_texts
 from collab_llm_nodes.models.vocabulary import check_same
 from collab_llm_nodes.protocols.edge_cloud import codec
-from collab_llm_nodes.protocols.edge_cloud.info import ServerInfo, version
+from collab_llm_nodes.protocols.edge_cloud.info import ServerInfo
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
     EarlyExit,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import metadata
 
 from collab_llm_nodes.config import setting
 from collab_llm_nodes.models.turns import MAX_TURNS
@@ -67,11 +66,3 @@ class ServerInfo:
     version: str
     limits: Limits
     sessions: int
-
-
-def version() -> str:
-    """Return the version of this package."""
-    try:
-        return metadata.version("collab_llm_nodes")
-    except metadata.PackageNotFoundError:
-        return "unknown"

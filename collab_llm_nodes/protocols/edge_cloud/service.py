@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 from collab_llm_nodes.collector import freeze_startup_objects
 from collab_llm_nodes.ending import ended_at_once
@@ -14,6 +15,7 @@ from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.protocols.edge_cloud.conversation import Encode, Verifier
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig, load_config
+from collab_llm_nodes.protocols.jupiter.staged_engine import StagedEngine
 from collab_llm_nodes.transport.server import (
     Server,
     ServerHandle,
@@ -72,6 +74,9 @@ def make_verifier(config: VerifierConfig) -> Verifier:
 
 
 def load_engine(config: VerifierConfig) -> Engine:
+    if config.stages.workers:
+        staged = StagedEngine(config.model, config.stages, sessions=config.limits.max_sessions)
+        return cast(Engine, staged)  # it has what a verifier uses of one
     return Engine(load(config.model), candidates=config.exit_candidates)
 
 

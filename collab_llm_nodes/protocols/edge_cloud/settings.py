@@ -11,6 +11,7 @@ from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig
+from collab_llm_nodes.protocols.jupiter.pipeline import PipelineConfig
 from collab_llm_nodes.serving.pictures import PictureConfig
 from collab_llm_nodes.serving.scheduler import BatchConfig
 from collab_llm_nodes.transport.ray_serve import RayConfig
@@ -19,10 +20,15 @@ from collab_llm_nodes.transport.settings import ServerConfig
 
 @dataclass(frozen=True)
 class VerifierConfig(ServerConfig):
-    """Everything ``collab-llm verifier`` needs. File names are PEM files."""
+    """Everything ``collab-llm verifier`` needs. File names are PEM files.
+
+    With ``stages.workers`` the target's layers are not held here, but by those stage workers
+    (``collab-llm jupiter-worker``); ``model`` then gives the tokenizer only.
+    """
 
     limits: Limits = field(default_factory=Limits)
     model: ModelConfig = field(default_factory=ModelConfig)
+    stages: PipelineConfig = field(default_factory=PipelineConfig)
     pictures: PictureConfig = field(default_factory=PictureConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     exits: ExitConfig = field(default_factory=ExitConfig)

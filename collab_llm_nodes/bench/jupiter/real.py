@@ -1,0 +1,451 @@
+"""``collab-llm bench jupiter``, the real runs: worker processes on this machine's cores.
+
+Prefill: one core, two threads, a plain pipeline of two workers, and the same with sub-sequences.
+Decoding over four workers that share the cores: each is slowed down, so that together they need no
+more than the cores have (EMULATION). Worker death: killed, stopped, cut off in mid-answer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from collab_llm_nodes.bench.harness import in_turn
+from collab_llm_nodes.bench.jupiter.material import Ids, Questions, random_ids, write_wide_model
+from collab_llm_nodes.bench.link.proxy import LinkProxy
+from collab_llm_nodes.models.loading import ModelConfig, read_facts
+from collab_llm_nodes.protocols.base import Control
+from collab_llm_nodes.protocols.jupiter.chain import Part
+from collab_llm_nodes.protocols.jupiter.drafters import Drafter, MedusaChain, NoDrafter
+from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, outlined
+from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer, Lengths, whole
+from collab_llm_nodes.protocols.jupiter.link import LinkConfig
+from collab_llm_nodes.protocols.jupiter.messages import Result, Step, Want, WorkerInfo
+from collab_llm_nodes.protocols.jupiter.pipeline import (
+    Layers,
+    Pipeline,
+    PipelineConfig,
+    Plan,
+    equal_parts,
+)
+from collab_llm_nodes.protocols.jupiter.process import LocalWorker, local_workers
+
+SLOWDOWN = 4.0
+"""Least emulated slow-down of workers that share cores."""
+PARTS_TRIED = (2, 4, 8)
+"""Numbers of equal sub-sequences that are tried where no plan is given; the fastest counts."""
+DEADLINE_S = 600.0
+PATIENT = LinkConfig(silence_s=30.0, connect_s=10.0)
+"""Link of runs whose times are measured: a machine that stalls must lose no worker."""
+WATCHFUL = LinkConfig()
+OUTLINE_TOKENS = 80
+POINT_TOKENS = 64
+
+Tell = Callable[[str], None]
+
+
+def control() -> Control:
+    """Return a deadline for what takes seconds."""
+    return Control(time.monotonic() + DEADLINE_S)
+
+
+def in_parts(count: int) -> Lengths:
+    """Return a division into ``count`` parts as equal as can be."""
+
+    def lengths(tokens: int) -> Sequence[int]:
+        ends = [tokens * i // count for i in range(count + 1)]
+        return [b - a for a, b in zip(ends, ends[1:], strict=False) if b > a]
+
+    return lengths
+
+
+@contextmanager
+def pipeline(
+    workers: Sequence[LocalWorker], plan: Plan = equal_parts, **settings: Any
+) -> Iterator[Pipeline]:
+    """Run a pipeline over ``workers``."""
+    addresses = tuple(worker.address for worker in workers)
+    config = PipelineConfig(**{"workers": addresses, "link": PATIENT, **settings})
+    with Pipeline(config, plan) as made:
+        yield made
+
+
+def passed(made: Pipeline, steps: Sequence[Step]) -> Result:
+    """Return the result of one pass that nothing else accompanies."""
+    due = control().due
+    return made.chain(due).run(steps, due)
+
+
+# Prefill.
+
+
+def run_prefill(
+    model: str,
+    tokens: Sequence[int],
+    repeats: int,
+    tell: Tell,
+    lengths: Lengths | None = None,
+    *,
+    stages: int = 2,
+    slowdown: float = 1.0,
+) -> dict[str, Any]:
+    """Time the prefill of random prompts.
+
+    Args:
+        lengths: sub-sequences of the pipeline; None: the best of ``PARTS_TRIED`` equal ones.
+        stages: workers of the pipeline.
+        slowdown: EMULATION: a pass takes so many times as long. Above 1 workers share all cores,
+            and ``two_threads_s`` is left out; else each has a core.
+
+    Returns:
+        ``prefill_<tokens>`` with ``single_s`` (one worker on one core), ``two_threads_s`` (one
+        worker, two cores), ``pipeline_s`` (a worker for each stage, in one piece), ``jupiter_s``
+        (in sub-sequences), ``ceiling_s`` (what the sub-sequences' times, each measured alone, allow
+        without links), ``parts``, ``speedup`` over one core and ``of_ceiling``; ``max_abs_diff`` of
+        the logits, ``memory``, ``stages`` and ``slowdown``.
+    """
+    found: dict[str, Any] = {"stages": stages, "slowdown": slowdown}
+    with ExitStack() as stack:
+        start = stack.enter_context
+        folder = Path(start(tempfile.TemporaryDirectory(prefix="collab_llm_")))
+        cores = () if slowdown > 1 else sorted(os.sched_getaffinity(0))
+
+        def over(count: int) -> Pipeline:
+            workers = local_workers(count, model, cores=cores, emulated_slowdown=slowdown)
+            return start(pipeline(start(workers)))
+
+        single, several = over(1), over(stages)
+        others: dict[str, Pipeline] = {}
+        if slowdown == 1:
+            two = folder / "two_threads.yaml"
+            two.write_text(yaml.safe_dump({"model": {"threads": 2}}), encoding="utf-8")
+            others["two_threads"] = start(pipeline(start(local_workers(1, model, config=two))))
+        found["memory"] = {
+            str(count): {"largest_worker_tensor_mb": max(made.chain(control().due).bytes) / 1e6}
+            for count, made in ((1, single), (stages, several))
+        }
+        found["max_abs_diff"] = largest_difference(single, several, random_ids(model, min(tokens)))
+        for count in tokens:
+            tell(f"prefill of {count} tokens ...")
+            ids = random_ids(model, count, count)
+            whole_ones = {"single": single, **others, "pipeline": several}
+            found[f"prefill_{count}"] = _time_prefill(whole_ones, ids, repeats, lengths)
+    return found
+
+
+def _time_prefill(
+    whole_ones: Mapping[str, Pipeline], ids: Ids, repeats: int, lengths: Lengths | None
+) -> dict[str, Any]:
+    """Time ``ids`` in one piece over each of ``whole_ones``, and in parts over the last of them."""
+    several = whole_ones["pipeline"]
+
+    def read(made: Pipeline, parts: Lengths) -> None:
+        answer(made, ids, Asked(1, drafter=NoDrafter(), lengths=parts), control())
+
+    tried = {"plan": lengths} if lengths else {f"{k} parts": in_parts(k) for k in PARTS_TRIED}
+    variants: dict[str, Callable[[], object]] = {
+        **{name: partial(read, made, whole) for name, made in whole_ones.items()},
+        **{name: partial(read, several, division) for name, division in tried.items()},
+    }
+    times = in_turn(variants, repeats, warm_up=1)
+    medians = {name: statistics.median(taken) for name, taken in times.items()}
+    best = min(tried, key=lambda name: medians[name])
+    ceiling = statistics.median(
+        makespan(times_alone(several, ids, tried[best])) for _ in range(max(1, repeats // 2))
+    )
+    return {
+        **{f"{name}_s": medians[name] for name in whole_ones},
+        "jupiter_s": medians[best],
+        "tried_s": {name: medians[name] for name in tried},
+        "ceiling_s": ceiling,
+        "parts": list(tried[best](len(ids))),
+        "speedup": medians["single"] / medians[best],
+        "of_ceiling": ceiling / medians[best],
+        "repeats": repeats,
+    }
+
+
+def times_alone(made: Pipeline, ids: Ids, lengths: Lengths) -> list[list[float]]:
+    """Return the times of sub-sequences on stages [k, stages], one pass after another [s]."""
+    found, start = [], 0
+    for size in lengths(len(ids)):
+        spans = passed(made, [Step(0, start, tuple(ids[start : start + size]))]).spans
+        found.append([span.end - span.begin for span in spans])
+        start += size
+    passed(made, [Step(0, close=True)])
+    return found
+
+
+def makespan(times: Sequence[Sequence[float]]) -> float:
+    """Return the end of a flow shop without links: job i on stage j takes ``times[i][j]``."""
+    ends = [0.0] * len(times[0])
+    for job in times:
+        done = 0.0
+        for stage, taken in enumerate(job):
+            done = ends[stage] = max(done, ends[stage]) + taken
+    return ends[-1]
+
+
+def largest_difference(one: Pipeline, other: Pipeline, ids: Ids) -> float:
+    """Return the largest difference of the logits of a prompt: in one piece, and in four parts."""
+    pieces = []
+    for made, lengths in ((one, whole), (other, in_parts(4))):
+        rows, start = [], 0
+        for size in lengths(len(ids)):
+            own = tuple(ids[start : start + size])
+            step = Step(0, start, own, want=Want.LOGITS, rows=size)
+            rows.append(passed(made, [step]).outcomes[0].logits)
+            start += size
+        passed(made, [Step(0, close=True)])
+        pieces.append(np.frombuffer(b"".join(rows), "<f4"))
+    return float(np.abs(pieces[0] - pieces[1]).max())
+
+
+# Decoding.
+
+
+@dataclass
+class Decoded:
+    """Sums of one way of decoding over all questions."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    answers: int = 0
+
+    def add(self, lanes: Sequence[LaneAnswer], seconds: float, joined: int) -> None:
+        """Count an answer of ``joined`` tokens, which these lanes took."""
+        self.answers += 1
+        self.tokens += joined
+        self.seconds += seconds
+        self.passes += sum(lane.passes for lane in lanes)
+        self.drafted += sum(lane.drafted for lane in lanes)
+        self.accepted += sum(sum(lane.accepted) for lane in lanes)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of the report."""
+        return {
+            "tokens_per_s": self.tokens / self.seconds,
+            "acceptance": self.accepted / self.drafted if self.drafted else None,
+            "answer_tokens": self.tokens / self.answers,
+            "passes": self.passes,
+        }
+
+
+def run_decode(
+    model: str,
+    questions: int,
+    repeats: int,
+    tell: Tell,
+    *,
+    stages: int = 4,
+    slowdown: float = 0.0,
+    plan: Plan = equal_parts,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Time the four ways of decoding: plain, self-drafting, outline with points, and both.
+
+    Args:
+        model: a model of the text domain with Medusa heads.
+        slowdown: EMULATION: a pass takes so many times as long; 0: ``SLOWDOWN``, or as much as the
+            stages on one core need.
+
+    Returns:
+        ``decode.<naive|sd|op|both>`` with ``tokens_per_s`` (of the joined answer over the time of
+        decoding, outline and reading of points included), ``acceptance``, ``answer_tokens``;
+        ``decode.speedup`` over naive; ``mismatches``: answers with drafts, and points in lanes,
+        that differ from those without; ``slowdown``, ``memory``.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    slowdown = slowdown or max(SLOWDOWN, 2.0 * stages / len(cores))
+    asked_of = Questions(read_facts(ModelConfig(model)).tokenizer).outlined(questions, seed)
+    reader = Questions(read_facts(ModelConfig(model)).tokenizer)
+    found: dict[str, Any] = {"slowdown": slowdown, "stages": stages}
+    plain, drafts = NoDrafter(), MedusaChain()
+    with ExitStack() as stack:
+        running = stack.enter_context(
+            local_workers(stages, model, cores=cores, emulated_slowdown=slowdown)
+        )
+        made = stack.enter_context(pipeline(running, plan, lanes=16))
+        chain = made.chain(control().due)
+        found["memory"] = {str(stages): {"largest_worker_tensor_mb": max(chain.bytes) / 1e6}}
+        ways = {"naive": Decoded(), "sd": Decoded(), "op": Decoded(), "both": Decoded()}
+        mismatches = 0
+        for turn in range(repeats):
+            for number, (question, directed) in enumerate(asked_of):
+                tell(f"decoding, turn {turn + 1}, question {number + 1} ...")
+                most = OUTLINE_TOKENS + 4 * POINT_TOKENS
+                first = _answer(made, question, most, plain, ways["naive"])
+                second = _answer(made, question, most, drafts, ways["sd"])
+                mismatches += first.tokens != second.tokens
+                slow = _outlined(made, directed, reader, plain, ways["op"])
+                fast = _outlined(made, directed, reader, drafts, ways["both"])
+                mismatches += sum(a.tokens != b.tokens for a, b in zip(slow, fast, strict=True))
+                if turn == 0:  # each point once more, alone
+                    mismatches += _differ_alone(made, slow)
+    decode: dict[str, Any] = {name: way.figures() for name, way in ways.items()}
+    naive = decode["naive"]["tokens_per_s"]
+    speedup = {name: decode[name]["tokens_per_s"] / naive for name in ways}
+    return {**found, "decode": {**decode, "speedup": speedup}, "mismatches": mismatches}
+
+
+def _answer(made: Pipeline, ids: Ids, most: int, drafter: Drafter, way: Decoded) -> LaneAnswer:
+    begun = time.perf_counter()
+    lane = answer(made, ids, Asked(most, drafter=drafter), control())
+    way.add([lane], time.perf_counter() - begun, len(lane.tokens))
+    return lane
+
+
+def _outlined(
+    made: Pipeline, ids: Ids, reader: Questions, drafter: Drafter, way: Decoded
+) -> list[LaneAnswer]:
+    """Return the lanes of an outline's answer: the outline's own, then its points'."""
+    begun = time.perf_counter()
+    outline, found = outlined(
+        made,
+        ids,
+        Asked(OUTLINE_TOKENS, drafter=drafter),
+        reader.requests,
+        Asked(POINT_TOKENS, drafter=drafter),
+        control(),
+        most=8,
+    )
+    joined = sum(len(lane.tokens) for lane in found)
+    way.add([outline, *found], time.perf_counter() - begun, joined)
+    return [outline, *found]
+
+
+def _differ_alone(made: Pipeline, lanes: Sequence[LaneAnswer]) -> int:
+    """Return how many points, asked alone without sharing anything, are answered otherwise."""
+    differ = 0
+    for lane in lanes[1:]:
+        prompt = lane.known[: len(lane.known) - len(lane.tokens)]
+        alone = answer(made, prompt, Asked(POINT_TOKENS, drafter=NoDrafter()), control())
+        differ += alone.tokens != lane.tokens
+    return differ
+
+
+# Death.
+
+
+def run_death(model: str, repeats: int, tell: Tell, tokens: int = 40) -> dict[str, Any]:
+    """Kill, stop and cut off workers in mid-answer, of four at the beginning, until one is left.
+
+    Returns:
+        ``worker_death.<kill|stop|cut>`` with ``detected_s`` (from the deed until the worker is
+        known to be lost, the longest), ``restored_s`` (until the others hold all layers) and
+        ``identical`` (every answer is the undisturbed one).
+    """
+    ids = random_ids(model, 64)
+    rows: dict[str, list[dict[str, Any]]] = {"kill": [], "stop": [], "cut": []}
+    for turn in range(repeats):
+        with ExitStack() as stack:
+            running = stack.enter_context(local_workers(1 + len(rows), model))
+            first, killed, stopped, cut = running
+            link = stack.enter_context(LinkProxy(cut.address))
+            shown = [first.address, killed.address, stopped.address, link.address]
+            made = stack.enter_context(Pipeline(PipelineConfig(tuple(shown), WATCHFUL)))
+            right = answer(made, ids, Asked(tokens), control()).tokens
+            stack.callback(os.kill, stopped.process.pid, signal.SIGCONT)
+            deeds: dict[str, tuple[str, Callable[[], object]]] = {
+                "kill": (killed.address, partial(os.kill, killed.process.pid, signal.SIGKILL)),
+                "stop": (stopped.address, partial(os.kill, stopped.process.pid, signal.SIGSTOP)),
+                "cut": (link.address, link.half_open),
+            }
+            for kind, (device, deed) in deeds.items():
+                tell(f"worker death: {kind}, {turn + 1} of {repeats} ...")
+                rows[kind].append(one_death(made, device, deed, ids, right))
+    return {
+        "worker_death": {
+            kind: {
+                "detected_s": max(row["detected_s"] for row in found),
+                "restored_s": max(row["restored_s"] for row in found),
+                "identical": all(row["identical"] for row in found),
+                "repeats": repeats,
+            }
+            for kind, found in rows.items()
+        }
+    }
+
+
+def one_death(
+    made: Pipeline, device: str, deed: Callable[[], object], ids: Ids, right: Sequence[int]
+) -> dict[str, Any]:
+    """Do something to the worker ``device`` in mid-answer; return how that went."""
+    done_at: list[float] = []
+
+    def on_tokens(lanes: Sequence[LaneAnswer]) -> None:
+        if not done_at and len(lanes[0].tokens) >= len(right) // 4:
+            done_at.append(time.monotonic())
+            deed()
+
+    said = answer(made, ids, Asked(len(right)), control(), on_tokens).tokens
+    lost = next(loss for loss in reversed(made.losses) if loss.device == device)
+    return {
+        "detected_s": lost.found_at - done_at[0],
+        "restored_s": lost.arranged_at - done_at[0],
+        "identical": said == list(right),
+    }
+
+
+def balanced_head(head_layers: float) -> Plan:
+    """Return a plan in which the LM head counts as so many layers of the last worker."""
+
+    def plan(devices: Sequence[str], info: WorkerInfo) -> Sequence[Part]:
+        count = min(len(devices), info.num_layers)
+        share = (info.num_layers + head_layers) / count
+        ends = [min(info.num_layers - count + i, max(i, round(share * i))) for i in range(count)]
+        ends.append(info.num_layers)
+        return [Layers(d, a, b) for d, a, b in zip(devices, ends, ends[1:], strict=False)]
+
+    return plan
+
+
+def run_real(
+    *,
+    model: str,
+    tokens: Sequence[int],
+    questions: int,
+    repeats: int,
+    tell: Tell,
+    parts: Sequence[str] = ("prefill", "decode", "death"),
+    lengths: Lengths | None = None,
+) -> dict[str, Any]:
+    """Run the parts asked for.
+
+    Args:
+        model: of the text domain, with Medusa heads; empty: a random one, without ``decode``.
+
+    Returns:
+        ``real`` as :func:`run_prefill` with ``mismatches`` of ``decode``; ``decode``, ``memory``,
+        ``worker_death`` as the other functions return them.
+    """
+    found: dict[str, Any] = {"real": {}, "memory": {}}
+    with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
+        if "prefill" in parts:
+            wide = str(write_wide_model(Path(folder), max(tokens) + 8))
+            found["real"] |= run_prefill(wide, tokens, repeats, tell, lengths)
+            found["memory"] |= found["real"].pop("memory")
+        if "decode" in parts and model:
+            decoded = run_decode(model, questions, repeats, tell)
+            found["memory"] |= decoded.pop("memory")
+            found["real"]["mismatches"] = decoded.pop("mismatches")
+            found |= decoded
+        if "death" in parts:
+            dying = model or str(write_wide_model(Path(folder) / "dying", max(tokens) + 8))
+            found |= run_death(dying, max(1, repeats // 2), tell)
+    return found

@@ -1,0 +1,259 @@
+"""Answers over a pipeline: a loop that feeds lanes, and starts them anew when a worker is lost."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.errors import CollabError, InvalidInput
+from collab_llm_nodes.protocols.base import Control
+from collab_llm_nodes.protocols.jupiter.chain import Chain, WorkerLost
+from collab_llm_nodes.protocols.jupiter.drafters import Drafter, MedusaChain
+from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer, Lengths, Trunk, whole
+from collab_llm_nodes.protocols.jupiter.messages import Result, Step
+from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline
+
+MOST_LOSSES = 16
+"""Times that an answer goes on elsewhere."""
+_CHECK_S = 0.1  # between two looks at the caller's wish to go on
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Settings of the decoding of answers.
+
+    Attributes:
+        lengths: divides a prompt into the sub-sequences of the pipeline.
+        groups: point requests are decoded in so many passes at a time, each with its share of the
+            lanes; 0: as many as there are stages, 1: all lanes in one pass.
+    """
+
+    max_tokens: int
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    drafter: Drafter = field(default_factory=MedusaChain)
+    lengths: Lengths = whole
+    groups: int = 0
+
+
+OnTokens = Callable[[Sequence[LaneAnswer]], None]
+
+
+def answer(
+    pipeline: Pipeline,
+    prompt: Sequence[int],
+    asked: Asked,
+    control: Control,
+    on_tokens: OnTokens = lambda lanes: None,
+) -> LaneAnswer:
+    """Return one answer.
+
+    Args:
+        prompt: token ids.
+        on_tokens: called after each verdict.
+
+    Raises:
+        InvalidInput: the prompt does not fit.
+        CollabError: the workers that are left cannot hold the model, or the time is over.
+    """
+    with pipeline.lanes(1, control.due) as (lane,):
+        made = _lane(pipeline, lane, prompt, asked, control)
+        _decode(pipeline, None, [[made]], asked, control, on_tokens)
+    return made
+
+
+def points(
+    pipeline: Pipeline,
+    prompt: Sequence[int],
+    requests: Sequence[Sequence[int]],
+    asked: Asked,
+    control: Control,
+    on_tokens: OnTokens = lambda lanes: None,
+) -> list[LaneAnswer]:
+    """Return an answer to each of ``requests``, which are read behind one ``prompt``.
+
+    The prompt's keys and values are held once (paper 004, section V-B). With more requests than
+    lanes, the rest wait for the first ones to end.
+
+    Raises:
+        InvalidInput: a request does not fit.
+        CollabError: as :func:`answer`.
+    """
+    with pipeline.lanes(_lanes_for(pipeline, len(requests)), control.due) as (lane, *others):
+        trunk = Trunk(lane, prompt)
+        return _points(pipeline, trunk, others, requests, asked, control, on_tokens)
+
+
+def outlined(
+    pipeline: Pipeline,
+    prompt: Sequence[int],
+    outline: Asked,
+    requests: Callable[[Sequence[int]], Sequence[Sequence[int]]],
+    asked: Asked,
+    control: Control,
+    *,
+    most: int = 8,
+    on_outline: OnTokens = lambda lanes: None,
+    on_tokens: OnTokens = lambda lanes: None,
+) -> tuple[LaneAnswer, list[LaneAnswer]]:
+    """Return an outline, and an answer to each of its points (paper 004, figure 9).
+
+    The points' lanes go on from the outline's, whose keys and values are held once.
+
+    Args:
+        outline: how it is decoded.
+        requests: makes of the outline's tokens what is read behind it, for each point.
+        asked: how points are decoded.
+        most: points that are expected; more of them come in turns.
+
+    Raises:
+        CollabError: as :func:`answer`.
+    """
+    with pipeline.lanes(_lanes_for(pipeline, most), control.due) as (lane, *others):
+        first = _lane(pipeline, lane, prompt, outline, control)
+        _decode(pipeline, None, [[first]], outline, control, on_outline)
+        wanted = requests(first.tokens)
+        trunk = Trunk.behind(first)
+        return first, _points(pipeline, trunk, others, wanted, asked, control, on_tokens)
+
+
+def _lanes_for(pipeline: Pipeline, points: int) -> int:
+    """Return the lanes that a prompt and its points are given."""
+    if pipeline.config.lanes < 2:
+        raise InvalidInput("one lane is not enough", field="lanes", remedy="raise lanes")
+    return min(1 + points, pipeline.config.lanes)
+
+
+def _points(
+    pipeline: Pipeline,
+    trunk: Trunk,
+    lanes: Sequence[int],
+    requests: Sequence[Sequence[int]],
+    asked: Asked,
+    control: Control,
+    on_tokens: OnTokens,
+) -> list[LaneAnswer]:
+    found: list[LaneAnswer] = []
+    while len(found) < len(requests):
+        wave = requests[len(found) : len(found) + len(lanes)]
+        made = [
+            _lane(pipeline, lane, request, asked, control, trunk)
+            for lane, request in zip(lanes, wave, strict=False)
+        ]
+        chain = pipeline.chain(control.due)
+        if found:  # the lanes held others before
+            chain.submit([Step(lane.lane, close=True) for lane in made], lambda result: None)
+        count = min(len(made), asked.groups or len(chain.parts))
+        groups = [made[i::count] for i in range(count)]
+        found += made
+        every = tuple(found)
+        _decode(pipeline, trunk, groups, asked, control, lambda lanes, e=every: on_tokens(e))  # type: ignore[misc]
+    return found
+
+
+def _lane(
+    pipeline: Pipeline,
+    lane: int,
+    prompt: Sequence[int],
+    asked: Asked,
+    control: Control,
+    trunk: Trunk | None = None,
+) -> LaneAnswer:
+    info = pipeline.chain(control.due).info
+    return LaneAnswer(
+        lane,
+        prompt,
+        max_tokens=asked.max_tokens,
+        eos=info.eos,
+        context=info.context,
+        sampling=asked.sampling,
+        drafter=asked.drafter,
+        trunk=trunk,
+    )
+
+
+def _decode(
+    pipeline: Pipeline,
+    trunk: Trunk | None,
+    groups: Sequence[Sequence[LaneAnswer]],
+    asked: Asked,
+    control: Control,
+    on_tokens: OnTokens,
+) -> None:
+    """Decode all lanes to their ends; a chain that is lost is replaced, and its lanes fed again."""
+    losses = 0
+    while any(not lane.finished for group in groups for lane in group):
+        chain = pipeline.chain(control.due)
+        try:
+            _decode_on(chain, trunk, groups, asked, control, on_tokens)
+        except WorkerLost:
+            losses += 1
+            if losses > MOST_LOSSES:
+                raise
+            if trunk is not None:
+                trunk.restart()
+            for group in groups:
+                for lane in group:
+                    lane.restart()
+
+
+def _decode_on(
+    chain: Chain,
+    trunk: Trunk | None,
+    groups: Sequence[Sequence[LaneAnswer]],
+    asked: Asked,
+    control: Control,
+    on_tokens: OnTokens,
+) -> None:
+    """Keep one pass of each group under way; each group's next pass follows its verdicts."""
+    inbox: queue.SimpleQueue[tuple[int, list[LaneAnswer], Result | CollabError]] = (
+        queue.SimpleQueue()
+    )
+    every = [lane for group in groups for lane in group]
+    under_way = 0
+
+    def submit(number: int, lanes: list[LaneAnswer], steps: Sequence[Step]) -> None:
+        nonlocal under_way
+        under_way += 1
+        chain.submit(steps, lambda result: inbox.put((number, lanes, result)))
+
+    def go_on(number: int) -> None:
+        lanes = [lane for lane in groups[number] if not lane.finished]
+        if len(lanes) == 1:
+            *parts, last = lanes[0].steps(asked.lengths)
+            for part in parts:
+                submit(number, [], [part])
+            submit(number, lanes, [last])
+        elif lanes:
+            submit(number, lanes, [lane.steps()[0] for lane in lanes])
+
+    if trunk is not None:
+        for step in trunk.steps(asked.lengths):
+            submit(-1, [], [step])
+    for number in range(len(groups)):
+        go_on(number)
+    while under_way:
+        number, lanes, result = _next(inbox, control)
+        under_way -= 1
+        if isinstance(result, CollabError):
+            raise result
+        if not lanes:
+            continue
+        for lane, outcome in zip(lanes, result.outcomes, strict=True):
+            lane.on_outcome(outcome)
+        on_tokens(every)
+        go_on(number)
+
+
+def _next(
+    inbox: queue.SimpleQueue[tuple[int, list[LaneAnswer], Result | CollabError]], control: Control
+) -> tuple[int, list[LaneAnswer], Result | CollabError]:
+    while True:
+        control.check()
+        left = control.due - time.monotonic()
+        try:
+            return inbox.get(timeout=max(0.0, min(_CHECK_S, left)))
+        except queue.Empty:
+            continue

@@ -1,0 +1,219 @@
+"""Machines without I/O for what is in a lane: an answer being decoded, or a prompt to be shared.
+
+They know all tokens; the stages only hold keys and values of a part of them. So a lane that is lost
+with a worker is made anew by feeding its tokens again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.errors import InvalidInput, ProtocolError
+from collab_llm_nodes.protocols.jupiter.drafters import Draft, Drafter, NoDrafter
+from collab_llm_nodes.protocols.jupiter.messages import Outcome, Step, Want
+
+Lengths = Callable[[int], Sequence[int]]
+"""Divides so many tokens into sub-sequences that follow one another through the stages."""
+
+
+def whole(tokens: int) -> Sequence[int]:
+    """Divide nothing: one sub-sequence."""
+    return (tokens,)
+
+
+class Trunk:
+    """A prompt that several lanes share; its keys and values are held once.
+
+    Args:
+        lane: its number.
+    """
+
+    def __init__(self, lane: int, ids: Sequence[int]) -> None:
+        if not ids:
+            raise InvalidInput("no tokens", field="prompt", remedy="give a prompt")
+        self.lane = lane
+        self.ids = tuple(ids)
+        self.held = 0
+
+    @classmethod
+    def behind(cls, answer: LaneAnswer) -> Trunk:
+        """Return a trunk that goes on in the lane of ``answer``: its prompt and all its tokens."""
+        trunk = cls(answer.lane, answer.known)
+        trunk.held = answer.held
+        return trunk
+
+    def steps(self, lengths: Lengths = whole) -> list[Step]:
+        """Return the steps that feed what is not held, one for each pass; there may be none."""
+        if self.held == len(self.ids):
+            return []
+        steps = feed(Step(self.lane, self.held, self.ids[self.held :]), lengths)
+        self.held = len(self.ids)
+        return steps
+
+    def restart(self) -> None:
+        """Note that the stages have lost the lane."""
+        self.held = 0
+
+
+class LaneAnswer:
+    """One answer: the tokens that stand, and what is fed next.
+
+    The lane's cache holds all of them but the newest, which is fed with the next draft: its logits
+    judge the draft's first token.
+
+    Args:
+        lane: its number.
+        prompt: token ids; with a ``trunk``, those behind its own.
+        max_tokens: of the answer.
+        eos: end tokens.
+        context: tokens that the model reads; the answer ends there, too.
+        trunk: the lane begins with what this one holds.
+
+    Attributes:
+        tokens: the answer so far.
+        accepted: of ``tokens``, those that were drafts.
+        finished: the answer is complete.
+        held: of all tokens, the first ones that the lane's caches hold and that stand.
+        passes: verdicts so far.
+        drafted: draft tokens that were judged.
+
+    Raises:
+        InvalidInput: no prompt, or one that leaves no room for an answer.
+    """
+
+    def __init__(
+        self,
+        lane: int,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        eos: frozenset[int],
+        context: int,
+        sampling: SamplingConfig | None = None,
+        drafter: Drafter | None = None,
+        trunk: Trunk | None = None,
+    ) -> None:
+        self.lane = lane
+        self._prompt = (*(trunk.ids if trunk is not None else ()), *prompt)
+        if not prompt:
+            raise InvalidInput("no tokens", field="prompt", remedy="give a prompt")
+        if len(self._prompt) >= context:
+            raise InvalidInput(
+                f"a prompt of {len(self._prompt)} tokens, the model reads {context}",
+                field="prompt",
+                remedy="shorten the prompt",
+            )
+        if max_tokens < 1:
+            raise InvalidInput("must be >= 1", field="max_tokens", remedy="ask for some tokens")
+        self.tokens: list[int] = []
+        self.accepted: list[bool] = []
+        self.finished = False
+        self.passes = self.drafted = 0
+        self._max_tokens = min(max_tokens, context - len(self._prompt))
+        self._eos = eos
+        self._sampling = sampling or SamplingConfig()
+        self._drafter = drafter or NoDrafter()
+        self._trunk = trunk
+        self._guesses: tuple[int, ...] = ()
+        self._draft = Draft()
+        self._retain: int | None = None
+        self._fork_of: int | None = None
+        self.restart()
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """Prompt and answer so far."""
+        return (*self._prompt, *self.tokens)
+
+    def restart(self) -> None:
+        """Note that the stages have lost the lane; the answer stays as it is."""
+        self.held = len(self._trunk.ids) if self._trunk is not None else 0
+        self._fork_of = self._trunk.lane if self._trunk is not None else None
+        self._retain = None
+
+    def steps(self, lengths: Lengths = whole) -> list[Step]:
+        """Return what is fed next, one step for each pass; the last one wants a verdict.
+
+        Args:
+            lengths: divides a prompt. A draft is never divided.
+        """
+        known = self.known
+        pending = known[self.held :]
+        self._draft = Draft()
+        if len(pending) == 1:  # else a prompt is read, whose end says nothing of drafts
+            room = self._max_tokens - len(self.tokens) - 1
+            self._draft = self._drafter.propose(known, self._guesses, room)
+        drafted = len(self._draft.tokens)
+        step = Step(
+            self.lane,
+            self.held,
+            (*pending, *self._draft.tokens),
+            self._draft.parents,
+            self._retain,
+            self._fork_of,
+            Want.VERDICT,
+            1 + drafted,
+            len(self.tokens),
+            self._sampling,
+            self._drafter.guesses,
+        )
+        self.held += len(pending)
+        self._fork_of = None
+        return feed(step, lengths) if not drafted else [step]
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        """Take the verdict on the last step.
+
+        Raises:
+            ProtocolError: it is none.
+        """
+        draft, path = self._draft, outcome.path
+        parents = draft.parents or tuple(range(len(draft.tokens)))
+        before = (0, *path)
+        if any(
+            not 1 <= row <= len(parents) or parents[row - 1] != parent
+            for row, parent in zip(path, before, strict=False)
+        ):
+            raise ProtocolError("a verdict on another draft", field="path", remedy="update all")
+        start = self.held - 1  # of the newest token, which is the tree's first node
+        self._retain = start + (path[-1] if path else 0) if draft.parents else None
+        self.held += len(path)
+        stand = [draft.tokens[row - 1] for row in path]
+        if outcome.next >= 0:
+            stand.append(outcome.next)
+        elif not stand or stand[-1] not in self._eos:
+            raise ProtocolError("a verdict without a token", field="next", remedy="update all")
+        room = self._max_tokens - len(self.tokens)
+        self.tokens += stand[:room]
+        self.accepted += [i < len(path) for i in range(len(stand))][:room]
+        self._guesses = outcome.guesses
+        self.passes += 1
+        self.drafted += len(draft.tokens)
+        self.finished = self.tokens[-1] in self._eos or len(self.tokens) >= self._max_tokens
+
+
+def feed(step: Step, lengths: Lengths) -> list[Step]:
+    """Divide ``step`` into steps of several passes; only the last one wants what it wants.
+
+    Raises:
+        InvalidInput: the lengths are not those of parts.
+    """
+    parts = list(lengths(len(step.ids)))
+    if sum(parts) != len(step.ids) or min(parts, default=1) < 1:
+        raise InvalidInput(
+            f"sub-sequences of {parts} tokens", field="lengths", remedy=f"{len(step.ids)} together"
+        )
+    ends = list(accumulate(parts))
+    steps = [
+        Step(step.lane, step.start + a, step.ids[a:b])
+        for a, b in zip([0, *ends], ends, strict=False)
+    ]
+    steps[0] = replace(steps[0], retain=step.retain, fork_of=step.fork_of)
+    last = steps[-1]
+    steps[-1] = replace(
+        step, start=last.start, ids=last.ids, retain=last.retain, fork_of=last.fork_of
+    )
+    return steps

@@ -1,0 +1,213 @@
+"""One stream to a stage worker: from the coordinator, or from the worker before it.
+
+A link is used once. It ends when either side ends it, or when the worker is silent for too long; a
+worker that answers again later gets a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import grpc
+import grpc.aio
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
+from collab_llm_nodes.protocols.jupiter import codec
+from collab_llm_nodes.protocols.jupiter.messages import (
+    Failure,
+    Order,
+    Ping,
+    Pong,
+    Report,
+    WorkerInfo,
+)
+from collab_llm_nodes.protocols.jupiter.pulse import Pulse
+from collab_llm_nodes.transport.client import call_metadata
+from collab_llm_nodes.transport.connection import Connector
+from collab_llm_nodes.transport.credentials import channel_credentials
+from collab_llm_nodes.transport.settings import ClientConfig
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.1
+
+
+@dataclass(frozen=True)
+class LinkConfig:
+    """Settings of a link to a worker. File names are PEM files."""
+
+    tls: bool = setting(False, "Encrypt, and check the worker's certificate.", read_only=True)
+    tls_ca: str = setting(
+        "", "Certificate authority of the workers; empty: the system's.", read_only=True
+    )
+    tls_cert: str = setting("", "Own certificate, for workers that ask for one.", read_only=True)
+    tls_key: str = setting("", "Key of tls_cert.", read_only=True)
+    token: str = field(default="", repr=False, metadata={"secret": True})
+    token_file: str = setting("", "File that holds the token.", read_only=True)
+    connect_s: float = setting(
+        2.0, "One attempt to connect [s].", low=0.1, high=60.0, read_only=True
+    )
+    silence_s: float = setting(
+        0.7,
+        "A worker that says nothing for so long is lost [s].",
+        low=0.3,
+        high=600.0,
+        read_only=True,
+    )
+    max_message_bytes: int = setting(
+        64 << 20, "One message at most [byte].", low=4096, high=1 << 30, read_only=True
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        self.client("127.0.0.1:1")  # checks the rest
+
+    def client(self, address: str) -> ClientConfig:
+        """Return the settings of a connection to ``address``.
+
+        Raises:
+            ConfigError: the address, or files that do not go together.
+        """
+        own = ClientConfig()
+        return ClientConfig(
+            address=address,
+            tls=self.tls,
+            tls_ca=self.tls_ca,
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            token=self.token,
+            token_file=self.token_file,
+            max_message_bytes=self.max_message_bytes,
+            link=replace(own.link, connect_deadline_s=self.connect_s),
+        )
+
+
+class StageLink:
+    """See the module docstring. Everything runs in the event loop in which it is made.
+
+    Args:
+        first: the first message, Load or Link.
+        on_report: takes what the worker says, but for signs of life.
+        on_lost: called once with the reason, unless the link was closed here.
+    """
+
+    def __init__(
+        self,
+        config: LinkConfig,
+        address: str,
+        first: Order,
+        on_report: Callable[[Report], None],
+        on_lost: Callable[[CollabError], None],
+    ) -> None:
+        self._config = config
+        self._client = config.client(address)
+        self._on_report, self._on_lost = on_report, on_lost
+        self._outbox: asyncio.Queue[Order] = asyncio.Queue()
+        self._outbox.put_nowait(first)
+        self._pulse = Pulse(round(config.silence_s / _TICK_S))
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def send(self, order: Order) -> None:
+        """Have ``order`` sent."""
+        self._outbox.put_nowait(order)
+
+    def close(self) -> None:
+        """End the stream; nothing is reported any more."""
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            connector = _connector(self._client)
+            channel = await connector.connect(self._config.connect_s, 0.0)
+            try:
+                await self._talk(channel, connector)
+            finally:
+                await channel.close()
+        except CollabError as error:
+            self._on_lost(error)
+        except Exception as error:  # whatever it is, the link is gone
+            log.exception("the link to %s failed", self._client.address)
+            self._on_lost(CollabError(f"the link failed: {error!r}", field="address"))
+
+    async def _talk(self, channel: grpc.aio.Channel, connector: Connector) -> None:
+        """Exchange messages; returns never, raises CollabError at the end."""
+        call = channel.stream_stream(codec.WORK)(metadata=call_metadata(self._client))
+        jobs = [
+            asyncio.ensure_future(job)
+            for job in (self._read(call), self._write(call), self._watch(call))
+        ]
+        try:
+            done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+            errors = [job.exception() for job in done]
+        finally:
+            for job in jobs:
+                job.cancel()
+            call.cancel()
+        for error in errors:
+            if isinstance(error, grpc.aio.AioRpcError):
+                raise connector.error_of(error)
+            if error is not None:
+                raise error
+        raise Unavailable(
+            "the worker ended the stream",
+            field=self._client.address,
+            remedy="see the worker's log",
+        )
+
+    async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
+        while (data := await call.read()) is not grpc.aio.EOF:
+            self._pulse.heard()
+            report = codec.decode_report(data)
+            if isinstance(report, Failure):
+                raise report.error()
+            if not isinstance(report, Pong):
+                self._on_report(report)
+
+    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
+        with contextlib.suppress(asyncio.InvalidStateError):  # its reader knows the reason
+            while True:
+                await call.write(codec.encode(await self._outbox.get()))
+        await asyncio.Event().wait()
+
+    async def _watch(self, call: grpc.aio.StreamStreamCall) -> None:
+        """Ask for signs of life; raises when none come."""
+        while not self._pulse.tick():
+            self._outbox.put_nowait(Ping())
+            await asyncio.sleep(_TICK_S)
+        raise DeadlineExceeded(
+            f"nothing heard for {self._config.silence_s:g} s",
+            field=self._client.address,
+            remedy="check that the worker runs, and the link to it",
+        )
+
+
+async def describe(config: LinkConfig, address: str) -> WorkerInfo:
+    """Ask a worker what it is.
+
+    Raises:
+        CollabError: it is not reached, or does not answer well.
+    """
+    client = config.client(address)
+    connector = _connector(client)
+    channel = await connector.connect(config.connect_s, 0.0)
+    try:
+        ask = channel.unary_unary(codec.DESCRIBE)
+        try:
+            data = await ask(b"", timeout=config.connect_s, metadata=call_metadata(client))
+        except grpc.aio.AioRpcError as error:
+            raise connector.error_of(error) from error
+        return codec.decode_info(data)
+    finally:
+        await channel.close()
+
+
+def _connector(client: ClientConfig) -> Connector:
+    credentials = None
+    if client.tls:
+        credentials = channel_credentials(client.tls_ca, client.tls_cert, client.tls_key)
+    return Connector(client, credentials, "jupiter worker")

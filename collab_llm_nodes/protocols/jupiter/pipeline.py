@@ -1,0 +1,355 @@
+"""A model over several workers: which of them are there, who holds which layers, lanes to share.
+
+    with Pipeline(PipelineConfig(workers=("a:50561", "b:50561"))) as pipeline:
+        chain = pipeline.chain(due)     # arranged anew if a worker has been lost
+
+Requests share a chain: their passes follow one another through the stages, each in its own lanes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import (
+    Busy,
+    CollabError,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelError,
+    Unavailable,
+)
+from collab_llm_nodes.protocols.jupiter.chain import (
+    Chain,
+    Layers,
+    Part,
+    WorkerLost,
+    in_background,
+)
+from collab_llm_nodes.protocols.jupiter.link import LinkConfig, describe
+from collab_llm_nodes.protocols.jupiter.messages import PATHS, STATES, Step, WorkerInfo
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S = 0.1  # before workers of which none has answered are asked again
+
+Workers = Callable[[], Sequence[str]]
+"""Names the addresses of the workers, as they are now."""
+
+Plan = Callable[[Sequence[str], WorkerInfo], Sequence[Part]]
+"""Says which of the workers at these addresses hold which layers, in the order of the layers.
+
+Raises CollabError if they cannot hold the model."""
+
+
+@dataclass(frozen=True)
+class PipelineConfig:
+    """The workers of a pipeline, and the way to speak to them."""
+
+    workers: tuple[str, ...] = setting((), "Addresses of the workers, host:port.", read_only=True)
+    link: LinkConfig = field(default_factory=LinkConfig)
+    states: str = setting(
+        "float32",
+        "Form of hidden states between two workers: float16 and int8 need a half or a quarter of"
+        " the bytes; answers may then differ from those of one device.",
+        choices=STATES,
+        read_only=True,
+    )
+    path: str = setting(
+        "grpc",
+        "Way of hidden states between two workers: gloo is torch.distributed's, for networks where"
+        " everybody is trusted; workers need allow_gloo.",
+        choices=PATHS,
+        read_only=True,
+    )
+    lanes: int = setting(
+        8, "Lanes, each with a KV cache in every stage.", low=1, high=1024, read_only=True
+    )
+    arrange_s: float = setting(
+        120.0,
+        "Time for workers to answer and to load their layers [s].",
+        low=0.1,
+        high=3600.0,
+        read_only=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if len(set(self.workers)) < len(self.workers):
+            raise ConfigError("a worker is named twice", field="workers", remedy="name it once")
+        for address in self.workers:
+            self.link.client(address)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A worker that was lost, and what became of it.
+
+    Attributes:
+        found_at: ``time.monotonic()`` when it was known to be lost.
+        arranged_at: when the others held all layers again.
+    """
+
+    device: str
+    why: str
+    found_at: float
+    arranged_at: float
+
+
+def equal_parts(devices: Sequence[str], info: WorkerInfo) -> list[Layers]:
+    """Divide the layers evenly; of more devices than layers, the last ones are left out."""
+    count = min(len(devices), info.num_layers)
+    ends = [info.num_layers * i // count for i in range(count + 1)]
+    return [Layers(d, a, b) for d, a, b in zip(devices, ends, ends[1:], strict=False)]
+
+
+def fixed_parts(parts: Sequence[Part], otherwise: Plan = equal_parts) -> Plan:
+    """Return a plan that uses ``parts`` while all their workers are there, else another one."""
+
+    def plan(devices: Sequence[str], info: WorkerInfo) -> Sequence[Part]:
+        whole = all(part.device in devices for part in parts)
+        return parts if whole else otherwise(devices, info)
+
+    return plan
+
+
+class Pipeline:
+    """See the module docstring. Usable from any thread.
+
+    Args:
+        plan: who holds which layers; asked again when a worker is lost.
+        workers: their addresses, where they change; None: those of ``config``.
+
+    Attributes:
+        losses: of workers, so far.
+
+    Raises:
+        ConfigError: no worker is named.
+    """
+
+    def __init__(
+        self, config: PipelineConfig, plan: Plan = equal_parts, workers: Workers | None = None
+    ) -> None:
+        if workers is None and not config.workers:
+            raise ConfigError("no worker is named", field="workers", remedy="name one at least")
+        self.config = config
+        self.losses: list[Loss] = []
+        self._plan = plan
+        self._workers = workers or (lambda: config.workers)
+        self._coordinator = secrets.token_hex(16)
+        self._arranging = threading.Lock()
+        self._chain: Chain | None = None
+        self._lost: set[str] = set()
+        self._free = set(range(config.lanes))
+        self._freed = threading.Condition()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def chain(self, due: float) -> Chain:
+        """Return the chain in use; without one, or after a loss, arrange it.
+
+        Raises:
+            Unavailable: no worker answers.
+            DeadlineExceeded: the layers were not loaded in time.
+            CollabError: the workers that are left cannot do it, or do not belong together.
+        """
+        due = min(due, time.monotonic() + self.config.arrange_s)
+        if not self._arranging.acquire(timeout=max(0.0, due - time.monotonic())):
+            raise _too_late()
+        try:
+            if self._chain is None or self._chain.failed is not None:
+                self._chain = self._arrange(self._chain, due)
+            return self._chain
+        finally:
+            self._arranging.release()
+
+    def rearrange(self) -> None:
+        """Give lost workers another chance: the next request arranges a chain of all."""
+        with self._arranging:
+            self._lost.clear()
+            if self._chain is not None:
+                self._chain.close()
+                self._chain = None
+
+    def close(self) -> None:
+        """Let the workers go."""
+        with self._arranging:
+            if self._chain is not None:
+                self._chain.close()
+                self._chain = None
+
+    @contextmanager
+    def lanes(self, count: int, due: float) -> Iterator[list[int]]:
+        """Hold ``count`` lanes; see :meth:`take_lanes`."""
+        held = self.take_lanes(count, due)
+        try:
+            yield held
+        finally:
+            self.give_back(held)
+
+    def take_lanes(self, count: int, due: float) -> list[int]:
+        """Return ``count`` lanes for :meth:`give_back`; waits until other requests give theirs.
+
+        Raises:
+            InvalidInput: there are not so many.
+            Busy: they were not free in time.
+        """
+        if count > self.config.lanes:
+            raise InvalidInput(
+                f"{count} lanes of {self.config.lanes}",
+                field="lanes",
+                remedy="ask for fewer, or raise lanes",
+            )
+        with self._freed:
+            left = min(due - time.monotonic(), threading.TIMEOUT_MAX)
+            if not self._freed.wait_for(lambda: len(self._free) >= count, max(0.0, left)):
+                raise Busy(
+                    "all lanes are in use", field="lanes", remedy="try again later, or raise lanes"
+                )
+            held = sorted(self._free)[:count]
+            self._free.difference_update(held)
+            return held
+
+    def give_back(self, lanes: Sequence[int]) -> None:
+        """End what is in ``lanes``; others may take them."""
+        chain = self._chain
+        if chain is not None and chain.failed is None:
+            steps = [Step(lane, close=True) for lane in lanes]
+            chain.submit(steps, lambda result: None)  # ahead of the next owner's passes
+        with self._freed:
+            self._free.update(lanes)
+            self._freed.notify_all()
+
+    def _arrange(self, old: Chain | None, due: float) -> Chain:
+        lost = old.failed if old is not None else None
+        if isinstance(lost, WorkerLost):
+            self._lost.add(lost.device)
+        while True:
+            infos = self._ask_all(due)
+            info = _one_model(infos)
+            try:
+                parts = self._plan(list(infos), info)
+                _check_parts(parts, list(infos), info)
+                chain = Chain(
+                    self.config.link,
+                    self._coordinator,
+                    parts,
+                    info,
+                    lanes=self.config.lanes,
+                    states=self.config.states,
+                    path=self.config.path,
+                    due=due,
+                )
+            except WorkerLost as error:
+                log.warning("%s", error)
+                self._lost.add(error.device)
+                continue
+            if old is not None and isinstance(lost, WorkerLost):
+                loss = Loss(lost.device, str(lost), old.failed_at, time.monotonic())
+                self.losses.append(loss)
+                log.warning("%s; %d workers go on", lost, len(chain.parts))
+            return chain
+
+    def _ask_all(self, due: float) -> dict[str, WorkerInfo]:
+        """Return what the workers say that are there, one at least."""
+        while True:
+            here = [worker for worker in self._workers() if worker not in self._lost]
+            # Each is given the time to connect, and as much to answer.
+            answers = in_background(self._describe(here), 2 * self.config.link.connect_s)
+            found: dict[str, WorkerInfo] = {}
+            for worker, answer in zip(here, answers, strict=True):
+                if isinstance(answer, WorkerInfo):
+                    found[worker] = answer
+                elif isinstance(answer, (Unavailable, DeadlineExceeded)):
+                    self._lost.add(worker)
+                else:
+                    raise answer
+            if found:
+                return found
+            self._lost.clear()  # nobody is there: perhaps it is we who were away
+            if time.monotonic() + _PAUSE_S >= due:
+                why = str(answers[-1]) if answers else "all were lost"
+                raise Unavailable(
+                    f"no worker answers: {why}",
+                    field="workers",
+                    remedy="start them (collab-llm jupiter-worker), and check their addresses",
+                )
+            time.sleep(_PAUSE_S)
+
+    async def _describe(self, workers: Sequence[str]) -> list[WorkerInfo | CollabError]:
+        async def ask(worker: str) -> WorkerInfo | CollabError:
+            try:
+                return await describe(self.config.link, worker)
+            except CollabError as error:
+                return error
+
+        return list(await asyncio.gather(*map(ask, workers)))
+
+
+def _one_model(infos: dict[str, WorkerInfo]) -> WorkerInfo:
+    """Return what the workers have in common.
+
+    Raises:
+        ConfigError: they differ in version.
+        ModelError: they have different weights.
+    """
+    first, *others = infos
+    own = infos[first]
+    for other in others:
+        info = infos[other]
+        if info.version != own.version:
+            raise ConfigError(
+                f"{first} is version {own.version}, {other} is {info.version}",
+                field="workers",
+                remedy="install one version everywhere",
+            )
+        if info.weights != own.weights:
+            raise ModelError(
+                f"{first} and {other} have different weights ({own.weights[:12]} and"
+                f" {info.weights[:12]})",
+                field="workers",
+                remedy="copy one checkpoint to all workers",
+            )
+    return own
+
+
+def _check_parts(parts: Sequence[Part], here: Sequence[str], info: WorkerInfo) -> None:
+    """Refuse a plan that does not give each layer to one of the workers that are there.
+
+    Raises:
+        ConfigError: ``field`` is ``plan``.
+    """
+    devices = [part.device for part in parts]
+    strange = sorted(set(devices) - set(here))
+    if strange or len(set(devices)) < len(devices):
+        raise ConfigError(
+            f"unknown or repeated workers: {', '.join(strange or devices)}",
+            field="plan",
+            remedy=f"those that are there: {', '.join(here)}",
+        )
+    ends = [0, *(part.last for part in parts)]
+    whole = ends[-1] == info.num_layers and all(p.first < p.last for p in parts)
+    if not whole or [part.first for part in parts] != ends[:-1]:
+        raise ConfigError(
+            f"layers {[(part.first, part.last) for part in parts]} of {info.num_layers}",
+            field="plan",
+            remedy="each layer once, in order",
+        )
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded(
+        "the workers were not arranged in time", field="deadline_s", remedy="raise the deadline"
+    )

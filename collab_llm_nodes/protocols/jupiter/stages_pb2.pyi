@@ -1,0 +1,228 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerInfo(_message.Message):
+    __slots__ = ("version", "model", "weights", "num_layers", "context", "vocab_size", "width", "most_lanes", "eos", "heads", "vocabulary")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    MOST_LANES_FIELD_NUMBER: _ClassVar[int]
+    EOS_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    model: str
+    weights: str
+    num_layers: int
+    context: int
+    vocab_size: int
+    width: int
+    most_lanes: int
+    eos: _containers.RepeatedScalarFieldContainer[int]
+    heads: int
+    vocabulary: str
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., weights: _Optional[str] = ..., num_layers: _Optional[int] = ..., context: _Optional[int] = ..., vocab_size: _Optional[int] = ..., width: _Optional[int] = ..., most_lanes: _Optional[int] = ..., eos: _Optional[_Iterable[int]] = ..., heads: _Optional[int] = ..., vocabulary: _Optional[str] = ...) -> None: ...
+
+class Order(_message.Message):
+    __slots__ = ("load", "connect", "link", "ping")
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    CONNECT_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    PASS_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    load: Load
+    connect: Connect
+    link: Link
+    ping: Ping
+    def __init__(self, load: _Optional[_Union[Load, _Mapping]] = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., **kwargs) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("loaded", "connected", "linked", "taken", "result", "pong", "failure")
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    LINKED_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    loaded: Loaded
+    connected: Connected
+    linked: Linked
+    taken: Taken
+    result: Result
+    pong: Pong
+    failure: Failure
+    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., linked: _Optional[_Union[Linked, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("coordinator", "chain", "version", "weights", "first", "last", "lanes", "states", "path")
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    coordinator: str
+    chain: str
+    version: str
+    weights: str
+    first: int
+    last: int
+    lanes: int
+    states: str
+    path: str
+    def __init__(self, coordinator: _Optional[str] = ..., chain: _Optional[str] = ..., version: _Optional[str] = ..., weights: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., lanes: _Optional[int] = ..., states: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
+class Loaded(_message.Message):
+    __slots__ = ("bytes",)
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    def __init__(self, bytes: _Optional[int] = ...) -> None: ...
+
+class Connect(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class Connected(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Link(_message.Message):
+    __slots__ = ("chain", "port")
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    chain: str
+    port: int
+    def __init__(self, chain: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+
+class Linked(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "seed", "law")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    LAW_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    law: str
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., law: _Optional[str] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("lane", "start", "ids", "parents", "retain", "fork_of", "want", "rows", "position", "sampling", "guesses", "close")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    RETAIN_FIELD_NUMBER: _ClassVar[int]
+    FORK_OF_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    GUESSES_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    start: int
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    retain: int
+    fork_of: int
+    want: int
+    rows: int
+    position: int
+    sampling: Sampling
+    guesses: int
+    close: bool
+    def __init__(self, lane: _Optional[int] = ..., start: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., retain: _Optional[int] = ..., fork_of: _Optional[int] = ..., want: _Optional[int] = ..., rows: _Optional[int] = ..., position: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., guesses: _Optional[int] = ..., close: _Optional[bool] = ...) -> None: ...
+
+class Span(_message.Message):
+    __slots__ = ("begin", "end")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    begin: float
+    end: float
+    def __init__(self, begin: _Optional[float] = ..., end: _Optional[float] = ...) -> None: ...
+
+class Pass(_message.Message):
+    __slots__ = ("number", "steps", "states", "spans")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    steps: _containers.RepeatedCompositeFieldContainer[Step]
+    states: bytes
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, number: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., states: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+
+class Taken(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("path", "next", "guesses", "logits")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    GUESSES_FIELD_NUMBER: _ClassVar[int]
+    LOGITS_FIELD_NUMBER: _ClassVar[int]
+    path: _containers.RepeatedScalarFieldContainer[int]
+    next: int
+    guesses: _containers.RepeatedScalarFieldContainer[int]
+    logits: bytes
+    def __init__(self, path: _Optional[_Iterable[int]] = ..., next: _Optional[int] = ..., guesses: _Optional[_Iterable[int]] = ..., logits: _Optional[bytes] = ...) -> None: ...
+
+class Result(_message.Message):
+    __slots__ = ("number", "outcomes", "spans")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    outcomes: _containers.RepeatedCompositeFieldContainer[Outcome]
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, number: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("code", "message", "field", "remedy")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    field: str
+    remedy: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,477 @@
+"""A stage worker: some layers of a model, served to one coordinator at a time.
+
+The coordinator says which layers (Load) and who comes next (Connect), and starts each pass at the
+first worker. Hidden states flow from worker to worker; the last one answers the coordinator.
+
+    coordinator ──Pass (ids)──▶ worker 0 ══Pass (states)══▶ worker 1 ══▶ ... worker n - 1
+         ▲                                                                       │
+         └──────────────────────────── Result ───────────────────────────────────┘
+
+Streams are read and written in one loop; a thread of its own loads layers and computes passes, one
+after another in the order in which they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from collab_llm_nodes.assets import version
+from collab_llm_nodes.collector import freeze_startup_objects
+from collab_llm_nodes.ending import ended_at_once
+from collab_llm_nodes.engine.stage import Stage
+from collab_llm_nodes.errors import (
+    Busy,
+    CollabError,
+    ConfigError,
+    InvalidInput,
+    ModelError,
+    ProtocolError,
+    Unavailable,
+)
+from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
+from collab_llm_nodes.models.heads import NAME as HEADS_NAME
+from collab_llm_nodes.models.heads import MedusaHeads
+from collab_llm_nodes.models.loading import model_folder, read_facts
+from collab_llm_nodes.models.threads import set_threads
+from collab_llm_nodes.models.vocabulary import vocabulary_hash, vocabulary_size
+from collab_llm_nodes.protocols.jupiter import codec
+from collab_llm_nodes.protocols.jupiter.gloo import GlooPath, MeetingPlace
+from collab_llm_nodes.protocols.jupiter.lanes import StageLanes
+from collab_llm_nodes.protocols.jupiter.link import StageLink
+from collab_llm_nodes.protocols.jupiter.messages import (
+    Answer,
+    Connect,
+    Connected,
+    Link,
+    Linked,
+    Load,
+    Loaded,
+    Order,
+    Outcome,
+    Pass,
+    Ping,
+    Pong,
+    Report,
+    Result,
+    Span,
+    Taken,
+    WorkerInfo,
+    failure_of,
+)
+from collab_llm_nodes.protocols.jupiter.states import pack, packed_bytes, unpack
+from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
+from collab_llm_nodes.transport.server import Server, ServerHandle, check_free, run_until_signal
+from collab_llm_nodes.transport.streams import ClientSession, StreamService, Unary
+
+log = logging.getLogger(__name__)
+
+_FREE_S = 0.5  # at the end, for the compute thread to finish a pass
+
+Client = ClientSession[Answer]
+
+
+@dataclass(eq=False)
+class _Chain:
+    """This worker's part of an arrangement of workers, from Load until its coordinator leaves.
+
+    Attributes:
+        coordinator: its stream.
+        previous: stream of the worker before, once it is linked.
+        next: link to the worker behind.
+        lanes: made by the compute thread, and used by it alone.
+        received, sent: ways of hidden states beside the streams, made by the compute thread.
+        waiting: bytes of the passes that are not computed yet.
+        last_number: of the passes that came.
+        broken: a pass has failed; those behind it are not computed.
+    """
+
+    load: Load
+    coordinator: Client
+    previous: Client | None = None
+    next: StageLink | None = None
+    lanes: StageLanes | None = None
+    received: GlooPath | None = None
+    sent: GlooPath | None = None
+    waiting: int = 0
+    last_number: int = -1
+    broken: bool = False
+
+
+class StageWorker(StreamService[Answer]):
+    """The service without a network.
+
+    Raises:
+        ModelError: the checkpoint cannot be read, or its heads belong to another model.
+    """
+
+    name = "jupiter_worker"
+    full_name = codec.SERVICE
+    stream = "Work"
+
+    def __init__(self, config: WorkerConfig) -> None:
+        super().__init__(config)
+        self.config = config
+        self.max_unanswered_bytes = config.limits.max_waiting_bytes
+        folder = model_folder(config.model)
+        facts = read_facts(config.model)
+        self._heads = _heads_folder(config.heads, folder)
+        self.info = WorkerInfo(
+            version(),
+            Path(config.model.path).name,
+            checkpoint_fingerprint(folder) + f" {config.model.dtype}",
+            facts.num_layers,
+            facts.context,
+            vocabulary_size(facts.tokenizer),
+            facts.width,
+            config.limits.max_lanes,
+            facts.eos,
+            _count_heads(self._heads),
+            vocabulary_hash(facts.tokenizer),
+        )
+        self.title = f"jupiter worker for {self.info.model}"
+        self._chain: _Chain | None = None
+        self._stage: Stage | None = None  # of the compute thread, as the heads
+        self._trained: MedusaHeads | None = None
+
+    def start(self) -> None:
+        super().start()
+        self._loop = asyncio.get_running_loop()
+        self._compute = ThreadPoolExecutor(1, "jupiter-worker")
+        if self.config.emulated_slowdown > 1:
+            log.warning("EMULATION: a pass takes %g times as long", self.config.emulated_slowdown)
+
+    async def stop(self) -> bool:
+        self._end_chain(Unavailable("the worker is shutting down"))
+        ended = self._loop.run_in_executor(
+            None, partial(self._compute.shutdown, cancel_futures=True)
+        )
+        done, _ = await asyncio.wait({ended}, timeout=_FREE_S)
+        return bool(done)
+
+    def unary(self) -> Mapping[str, Unary]:
+        return {"Describe": self._describe}
+
+    async def _describe(self, request: bytes) -> bytes:
+        return codec.encode_info(self.info)
+
+    def encode(self, message: Answer | CollabError) -> bytes:
+        said: Report = failure_of(message) if isinstance(message, CollabError) else message
+        return codec.encode(said)
+
+    def on_left(self, client: Client) -> None:
+        chain = self._chain
+        if chain is None:
+            return
+        if client is chain.coordinator:
+            self._end_chain(None)
+        elif client is chain.previous:
+            chain.previous = None
+
+    async def hold(self, client: Client) -> None:
+        """Hear Load or Link, then what belongs to it."""
+        async with self.turn(client):
+            data = await self.read(client)
+        first = None if data is None else codec.decode_order(data)
+        if isinstance(first, Load):
+            self._take_load(client, first)
+        elif isinstance(first, Link):
+            self._take_link(client, first)
+        elif first is not None:
+            raise ProtocolError(
+                "the first message must be Load or Link", field="message", remedy="begin anew"
+            )
+        while (data := await self.read(client)) is not None:
+            self._take(client, codec.decode_order(data), len(data))
+
+    # In the loop.
+
+    def _take_load(self, client: Client, load: Load) -> None:
+        info, own = self.info, self._chain
+        if load.version != info.version:
+            raise ConfigError(
+                f"the coordinator is version {load.version[:40]}, this worker {info.version}",
+                field="version",
+                remedy="install one version everywhere",
+            )
+        if load.weights != info.weights:
+            raise ModelError(
+                f"the coordinator wants weights {load.weights[:12]}, these are {info.weights[:12]}",
+                field="weights",
+                remedy="copy one checkpoint to all workers",
+            )
+        if not 1 <= load.lanes <= info.most_lanes:
+            raise ConfigError(
+                f"{load.lanes} lanes", field="lanes", remedy=f"1 to {info.most_lanes}"
+            )
+        if load.path == "gloo" and not self.config.allow_gloo:
+            raise ConfigError(
+                "this worker does not take hidden states by gloo",
+                field="path",
+                remedy="set it to grpc, or allow_gloo on the workers",
+            )
+        if own is not None and own.load.coordinator != load.coordinator:
+            raise Busy(
+                "the worker serves another coordinator",
+                field="address",
+                remedy="wait, or take another worker",
+            )
+        self._end_chain(Unavailable("another chain has taken its place"))
+        self._chain = chain = _Chain(load, client)
+        client.open()
+        self._compute.submit(self._load, chain)  # signs of life are given meanwhile
+
+    def _take_link(self, client: Client, link: Link) -> None:
+        chain = self._chain
+        if (
+            chain is None
+            or chain.previous is not None
+            or not chain.load.first
+            or not secrets.compare_digest(link.chain.encode(), chain.load.chain.encode())
+        ):
+            raise ProtocolError(
+                "this worker waits for no such link", field="chain", remedy="arrange a chain first"
+            )
+        if bool(link.port) != (chain.load.path == "gloo"):
+            raise ProtocolError("the link is of another path", field="port", remedy="begin anew")
+        chain.previous = client
+        client.open()
+        if link.port:
+            host = client.peer.address or "127.0.0.1"
+            self._compute.submit(self._meet, chain, client, host, link.port)
+        else:
+            client.deliver(Linked())
+
+    def _take(self, client: Client, order: Order, size: int) -> None:
+        chain = self._chain
+        if isinstance(order, Ping):
+            client.deliver(Pong())
+            return
+        if chain is None:
+            raise Unavailable("the chain has ended", field="chain", remedy="arrange a new one")
+        if isinstance(order, Connect) and client is chain.coordinator:
+            self._connect(chain, order)
+        elif isinstance(order, Pass) and client is (chain.previous or chain.coordinator):
+            self._take_pass(chain, client, order, size)
+        else:
+            raise ProtocolError(
+                f"{type(order).__name__} has no place here", field="message", remedy="begin anew"
+            )
+
+    def _connect(self, chain: _Chain, order: Connect) -> None:
+        if chain.next is not None or chain.load.last == self.info.num_layers:
+            raise ProtocolError("there is no further link", field="address")
+
+        def on_report(report: Report) -> None:
+            if isinstance(report, Linked):
+                chain.coordinator.deliver(Connected())
+
+        def on_lost(error: CollabError) -> None:
+            words = f"the worker before it lost the link: {error.args[0]}"
+            chain.coordinator.deliver(
+                Unavailable(words, field=order.address, remedy="check that worker and the link")
+            )
+
+        port = 0
+        if chain.load.path == "gloo":
+            place = MeetingPlace()
+            port = place.port
+            self._compute.submit(self._await_next, chain, place)
+        first = Link(chain.load.chain, port)
+        chain.next = StageLink(self.config.link_to_next, order.address, first, on_report, on_lost)
+
+    def _take_pass(self, chain: _Chain, client: Client, order: Pass, size: int) -> None:
+        if order.number <= chain.last_number:
+            raise ProtocolError("passes come in ascending order", field="number")
+        chain.last_number = order.number
+        chain.waiting += size
+        if chain.waiting > self.config.limits.max_waiting_bytes:
+            raise Busy(
+                f"passes of {chain.waiting} bytes wait",
+                field="states",
+                remedy="send fewer at a time, or raise limits.max_waiting_bytes",
+            )
+        self._compute.submit(self._run, chain, client, order, size)
+
+    def _end_chain(self, reason: CollabError | None) -> None:
+        chain, self._chain = self._chain, None
+        if chain is None:
+            return
+        chain.broken = True
+        if chain.next is not None:
+            chain.next.close()
+        for client in (chain.coordinator, chain.previous):
+            if client is not None and reason is not None and not client.gone.is_set():
+                client.deliver(reason)
+        if chain.previous is not None and reason is None:
+            chain.previous.deliver(Unavailable("the coordinator has left", field="chain"))
+        with contextlib.suppress(RuntimeError):  # shut down: the process is about to end
+            self._compute.submit(_close_lanes, chain)
+
+    def _computed(self, chain: _Chain, size: int, passed_on: Pass | None) -> None:
+        """Note, in the loop, that a pass is done; send its states on."""
+        chain.waiting -= size
+        if passed_on is not None and chain.next is not None:
+            chain.next.send(passed_on)
+
+    # In the compute thread.
+
+    def _load(self, chain: _Chain) -> None:
+        """Hold the layers of ``chain``, and tell its coordinator."""
+        if chain.broken:
+            return
+        try:
+            stage = self._stage_for(chain.load)
+            chain.lanes = StageLanes(stage, chain.load.lanes, self.info.eos, self._trained)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator is to know
+            self._fail(chain, error)
+            return
+        self.bridge.post(chain.coordinator, Loaded(stage.bytes))
+
+    def _await_next(self, chain: _Chain, place: MeetingPlace) -> None:
+        """Open the way to the next worker, which comes to ``place``."""
+        try:
+            chain.sent = GlooPath.to_next(place)
+        except CollabError as error:
+            self._fail(chain, error)
+
+    def _meet(self, chain: _Chain, client: Client, host: str, port: int) -> None:
+        """Open the way from the worker before, and tell it."""
+        try:
+            chain.received = GlooPath.from_previous(host, port)
+        except CollabError as error:
+            self._fail(chain, error)
+            return
+        self.bridge.post(client, Linked())
+
+    def _stage_for(self, load: Load) -> Stage:
+        """Return the stage that is wanted; the last one stays until another is."""
+        stage = self._stage
+        if stage is None or (stage.first, stage.last) != (load.first, load.last):
+            self._stage = self._trained = stage = None  # there may be no room for both
+            begun = time.perf_counter()
+            self._stage = stage = Stage(self.config.model, load.first, load.last)
+            if stage.gives_logits and self._heads is not None:
+                self._trained = MedusaHeads.load(self._heads, stage.parts).to(stage.device)
+            log.info(
+                "layers %d to %d: %.1f MB of tensors in %.2f s",
+                load.first,
+                load.last - 1,
+                stage.bytes / 1e6,
+                time.perf_counter() - begun,
+            )
+        return stage
+
+    def _run(self, chain: _Chain, origin: Client, order: Pass, size: int) -> None:
+        """Run one pass, and tell those who wait for it."""
+        if chain.broken:
+            return
+        last = chain.load.last == self.info.num_layers
+        begin, used = time.monotonic(), time.thread_time()
+        try:
+            states, outcomes = self._compute_pass(chain, order)
+            packed = b"" if last else pack(states, chain.load.states)
+        except Exception as error:  # noqa: BLE001 - whatever it is, lanes here and elsewhere differ
+            self._fail(chain, error)
+            return
+        self._slow_down(begin, time.thread_time() - used)
+        spans = (*order.spans, Span(begin, time.monotonic()))
+        passed_on = None
+        if last:
+            self.bridge.post(chain.coordinator, Result(order.number, tuple(outcomes), spans))
+        elif chain.sent is not None:
+            chain.sent.send(packed, order.number)
+            passed_on = replace(order, states=b"", spans=spans)
+        else:
+            passed_on = replace(order, states=packed, spans=spans)
+        self.bridge.post(origin, Taken(order.number))
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._computed, chain, size, passed_on)
+
+    def _compute_pass(self, chain: _Chain, order: Pass) -> tuple[Tensor, list[Outcome]]:
+        assert chain.lanes is not None
+        states = None
+        if chain.load.first:
+            rows = sum(len(step.ids) for step in order.steps)
+            form, data = chain.load.states, order.states
+            if chain.received is not None:
+                size = packed_bytes(rows, self.info.width, form)
+                data = chain.received.receive(size, order.number)
+            states = unpack(data, rows, self.info.width, form)
+        elif order.states:
+            raise InvalidInput("the first stage takes ids", field="states")
+        return chain.lanes.run(order.steps, states)
+
+    def _fail(self, chain: _Chain, error: Exception) -> None:
+        """End a chain that cannot go on; its coordinator is told why."""
+        chain.broken = True
+        if not isinstance(error, CollabError):
+            log.exception("a pass failed", exc_info=error)
+            error = CollabError(f"a pass failed: {error!r}", remedy="see the worker's log")
+        self.bridge.post(chain.coordinator, error)
+
+    def _slow_down(self, begin: float, used_s: float) -> None:
+        """Emulate a slower device: what other processes take from this one is not multiplied."""
+        left = begin + self.config.emulated_slowdown * used_s - time.monotonic()
+        if self.config.emulated_slowdown > 1 and left > 0:
+            time.sleep(left)
+
+
+def _close_lanes(chain: _Chain) -> None:
+    if chain.lanes is not None:
+        chain.lanes.close()
+
+
+def _heads_folder(heads: str, folder: Path) -> Path | None:
+    """Return the folder of the heads that are wanted; None: there are none."""
+    if heads != "beside":
+        return Path(heads).expanduser() if heads else None
+    return folder if (folder / f"{HEADS_NAME}.safetensors").is_file() else None
+
+
+def _count_heads(folder: Path | None) -> int:
+    if folder is None:
+        return 0
+    try:
+        return int(json.loads((folder / f"{HEADS_NAME}.json").read_text("utf-8"))["heads"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"cannot read the Medusa heads in {folder}: {error}",
+            field="heads",
+            remedy="train them again, or set heads to ''",
+        ) from error
+
+
+def start_worker(config: WorkerConfig) -> ServerHandle[StageWorker]:
+    """Run a worker beside the caller's other work; returns when it listens."""
+    return ServerHandle(StageWorker(config))
+
+
+def serve(config: WorkerConfig, on_listening: Callable[[int], None] = lambda port: None) -> None:
+    """Serve until SIGTERM or SIGINT. Call it in the main thread.
+
+    Args:
+        on_listening: told the port once clients can connect.
+
+    Raises:
+        ModelError: the checkpoint cannot be read.
+        ConfigError: the address is in use, or a file cannot be read.
+    """
+    for name in ("address", "metrics_address"):
+        check_free(getattr(config, name), name)
+    with ended_at_once():
+        set_threads(config.model)
+        server = Server(StageWorker(config))
+    freeze_startup_objects()
+    asyncio.run(run_until_signal(server, config.drain_s, on_listening))

@@ -1,0 +1,266 @@
+"""Answers over stages are the single device's, whatever divides, drafts or carries them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jupiter_bed import (
+    ARCHITECTURE,
+    LAYERS,
+    PATIENT,
+    WAIT_S,
+    alone,
+    control,
+    pipeline,
+    prompt,
+    workers,
+)
+from tiny_models import tiny_model
+
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.errors import ConfigError, InvalidInput
+from collab_llm_nodes.protocols.jupiter.chain import Layers
+from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS, drafter_named
+from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, outlined, points
+from collab_llm_nodes.protocols.jupiter.lane import whole
+from collab_llm_nodes.protocols.jupiter.messages import Result, Span, Step, Want
+from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig, equal_parts
+
+TOKENS = 24
+
+
+def in_thirds(tokens: int) -> list[int]:
+    """Three parts, the first the longest."""
+    parts = [tokens - 2 * (tokens // 3), tokens // 3, tokens // 3]
+    return [part for part in parts if part]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_answer_is_the_single_device_s(count: int, drafter: str) -> None:
+    ids = prompt(30) * 2  # there is something to look up
+    with pipeline(count) as made:
+        asked = Asked(TOKENS, drafter=drafter_named(drafter), lengths=in_thirds)
+        found = answer(made, ids, asked, control())
+    assert found.tokens == alone(ids, TOKENS)
+    if drafter == "none":
+        assert found.passes == len(found.tokens)
+    else:
+        assert 0 < sum(found.accepted) == len(found.tokens) - found.passes
+        assert found.drafted > sum(found.accepted)
+
+
+@pytest.mark.parametrize("states", ["float32", "float16"])
+def test_hidden_states_may_go_by_gloo(states: str) -> None:
+    ids = prompt(50)
+    with pipeline(3, path="gloo", states=states) as made:
+        found = answer(made, ids, Asked(TOKENS, lengths=in_thirds), control())
+        lanes = points(made, ids, [prompt(3, i) for i in range(4)], Asked(6), control())
+    assert len(found.tokens) == TOKENS
+    if states == "float32":
+        assert found.tokens == alone(ids, TOKENS)
+        expected = [alone([*ids, *prompt(3, i)], 6) for i in range(4)]
+        assert [lane.tokens for lane in lanes] == expected
+
+
+@pytest.mark.parametrize("drafter", ["medusa", "medusa_tree", "prompt_lookup"])
+def test_a_sampled_answer_depends_on_no_draft(drafter: str) -> None:
+    ids, sampling = prompt(30) * 2, SamplingConfig(temperature=0.7, top_p=0.9, seed=7)
+    with pipeline(2) as made:
+        found = answer(made, ids, Asked(TOKENS, sampling, drafter_named(drafter)), control())
+    assert found.tokens == alone(ids, TOKENS, sampling)
+
+
+@pytest.mark.parametrize("states", ["float32", "float16", "int8"])
+def test_prefill_in_parts_equals_the_single_pass(states: str) -> None:
+    """Compare the logits of a prompt in four uneven parts with the whole model's."""
+    ids = prompt(90)
+    with torch.inference_mode():
+        loaded = tiny_model(ARCHITECTURE, layers=LAYERS)
+        expected = loaded.model(torch.tensor([ids])).logits[0, :, : len(loaded.tokenizer)].numpy()
+    parts, rows = (31, 7, 40, 12), []
+    with pipeline(4, states=states) as made:
+        chain, start = made.chain(control().due), 0
+        for size in parts:
+            step = Step(0, start, tuple(ids[start : start + size]), want=Want.LOGITS, rows=size)
+            rows.append(run(made, [step]).outcomes[0].logits)
+            start += size
+        assert len(chain.parts) == 4
+    found = np.frombuffer(b"".join(rows), "<f4").reshape(len(ids), -1)
+    difference = float(np.abs(found - expected).max())
+    assert difference < {"float32": 1e-4, "float16": 0.02, "int8": 0.5}[states]
+    assert difference > {"float32": -1.0, "float16": 1e-5, "int8": 1e-3}[states], "was it used?"
+
+
+def run(made: Pipeline, steps: list[Step]) -> Result:
+    """Return the result of one pass."""
+    due = control().due
+    return made.chain(due).run(steps, due)
+
+
+def overlap(before: Span, after: Span) -> bool:
+    """Return True if the two were worked on at the same time."""
+    return before.begin < after.end and after.begin < before.end
+
+
+def test_sub_sequences_are_in_the_stages_at_the_same_time() -> None:
+    ids = prompt(80)
+    with ExitStack() as stack:
+        _, addresses = stack.enter_context(workers(2, emulated_slowdown=30.0))
+        made = stack.enter_context(Pipeline(PipelineConfig(tuple(addresses), PATIENT)))
+        chain, found = made.chain(control().due), SimpleQueue[Any]()
+        for i in range(4):
+            chain.submit([Step(0, 20 * i, tuple(ids[20 * i : 20 * i + 20]))], found.put)
+        spans = [found.get(timeout=WAIT_S).spans for _ in range(4)]
+    for one, other in zip(spans, spans[1:], strict=False):
+        assert one[0].end <= other[0].begin, "a stage runs one pass at a time"
+        assert one[1].end <= other[1].begin
+        assert one[0].end <= one[1].begin, "and a pass is in one stage at a time"
+    assert any(overlap(one[1], other[0]) for one, other in zip(spans, spans[1:], strict=False))
+
+
+@pytest.mark.parametrize("groups", [0, 1, 5])
+def test_lanes_that_share_a_prompt_say_what_each_says_alone(groups: int) -> None:
+    shared = prompt(40, 3)
+    requests = [prompt(3 + i, 10 + i) for i in range(5)]
+    with pipeline(2, lanes=4) as made:  # fewer lanes than requests: they come in two waves
+        asked = Asked(TOKENS, groups=groups, lengths=in_thirds)
+        heard: list[int] = []
+        found = points(
+            made,
+            shared,
+            requests,
+            asked,
+            control(),
+            lambda lanes: heard.append(sum(len(lane.tokens) for lane in lanes)),
+        )
+    assert [lane.tokens for lane in found] == [alone([*shared, *r], TOKENS) for r in requests]
+    assert heard == sorted(heard)
+    assert heard[-1] == sum(len(lane.tokens) for lane in found)
+
+
+def test_lanes_end_and_are_used_again() -> None:
+    with pipeline(2, lanes=2) as made:
+        for seed in range(3):
+            found = points(made, prompt(20, seed), [prompt(4, 9)], Asked(6), control())
+            assert found[0].tokens == alone([*prompt(20, seed), *prompt(4, 9)], 6)
+
+
+def test_two_requests_at_once_share_the_stages_or_wait_for_a_lane() -> None:
+    for lanes in (4, 1):
+        with pipeline(2, lanes=lanes) as made:
+            found: dict[int, list[int]] = {}
+
+            def ask(seed: int, made: Pipeline = made, found: dict[int, list[int]] = found) -> None:
+                found[seed] = answer(made, prompt(25, seed), Asked(12), control()).tokens
+
+            threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert found == {seed: alone(prompt(25, seed), 12) for seed in range(3)}
+
+
+def test_layers_may_be_divided_in_any_way() -> None:
+    ids = prompt(33)
+
+    def plan(devices: object, info: object) -> list[Layers]:
+        assert isinstance(devices, list)
+        return [Layers(devices[2], 0, 1), Layers(devices[0], 1, 4)]  # the second is left out
+
+    with pipeline(3, plan) as made:
+        assert answer(made, ids, Asked(10), control()).tokens == alone(ids, 10)
+        first, last = made.chain(control().due).bytes
+    with pipeline(1) as made:
+        answer(made, ids, Asked(2), control())
+        assert first < last < made.chain(control().due).bytes[0]
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        [("first", 0, 4), ("stranger", 4, 4)],
+        [("stranger", 0, 4)],
+        [("first", 0, 2), ("first", 2, 4)],
+        [("first", 0, 3)],
+        [("first", 0, 2), ("second", 3, 4)],
+        [("first", 0, 4), ("second", 4, 4)],
+        [],
+    ],
+)
+def test_a_plan_that_is_none_is_refused(cuts: list[tuple[str, int, int]]) -> None:
+    def plan(devices: Sequence[str], info: object) -> list[Layers]:
+        known = {"first": devices[0], "second": devices[1], "stranger": "127.0.0.1:9"}
+        return [Layers(known[name], first, last) for name, first, last in cuts]
+
+    with pipeline(2, plan) as made:
+        with pytest.raises(ConfigError) as refused:
+            made.chain(control().due)
+        assert refused.value.field == "plan"
+
+
+def test_more_devices_than_layers_leaves_some_out() -> None:
+    with pipeline(LAYERS + 1) as made:
+        assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
+        assert len(made.chain(control().due).parts) == LAYERS
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pipeline(1, lanes=2) as made:
+        context = made.chain(control().due).info.context
+        with pytest.raises(InvalidInput, match="the model reads") as refused:
+            answer(made, [5] * context, Asked(4), control())
+        assert refused.value.field == "prompt"
+        with pytest.raises(InvalidInput, match="no tokens"):
+            answer(made, [], Asked(4), control())
+        with pytest.raises(InvalidInput, match="the model reads"):
+            points(made, [5] * context, [[1]], Asked(4), control())
+        with pytest.raises(InvalidInput, match="sub-sequences"):
+            answer(made, prompt(9), Asked(4, lengths=lambda n: [n - 1]), control())
+        assert answer(made, prompt(9), Asked(4, lengths=whole), control()).tokens == alone(
+            prompt(9), 4
+        )
+
+
+def test_an_answer_ends_with_the_context() -> None:
+    with pipeline(2) as made:
+        info = made.chain(control().due).info
+        ids = prompt(info.context - 3)
+        found = answer(made, ids, Asked(50), control())
+        assert found.tokens == alone(ids, 3)
+        assert found.finished
+
+
+def test_equal_parts_cover_all_layers() -> None:
+    for devices in range(1, 9):
+        with_info = type("Info", (), {"num_layers": 6})()
+        parts = equal_parts([f"d{i}" for i in range(devices)], with_info)
+        assert [part.first for part in parts] == [0, *(part.last for part in parts[:-1])]
+        assert parts[-1].last == 6
+        sizes = [part.last - part.first for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_points_go_on_from_the_outline_that_was_decoded() -> None:
+    ids = prompt(20) * 2
+
+    def requests(outline: Sequence[int]) -> list[list[int]]:
+        return [[*prompt(3, token), token] for token in outline[:5]]
+
+    with pipeline(2, lanes=4) as made:
+        asked = Asked(TOKENS)
+        outline, found = outlined(made, ids, Asked(8), requests, asked, control())
+        assert outline.tokens == alone(ids, 8)
+        expected = [[*ids, *outline.tokens, *r] for r in requests(outline.tokens)]
+        assert [lane.tokens for lane in found] == [alone(text, TOKENS) for text in expected]
+        assert len(found) == 5
+        _, none = outlined(made, ids, Asked(4), lambda outline: [], asked, control())
+        assert none == []

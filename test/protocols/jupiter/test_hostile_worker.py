@@ -1,0 +1,250 @@
+"""Strangers on a worker's port: refused by type, while its coordinator gets its exact answers."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from certificates import Certificates
+from jupiter_bed import PATIENT, WAIT_S, alone, control, prompt, workers
+
+from collab_llm_nodes.assets import version
+from collab_llm_nodes.bench.hostile.attacks import mutated
+from collab_llm_nodes.errors import BY_CODE, CollabError, Unauthenticated, Unavailable
+from collab_llm_nodes.protocols.jupiter import codec
+from collab_llm_nodes.protocols.jupiter.generation import Asked, answer
+from collab_llm_nodes.protocols.jupiter.messages import (
+    Connect,
+    Failure,
+    Link,
+    Load,
+    Loaded,
+    Order,
+    Pass,
+    Ping,
+    Report,
+    Step,
+    Taken,
+    Want,
+)
+from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig
+from collab_llm_nodes.protocols.jupiter.states import pack
+
+TOKEN = "only-workers-with-this"
+OPENLY = replace(PATIENT, token=TOKEN)
+
+
+def say(address: str, messages: Iterable[Order | bytes], token: str = TOKEN) -> Iterator[Report]:
+    """Open a stream, send ``messages``, and yield what comes until the worker ends it."""
+    sent = (m if isinstance(m, bytes) else codec.encode(m) for m in messages)
+    metadata = (("authorization", f"Bearer {token}"),) if token else ()
+    with grpc.insecure_channel(address) as channel:
+        call = channel.stream_stream(codec.WORK)
+        for data in call(sent, timeout=WAIT_S, metadata=metadata):
+            yield codec.decode_report(data)
+
+
+def refusal(address: str, messages: Iterable[Order | bytes]) -> Failure:
+    """Return the failure that ends the stream."""
+    *_, last = say(address, messages)
+    assert isinstance(last, Failure), last
+    return last
+
+
+@contextmanager
+def guarded(count: int = 1) -> Iterator[tuple[list[str], Pipeline]]:
+    """Run workers that ask for a token, and a pipeline that has it."""
+    with ExitStack() as stack:
+        _, addresses = stack.enter_context(workers(count, token=TOKEN, next=PATIENT))
+        made = stack.enter_context(Pipeline(PipelineConfig(tuple(addresses), OPENLY)))
+        yield addresses, made
+
+
+def load_of(made: Pipeline, coordinator: str = "c" * 32, last: int = 4, first: int = 0) -> Load:
+    info = made.chain(control().due).info
+    return Load(coordinator, "f" * 32, version(), info.weights, first, last, 2)
+
+
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN + "x"])
+def test_a_stranger_without_the_token_is_refused_before_a_word_is_read(token: str) -> None:
+    with guarded() as (addresses, made):
+        with pytest.raises(grpc.RpcError) as refused:
+            list(say(addresses[0], [Ping()], token))
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        stranger = PipelineConfig(tuple(addresses), replace(PATIENT, token=token))
+        with Pipeline(stranger) as other, pytest.raises(Unauthenticated):
+            other.chain(control().due)
+        assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
+
+
+def test_what_has_no_place_is_refused_by_type_and_disturbs_nobody() -> None:
+    step = Step(0, 0, (1, 2), want=Want.VERDICT, rows=1)
+    with guarded(2) as (addresses, made):
+        first, second = addresses
+        good = load_of(made)
+        cases: list[tuple[str, list[Order | bytes], str]] = [
+            (first, [b"\xff\xff garbage"], "PROTOCOL_ERROR"),
+            (first, [b""], "PROTOCOL_ERROR"),
+            (first, [Ping()], "PROTOCOL_ERROR"),
+            (first, [Pass(0, (step,))], "PROTOCOL_ERROR"),
+            (first, [Connect("127.0.0.1:1")], "PROTOCOL_ERROR"),
+            (first, [Link("f" * 32)], "PROTOCOL_ERROR"),
+            (second, [Link("guessed")], "PROTOCOL_ERROR"),
+            (second, [Link("")], "PROTOCOL_ERROR"),
+            (first, [good], "BUSY"),
+            (first, [replace(good, version="0.0")], "INVALID_CONFIG"),
+            (first, [replace(good, weights="other")], "MODEL_ERROR"),
+            (first, [replace(good, lanes=10_000)], "INVALID_CONFIG"),
+            (first, [replace(good, lanes=0)], "INVALID_CONFIG"),
+            (first, [replace(good, coordinator="x" * 1000)], "INVALID_INPUT"),
+        ]
+        for address, messages, code in cases:
+            failure = refusal(address, messages)
+            assert failure.code == code, failure
+            assert failure.remedy, failure
+        assert answer(made, prompt(9), Asked(6), control()).tokens == alone(prompt(9), 6)
+        assert not made.losses
+
+
+def held_open(messages: Iterable[Order | bytes], until: threading.Event) -> Iterator[Order | bytes]:
+    """Yield ``messages``, and keep the stream open until something has happened."""
+    yield from messages
+    until.wait(WAIT_S)
+
+
+def test_passes_that_cannot_be_run_end_the_chain_with_a_typed_error() -> None:
+    with workers(1) as (handles, addresses):
+        info = handles[0].service.info
+        numbers = itertools.count()
+
+        def load(first: int = 0, last: int = 4) -> Load:
+            chain = f"{next(numbers)}"
+            return Load("me", chain, info.version, info.weights, first, last, 2)
+
+        states = pack(torch.zeros(2, info.width), "float32")
+        bad: list[tuple[Load, Pass]] = [
+            (load(), Pass(0, (Step(0, 0, (info.vocab_size,)),))),
+            (load(), Pass(0, (Step(0, 3, (1,)),))),
+            (load(), Pass(0, (Step(0, 0, (1,), retain=7),))),
+            (load(), Pass(0, (Step(0, 0, (1,), fork_of=1),))),
+            (load(), Pass(0, tuple(Step(lane, 0, (1,)) for lane in range(3)))),
+            (load(), Pass(0, (Step(0, 0, (1,) * (info.context + 1)),))),
+            (load(), Pass(0, (Step(0, 0, (1, 2)),), states)),
+            (load(0, 9), Pass(0, ())),
+            (load(2, 2), Pass(0, ())),
+        ]
+        for loading, asked in bad:
+            heard = threading.Event()
+            found = []
+            for report in say(addresses[0], held_open([loading, asked], heard), ""):
+                found.append(report)
+                if isinstance(report, Failure):
+                    heard.set()
+            assert isinstance(found[-1], Failure), found
+            assert found[-1].code in BY_CODE
+            assert found[-1].code != CollabError.code, found[-1]
+        with Pipeline(PipelineConfig(tuple(addresses), PATIENT)) as made:
+            # The same coordinator's chain may be replaced, another's is waited for.
+            made._coordinator = "me"
+            assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
+
+
+def test_a_flood_of_streams_and_of_damaged_messages_changes_no_answer() -> None:
+    """By somebody who has the token, beside a coordinator at work."""
+    ids = prompt(30)
+    right = alone(ids, 12)
+    with guarded(2) as (addresses, made):
+        good = load_of(made)
+        step = Step(0, 0, (1, 2), want=Want.VERDICT, rows=1)
+        honest = [codec.encode(m) for m in (good, Link("x" * 32), Pass(0, (step,)), Ping())]
+        ended = threading.Event()
+        tried, untyped = [0], []
+
+        def attack(seed: int) -> None:
+            chance = random.Random(seed)
+            while not ended.is_set():
+                count = chance.randrange(1, 4)
+                messages = [mutated(chance.choice(honest), chance) for _ in range(count)]
+                try:
+                    for report in say(chance.choice(addresses), messages):
+                        if isinstance(report, Failure) and report.code == CollabError.code:
+                            untyped.append(report)
+                except grpc.RpcError as error:
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                        untyped.append(error)
+                tried[0] += 1
+
+        threads = [threading.Thread(target=attack, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(6):
+                assert answer(made, ids, Asked(12), control()).tokens == right
+            while tried[0] < 200:
+                assert answer(made, ids, Asked(4), control()).tokens == right[:4]
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join(WAIT_S)
+        assert not untyped
+        assert not made.losses
+
+
+def test_more_bytes_than_may_wait_are_refused() -> None:
+    with workers(1) as (handles, addresses):
+        service = handles[0].service
+        info = service.info
+        service.max_unanswered_bytes = 10_000
+        load = Load("me", "f", info.version, info.weights, 0, 4, 1)
+        large = Pass(0, (), b"x" * 20_000)
+        heard = threading.Event()
+        found: list[Report] = []
+        for report in say(addresses[0], held_open([load, large], heard), ""):
+            found.append(report)
+            if isinstance(report, Failure):
+                heard.set()
+        assert isinstance(found[-1], Failure)
+        assert found[-1].code == "BUSY"
+
+
+def test_tls_between_all(certificates: Certificates) -> None:
+    cert, key = certificates.issue("worker")
+    secured = replace(OPENLY, tls=True, tls_ca=certificates.ca)
+    tls = {"tls_cert": cert, "tls_key": key, "token": TOKEN, "next": secured}
+    with workers(2, **tls) as (_, addresses):
+        shown = tuple(address.replace("127.0.0.1", "localhost") for address in addresses)
+        with Pipeline(PipelineConfig(shown, secured)) as made:
+            assert answer(made, prompt(9), Asked(6), control()).tokens == alone(prompt(9), 6)
+        plain = PipelineConfig(shown, replace(OPENLY, connect_s=1.0))
+        with Pipeline(plain) as made, pytest.raises(Unavailable, match="no worker answers"):
+            made.chain(control().due - WAIT_S + 1.0)
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return Certificates(tmp_path, "workers")
+
+
+def test_signs_of_life_and_loads_are_answered_in_order() -> None:
+    with workers(1) as (handles, addresses):
+        info = handles[0].service.info
+        load = Load("me", "f", info.version, info.weights, 0, 4, 1)
+        step = Step(0, 0, (1, 2, 3), want=Want.VERDICT, rows=1)
+        done = threading.Event()
+        found = []
+        for report in say(addresses[0], held_open([load, Ping(), Pass(0, (step,))], done), ""):
+            found.append(report)
+            if isinstance(report, Taken):
+                done.set()
+        kinds = [type(report).__name__ for report in found]
+        assert sorted(kinds) == ["Loaded", "Pong", "Result", "Taken"]
+        assert next(r for r in found if isinstance(r, Loaded)).bytes > 0
+        assert kinds.index("Loaded") < kinds.index("Result")

@@ -1,0 +1,207 @@
+"""A worker that dies in the middle of an answer: the others go on, and the answer is the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from jupiter_bed import PATIENT, WAIT_S, alone, control, folder, prompt, settings, workers
+from waiting import wait_for
+
+from collab_llm_nodes.bench.link.proxy import LinkProxy
+from collab_llm_nodes.errors import Busy, ConfigError, ModelError, Unavailable
+from collab_llm_nodes.protocols.base import Control
+from collab_llm_nodes.protocols.jupiter import worker
+from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, points
+from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer
+from collab_llm_nodes.protocols.jupiter.link import LinkConfig, StageLink
+from collab_llm_nodes.protocols.jupiter.messages import WorkerInfo
+from collab_llm_nodes.protocols.jupiter.pipeline import (
+    Layers,
+    Pipeline,
+    PipelineConfig,
+    equal_parts,
+)
+from collab_llm_nodes.protocols.jupiter.process import local_workers
+from collab_llm_nodes.protocols.jupiter.pulse import Pulse
+
+TOKENS = 16
+WATCHFUL = LinkConfig(silence_s=3.0, connect_s=20.0)
+"""A silent worker is found soon, one that a busy machine holds up for a second is not lost."""
+
+
+def after(tokens: int, then: Callable[[], object]) -> Callable[[Sequence[LaneAnswer]], None]:
+    """Return a listener that calls ``then`` once, when there are so many tokens."""
+    done = threading.Event()
+
+    def on_tokens(lanes: Sequence[LaneAnswer]) -> None:
+        if sum(len(lane.tokens) for lane in lanes) >= tokens and not done.is_set():
+            done.set()
+            then()
+
+    return on_tokens
+
+
+def config_of(addresses: Sequence[str], link: LinkConfig = WATCHFUL) -> PipelineConfig:
+    return PipelineConfig(tuple(addresses), link)
+
+
+def test_a_silent_peer_is_lost_after_the_ticks_it_has_and_no_sooner() -> None:
+    pulse = Pulse(7)
+    assert [pulse.tick() for _ in range(7)] == [False] * 7
+    pulse.heard()
+    assert [pulse.tick() for _ in range(8)] == [*[False] * 7, True]
+
+
+def test_by_default_a_silent_worker_is_lost_within_a_second() -> None:
+    assert LinkConfig().silence_s + 0.1 <= 0.9
+
+
+@pytest.mark.slow
+def test_processes_that_are_killed_or_stopped_are_replaced() -> None:
+    ids = prompt(30)
+    right = alone(ids, TOKENS)
+    with local_workers(3, str(folder())) as running:
+        addresses = [one.address for one in running]
+        killed, stopped = running[1], running[2]
+        with Pipeline(config_of(addresses)) as made:
+            for victim, kind in ((killed, signal.SIGKILL), (stopped, signal.SIGSTOP)):
+                begun = time.monotonic()
+                strike = partial(os.kill, victim.process.pid, kind)
+                found = answer(made, ids, Asked(TOKENS), control(), after(3, strike))
+                assert found.tokens == right
+                loss = made.losses[-1]
+                assert loss.device == victim.address
+                assert begun < loss.found_at <= loss.arranged_at
+            assert [part.device for part in made.chain(control().due).parts] == addresses[:1]
+            os.kill(stopped.process.pid, signal.SIGCONT)  # it lives again, and may take its part
+            made.rearrange()
+            assert answer(made, ids, Asked(TOKENS), control()).tokens == right
+            assert [loss.device for loss in made.losses] == [killed.address, stopped.address]
+            now = {part.device for part in made.chain(control().due).parts}
+            assert now == {addresses[0], stopped.address}
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_worker_behind_a_cut_link_is_replaced(which: int) -> None:
+    ids = prompt(30)
+    with workers(3) as (_, addresses), LinkProxy(addresses[which]) as link:
+        shown = [link.address if i == which else a for i, a in enumerate(addresses)]
+        with Pipeline(config_of(shown)) as made:
+            found = answer(made, ids, Asked(TOKENS), control(), after(3, link.half_open))
+            assert found.tokens == alone(ids, TOKENS)
+            assert [loss.device for loss in made.losses] == [link.address]
+
+
+def test_a_cut_between_two_workers_is_found_by_the_one_that_sends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The coordinator reaches both; the one that cannot be sent to is not used any more."""
+    ids = prompt(30)
+    with workers(2, next=WATCHFUL) as (_, addresses), LinkProxy(addresses[1]) as between:
+
+        def through(config: LinkConfig, address: str, *others: Any) -> StageLink:
+            assert address == addresses[1]
+            return StageLink(config, between.address, *others)
+
+        monkeypatch.setattr(worker, "StageLink", through)
+        with Pipeline(config_of(addresses, PATIENT)) as made:
+            found = answer(made, ids, Asked(TOKENS), control(), after(3, between.half_open))
+            assert found.tokens == alone(ids, TOKENS)
+            assert [loss.device for loss in made.losses] == [addresses[1]]
+
+
+def test_a_worker_is_replaced_also_where_states_go_by_gloo() -> None:
+    ids = prompt(30)
+    with workers(3, allow_gloo=True) as (handles, addresses):
+        config = replace(config_of(addresses), path="gloo")
+        listener = after(3, lambda: end(handles[1]))
+        with Pipeline(config) as made:
+            assert answer(made, ids, Asked(TOKENS), control(), listener).tokens == alone(
+                ids, TOKENS
+            )
+            assert made.losses
+
+
+def test_gloo_is_for_workers_that_allow_it() -> None:
+    with workers(1) as (_, addresses), ExitStack() as stack:
+        made = stack.enter_context(Pipeline(replace(config_of(addresses), path="gloo")))
+        with pytest.raises(ConfigError, match="gloo") as refused:
+            made.chain(control().due)
+        assert refused.value.field == "path"
+
+
+def test_lanes_are_made_anew_with_the_prompt_that_they_share() -> None:
+    shared, requests = prompt(40, 3), [prompt(4, 20 + i) for i in range(3)]
+    with workers(3) as (handles, addresses), Pipeline(config_of(addresses)) as made:
+        found = points(
+            made, shared, requests, Asked(TOKENS), control(), after(12, lambda: end(handles[2]))
+        )
+        assert [lane.tokens for lane in found] == [alone([*shared, *r], TOKENS) for r in requests]
+        assert [loss.device for loss in made.losses] == [addresses[2]]
+
+
+def end(handle: object) -> None:
+    """Stop a worker of this process, in another thread: the caller serves it."""
+    threading.Thread(target=handle.stop).start()  # type: ignore[attr-defined]
+
+
+def test_a_plan_that_finds_no_room_is_told() -> None:
+    def plan(devices: Sequence[str], info: WorkerInfo) -> list[Layers]:
+        if len(devices) < 2:
+            raise ConfigError("too little memory", field="workers", remedy="add a worker")
+        return equal_parts(devices, info)
+
+    with workers(2) as (handles, addresses), Pipeline(config_of(addresses), plan) as made:
+        listener = after(3, lambda: end(handles[1]))
+        with pytest.raises(ConfigError, match="too little memory"):
+            answer(made, prompt(30), Asked(TOKENS), control(), listener)
+
+
+def test_nobody_there_is_told_within_the_deadline() -> None:
+    with Pipeline(config_of(["127.0.0.1:9"])) as made:
+        with pytest.raises(Unavailable, match="no worker answers") as refused:
+            answer(made, prompt(5), Asked(2), Control(time.monotonic() + 0.5))
+        assert refused.value.remedy
+
+
+def test_workers_that_do_not_belong_together_are_refused() -> None:
+    other = replace(settings().model, path=str(folder(1)))
+    with ExitStack() as stack:
+        _, first = stack.enter_context(workers(1))
+        _, second = stack.enter_context(workers(1, model=other))
+        made = stack.enter_context(Pipeline(config_of([*first, *second])))
+        with pytest.raises(ModelError, match="different weights"):
+            made.chain(control().due)
+    with workers(2) as (handles, addresses), Pipeline(config_of(addresses)) as made:
+        service = handles[1].service
+        service.info = replace(service.info, version="0.0.0")
+        with pytest.raises(ConfigError, match="version"):
+            made.chain(control().due)
+
+
+def test_a_worker_serves_one_coordinator_at_a_time() -> None:
+    ids = prompt(5)
+    with workers(1) as (_, addresses):
+        config = config_of(addresses, PATIENT)
+        with Pipeline(config) as made, Pipeline(config) as other:
+            made.chain(control().due)
+            with pytest.raises(Busy, match="another coordinator"):
+                other.chain(control().due)
+        with Pipeline(config) as other:  # the first has left, which the worker may still learn
+
+            def served() -> bool:
+                try:
+                    return answer(other, ids, Asked(3), control()).tokens == alone(ids, 3)
+                except Busy:
+                    return False
+
+            wait_for(served, WAIT_S)

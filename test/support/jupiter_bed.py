@@ -1,0 +1,122 @@
+"""Stage workers in this process around tiny models, and the single-device result beside them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_models import tiny_folder, tiny_model
+
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.engine.reference import generate
+from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.models.heads import MedusaHeads, head_fingerprint
+from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, read_facts
+from collab_llm_nodes.models.prompt import EncodedPrompt
+from collab_llm_nodes.protocols.base import Control
+from collab_llm_nodes.protocols.jupiter.link import LinkConfig
+from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig, Plan, equal_parts
+from collab_llm_nodes.protocols.jupiter.worker import StageWorker, start_worker
+from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
+from collab_llm_nodes.transport.server import ServerHandle
+
+WAIT_S = 100.0
+"""Upper bound of waits for what takes a second on an idle machine."""
+PATIENT = LinkConfig(silence_s=60.0, connect_s=20.0)
+"""A machine that stalls must not lose a worker where none is meant to be lost."""
+LAYERS = 4
+ARCHITECTURE = "llama"
+
+
+def folder(seed: int = 0) -> Path:
+    """Folder of the model that all workers hold, with Medusa heads beside it."""
+    found = tiny_folder(ARCHITECTURE, seed, layers=LAYERS)
+    _write_heads(found, seed)
+    return found
+
+
+@cache
+def _write_heads(found: Path, seed: int) -> None:
+    """Write heads that know some answers by heart: some guesses stand, others do not."""
+    loaded = tiny_model(ARCHITECTURE, seed, layers=LAYERS)
+    parts = decoder_parts(loaded.model)
+    heads = MedusaHeads(parts.hidden_size, fingerprint=head_fingerprint(parts))
+    optimizer = torch.optim.Adam(heads.parameters(), lr=0.02)
+    texts = [[*ids, *_generate(loaded, ids, 40)] for ids in (prompt(30) * 2, prompt(20, 1))]
+    for _ in range(60):
+        optimizer.zero_grad()
+        for text in texts:
+            with torch.no_grad():
+                out = loaded.model(torch.tensor([text]), output_hidden_states=True)
+            logits = parts.head(heads(out.hidden_states[-1][0]))  # [tokens, heads, V]
+            for i in range(heads.heads):
+                right = torch.tensor(text[i + 2 :])
+                loss = torch.nn.functional.cross_entropy(logits[: len(right), i], right)
+                loss.backward(retain_graph=True)
+        optimizer.step()
+    heads.save(found)
+
+
+def settings(**changed: Any) -> WorkerConfig:
+    """Settings of a worker on a free port."""
+    return WorkerConfig(
+        **{
+            "address": "127.0.0.1:0",
+            "model": ModelConfig(str(folder())),
+            "next": PATIENT,
+            **changed,
+        }
+    )
+
+
+@contextmanager
+def workers(
+    count: int, **changed: Any
+) -> Iterator[tuple[list[ServerHandle[StageWorker]], list[str]]]:
+    """Run workers in this process; yields them, and their addresses."""
+    with ExitStack() as stack:
+        handles = [stack.enter_context(start_worker(settings(**changed))) for _ in range(count)]
+        yield handles, [f"127.0.0.1:{handle.port}" for handle in handles]
+
+
+@contextmanager
+def pipeline(count: int, plan: Plan = equal_parts, **changed: Any) -> Iterator[Pipeline]:
+    """Run workers and a pipeline over them; ``changed`` are settings of the pipeline."""
+    with workers(count, allow_gloo=True) as (_, addresses):
+        config = PipelineConfig(**{"workers": tuple(addresses), "link": PATIENT, **changed})
+        with Pipeline(config, plan) as made:
+            yield made
+
+
+def control() -> Control:
+    """A deadline that only what hangs exceeds."""
+    return Control(time.monotonic() + WAIT_S)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Random token ids."""
+    size = len(tiny_model(ARCHITECTURE, layers=LAYERS).tokenizer)
+    drawn = random.Random(seed)
+    return [drawn.randrange(size - 4) for _ in range(length)]
+
+
+def alone(ids: Sequence[int], max_tokens: int, sampling: SamplingConfig | None = None) -> list[int]:
+    """Return what the whole model says on one device, by the slow reference loop."""
+    return _generate(tiny_model(ARCHITECTURE, layers=LAYERS), ids, max_tokens, sampling)
+
+
+def _generate(
+    loaded: LoadedModel,
+    ids: Sequence[int],
+    max_tokens: int,
+    sampling: SamplingConfig | None = None,
+) -> list[int]:
+    eos = read_facts(loaded.config).eos
+    encoded = EncodedPrompt(tuple(ids))
+    return generate(loaded, encoded, sampling or SamplingConfig(), max_tokens, eos)
