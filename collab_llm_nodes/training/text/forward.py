@@ -45,6 +45,20 @@ class TextForward(nn.Module):
             layers.append(x)
         return layers
 
+    def packed(self, ids: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+        """Return the last layer's output [B, T, hidden] for several texts in one row.
+
+        Args:
+            ids, positions: int64 [B, T]; positions are those within a text.
+            visible: bool [B, T, T], the tokens that each token sees.
+        """
+        x = self._embed(ids)
+        cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
+        for layer in self.model.model.layers:
+            query, key, value = self._project(layer, x, cos, sin)
+            x = self._finish(layer, x, _attend(query, key, value, visible[:, None]))
+        return x
+
     def normed(self, hidden: Tensor) -> Tensor:
         """Return what the LM head and Medusa heads read of the last layer's output."""
         return _rms(hidden, self.model.model.norm)

@@ -1,0 +1,186 @@
+"""Questions about a robot's logs in short form: a kind, a fact and its keys.
+
+    {"kind": "ratio", "fact": "price", "of": [["red mug"], ["steel pan"]]}
+
+A query tells which simple tasks solve it, one for each entry of ``of``, and how the answers to them
+become the answer to the question. The embedded remote can do no more than this.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from collab_llm_nodes.chat.structured import last_object
+from collab_llm_nodes.protocols.minions.reduction import number
+
+_MAX_KEY = 80
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A kind of statement in a log.
+
+    Attributes:
+        keys: fields that tell one statement, or one series, from others of its kind.
+        task: the question for it, with places for the keys.
+        series: a log may hold several statements with one key, and all of them count.
+    """
+
+    keys: tuple[str, ...]
+    task: str
+    series: bool = False
+
+
+FACTS: Mapping[str, Fact] = {
+    "where": Fact(("thing",), "Where is the {thing}?"),
+    "spot": Fact(("thing", "room"), "Where in the {room} is the {thing}?"),
+    "who": Fact(("thing",), "Who has the {thing}?"),
+    "when": Fact(("person", "event"), "When is the {event} of {person}?"),
+    "day": Fact(("person", "machine"), "On which day did {person} check the {machine}?"),
+    "how many": Fact(("items", "room"), "How many {items} are in the {room}?"),
+    "price": Fact(("thing",), "How much is the {thing}?"),
+    "paid": Fact(("person", "items"), "How much did {person} pay for the {items}?"),
+    "door code": Fact(("room",), "What is the code of the {room}?"),
+    "part number": Fact(
+        ("part", "machine"), "What is the number of the {part} for the {machine}?"
+    ),
+    "colour": Fact(("person", "noun"), "What colour is {person}'s {noun}?"),
+    "charge": Fact(("robot", "time"), "What was the charge of {robot} at {time}?"),
+    "serial": Fact(("robot",), "What is the serial number of {robot}?"),
+    "gift": Fact(("person", "other"), "What did {person} give to {other}?"),
+    "patrol": Fact(("robot", "time"), "Where was {robot} at {time}?"),
+    "temperature": Fact(("room", "time"), "How many degrees did the {room} have at {time}?"),
+    "repair": Fact(("machine", "room"), "Who fixed the {machine} in the {room}?"),
+    "spent": Fact(("person",), "How much did {person} pay?", series=True),
+    "alarm": Fact(("room",), "When was an alarm in the {room}?", series=True),
+    "seen": Fact(("thing",), "Where was the {thing} seen?", series=True),
+}
+
+LOOKUP, SUM, COUNT, RECALL = "lookup", "sum", "count", "recall"
+LARGEST, SMALLEST, RATIO, CHANGE = "largest", "smallest", "ratio", "change"
+OPERANDS: Mapping[str, int] = {
+    **dict.fromkeys((LOOKUP, SUM, COUNT, RECALL), 1),
+    **dict.fromkeys((LARGEST, SMALLEST, RATIO, CHANGE), 2),
+}
+"""Kinds of questions, and how many statements or series each takes."""
+
+_REDUCE = {SUM: "sum", COUNT: "count", RATIO: "ratio", CHANGE: "diff"}
+
+
+@dataclass(frozen=True)
+class Query:
+    """A question in short form.
+
+    Attributes:
+        kind: one of ``OPERANDS``. A change is that to the first of two statements from the second.
+        of: keys of the statements or series, in the order of ``Fact.keys``.
+    """
+
+    kind: str
+    fact: str
+    of: tuple[tuple[str, ...], ...]
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """A task for each entry of ``of``."""
+        fact = FACTS[self.fact]
+        return tuple(
+            fact.task.format(**dict(zip(fact.keys, keys, strict=True))) for keys in self.of
+        )
+
+    def to_json(self) -> str:
+        """Return the short form, as a planner writes it."""
+        return json.dumps({"kind": self.kind, "fact": self.fact, "of": self.of})
+
+    def plan(self, chunker: str, *, size: int = 0, reduce: bool = False) -> dict[str, Any]:
+        """Return the plan for ``protocols.minions.plan``.
+
+        Args:
+            reduce: have the robot compute, where the plan language has a rule for the kind.
+        """
+        found: dict[str, Any] = {
+            "tasks": [{"task": task} for task in self.tasks],
+            "chunker": chunker,
+            "size": size,
+        }
+        if reduce and self.kind in _REDUCE:
+            numbers = list(range(1, len(self.of) + 1))
+            found["reduce"] = {"rule": _REDUCE[self.kind], "tasks": numbers}
+        return found
+
+    def answer(self, found: Sequence[Sequence[str]]) -> str | None:
+        """Return the answer to the question.
+
+        Args:
+            found: answers to each task, in the order of the text.
+
+        Returns:
+            None if a task has no answer, or none that can be computed with. A count of nothing
+            is no answer either: nothing found may mean that nothing was understood.
+        """
+        if not all(found):
+            return None
+        if self.kind == LOOKUP:
+            return _usual(found[0])
+        if self.kind == RECALL:
+            return "; ".join(dict.fromkeys(found[0]))
+        if self.kind == COUNT:
+            return str(len(found[0]))
+        values = [[v for v in map(number, answers) if v is not None] for answers in found]
+        if not all(values):
+            return None
+        if self.kind == SUM:
+            return written(math.fsum(values[0]))
+        first, second = (Counter(own).most_common(1)[0][0] for own in values)
+        if self.kind == RATIO:
+            return written(first / second) if second else None
+        if self.kind == CHANGE:
+            return written(first - second)
+        larger = 0 if first >= second else 1
+        return self.names[larger if self.kind == LARGEST else 1 - larger]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a comparison may answer: the keys in which the two sides differ."""
+        differing = [i for i, keys in enumerate(zip(*self.of, strict=True)) if len(set(keys)) > 1]
+        place = differing[0] if differing else 0
+        return tuple(keys[place] for keys in self.of)
+
+
+def written(value: float) -> str:
+    """Return a number with at most four decimals, such as 12.5."""
+    text = f"{value:.4f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def read_query(text: str) -> Query | None:
+    """Return the query in a planner's reply; None if it is not of the required form."""
+    found = last_object(text, ("kind",))
+    if found is None or found.mended or set(found.content) != {"kind", "fact", "of"}:
+        return None
+    kind, fact, of = (found.content[name] for name in ("kind", "fact", "of"))
+    if not isinstance(kind, str) or not isinstance(fact, str) or not isinstance(of, list):
+        return None
+    if kind not in OPERANDS or fact not in FACTS or len(of) != OPERANDS[kind]:
+        return None
+    if FACTS[fact].series != (kind in (SUM, COUNT, RECALL)):
+        return None
+    keys = []
+    for each in of:
+        if not isinstance(each, list) or len(each) != len(FACTS[fact].keys):
+            return None
+        if not all(isinstance(key, str) and 0 < len(key) <= _MAX_KEY for key in each):
+            return None
+        keys.append(tuple(each))
+    return Query(kind, fact, tuple(keys))
+
+
+def _usual(answers: Sequence[str]) -> str:
+    """Return the answer that occurs most often, in its first spelling."""
+    counts = Counter(answer.lower() for answer in answers)
+    return max(answers, key=lambda answer: counts[answer.lower()])

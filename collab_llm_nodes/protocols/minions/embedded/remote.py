@@ -1,0 +1,2 @@
+PLANNER_PROMPT="Plan: {question}"
+ROLE="planner"
