@@ -16,9 +16,23 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.errors import CollabError, ModelError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions.jobs import Job
+
+
+class CannotPlan(ModelError):
+    """The remote model has no plan for the question, such as one unlike all it was trained on.
+
+    A remote of the package's own may raise it from ``ChatModel.ask``, or return it as a result.
+    """
+
+    def __init__(self, why: str, *, remedy: str = "") -> None:
+        super().__init__(
+            f"the remote model cannot plan this question: {why}",
+            field="remote_model",
+            remedy=remedy or "ask in other words, or use a more capable remote",
+        )
 
 
 class Kind(str, Enum):

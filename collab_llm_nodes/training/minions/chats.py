@@ -46,9 +46,8 @@ def job_reply(found: Sequence[Entry], query: Query) -> str:
     """Return the worker's reply to a task of MinionS; ``found`` are the lines that answer it."""
     if not found:
         return ABSENT
-    lines = "One line says it." if len(found) == 1 else f"{len(found)} lines say it."
     reply = {
-        "explanation": lines,
+        "explanation": "stated",
         "citation": "; ".join(entry.text for entry in found),
         "answer": "; ".join(_answers(found, query)),
     }
@@ -125,15 +124,8 @@ def _query(writer: LogWriter, entries: Sequence[Entry]) -> Query:
     return Query(_KIND_OF_SERIES.get(fact, LOOKUP), fact, (key,))
 
 
-def _task(rng: random.Random, query: Query) -> str:
-    """Return the task of ``query``, at times in other words."""
-    if rng.random() < 0.85 or query.kind != LOOKUP:
-        return query.tasks[0]
-    return wording(rng, query)
-
-
 def _job(rng: random.Random, text: str, query: Query, found: Sequence[Entry]) -> tuple[Turn, ...]:
-    return job_chat(text, _task(rng, query), job_reply(found, query))
+    return job_chat(text, query.tasks[0], job_reply(found, query))
 
 
 def job_chat(text: str, task: str, reply: str = "") -> tuple[Turn, ...]:
@@ -147,7 +139,7 @@ def _talk(rng: random.Random, text: str, query: Query, found: Sequence[Entry]) -
         document=STYLE.document, context=text, question=wording(rng, query)
     )
     reply = talk_reply(found, query)
-    return Turn("system", system), Turn("user", _task(rng, query)), Turn("assistant", reply)
+    return Turn("system", system), Turn("user", query.tasks[0]), Turn("assistant", reply)
 
 
 def _direct(

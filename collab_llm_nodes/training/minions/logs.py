@@ -1,7 +1,8 @@
 """Long logs of a robot, made from a seed: facts that are asked for, near misses, and all the rest.
 
-A log is written in the reports style of the text grammar, one statement a line, some lines a
-paragraph, some paragraphs a day. No statement but the planted ones can answer a question.
+A log has one statement a line, some lines a paragraph, some paragraphs a day. It speaks of the world
+of the text grammar; each kind of line has one form, as what a machine writes has. No line but the
+planted ones can answer a question.
 """
 
 from __future__ import annotations
@@ -13,22 +14,40 @@ from dataclasses import dataclass
 from collab_llm_nodes.protocols.minions.embedded.queries import FACTS, Query
 from collab_llm_nodes.training.text.fact_kinds import KINDS
 from collab_llm_nodes.training.text.facts import Fields, Kind, fields_of
-from collab_llm_nodes.training.text.passages import ALARMS, FILLERS, SIGHTINGS
-from collab_llm_nodes.training.text.phrases import Phrase, Voice, say
+from collab_llm_nodes.training.text.passages import FILLERS
+from collab_llm_nodes.training.text.phrases import Voice, say
 from collab_llm_nodes.training.text.world import World
 
 STYLE = "reports"
 _LEFT_OUT = ("job", "work")  # one states what the other asks
 _SINGLE = {kind.name: kind for kind in KINDS if kind.name not in _LEFT_OUT}
-_EVENTS: Mapping[str, tuple[tuple[Phrase, ...], Callable[[World], Fields]]] = {
-    "alarm": (ALARMS[STYLE], fields_of("room", "time")),
-    "seen": (SIGHTINGS[STYLE], fields_of("thing", "room", "time")),
+_EVENTS: Mapping[str, Callable[[World], Fields]] = {
+    "alarm": fields_of("room", "time"),
+    "seen": fields_of("thing", "room", "time"),
 }
-STATEMENTS: Mapping[str, tuple[Phrase, ...]] = {
-    **{name: kind.statements[STYLE] for name, kind in _SINGLE.items()},
-    **{name: statements for name, (statements, _) in _EVENTS.items()},
+_REST = {
+    "where": " {room}, {place}.",
+    "spot": ": {place}.",
+    "who": ": {person}.",
+    "when": ": {time}.",
+    "day": ": {weekday}.",
+    "how many": ": {number}.",
+    "price": ": {price}.",
+    "paid": ": {price}.",
+    "door code": ": {code}.",
+    "part number": ": {code}.",
+    "colour": ": {colour}.",
+    "charge": " {number} percent.",
+    "serial": " {code}.",
+    "gift": ": {thing}.",
+    "patrol": " {room}.",
+    "temperature": " {number} degrees.",
+    "repair": ": {person}.",
+    "alarm": ": {time}.",
+    "seen": ": {room}, {time}.",
 }
-"""Wordings of each kind of entry."""
+FORMS: Mapping[str, str] = {name: FACTS[name].task + rest for name, rest in _REST.items()}
+"""The form of each kind of entry, as a template."""
 ENTRY_OF: Mapping[str, str] = {name: "paid" if name == "spent" else name for name in FACTS}
 """The kind of entries that states a fact of ``queries.FACTS``."""
 VALUE_OF: Mapping[str, str] = {
@@ -116,7 +135,7 @@ class LogWriter:
         """Return the fields of a new entry that states nothing of what is asked for."""
         while True:
             world = self.world
-            fields = _EVENTS[kind][1](world) if kind in _EVENTS else _SINGLE[kind].draw(world)
+            fields = _EVENTS[kind](world) if kind in _EVENTS else _SINGLE[kind].draw(world)
             if not self._speaks_of_asked(kind, fields):
                 return fields
 
@@ -141,15 +160,21 @@ class LogWriter:
         self._keys.add((ENTRY_OF[fact], *(fields[name] for name in FACTS[fact].keys)))
         self._entities |= {fields[name] for name in FACTS[fact].keys if name in _ENTITIES}
 
+    def miss(self, kind: str, fields: Mapping[str, str]) -> Entry:
+        """Return an entry that may be taken for that with ``fields``; no later one is asked for."""
+        entry = self.state(kind, self.near(kind, fields))
+        self._keys |= {(ENTRY_OF[fact], *key) for fact, key in _keys(kind, entry.fields)}
+        return entry
+
     def state(self, kind: str, fields: Mapping[str, str]) -> Entry:
         """Return the entry that states ``fields``."""
-        return Entry(kind, fields, say(STATEMENTS[kind], self._voice, fields))
+        return Entry(kind, fields, FORMS[kind].format(**fields))
 
     def line(self) -> Entry:
         """Return a line that has nothing to do with what is asked for."""
         if self.rng.random() < _REMARKS:
             return Entry("", {}, say(FILLERS[STYLE], self._voice, {}))
-        kind = self.rng.choice(tuple(STATEMENTS))
+        kind = self.rng.choice(tuple(FORMS))
         return self.state(kind, self.draw(kind))
 
     def heading(self) -> str:

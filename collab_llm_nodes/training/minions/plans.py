@@ -19,6 +19,8 @@ class MinionsPlan:
     """Tokens of a row."""
     lines: tuple[int, int] = (4, 50)
     """Lines of a passage, short ones more often: the mean is the geometric one."""
+    growing: int = 200
+    """Steps after which passages of all lengths occur; to find a line is learnt in short ones."""
     tasks: int = 12
     """Tasks on each passage."""
     replayed: int = 2

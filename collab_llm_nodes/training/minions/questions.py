@@ -61,7 +61,7 @@ WORDINGS: Mapping[Shape, tuple[Phrase, ...]] = {
         "How many alarms were there in the {room}?",
         "How often did the alarm of the {room} go off?",
         "How many times is an alarm in the {room} mentioned?",
-        "What is the number of alarms in the {room}?",
+        "How many alarms went off in the {room}?",
         "Count the alarms in the {room}.",
     ),
     (RECALL, "seen"): _ask(
@@ -173,7 +173,7 @@ def draw(
     query = Query(kind, fact, keys)
     entries = tuple(writer.state(ENTRY_OF[fact], fields) for fields in sides)
     misses = tuple(
-        writer.state(ENTRY_OF[fact], writer.near(ENTRY_OF[fact], fields))
+        writer.miss(ENTRY_OF[fact], fields)
         for fields in (sides if varied else sides[:2])
         for _ in range(writer.rng.randint(*_NEAR))
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ from collab_llm_nodes.training.text.shards import Document
 
 CLASSES = np.array([0.0, 0.0, 1.0, 1.0], np.float32)
 """Weight of a token by its class of ``rendering``: replies alone are learnt here."""
+NUMBERS_OF_A_STEP = 20
+"""A step draws groups of the numbers from step << this on."""
 IDS, POSITION, TEXT, BRANCH, CLASS = range(5)
 Row = NDArray[np.int32]
 """[5, length]: ids, positions, texts from 1 (0: padding), branches, classes."""
@@ -145,7 +148,7 @@ class Source:
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
         """Return rows int64 [size, 5, length] and weights float32 [size, length] of a step."""
         padding = self._renderer.text_end
-        numbers = iter(range(step << 20, (step + 1) << 20))
+        numbers = count(step << NUMBERS_OF_A_STEP)
         trees = (tree(self._renderer, self._make(number)) for number in numbers)
         source = rows(trees, self._length, padding)
         found = [next(source) for _ in range(size - self._replayed)]

@@ -29,6 +29,7 @@ from collab_llm_nodes.training.minions.rows import (
     BRANCH,
     CLASS,
     IDS,
+    NUMBERS_OF_A_STEP,
     POSITION,
     TEXT,
     Source,
@@ -112,7 +113,9 @@ def _train_worker(config: TrainMinions, tell: loop.Progress, stop: Callable[[], 
     learner = ForestLearner(model, model, plan.worker, plan.length)
     source = Source(
         tokenizer,
-        lambda number: _passages(plan, f"worker {config.seed} {number}", held_out=False),
+        lambda number: _passages(
+            plan, f"worker {config.seed} {number}", step=number >> NUMBERS_OF_A_STEP
+        ),
         plan.length,
         replay=lambda step: _known(tokenizer, f"replay {config.seed} {step}"),
         replayed=plan.replayed,
@@ -168,7 +171,15 @@ def _train(
     def advance() -> dict[str, float]:
         return learner.learn(*source.batch(learner.step, stage.batch))
 
-    return loop.train(learner, run, stage.pace, advance, measure=lambda: learner.right(examples), tell=tell, stop=stop)
+    return loop.train(
+        learner,
+        run,
+        stage.pace,
+        advance,
+        measure=lambda: learner.right(examples),
+        tell=tell,
+        stop=stop,
+    )
 
 
 class ForestLearner(RowLearner):
@@ -226,9 +237,14 @@ def _follows(rows: Tensor) -> Tensor:
     return (same & (rows[:, TEXT, 1:] == rows[:, TEXT, :-1])).float()
 
 
-def _passages(plan: MinionsPlan, seed: str, *, held_out: bool) -> Group:
+def _passages(
+    plan: MinionsPlan, seed: str, *, step: int | None = None, held_out: bool = False
+) -> Group:
+    """Return tasks on a passage; those of an early ``step`` are short."""
     rng = random.Random(seed)
     low, high = plan.lines
+    if step is not None and step < plan.growing:
+        high = low + (high - low) * step / plan.growing
     lines = round(low * (high / low) ** rng.random())
     return worker_group(rng, lines, plan.tasks, held_out=held_out)
 

@@ -77,7 +77,7 @@ FILLERS = {
     ),
 }
 
-SIGHTINGS = {
+_SIGHTINGS = {
     "conversation": _ask(
         "I saw the {thing} in the {room} at {time}.",
         "At {time} somebody had the {thing} in the {room}.",
@@ -104,7 +104,7 @@ _LAST_WHEN = _ask(
     "At what time was the {thing} seen last?",
     "What is the latest time noted for the {thing}?",
 )
-ALARMS = {
+_ALARMS = {
     "conversation": _ask(
         "At {time} the alarm went off in the {room}!",
         "There was that alarm in the {room} at {time}.",
@@ -287,7 +287,7 @@ class Writer:
         lines, last = [], {}
         for name, time in zip(of, self._timed(len(of)), strict=True):
             fields = {"thing": name, "room": world.room(), "time": time}
-            lines.append(self._line(say(SIGHTINGS[self.style], self._voice, fields)))
+            lines.append(self._line(say(_SIGHTINGS[self.style], self._voice, fields)))
             if name == thing:
                 last = fields | {"line": lines[-1]}
         self._add(*lines)
@@ -313,7 +313,7 @@ class Writer:
         rooms = [room] * number + [world.room() for _ in range(distractors)]
         world.rng.shuffle(rooms)
         lines = [
-            self._line(say(ALARMS[self.style], self._voice, {"room": name, "time": time}))
+            self._line(say(_ALARMS[self.style], self._voice, {"room": name, "time": time}))
             for name, time in zip(rooms, self._timed(len(rooms)), strict=True)
         ]
         self._add(*lines)

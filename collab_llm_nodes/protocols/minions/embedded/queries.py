@@ -23,12 +23,12 @@ _MAX_KEY = 80
 
 @dataclass(frozen=True)
 class Fact:
-    """A kind of statement in a log.
+    """A kind of line in a log.
 
     Attributes:
-        keys: fields that tell one statement, or one series, from others of its kind.
-        task: the question for it, with places for the keys.
-        series: a log may hold several statements with one key, and all of them count.
+        keys: fields that tell one line, or one series, from others of its kind.
+        task: the beginning of the line, with places for the keys; the worker finds what follows.
+        series: a log may hold several lines with one key, and all of them count.
     """
 
     keys: tuple[str, ...]
@@ -37,29 +37,28 @@ class Fact:
 
 
 FACTS: Mapping[str, Fact] = {
-    "where": Fact(("thing",), "Where is the {thing}?"),
-    "spot": Fact(("thing", "room"), "Where in the {room} is the {thing}?"),
-    "who": Fact(("thing",), "Who has the {thing}?"),
-    "when": Fact(("person", "event"), "When is the {event} of {person}?"),
-    "day": Fact(("person", "machine"), "On which day did {person} check the {machine}?"),
-    "how many": Fact(("items", "room"), "How many {items} are in the {room}?"),
-    "price": Fact(("thing",), "How much is the {thing}?"),
-    "paid": Fact(("person", "items"), "How much did {person} pay for the {items}?"),
-    "door code": Fact(("room",), "What is the code of the {room}?"),
-    "part number": Fact(
-        ("part", "machine"), "What is the number of the {part} for the {machine}?"
-    ),
-    "colour": Fact(("person", "noun"), "What colour is {person}'s {noun}?"),
-    "charge": Fact(("robot", "time"), "What was the charge of {robot} at {time}?"),
-    "serial": Fact(("robot",), "What is the serial number of {robot}?"),
-    "gift": Fact(("person", "other"), "What did {person} give to {other}?"),
-    "patrol": Fact(("robot", "time"), "Where was {robot} at {time}?"),
-    "temperature": Fact(("room", "time"), "How many degrees did the {room} have at {time}?"),
-    "repair": Fact(("machine", "room"), "Who fixed the {machine} in the {room}?"),
-    "spent": Fact(("person",), "How much did {person} pay?", series=True),
-    "alarm": Fact(("room",), "When was an alarm in the {room}?", series=True),
-    "seen": Fact(("thing",), "Where was the {thing} seen?", series=True),
+    "where": Fact(("thing",), "Item {thing} located in"),
+    "spot": Fact(("thing", "room"), "Spot of the {thing} in the {room}"),
+    "who": Fact(("thing",), "Recipient of the {thing}"),
+    "when": Fact(("event", "person"), "Start of the {event} of {person}"),
+    "day": Fact(("machine", "person"), "Check of the {machine} by {person}"),
+    "how many": Fact(("items", "room"), "Stock of {items} in the {room}"),
+    "price": Fact(("thing",), "Unit price of the {thing}"),
+    "paid": Fact(("person", "items"), "Expense of {person}, {items}"),
+    "door code": Fact(("room",), "Access code {room}"),
+    "part number": Fact(("part", "machine"), "Number of the {part} of the {machine}"),
+    "colour": Fact(("noun", "person"), "Colour of the {noun} of {person}"),
+    "charge": Fact(("time", "robot"), "{time} {robot}: battery"),
+    "serial": Fact(("robot",), "Robot {robot}, serial"),
+    "gift": Fact(("person", "other"), "Transfer from {person} to {other}"),
+    "patrol": Fact(("time", "robot"), "{time} {robot} entered the"),
+    "temperature": Fact(("time", "room"), "{time} {room}:"),
+    "repair": Fact(("machine", "room"), "Repair of the {machine} in the {room}"),
+    "spent": Fact(("person",), "Expense of {person}", series=True),
+    "alarm": Fact(("room",), "Alarm in the {room}", series=True),
+    "seen": Fact(("thing",), "Sighting of the {thing}", series=True),
 }
+"""A robot writes each kind of line in one form, which the planner knows and the task quotes."""
 
 LOOKUP, SUM, COUNT, RECALL = "lookup", "sum", "count", "recall"
 LARGEST, SMALLEST, RATIO, CHANGE = "largest", "smallest", "ratio", "change"
