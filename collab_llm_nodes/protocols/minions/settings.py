@@ -108,7 +108,7 @@ class MinionsConfig:
     )
     check_citations: bool = setting(
         False,
-        "Send no outputs whose citation does not stand in their piece of the text. Not in the paper.",
+        "Send no outputs whose citation does not stand in their piece of text. Not in the paper.",
         per_request=True,
     )
     carry: str = setting(

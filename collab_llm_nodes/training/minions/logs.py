@@ -1,8 +1,8 @@
 """Long logs of a robot, made from a seed: facts that are asked for, near misses, and all the rest.
 
-A log has one statement a line, some lines a paragraph, some paragraphs a day. It speaks of the world
-of the text grammar; each kind of line has one form, as what a machine writes has. No line but the
-planted ones can answer a question.
+A log has one statement a line, some lines a paragraph, some paragraphs a day. It speaks of the
+world of the text grammar; each kind of line has one form, as what a machine writes has. No line but
+the planted ones can answer a question.
 """
 
 from __future__ import annotations
