@@ -37,9 +37,15 @@ _PRESENT = 0.45
 
 @dataclass(frozen=True)
 class Group:
-    """Chats that begin with the same text: several tasks on one passage."""
+    """Chats that begin with the same text: several tasks on one passage.
+
+    Attributes:
+        sources: of each chat, the lines of the passage that its reply is copied from, each with the
+            length of what the task quotes of it; None where nobody knows.
+    """
 
     chats: tuple[tuple[Turn, ...], ...]
+    sources: tuple[tuple[tuple[str, int], ...] | None, ...]
 
 
 def job_reply(found: Sequence[Entry], query: Query) -> str:
@@ -81,12 +87,13 @@ def worker_group(rng: random.Random, lines: int, tasks: int, *, held_out: bool =
     if rng.random() < 0.15:
         text = f"{writer.heading()}\n\n{text}"
     (role,) = rng.choices([name for name, _ in _ROLES], [share for _, share in _ROLES])
-    chats = []
+    chats, sources = [], []
     for _ in range(tasks):
         query = _query(writer, entries)
         found = [entry for entry in entries if entry.key(query.fact) == query.of[0]]
         chats.append(_CHATS[role](rng, text, query, found))
-    return Group(tuple(chats))
+        sources.append(tuple((entry.text, len(query.tasks[0])) for entry in found))
+    return Group(tuple(chats), tuple(sources))
 
 
 def _passage(writer: LogWriter, lines: int) -> list[Entry]:
@@ -165,7 +172,7 @@ def planner_group(rng: random.Random, questions: int, *, held_out: bool = False)
         shapes = [shape for shape in SHAPES[group] if shape not in HELD_OUT_SHAPES]
         asked = draw(writer, group, shape=rng.choice(shapes), held_out_wording=held_out)
         chats.append(planner_chat(asked.text, asked.query.to_json()))
-    return Group(tuple(chats))
+    return Group(tuple(chats), (None,) * len(chats))
 
 
 def planner_chat(question: str, reply: str = "") -> tuple[Turn, ...]:

@@ -11,7 +11,7 @@ in a prompt with one task. So a passage of 300 tokens pays for a dozen tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -30,58 +30,116 @@ CLASSES = np.array([0.0, 0.0, 1.0, 1.0], np.float32)
 """Weight of a token by its class of ``rendering``: replies alone are learnt here."""
 NUMBERS_OF_A_STEP = 20
 """A step draws groups of the numbers from step << this on."""
-IDS, POSITION, TEXT, BRANCH, CLASS = range(5)
+IDS, POSITION, TEXT, BRANCH, CLASS, SOURCE = range(6)
+_DECIDING = 4
+"""Last tokens of a prompt, in which the model finds out if there is an answer."""
 Row = NDArray[np.int32]
-"""[5, length]: ids, positions, texts from 1 (0: padding), branches, classes."""
+"""[6, length]: ids, positions, texts from 1 (0: padding), branches, classes, and sources: the place
+in the row of the token that the next one is copied from, -1 where it is not known."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A task and its reply: ids, classes, and sources as places in the stem."""
+
+    ids: list[int]
+    classes: list[int]
+    sources: list[int]
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A group as token ids.
-
-    Attributes:
-        stem: the common beginning of all prompts.
-        branches: ids and classes of the rest of each chat.
-    """
+    """A group as token ids; ``stem`` is the common beginning of all prompts."""
 
     stem: list[int]
-    branches: list[tuple[list[int], list[int]]]
+    branches: list[Branch]
 
 
 def tree(renderer: Renderer, group: Group) -> Tree:
     """Encode a group; ids are those that a prompt has when the model is used."""
-    asked = renderer.encode([prompt_text(chat[:-1]) for chat in group.chats])
-    said = renderer.encode([chat[-1].content + "<|im_end|>" for chat in group.chats])
+    prompts = [prompt_text(chat[:-1]) for chat in group.chats]
+    replies = [chat[-1].content + "<|im_end|>" for chat in group.chats]
+    asked, said = renderer.encode(prompts), renderer.encode_with_places(replies)
+    stem_ids, starts = renderer.encode_with_places(prompts[:1])[0]
     shared = min(map(len, asked)) - 1  # the last token of a prompt says the reply's first
-    first = asked[0]
     for other in asked[1:]:
-        shared = next((i for i in range(shared) if other[i] != first[i]), shared)
-    branches = [
-        ([*prompt[shared:], *reply], [ASKED] * (len(prompt) - shared) + [ANSWERED] * len(reply))
-        for prompt, reply in zip(asked, said, strict=True)
-    ]
-    return Tree(first[:shared], branches)
+        shared = next((i for i in range(shared) if other[i] != stem_ids[i]), shared)
+    passage = _Passage(prompts[0], stem_ids[:shared], starts[:shared])
+    branches = []
+    for prompt, reply, (ids, at), lines in zip(asked, replies, said, group.sources, strict=True):
+        own = prompt[shared:]
+        copied = passage.sources(reply, ids, at, [line for line, _ in lines or ()])
+        # The token before says the next one. What leads to the decision looks where it is decided:
+        # behind the words that the task quotes, or at the first token of all if no line has them.
+        decides = -1 if lines is None else (passage.behind(*lines[0]) if lines else 0)
+        lead = next((i for i, source in enumerate(copied) if source >= 0), len(ids))
+        looks = [decides] * min(lead, 3) + copied[min(lead, 3) :]
+        task = [-1] * max(0, len(own) - _DECIDING) + [decides] * min(len(own), _DECIDING)
+        branches.append(
+            Branch(
+                [*own, *ids],
+                [ASKED] * len(own) + [ANSWERED] * len(ids),
+                [*task[:-1], *looks, -1],
+            )
+        )
+    return Tree(stem_ids[:shared], branches)
+
+
+class _Passage:
+    """The common text of a group with the places of its tokens."""
+
+    def __init__(self, text: str, ids: list[int], starts: list[int]) -> None:
+        self._text, self._ids = text, ids
+        self._token_at = {start: token for token, start in enumerate(starts)}
+
+    def behind(self, line: str, characters: int) -> int:
+        """Return the first token behind so many characters of ``line``; -1 if it is not here."""
+        there = self._text.find(line)
+        ends = range(there + characters, there + len(line))
+        return next((self._token_at[end] for end in ends if end in self._token_at), -1)
+
+    def sources(
+        self, reply: str, ids: list[int], starts: list[int], lines: Sequence[str]
+    ) -> list[int]:
+        """Return the token of the passage that each token of ``reply`` is copied from, or -1."""
+        found = [-1] * len(ids)
+        cursor = 0
+        for line in lines:
+            place, there = reply.find(line, cursor), self._text.find(line)
+            if place < 0 or there < 0:
+                continue
+            cursor = place + len(line)
+            for token, start in enumerate(starts):
+                if place <= start < cursor:
+                    source = self._token_at.get(there + start - place, -1)
+                    if source >= 0 and self._ids[source] == ids[token]:
+                        found[token] = source
+        return found
 
 
 def rows(trees: Iterable[Tree], length: int, padding: int) -> Iterator[Row]:
     """Yield rows of ``length`` tokens, each with as much of the next trees as fits."""
     row, used, text = _empty(length, padding), 0, 0
     for found in trees:
-        smallest = len(found.stem) + min(len(ids) for ids, _ in found.branches)
+        n = len(found.stem)
+        smallest = n + min(len(branch.ids) for branch in found.branches)
         if smallest > length:
             continue
         if smallest > length - used:
             yield row
             row, used, text = _empty(length, padding), 0, 0
         text += 1
-        n = len(found.stem)
+        begin = used
         _put(row, used, found.stem, 0, text, 0, [ASKED] * n)
         used += n
-        for branch, (ids, classes) in enumerate(found.branches, 1):
-            if used + len(ids) > length:
+        for number, branch in enumerate(found.branches, 1):
+            end = used + len(branch.ids)
+            if end > length:
                 break
-            _put(row, used, ids, n, text, branch, classes)
-            used += len(ids)
+            _put(row, used, branch.ids, n, text, number, branch.classes)
+            sources = np.array(branch.sources)
+            row[SOURCE, used:end] = np.where(sources >= 0, begin + sources, -1)
+            used = end
 
 
 def plain_rows(documents: Iterable[Document], length: int, count: int, padding: int) -> list[Row]:
@@ -96,9 +154,10 @@ def plain_rows(documents: Iterable[Document], length: int, count: int, padding: 
 
 
 def _empty(length: int, padding: int) -> Row:
-    row = np.zeros((5, length), np.int32)
+    row = np.zeros((6, length), np.int32)
     row[IDS] = padding
     row[CLASS] = PAD
+    row[SOURCE] = -1
     return row
 
 
@@ -114,7 +173,7 @@ def _put(
 
 
 def visible(batch: Tensor) -> Tensor:
-    """Return which tokens each token sees, bool [B, T, T], for rows [B, 5, T]."""
+    """Return which tokens each token sees, bool [B, T, T], for rows [B, 6, T]."""
     text, branch = batch[:, TEXT], batch[:, BRANCH]
     order = torch.arange(batch.shape[-1], device=batch.device)
     before = order[:, None] >= order
@@ -146,7 +205,7 @@ class Source:
         self._replay, self._replayed = replay, replayed if replay is not None else 0
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """Return rows int64 [size, 5, length] and weights float32 [size, length] of a step."""
+        """Return rows int64 [size, 6, length] and weights float32 [size, length] of a step."""
         padding = self._renderer.text_end
         numbers = count(step << NUMBERS_OF_A_STEP)
         trees = (tree(self._renderer, self._make(number)) for number in numbers)

@@ -45,19 +45,30 @@ class TextForward(nn.Module):
             layers.append(x)
         return layers
 
-    def packed(self, ids: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
-        """Return the last layer's output [B, T, hidden] for several texts in one row.
+    def packed(
+        self, ids: Tensor, positions: Tensor, visible: Tensor, guided: Sequence[int] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run several texts in one row.
 
         Args:
             ids, positions: int64 [B, T]; positions are those within a text.
             visible: bool [B, T, T], the tokens that each token sees.
+            guided: numbers of layers from 0.
+
+        Returns:
+            The last layer's output [B, T, hidden], and of each guided layer the logarithm of what
+            its first head attends to, [B, T, T].
         """
         x = self._embed(ids)
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
-        for layer in self.model.model.layers:
+        attention = []
+        for number, layer in enumerate(self.model.model.layers):
             query, key, value = self._project(layer, x, cos, sin)
+            if number in guided:
+                scores = query[:, 0] @ key[:, 0].transpose(1, 2) * self.head_size**-0.5
+                attention.append(scores.float().masked_fill(~visible, -1e9).log_softmax(-1))
             x = self._finish(layer, x, _attend(query, key, value, visible[:, None]))
-        return x
+        return x, attention
 
     def normed(self, hidden: Tensor) -> Tensor:
         """Return what the LM head and Medusa heads read of the last layer's output."""
