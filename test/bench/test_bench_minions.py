@@ -150,6 +150,8 @@ def test_break_even_is_where_both_read_the_same() -> None:
     assert break_even(rows(1000, 700, 1050), rows(2000, 1700, 2050)) is None
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family = write_family(tmp_path / "family")
     small = report.Sizes(
@@ -166,8 +168,10 @@ def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.Mon
         shape=report.JobsShape(1, 1, 1, 20, 150, 20, 2),
     )
     monkeypatch.setattr(report, "QUICK", small)
-    monkeypatch.setattr(report.measure, "SEPARATE_CHUNKS", (1,))
-    monkeypatch.setattr(report.measure, "CHUNKS_AT_ONCE", (1,))
+    for name in ("SEPARATE_CHUNKS", "CHUNKS_AT_ONCE", "SUB_TASKS", "SAMPLES", "TASKS", "ROUNDS"):
+        monkeypatch.setattr(report.measure, name, (1,))
+    monkeypatch.setattr(report.measure, "CHUNK_SIZES", (800,))
+    monkeypatch.setattr(report.measure, "RETRIEVED", (2, 4, 8))
     file, plot = tmp_path / "m.json", tmp_path / "m.png"
     done = CliRunner().invoke(
         app,
