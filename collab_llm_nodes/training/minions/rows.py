@@ -23,16 +23,26 @@ from transformers import PreTrainedTokenizerBase
 
 from collab_llm_nodes.training.minions.chats import Group
 from collab_llm_nodes.training.text.packing import pack
-from collab_llm_nodes.training.text.rendering import ANSWERED, ASKED, PAD, Renderer, prompt_text
+from collab_llm_nodes.training.text.rendering import (
+    ANSWERED,
+    ASKED,
+    PAD,
+    SHORT,
+    Renderer,
+    prompt_text,
+)
 from collab_llm_nodes.training.text.shards import Document
 
-CLASSES = np.array([0.0, 0.0, 1.0, 1.0], np.float32)
-"""Weight of a token by its class of ``rendering``: replies alone are learnt here."""
+CLASSES = np.array([0.0, 0.0, 1.0, 4.0], np.float32)
+"""Weight of a token by its class of ``rendering``: replies alone are learnt here, and most of all
+(class SHORT) whether there is an answer, and the answer."""
 NUMBERS_OF_A_STEP = 20
 """A step draws groups of the numbers from step << this on."""
 IDS, POSITION, TEXT, BRANCH, CLASS, SOURCE = range(6)
 _DECIDING = 4
 """Last tokens of a prompt, in which the model finds out if there is an answer."""
+_LEADING = 2
+"""First tokens of a reply, which say it."""
 Row = NDArray[np.int32]
 """[6, length]: ids, positions, texts from 1 (0: padding), branches, classes, and sources: the place
 in the row of the token that the next one is copied from, -1 where it is not known."""
@@ -72,13 +82,18 @@ def tree(renderer: Renderer, group: Group) -> Tree:
         # The token before says the next one. What leads to the decision looks where it is decided:
         # behind the words that the task quotes, or at the first token of all if no line has them.
         decides = -1 if lines is None else (passage.behind(*lines[0]) if lines else 0)
-        lead = next((i for i, source in enumerate(copied) if source >= 0), len(ids))
-        looks = [decides] * min(lead, 3) + copied[min(lead, 3) :]
+        lead = min(_LEADING, len(ids))
+        looks = [decides] * lead + copied[lead:]
+        found = {at for line in lines or () for at in passage.values(*line)}
+        said = [
+            SHORT if lines is not None and (i < lead or source in found) else ANSWERED
+            for i, source in enumerate(copied)
+        ]
         task = [-1] * max(0, len(own) - _DECIDING) + [decides] * min(len(own), _DECIDING)
         branches.append(
             Branch(
                 [*own, *ids],
-                [ASKED] * len(own) + [ANSWERED] * len(ids),
+                [ASKED] * len(own) + said,
                 [*task[:-1], *looks, -1],
             )
         )
@@ -97,6 +112,12 @@ class _Passage:
         there = self._text.find(line)
         ends = range(there + characters, there + len(line))
         return next((self._token_at[end] for end in ends if end in self._token_at), -1)
+
+    def values(self, line: str, characters: int) -> range:
+        """Return the tokens of ``line`` behind its first characters."""
+        first, there = self.behind(line, characters), self._text.find(line)
+        last = self._token_at.get(there + len(line), -1)
+        return range(first, last) if 0 <= first < last else range(0)
 
     def sources(
         self, reply: str, ids: list[int], starts: list[int], lines: Sequence[str]

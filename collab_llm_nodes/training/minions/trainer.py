@@ -47,6 +47,8 @@ from collab_llm_nodes.training.text.shards import SKILL_MIX, documents
 
 WORKER, TARGET = "text-worker", "text-target"
 _SHOWN = ("nats", "looks", "found", "absent")
+_LEARNT_OF_ROW = 448
+"""Places of a row that are learnt at most: logits of all would be a third of the work."""
 _GUIDANCE = 0.5
 """Weight of where to look."""
 _SHORT_REPLY = 10
@@ -209,14 +211,23 @@ class ForestLearner(RowLearner):
 
     def losses(self, ids: Tensor, weights: Tensor) -> dict[str, Tensor]:
         """Return the losses of rows int64 [B, 6, T]: of the next tokens, and of where to look."""
-        logits, attention = self._run(ids, self._guided)
-        logits = logits[:, :-1].float()
-        labels, weights = ids[:, IDS, 1:], weights[:, 1:] * _follows(ids)
-        said = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-        loss = (said * weights.flatten()).sum() / weights.sum().clamp(min=1.0)
-        if not attention:
-            return {"loss": loss}
+        learnt = F.pad(weights[:, 1:] * _follows(ids), (0, 1))  # a place says the next token
+        labels = F.pad(ids[:, IDS, 1:], (0, 1))
         source = ids[:, SOURCE]
+        wanted = (
+            ((learnt > 0) | (source >= 0))
+            .float()
+            .topk(min(_LEARNT_OF_ROW, ids.shape[-1]), dim=1)
+            .indices
+        )
+        logits, attention = self._run(ids, self._guided, wanted)
+        learnt, labels, source = (each.gather(1, wanted) for each in (learnt, labels, source))
+        said = F.cross_entropy(
+            logits.float().flatten(0, 1), labels.flatten(), reduction="none"
+        ).view_as(learnt)
+        loss = (said * learnt).sum() / learnt.sum().clamp(min=1.0)
+        if not attention:
+            return {"loss": loss, "nats": loss}
         known = (source >= 0).float()
         looks = torch.zeros((), device=ids.device)
         for law in attention:
@@ -225,9 +236,11 @@ class ForestLearner(RowLearner):
         looks = looks / len(attention)
         return {"loss": loss + _GUIDANCE * looks, "nats": loss, "looks": looks}
 
-    def _run(self, rows: Tensor, guided: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
+    def _run(
+        self, rows: Tensor, guided: Sequence[int] = (), wanted: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
         hidden, attention = self.forward.packed(
-            rows[:, IDS], rows[:, POSITION], visible(rows), guided
+            rows[:, IDS], rows[:, POSITION], visible(rows), guided, wanted
         )
         return self.forward.logits(hidden), attention
 

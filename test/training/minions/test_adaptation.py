@@ -159,4 +159,4 @@ def test_rows_are_drawn_from_the_step_alone(family: Path) -> None:
     first, again, other = source.batch(3, 2), source.batch(3, 2), source.batch(4, 2)
     assert torch.equal(first[0], again[0])
     assert not torch.equal(first[0], other[0])
-    assert list(islice(first[1].unique().tolist(), 3)) == [0.0, 1.0]
+    assert list(islice(first[1].unique().tolist(), 3)) == [0.0, 1.0, 4.0]
