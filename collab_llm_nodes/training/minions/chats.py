@@ -17,6 +17,7 @@ from collab_llm_nodes.protocols.minions.embedded.queries import (
     SUM,
     Query,
 )
+from collab_llm_nodes.protocols.minions.embedded.remote import PLANNER_PROMPT
 from collab_llm_nodes.training.minions.logs import ENTRY_OF, VALUE_OF, Entry, LogWriter
 from collab_llm_nodes.training.minions.questions import (
     CLASSES,
@@ -177,7 +178,5 @@ def planner_group(rng: random.Random, questions: int, *, held_out: bool = False)
 
 def planner_chat(question: str, reply: str = "") -> tuple[Turn, ...]:
     """Return a question to the planner; without ``reply`` the chat ends with it."""
-    from collab_llm_nodes.protocols.minions.embedded.remote import PLANNER_PROMPT
-
     prompt = Turn("user", PLANNER_PROMPT.format(question=question))
     return (prompt, *([Turn("assistant", reply)] if reply else []))

@@ -23,8 +23,10 @@ class MinionsPlan:
     """Steps after which passages of all lengths occur; to find a line is learnt in short ones."""
     tasks: int = 12
     """Tasks on each passage."""
-    replayed: int = 2
+    replayed: int = 1
     """Rows of each of the worker's batches that are of the text family's own training."""
+    planner_length: int = 512
+    """Tokens of a row of the planner."""
     rank: int = 8
     """Rank of the planner's changes."""
     held_out: int = 64
@@ -33,11 +35,9 @@ class MinionsPlan:
 
 CPU = MinionsPlan(
     worker=Stage(
-        8, 1e-3, steps=600, warmup=20, muon=0.01, compile=True, bfloat16=True, measure_every=100
+        4, 1e-3, steps=700, warmup=20, muon=0.012, compile=True, bfloat16=True, measure_every=100
     ),
-    planner=Stage(
-        4, 4e-3, steps=400, warmup=20, compile=True, bfloat16=True, measure_every=100, decay=0.0
-    ),
+    planner=Stage(2, 4e-3, steps=400, warmup=20, bfloat16=True, measure_every=100, decay=0.0),
 )
 """Two cores, some 20 minutes; a run gives the same models again."""
 
@@ -45,6 +45,7 @@ TINY = MinionsPlan(
     worker=Stage(2, 1e-3, steps=2, warmup=1, measure_every=2),
     planner=Stage(2, 1e-3, steps=2, warmup=1, measure_every=2),
     length=512,
+    planner_length=256,
     lines=(2, 6),
     tasks=3,
     replayed=1,

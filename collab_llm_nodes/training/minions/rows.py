@@ -39,13 +39,14 @@ CLASSES = np.array([0.0, 0.0, 1.0, 4.0], np.float32)
 NUMBERS_OF_A_STEP = 20
 """A step draws groups of the numbers from step << this on."""
 IDS, POSITION, TEXT, BRANCH, CLASS, SOURCE = range(6)
-_DECIDING = 4
-"""Last tokens of a prompt, in which the model finds out if there is an answer."""
+_TURN = "<|im_end|>\n<|im_start|>assistant\n"
+"""End of each prompt."""
 _LEADING = 2
-"""First tokens of a reply, which say it."""
+"""First tokens of a reply, which say if there is an answer."""
 Row = NDArray[np.int32]
 """[6, length]: ids, positions, texts from 1 (0: padding), branches, classes, and sources: the place
-in the row of the token that the next one is copied from, -1 where it is not known."""
+in the row of the token that the next one is copied from, -1 where it is not known. The last token
+of a task has the one behind the task's words in the passage, 0 where they do not stand there."""
 
 
 @dataclass(frozen=True)
@@ -70,34 +71,27 @@ def tree(renderer: Renderer, group: Group) -> Tree:
     prompts = [prompt_text(chat[:-1]) for chat in group.chats]
     replies = [chat[-1].content + "<|im_end|>" for chat in group.chats]
     asked, said = renderer.encode(prompts), renderer.encode_with_places(replies)
-    stem_ids, starts = renderer.encode_with_places(prompts[:1])[0]
+    ((stem, starts),) = renderer.encode_with_places(prompts[:1])
     shared = min(map(len, asked)) - 1  # the last token of a prompt says the reply's first
     for other in asked[1:]:
-        shared = next((i for i in range(shared) if other[i] != stem_ids[i]), shared)
-    passage = _Passage(prompts[0], stem_ids[:shared], starts[:shared])
+        shared = next((i for i in range(shared) if other[i] != stem[i]), shared)
+    (turn,) = renderer.encode([_TURN])
+    passage = _Passage(prompts[0], stem[:shared], starts[:shared])
     branches = []
     for prompt, reply, (ids, at), lines in zip(asked, replies, said, group.sources, strict=True):
         own = prompt[shared:]
         copied = passage.sources(reply, ids, at, [line for line, _ in lines or ()])
-        # The token before says the next one. What leads to the decision looks where it is decided:
-        # behind the words that the task quotes, or at the first token of all if no line has them.
-        decides = -1 if lines is None else (passage.behind(*lines[0]) if lines else 0)
-        lead = min(_LEADING, len(ids))
-        looks = [decides] * lead + copied[lead:]
-        found = {at for line in lines or () for at in passage.values(*line)}
-        said = [
-            SHORT if lines is not None and (i < lead or source in found) else ANSWERED
+        values = {token for line in lines or () for token in passage.values(*line)}
+        classes = [
+            SHORT if lines is not None and (i < _LEADING or source in values) else ANSWERED
             for i, source in enumerate(copied)
         ]
-        task = [-1] * max(0, len(own) - _DECIDING) + [decides] * min(len(own), _DECIDING)
-        branches.append(
-            Branch(
-                [*own, *ids],
-                [ASKED] * len(own) + said,
-                [*task[:-1], *looks, -1],
-            )
-        )
-    return Tree(stem_ids[:shared], branches)
+        sources = [-1] * (len(own) - 1) + copied + [-1]  # a token looks at what the next one says
+        end = len(own) - len(turn) - 1  # where the task ends, the model sees if a line goes on so
+        if lines is not None and end >= 0:
+            sources[end] = passage.behind(*lines[0]) if lines else 0
+        branches.append(Branch([*own, *ids], [ASKED] * len(own) + classes, sources))
+    return Tree(stem[:shared], branches)
 
 
 class _Passage:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ WORKER, TARGET = "text-worker", "text-target"
 _SHOWN = ("nats", "looks", "found", "absent")
 _LEARNT_OF_ROW = 448
 """Places of a row that are learnt at most: logits of all would be a third of the work."""
+_REPLAYED_AT_MOST = 64
+"""Documents to fill the replayed rows of a batch with."""
 _GUIDANCE = 0.5
 """Weight of where to look."""
 _SHORT_REPLY = 10
@@ -142,16 +145,16 @@ def _train_planner(config: TrainMinions, tell: loop.Progress, stop: Callable[[],
     torch.manual_seed(config.seed)
     role = LowRank(model, plan.rank, head_fingerprint(decoder_parts(model)))
     role.attach()
-    learner = ForestLearner(model, role, plan.planner, plan.length)
+    learner = ForestLearner(model, role, plan.planner, plan.planner_length)
     source = Source(
         tokenizer,
         lambda n: planner_group(random.Random(f"planner {config.seed} {n}"), plan.tasks),
-        plan.length,
+        plan.planner_length,
     )
     held_out = Source(
         tokenizer,
         lambda n: planner_group(random.Random(f"plan {n}"), plan.tasks, held_out=True),
-        plan.length,
+        plan.planner_length,
     )
     if not _train(config, "planner", learner, source, held_out, tell, stop):
         return False
@@ -292,8 +295,7 @@ def _known(tokenizer: PreTrainedTokenizerBase, seed: str) -> Iterator[Document]:
     """Yield documents as the text family is trained on them, half of them reading skills."""
     rng = random.Random(seed)
     mix = SKILL_MIX if rng.random() < 0.5 else DEFAULT_MIX
-    found = documents(tokenizer, rng, mix)
-    return (document for _, document in zip(range(64), found, strict=False))
+    return islice(documents(tokenizer, rng, mix), _REPLAYED_AT_MOST)
 
 
 def _read(config: TrainMinions, name: str) -> tuple[Any, PreTrainedTokenizerBase]:

@@ -21,6 +21,7 @@ from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.low_rank import LowRank
 from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.embedded.queries import Query, read_query
 from collab_llm_nodes.protocols.minions.messages import CannotPlan
 from collab_llm_nodes.protocols.minions.reduction import number
@@ -239,8 +240,6 @@ class Planner(PlannedRemote):
         return query
 
     def read(self, text: str, question: str, control: Control) -> str:
-        from collab_llm_nodes.protocols.minions import prompts
-
         prompt = prompts.DIRECT.format(context=text, question=question)
         request = ChatRequest((Turn("user", prompt),), max_tokens=_REPLY_TOKENS)
         (reply,) = self._reader.ask([request], control)
