@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,8 @@ def words(text: str) -> int:
     return len(text.split())
 
 
-def counted(turns: object) -> int:
-    return sum(words(turn.content) for turn in turns)  # type: ignore[attr-defined]
+def counted(turns: Sequence[Turn]) -> int:
+    return sum(words(turn.content) for turn in turns)
 
 
 class Grep:

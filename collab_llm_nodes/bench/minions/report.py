@@ -29,7 +29,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.turns import Turn
-from collab_llm_nodes.protocols.minions.embedded.remote import ROLE, Planner, planning_model
+from collab_llm_nodes.protocols.minions.embedded.remote import ROLE, open_planner
 from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat
 from collab_llm_nodes.training.text.rendering import prompt_text
 
@@ -210,8 +210,7 @@ def _trained(bench: Bench, models: Path, counted: _Counter, sizes: Sizes) -> dic
     folder = models / TARGET
     if not (folder / f"{ROLE}.json").is_file():
         return {}
-    reader = _windowed(_read(models, TARGET), counted)
-    planner = Planner(PRICED_AS, planning_model(folder), reader, counted.chat)
+    planner = open_planner(folder, PRICED_AS)
     own = replace(bench, models=replace(bench.models, remote=planner))
     cases = make_cases(
         f"trained {bench.seed}", sizes.tokens, sizes.trained, sizes.per_log, counted.text

@@ -254,7 +254,7 @@ class ForestLearner(RowLearner):
         ``absent`` is that of short replies, most of which say that the text has no answer.
         """
         good = {"found": 0, "absent": 0}
-        total = dict.fromkeys(good, 0)
+        total = dict(good)
         for part in rows.split(at_once):
             best = self._run(part)[0][:, :-1].argmax(-1)
             for row, predicted in zip(part, best, strict=True):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
+import time
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +17,9 @@ from transformers import AutoTokenizer
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.low_rank import LowRank
-from collab_llm_nodes.protocols.minions.embedded.remote import ROLE
+from collab_llm_nodes.protocols.base import Control
+from collab_llm_nodes.protocols.minions.embedded.remote import ROLE, open_planner
+from collab_llm_nodes.protocols.minions.messages import CannotPlan
 from collab_llm_nodes.protocols.minions.reading import worker_output
 from collab_llm_nodes.training.minions.chats import Group, planner_group, worker_group
 from collab_llm_nodes.training.minions.rows import (
@@ -133,6 +138,10 @@ def test_the_training_repeats_to_the_bit_and_leaves_the_target_alone(
     assert not (tmp_path / "a/models/text-target/model.safetensors").exists()
     target = load(ModelConfig(path=str(family / "text-target"))).model
     LowRank.load(tmp_path / "a/models/text-target", ROLE, target).merge()
+    for file in (tmp_path / "a/models/text-target").iterdir():
+        shutil.copy(file, family / "text-target")  # as it ships
+    with closing(open_planner(family / "text-target")) as planner, pytest.raises(CannotPlan):
+        planner.understand("How are you?", Control(time.monotonic() + 60))
 
 
 def test_a_stopped_training_goes_on(family: Path, tmp_path: Path) -> None:

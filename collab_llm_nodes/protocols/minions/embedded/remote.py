@@ -23,6 +23,7 @@ from collab_llm_nodes.models.low_rank import LowRank
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.embedded.queries import Query, read_query
+from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat
 from collab_llm_nodes.protocols.minions.messages import CannotPlan
 from collab_llm_nodes.protocols.minions.reduction import number
 
@@ -39,6 +40,8 @@ _REDUCED = re.compile(r"\A(?:sum|count|ratio|diff|max) of the answers: ")
 _SMALLEST = 200
 _REMEMBERED = 512
 _REPLY_TOKENS = 64
+_FRAME = 5
+"""Tokens of a chat template around each turn."""
 
 
 class PlannedRemote(ABC):
@@ -248,12 +251,28 @@ class Planner(PlannedRemote):
         return reply.text.strip() or UNKNOWN
 
 
-def planning_model(folder: str | Path) -> InProcessChat:
-    """Return the text target in ``folder`` in the role of a planner.
+def open_planner(folder: str | Path, name: str = ROLE, *, reduce: bool = True) -> Planner:
+    """Return the embedded remote: the text target in ``folder`` as planner, and as it is as reader.
+
+    Args:
+        name: of the model, in a price table.
 
     Raises:
         ModelError: the model or its role is absent, or they do not belong together.
     """
-    loaded = load(ModelConfig(path=str(folder), local_files_only=True))
-    LowRank.load(folder, ROLE, loaded.model).merge()
-    return InProcessChat(Engine(loaded), name=ROLE)
+    config = ModelConfig(path=str(folder), local_files_only=True)
+    planner, reader = load(config), load(config)
+    LowRank.load(folder, ROLE, planner.model).merge()
+    encode = reader.tokenizer.backend_tokenizer.encode  # type: ignore[attr-defined]
+
+    def count(turns: Sequence[Turn]) -> int:
+        frame = _FRAME * len(turns) + (_FRAME if turns[-1].role == "user" else 0)
+        return sum(len(encode(turn.content).ids) for turn in turns) + frame
+
+    return Planner(
+        name,
+        InProcessChat(Engine(planner), name=ROLE),
+        WindowedChat(InProcessChat(Engine(reader), name="reader"), lambda t: len(encode(t).ids)),
+        count,
+        reduce=reduce,
+    )
