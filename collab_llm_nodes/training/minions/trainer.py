@@ -284,7 +284,7 @@ def _passages(
 ) -> Group:
     """Return tasks on a passage; those of an early ``step`` are short."""
     rng = random.Random(seed)
-    low, high = plan.lines
+    low, high = map(float, plan.lines)
     if step is not None and step < plan.growing:
         high = low + (high - low) * step / plan.growing
     lines = round(low * (high / low) ** rng.random())
