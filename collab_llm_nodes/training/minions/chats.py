@@ -33,7 +33,8 @@ ABSENT = json.dumps({"answer": None})
 _KIND_OF_SERIES = {"spent": SUM, "alarm": COUNT, "seen": RECALL}
 _ROLES = (("job", 0.7), ("talk", 0.2), ("direct", 0.1))
 _PRESENT = 0.55
-"""Share of tasks that the text answers, nearly. A line too many costs little: see check_citations."""
+"""Share of tasks that the text answers, nearly: to say too much costs little, since citations are
+checked."""
 
 
 @dataclass(frozen=True)
