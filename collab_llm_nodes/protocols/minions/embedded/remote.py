@@ -18,7 +18,7 @@ from collab_llm_nodes.chat.in_process import InProcessChat
 from collab_llm_nodes.chat.structured import last_object, text_of
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError
-from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.loading import ModelConfig, load, model_folder
 from collab_llm_nodes.models.low_rank import LowRank
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
@@ -252,9 +252,10 @@ class Planner(PlannedRemote):
 
 
 def open_planner(folder: str | Path, name: str = ROLE, *, reduce: bool = True) -> Planner:
-    """Return the embedded remote: the text target in ``folder`` as planner, and as it is as reader.
+    """Return the embedded remote: the text target as planner, and as it is as reader.
 
     Args:
+        folder: of the target, or its shipped name.
         name: of the model, in a price table.
 
     Raises:
@@ -262,7 +263,7 @@ def open_planner(folder: str | Path, name: str = ROLE, *, reduce: bool = True) -
     """
     config = ModelConfig(path=str(folder), local_files_only=True)
     planner, reader = load(config), load(config)
-    LowRank.load(folder, ROLE, planner.model).merge()
+    LowRank.load(model_folder(config), ROLE, planner.model).merge()
     encode = reader.tokenizer.backend_tokenizer.encode  # type: ignore[attr-defined]
 
     def count(turns: Sequence[Turn]) -> int:
