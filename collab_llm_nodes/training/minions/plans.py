@@ -27,7 +27,7 @@ class MinionsPlan:
     """Rows of each of the worker's batches that are of the text family's own training."""
     planner_length: int = 512
     """Tokens of a row of the planner."""
-    rank: int = 8
+    rank: int = 12
     """Rank of the planner's changes."""
     held_out: int = 64
     """Held-out groups of a point of the learning curve."""
@@ -35,11 +35,11 @@ class MinionsPlan:
 
 CPU = MinionsPlan(
     worker=Stage(
-        4, 1e-3, steps=900, warmup=20, muon=0.012, compile=True, bfloat16=True, measure_every=100
+        4, 1e-3, steps=800, warmup=20, muon=0.012, compile=True, bfloat16=True, measure_every=100
     ),
-    planner=Stage(2, 4e-3, steps=600, warmup=20, bfloat16=True, measure_every=100, decay=0.0),
+    planner=Stage(4, 4e-3, steps=600, warmup=20, bfloat16=True, measure_every=100, decay=0.0),
 )
-"""Some 18 minutes of one core by estimate; a run gives the same models again."""
+"""Some 20 minutes of one core by estimate; a run gives the same models again."""
 
 TINY = MinionsPlan(
     worker=Stage(2, 1e-3, steps=2, warmup=1, measure_every=2),
