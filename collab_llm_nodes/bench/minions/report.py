@@ -61,9 +61,9 @@ class Sizes:
     tokens: int = 32_768
     per_log: int = 14
     trained: int = 42
-    sweep: int = 28
+    sweep: int = 14
     sweep_tokens: int = 16_384
-    context: int = 28
+    context: int = 14
     contexts: tuple[int, ...] = (4096, 8192, 16_384, 65_536)
     requests: int = 64
     plans: int = 60
