@@ -1,6 +1,6 @@
 """Questions about a robot's logs in short form: a kind, a fact and its keys.
 
-    {"kind": "ratio", "fact": "price", "of": [["red mug"], ["steel pan"]]}
+    {"kind": "ratio", "fact": "how many", "of": "cups | kitchen; plates | kitchen"}
 
 A query tells which simple tasks solve it, one for each entry of ``of``, and how the answers to them
 become the answer to the question. The embedded remote can do no more than this.
@@ -19,6 +19,7 @@ from collab_llm_nodes.chat.structured import last_object
 from collab_llm_nodes.protocols.minions.reduction import number
 
 _MAX_KEY = 80
+_OPERANDS, _KEYS = "; ", " | "
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,9 @@ class Query:
 
     def to_json(self) -> str:
         """Return the short form, as a planner writes it."""
-        return json.dumps({"kind": self.kind, "fact": self.fact, "of": self.of})
+        # No brackets within brackets: tokens that the small model has never written.
+        of = _OPERANDS.join(_KEYS.join(keys) for keys in self.of)
+        return json.dumps({"kind": self.kind, "fact": self.fact, "of": of}, ensure_ascii=False)
 
     def plan(self, chunker: str, *, size: int = 0, reduce: bool = False) -> dict[str, Any]:
         """Return the plan for ``protocols.minions.plan``.
@@ -163,20 +166,18 @@ def read_query(text: str) -> Query | None:
     if found is None or found.mended or set(found.content) != {"kind", "fact", "of"}:
         return None
     kind, fact, of = (found.content[name] for name in ("kind", "fact", "of"))
-    if not isinstance(kind, str) or not isinstance(fact, str) or not isinstance(of, list):
+    if not (isinstance(kind, str) and isinstance(fact, str) and isinstance(of, str)):
         return None
-    if kind not in OPERANDS or fact not in FACTS or len(of) != OPERANDS[kind]:
+    if kind not in OPERANDS or fact not in FACTS:
         return None
     if FACTS[fact].series != (kind in (SUM, COUNT, RECALL)):
         return None
-    keys = []
-    for each in of:
-        if not isinstance(each, list) or len(each) != len(FACTS[fact].keys):
-            return None
-        if not all(isinstance(key, str) and 0 < len(key) <= _MAX_KEY for key in each):
-            return None
-        keys.append(tuple(each))
-    return Query(kind, fact, tuple(keys))
+    keys = tuple(tuple(each.split(_KEYS)) for each in of.split(_OPERANDS))
+    if len(keys) != OPERANDS[kind] or any(len(each) != len(FACTS[fact].keys) for each in keys):
+        return None
+    if not all(key.strip() and len(key) <= _MAX_KEY for each in keys for key in each):
+        return None
+    return Query(kind, fact, keys)
 
 
 def _usual(answers: Sequence[str]) -> str:
