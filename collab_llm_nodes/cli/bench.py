@@ -375,6 +375,50 @@ def bench_chat(
     raise typer.Exit(0 if results["mismatches"] == 0 else 1)
 
 
+@app.command("minions")
+def bench_minions(
+    models: Annotated[Path, typer.Option(help="Folder of the text family's models.")] = Path(
+        "models"
+    ),
+    questions: Annotated[
+        int | None, typer.Option(help="Questions of the main table.", min=7)
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(help="Length of its logs.", min=500)] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few questions about short logs.")
+    ] = False,
+    attacks: Annotated[bool, typer.Option(help="Also the hostile programs.")] = True,
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Minion, MinionS and baselines on long robot logs (paper 000): accuracy, tokens, cost.
+
+    Exits with 0 only if all goals are reached; with --quick only if nothing leaks or escapes.
+    """
+    from dataclasses import replace
+
+    from collab_llm_nodes.bench.minions.report import QUICK, Sizes, run_minions
+
+    sizes = QUICK if quick else Sizes()
+    sizes = replace(sizes, questions=questions or sizes.questions, tokens=tokens or sizes.tokens)
+    results = on_this_machine(
+        run_minions,
+        models=models,
+        sizes=sizes,
+        attacks=attacks,
+        threads=threads,
+        seed=seed,
+        plot=plot,
+        console=console,
+    )
+    write_json(json_file, results)
+    safe = ("no canary seen", "no attack escapes or hangs")
+    wanted = [ok for goal, ok in results["goals"].items() if not quick or goal in safe]
+    raise typer.Exit(0 if all(wanted) else 1)
+
+
 @app.command("ros")
 def bench_ros(
     answers: Annotated[int, typer.Option(help="Answers per mode and verifier.", min=1)] = 60,

@@ -79,6 +79,33 @@ def train_text(
     write_json(json_file, {"out": str(out), "finished": finished, "curves": curves})
 
 
+@app.command("minions")
+def train_minions(
+    out: Annotated[Path, typer.Option(help="Where runs are kept; resumes from there.")] = Path(
+        "runs/minions"
+    ),
+    models: Annotated[Path, typer.Option(help="Folder of the text family that is adapted.")] = Path(
+        "models"
+    ),
+    plan: Annotated[str, typer.Option(help="cpu, or tiny to check a machine.")] = "cpu",
+    stages: Annotated[str, typer.Option(help="worker, planner, or both.")] = "worker planner",
+    hours: Annotated[
+        float, typer.Option(help="Stop after this long; 0 = the whole plan.", min=0.0)
+    ] = 0.0,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Adapt the text worker to its tasks and the text target to planning; resumable."""
+    from collab_llm_nodes.training.minions import trainer
+
+    config = trainer.TrainMinions(
+        out, models, plan=plan, seed=seed, hours=hours, stages=tuple(stages.split())
+    )
+    finished = trainer.train_minions(config)
+    curves = {f.parent.name: json.loads(f.read_text("utf-8")) for f in out.glob("*/curve.json")}
+    write_json(json_file, {"out": str(out), "finished": finished, "curves": curves})
+
+
 def _minutes(text: str) -> dict[str, float]:
     """Read ``STAGE=MINUTES`` pairs.
 

@@ -114,6 +114,7 @@ class Dropped(str, Enum):
     ABSTAINED = "abstained"
     TRUNCATED = "truncated"
     UNREADABLE = "unreadable"
+    UNSUPPORTED = "unsupported"  # its citation does not stand in the text
     FAILED = "failed"
 
 

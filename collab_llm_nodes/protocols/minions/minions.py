@@ -255,6 +255,8 @@ class _MinionS:
             return Job(manifest, JobOutput(), Dropped.UNREADABLE)
         if output.answer is None and self.config.abstain_filter:
             return Job(manifest, output, Dropped.ABSTAINED)
+        if self.config.check_citations and not _is_cited(output.citation, manifest.chunk):
+            return Job(manifest, output, Dropped.UNSUPPORTED)
         return Job(manifest, output)
 
     # ------------------------------------------------------------------ synthesize
@@ -347,6 +349,13 @@ class _MinionS:
         self, answer: str, explanation: str = "", error: CollabError | None = None
     ) -> Outcome:
         return Outcome(answer, frozenset(self.marks), self.round, explanation, self.jobs, error)
+
+
+def _is_cited(citation: str | None, chunk: str) -> bool:
+    """Return True if each line of ``citation`` stands in ``chunk``; several have "; " between."""
+    text = " ".join(chunk.split())
+    lines = [" ".join(line.split()) for line in (citation or "").split("; ")]
+    return all(line and line in text for line in lines)
 
 
 def _own_words(message: Message) -> str:

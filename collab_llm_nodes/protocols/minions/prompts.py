@@ -1,4 +1,4 @@
-"""The prompts: appendix F of paper 000 in our own sentences, one style for each of its experiments.
+"""The prompts: appendix F of paper 000 in our own sentences, a style for each of its experiments.
 
 Templates are filled by ``messages.filled`` or ``str.format``; doubled braces stand for single ones.
 """
@@ -208,6 +208,17 @@ word for word:
 
 Leave out every concept that the text does not mention."""
 
+WORKER_BRIEF = """\
+Do the task, using only this text. Reply in JSON: explanation, citation and answer; \
+{{"answer": null}} if the text does not give it.
+
+## Text
+{chunk}
+
+## Task
+{task}"""
+"""For a worker trained on it: few tokens follow the piece, and it knows no advice."""
+
 # ---------------------------------------------------------------- Minion
 
 CHAT_BEGIN = """\
@@ -336,6 +347,15 @@ class Style:
 
 
 STYLES = {
+    "embedded": Style(
+        "the log of a robot",
+        "- Each task must be one of the simple questions that the model has learnt.",
+        WORKER_BRIEF,
+        quotes=False,
+        guidelines=_CONSERVATIVE,
+        more="request_additional_info",
+        answer="the final answer alone",
+    ),
     "general": Style(
         "one or more documents",
         "- Each task must be a single step without calculations.",

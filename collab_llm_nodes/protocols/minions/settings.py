@@ -110,6 +110,11 @@ class MinionsConfig:
     abstain_filter: bool = setting(
         True, "Send no outputs in which the worker has found nothing.", per_request=True
     )
+    check_citations: bool = setting(
+        False,
+        "Send no outputs whose citation does not stand in their piece of text. Not in the paper.",
+        per_request=True,
+    )
     carry: str = setting(
         SCRATCHPAD,
         "Memory of the remote between rounds. retries: what was missing; scratchpad: that and its"

@@ -45,6 +45,41 @@ class TextForward(nn.Module):
             layers.append(x)
         return layers
 
+    def packed(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        guided: Sequence[int] = (),
+        wanted: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run several texts in one row.
+
+        Args:
+            ids, positions: int64 [B, T]; positions are those within a text.
+            visible: bool [B, T, T], the tokens that each token sees.
+            guided: numbers of layers from 0.
+            wanted: int64 [B, N], the places in a row that are asked for; None: all.
+
+        Returns:
+            The last layer's output at these places, [B, N, hidden], and of each guided layer the
+            logarithm of what its first head attends to, [B, N, T].
+        """
+        x = self._embed(ids)
+        cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
+        places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        places = (places if wanted is None else wanted)[..., None]
+        attention = []
+        for number, layer in enumerate(self.model.model.layers):
+            query, key, value = self._project(layer, x, cos, sin)
+            if number in guided:
+                asking = query[:, 0].gather(1, places.expand(-1, -1, self.head_size))
+                scores = asking @ key[:, 0].transpose(1, 2) * self.head_size**-0.5
+                seen = visible.gather(1, places.expand(-1, -1, ids.shape[1]))
+                attention.append(scores.float().masked_fill(~seen, -1e9).log_softmax(-1))
+            x = self._finish(layer, x, _attend(query, key, value, visible[:, None]))
+        return x.gather(1, places.expand(-1, -1, x.shape[-1])), attention
+
     def normed(self, hidden: Tensor) -> Tensor:
         """Return what the LM head and Medusa heads read of the last layer's output."""
         return _rms(hidden, self.model.model.norm)

@@ -49,6 +49,11 @@ class Renderer:
         """Return the ids of each text; control tokens in it count as such."""
         return [found.ids for found in self._backend.encode_batch_fast(list(texts))]
 
+    def encode_with_places(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """Return the ids of each text, and the place in it at which each token begins."""
+        found = self._backend.encode_batch(list(texts))
+        return [(each.ids, [start for start, _ in each.offsets]) for each in found]
+
     def chats(self, samples: Sequence[Sample]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return ids (uint16) and classes (uint8) of each chat, ``<|endoftext|>`` at the end.
 

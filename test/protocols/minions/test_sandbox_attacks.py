@@ -8,80 +8,45 @@ import logging
 import os
 import platform
 import re
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from attack_programs import BOMBS, LEAKS, WORKS, program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import comes_true, wait_for
 
+from collab_llm_nodes.bench.minions import attacks
+from collab_llm_nodes.bench.minions.attack_programs import BOMBS, LEAKS, WORKS, program
+from collab_llm_nodes.bench.minions.attacks import (
+    BOMB_LIMITS,
+    CANARY,
+    ENDS_WITHIN_S,
+    LEAK_LIMITS,
+    Host,
+    lives,
+)
 from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, JobManifest, JobOutput
 from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 
-_CANARY = "canary_7f3a91"
 _BANS_SOCKETS = ("x86_64", "aarch64")
-_ENDS_WITHIN_S = 30.0
-"""A program must have ended by then, which its own limit of 0.2 s brings about, not the other."""
-
-
-@dataclass
-class Host:
-    """Things that a program must not reach."""
-
-    folder: Path
-    listener: socket.socket
-
-    @property
-    def file(self) -> Path:
-        """A file that holds the canary; its name is one, too."""
-        return self.folder / _CANARY
-
-    @property
-    def trace(self) -> Path:
-        """A file that is there if a program has done something."""
-        return self.folder / "trace"
-
-    def connected(self) -> bool:
-        """Return True if somebody has connected since the last call."""
-        try:
-            self.listener.accept()[0].close()
-        except BlockingIOError:
-            return False
-        return True
-
-    def leak(self, name: str) -> str:
-        """Return the program of this name, aimed at this host."""
-        body = LEAKS[name].replace("FILE", str(self.file)).replace("FOLDER", str(self.folder))
-        port = str(self.listener.getsockname()[1])
-        return program(body.replace("TRACE", str(self.trace)).replace("PORT", port))
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    folder = tmp_path_factory.mktemp("secrets")
-    os.environ["COLLAB_CANARY"] = _CANARY
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setblocking(False)
-        found = Host(folder, listener)
-        found.file.write_text(_CANARY)
-        (folder / "canary_module.py").write_text(f"text = '{_CANARY}'")
+def host() -> Iterator[Host]:
+    with attacks.host() as found:
         yield found
-    del os.environ["COLLAB_CANARY"]
 
 
 @pytest.fixture(scope="module")
 def sandbox(host: Host) -> Iterator[Sandbox]:
-    running = Sandbox(SandboxLimits(run_s=30, wall_s=100, memory_mb=64))
+    running = Sandbox(LEAK_LIMITS)
     yield running
     running.close()
 
@@ -89,22 +54,15 @@ def sandbox(host: Host) -> Iterator[Sandbox]:
 @pytest.fixture(scope="module")
 def impatient(host: Host) -> Iterator[Sandbox]:
     """A sandbox for programs without end."""
-    running = Sandbox(SandboxLimits(run_s=0.2, wall_s=100, memory_mb=64))
+    running = Sandbox(BOMB_LIMITS)
     yield running
     running.close()
-
-
-def _lives(sandbox: Sandbox) -> bool:
-    """Return True if it runs a program; a machine that stalls may need several attempts."""
-    return any(isinstance(sandbox.run(program(""), ["text"]), JobList) for _ in range(5))
 
 
 @pytest.mark.parametrize("name", LEAKS)
 def test_nothing_escapes(host: Host, sandbox: Sandbox, name: str) -> None:
     result = sandbox.run(host.leak(name), ["text"])
-    assert _CANARY not in str(result)
-    assert not host.trace.exists()
-    assert not host.connected()
+    assert not host.hurt(str(result))
     if isinstance(result, JobList):  # whatever it found, it is no more than a word or two
         assert all(len(job.task) < 100 for job in result.jobs)
 
@@ -127,7 +85,7 @@ print(space["prepare_jobs"](["text"], []))
             text=True,
             timeout=60,
         )
-        if not (_CANARY in run.stdout or host.trace.exists() or host.connected()):
+        if not host.hurt(run.stdout):
             failed.add(name)
         if host.trace.is_dir():
             host.trace.rmdir()
@@ -139,9 +97,9 @@ print(space["prepare_jobs"](["text"], []))
 def test_nothing_hangs(impatient: Sandbox, name: str) -> None:
     begun = time.monotonic()
     result = impatient.run(program(BOMBS[name]), ["text"])
-    assert time.monotonic() - begun < _ENDS_WITHIN_S
+    assert time.monotonic() - begun < ENDS_WITHIN_S
     assert isinstance(result, Fault) or len(result.jobs) <= SandboxLimits().jobs
-    assert _lives(impatient)
+    assert lives(impatient)
 
 
 @settings(max_examples=60, deadline=None)
@@ -153,7 +111,7 @@ def test_pieces_of_attacks_in_any_order(host: Host, sandbox: Sandbox, data: st.D
     cut = data.draw(st.integers(0, len(first))), data.draw(st.integers(0, len(second)))
     spliced = first[: cut[0]] + second[cut[1] :] + data.draw(st.text(max_size=5))
     result = sandbox.run(spliced, ["text \ud800"])
-    assert _CANARY not in str(result).replace(str(host.file), "")
+    assert CANARY not in str(result).replace(str(host.file), "")
     assert not host.trace.exists()
     assert not host.connected()
 
@@ -192,14 +150,14 @@ def test_one_program_leaves_nothing_to_the_next(sandbox: Sandbox) -> None:
     ],
 )
 def test_an_error_tells_no_text(sandbox: Sandbox, body: str) -> None:
-    result = sandbox.run(program(body), [f"{_CANARY} 'unreadable"])
+    result = sandbox.run(program(body), [f"{CANARY} 'unreadable"])
     assert isinstance(result, Fault)
-    assert _CANARY not in result.told + result.value
+    assert CANARY not in result.told + result.value
 
 
 def test_what_is_printed_goes_nowhere(sandbox: Sandbox, capfd: pytest.CaptureFixture[str]) -> None:
-    assert isinstance(sandbox.run(program("print(context[0])"), [_CANARY]), JobList)
-    assert _CANARY not in "".join(capfd.readouterr())
+    assert isinstance(sandbox.run(program("print(context[0])"), [CANARY]), JobList)
+    assert CANARY not in "".join(capfd.readouterr())
 
 
 def test_ids_are_not_the_programs(sandbox: Sandbox) -> None:
@@ -207,9 +165,9 @@ def test_ids_are_not_the_programs(sandbox: Sandbox) -> None:
         "return [JobManifest(chunk='c', task='t', chunk_id=context[0], task_id=context[0],"
         " job_id=context[0])]"
     )
-    result = sandbox.run(program(body), [_CANARY])
+    result = sandbox.run(program(body), [CANARY])
     assert isinstance(result, JobList)
-    assert _CANARY not in str(result)
+    assert CANARY not in str(result)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +186,7 @@ def test_ids_are_not_the_programs(sandbox: Sandbox) -> None:
 def test_only_words_of_the_program_may_be_quoted(
     sandbox: Sandbox, task: str, quotable: bool
 ) -> None:
-    result = sandbox.run(program(f"return [JobManifest('c', {task})]"), [_CANARY])
+    result = sandbox.run(program(f"return [JobManifest('c', {task})]"), [CANARY])
     assert isinstance(result, JobList)
     assert [job.quotable for job in result.jobs] == [quotable]
 
@@ -259,12 +217,12 @@ def test_the_log_tells_of_each_program_but_not_of_the_text(
     sandbox: Sandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "collab_llm_nodes.protocols.minions"):
-        sandbox.run(program(""), [_CANARY])
-        sandbox.run(program("raise ValueError(context[0])"), [_CANARY])
+        sandbox.run(program(""), [CANARY])
+        sandbox.run(program("raise ValueError(context[0])"), [CANARY])
     assert "1 jobs after" in caplog.text
     assert "RAISED after" in caplog.text
     assert "raise ValueError" in caplog.text
-    assert _CANARY not in caplog.text
+    assert CANARY not in caplog.text
 
 
 def test_no_wall_time_left_is_a_fault_and_the_process_is_replaced(sandbox: Sandbox) -> None:

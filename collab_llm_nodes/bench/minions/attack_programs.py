@@ -1,4 +1,4 @@
-"""Programs that a hostile remote might write, for the tests of the sandbox.
+"""Programs that a hostile remote might write, for tests and benchmark of the sandbox.
 
 ``LEAKS``: bodies that set ``found`` to the canary, a word that stands in a file, in its name and in
 the environment, or that leave a trace behind. ``WORKS`` names those that succeed in plain Python,

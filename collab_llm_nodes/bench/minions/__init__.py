@@ -1,0 +1,1 @@
+"""Benchmark of Minion, MinionS and their baselines on long robot logs."""

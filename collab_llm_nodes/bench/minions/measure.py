@@ -1,0 +1,290 @@
+"""The measurements of the benchmark, one function each."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from collab_llm_nodes.bench.minions.figures import row
+from collab_llm_nodes.bench.minions.material import Case, make_case, make_cases
+from collab_llm_nodes.bench.minions.ways import (
+    DIRECT,
+    MINION,
+    MINIONS,
+    WAYS,
+    Answered,
+    Models,
+    Way,
+    answer_all,
+)
+from collab_llm_nodes.chat.base import ChatModel, ChatRequest, Control, Reply
+from collab_llm_nodes.chat.ledger import PriceTable
+from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.protocols.base import Control as Unhurried
+from collab_llm_nodes.protocols.minions.baselines import rag
+from collab_llm_nodes.protocols.minions.embedded.queries import Query
+from collab_llm_nodes.protocols.minions.embedded.remote import Planner
+from collab_llm_nodes.protocols.minions.minion import minion
+from collab_llm_nodes.protocols.minions.minions import minions
+from collab_llm_nodes.protocols.minions.reading import worker_output
+from collab_llm_nodes.training.minions.chats import job_chat
+from collab_llm_nodes.training.minions.logs import VALUE_OF, Entry, LogWriter
+from collab_llm_nodes.training.minions.questions import (
+    HELD_OUT_SHAPES,
+    SHAPES,
+    Asked,
+    draw,
+)
+
+PROTOCOLS = ("remote_only", "local_only", "rag_bm25", "rag_dense", "minion", "minions")
+CHUNK_SIZES = (400, 800, 1600, 2400)
+SAMPLES = (1, 2, 4)
+TASKS = (1, 2)
+ROUNDS = (1, 2, 3)
+RETRIEVED = (2, 4, 8, 16, 32, 64)
+SEPARATE_CHUNKS = (1, 16, 32, 64, 128)
+CHUNKS_AT_ONCE = (1, 2, 3)
+SUB_TASKS = (1, 2, 3, 4)
+_CHUNK_TOKENS = 512
+_WARM = 0.4
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Models and sizes of a run.
+
+    Attributes:
+        count: returns the number of tokens of a text, by the text family's tokenizer.
+        tell: tells what was measured.
+    """
+
+    models: Models
+    prices: PriceTable
+    count: Callable[[str], int]
+    seed: int
+    tell: Callable[[str], None]
+
+    def row(self, name: str, way: Way, cases: Sequence[Case]) -> dict[str, Any]:
+        """Return the figures of one way, and tell them."""
+        return self._row(name, answer_all(way, cases, self.models), cases)
+
+    def _row(
+        self, name: str, answered: Sequence[Answered], cases: Sequence[Case]
+    ) -> dict[str, Any]:
+        length = round(sum(case.tokens for case in cases) / len(cases))
+        figures = row(answered, length, self.prices)
+        self.tell(
+            f"{name}: {figures['accuracy']:.3f} of {figures['questions']} right,"
+            f" {figures['remote_prefill_tokens']:.0f} tokens read by the remote"
+        )
+        return figures
+
+    def protocols(
+        self, cases: Sequence[Case], names: Sequence[str] = PROTOCOLS
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, list[Answered]]]:
+        """Return figures and answers of each way to answer."""
+        answers = {name: answer_all(WAYS[name], cases, self.models) for name in names}
+        return {name: self._row(name, own, cases) for name, own in answers.items()}, answers
+
+
+def sweeps(bench: Bench, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
+    """Vary one setting at a time (paper 000, figures 5 to 8 and appendix E.3)."""
+
+    def minions_with(**changed: Any) -> Way:
+        return Way(partial(minions, config=replace(MINIONS, **changed)))
+
+    warm = replace(MINIONS.local, temperature=_WARM)
+    ways: dict[str, dict[int, Way]] = {
+        "chunk_characters": {size: minions_with(chunk_size=size) for size in CHUNK_SIZES},
+        "samples": {n: minions_with(samples=n, local=warm, rounds=1) for n in SAMPLES},
+        "tasks": {n: minions_with(tasks=n, rounds=1) for n in TASKS},
+        "minions_rounds": {n: minions_with(rounds=n) for n in ROUNDS},
+        "minion_rounds": {
+            n: Way(partial(minion, config=replace(MINION, rounds=n))) for n in ROUNDS
+        },
+        "retrieved": {k: Way(partial(rag, config=replace(DIRECT, retrieve=k))) for k in RETRIEVED},
+        "minions_retrieved": {k: minions_with(retrieve=k) for k in RETRIEVED[2:]},
+    }
+    return {
+        name: {str(value): bench.row(f"{name} {value}", way, cases) for value, way in own.items()}
+        for name, own in ways.items()
+    }
+
+
+def contexts(
+    bench: Bench, lengths: Sequence[int], questions: int, per_log: int
+) -> dict[str, dict[str, Any]]:
+    """Return the rows of all protocols on logs of several lengths."""
+    found = {}
+    for tokens in lengths:
+        cases = make_cases(f"contexts {bench.seed}", tokens, questions, per_log, bench.count)
+        bench.tell(f"logs of {tokens} tokens")
+        found[str(tokens)], _ = bench.protocols(cases, ("remote_only", "minion", "minions"))
+    return found
+
+
+def chunks_and_tasks(bench: Bench, worker: ChatModel, requests: int) -> dict[str, Any]:
+    """Return the worker's accuracy by chunks and by sub-tasks in one request (tables 4 and 5).
+
+    ``separate`` has the chunks in one request each; right is what finds the answer in its chunk
+    and nothing in the others that would be sent.
+    """
+    rng = random.Random(f"requests {bench.seed}")
+    found: dict[str, Any] = {"chunks_in_one_request": {}, "separate": {}, "sub_tasks": {}}
+    for n in CHUNKS_AT_ONCE:
+        right = 0
+        for _ in range(requests):
+            chunks, query, entry = _chunks(rng, n, bench.count)
+            (output,) = _outputs(worker, ["\n".join(chunks)], query.tasks[0])
+            right += output == entry.fields[VALUE_OF[query.fact]]
+        found["chunks_in_one_request"][str(n)] = right / requests
+    for n in SEPARATE_CHUNKS:
+        tries, right = max(4, requests // n), 0
+        for _ in range(tries):
+            chunks, query, entry = _chunks(rng, n, bench.count)
+            said = {output for output in _outputs(worker, chunks, query.tasks[0]) if output}
+            right += said == {entry.fields[VALUE_OF[query.fact]]}
+        found["separate"][str(n)] = right / tries
+    for n in SUB_TASKS:
+        right = 0
+        for _ in range(requests):
+            writer = LogWriter(rng, held_out=True)
+            asked = [draw(writer, "lookup") for _ in range(n)]
+            groups = [each.planted[0] for each in asked]
+            text = writer.log(groups, _CHUNK_TOKENS // 2, bench.count).text
+            tasks = "; ".join(each.query.tasks[0] for each in asked)
+            (output,) = _outputs(worker, [text], tasks)
+            right += (output or "") == "; ".join(each.answer for each in asked)
+        found["sub_tasks"][str(n)] = right / requests
+    bench.tell(f"chunks and tasks in one request: {json.dumps(found)}")
+    return found
+
+
+def _chunks(
+    rng: random.Random, n: int, count: Callable[[str], int]
+) -> tuple[list[str], Query, Entry]:
+    """Return chunks of which one holds the line that a query asks for."""
+    writer = LogWriter(rng, held_out=True)
+    asked = draw(writer, "lookup")
+    ((entry,), misses) = asked.planted
+    place = rng.randrange(n)
+    chunks = [
+        writer.log([[entry], misses] if i == place else [], _CHUNK_TOKENS, count).text
+        for i in range(n)
+    ]
+    return chunks, asked.query, entry
+
+
+def _outputs(worker: ChatModel, chunks: Sequence[str], task: str) -> list[str | None]:
+    """Return the worker's answers, as MinionS would send them on."""
+    requests = [
+        ChatRequest(job_chat(chunk, task), max_tokens=MINIONS.local.max_tokens) for chunk in chunks
+    ]
+    found: list[str | None] = []
+    for reply, chunk in zip(worker.ask(requests, Unhurried()), chunks, strict=True):
+        output = None
+        if not isinstance(reply, CollabError):
+            output = worker_output(reply.text, quotes=False, max_characters=2000)
+        cited = output is not None and (output.citation or "") in chunk
+        found.append(output.answer if output is not None and cited else None)
+    return found
+
+
+def planning(bench: Bench, planner: Planner, questions: int) -> dict[str, Any]:
+    """Return the share of valid and of right plans, by what training has not shown."""
+    kinds: dict[str, dict[str, Any]] = {
+        "trained": {"held_out": False, "wording": False},
+        "entities": {"held_out": True, "wording": False},
+        "wordings": {"held_out": True, "wording": True},
+        "kinds": {"held_out": True, "wording": False, "shapes": HELD_OUT_SHAPES},
+    }
+    shapes = {(group, shape) for group, own in SHAPES.items() for shape in own}
+    found = {}
+    for name, facts in kinds.items():
+        rng = random.Random(f"planning {bench.seed} {name}")
+        wanted = facts.get("shapes")
+        choice = sorted((g, s) for g, s in shapes if (s in HELD_OUT_SHAPES) == (wanted is not None))
+        by_group = {group: [s for g, s in choice if g == group] for group, _ in choice}
+        valid = right = 0
+        for i in range(questions):
+            writer = LogWriter(rng, held_out=facts["held_out"])
+            group = sorted(by_group)[i % len(by_group)]
+            asked = draw(
+                writer,
+                group,
+                shape=rng.choice(by_group[group]),
+                held_out_wording=facts["wording"],
+            )
+            query = _planned(planner, asked)
+            valid += query is not None
+            right += query == asked.query
+        found[name] = {"valid": valid / questions, "right": right / questions}
+    bench.tell(f"plans: {json.dumps(found)}")
+    return found
+
+
+def _planned(planner: Planner, asked: Asked) -> Query | None:
+    try:
+        return planner.understand(asked.text, Unhurried())
+    except CollabError:
+        return None
+
+
+class TellingWorker:
+    """A worker whose outputs without an answer hold a canary each.
+
+    Attributes:
+        planted: the canaries.
+    """
+
+    def __init__(self, worker: ChatModel) -> None:
+        self._worker = worker
+        self.planted: list[str] = []
+
+    @property
+    def name(self) -> str:
+        return self._worker.name
+
+    def ask(self, requests: Sequence[ChatRequest], control: Control) -> list[Reply | CollabError]:
+        """Answer ``requests``; see ``chat.base.ChatModel``."""
+        return [self._telling(reply) for reply in self._worker.ask(requests, control)]
+
+    def close(self) -> None:
+        """Leave the worker open: it is the caller's."""
+
+    def _telling(self, reply: Reply | CollabError) -> Reply | CollabError:
+        if isinstance(reply, CollabError):
+            return reply
+        output = worker_output(reply.text, quotes=False, max_characters=2000)
+        if output is not None and output.answer is not None:
+            return reply
+        self.planted.append(f"canary-output-{len(self.planted)}-")
+        told = {"explanation": self.planted[-1], "citation": self.planted[-1], "answer": None}
+        return replace(reply, text=json.dumps(told))
+
+
+def privacy(bench: Bench, tokens: int, questions: int) -> dict[str, Any]:
+    """Return how many canaries cross the wire of MinionS.
+
+    One stands in each paragraph of a log that answers nothing, one in each output without answer.
+    """
+    case = make_case(f"privacy {bench.seed}", tokens, questions, bench.count)
+    answering = {entry.text for asked in case.asked for group in asked.planted for entry in group}
+    paragraphs, planted = [], []
+    for number, paragraph in enumerate(case.text.split("\n\n")):
+        if not answering & set(paragraph.splitlines()):
+            planted.append(f"canary-text-{number}-")
+            paragraph = f"{paragraph}\nNote {planted[-1]}."
+        paragraphs.append(paragraph)
+    case = replace(case, text="\n\n".join(paragraphs))
+    worker = TellingWorker(bench.models.local)
+    answered = answer_all(WAYS["minions"], [case], replace(bench.models, local=worker))
+    wire = "\n".join(text for each in answered for text in each.wire)
+    canaries = planted + worker.planted
+    seen = sum(canary in wire for canary in canaries)
+    bench.tell(f"{seen} of {len(canaries)} canaries were seen on the wire")
+    return {"canaries_seen": seen, "canaries_planted": len(canaries), "wire_bytes": len(wire)}

@@ -1,0 +1,77 @@
+"""The plots, in the manner of paper 000's figures 3 to 8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from collab_llm_nodes.bench.harness import save_plot, subplots
+
+Results = Mapping[str, Any]
+
+
+def plot_all(results: Results, file: Path) -> None:
+    """Draw cost and accuracy, the sweeps, and lengths of logs, one panel each."""
+    figure, grid = subplots(3, 3, figsize=(14, 11))
+    panels = list(grid.flat)
+    _cost(panels[0], results)
+    _lengths(panels[1], results)
+    _classes(panels[2], results)
+    for axis, (name, rows) in zip(panels[3:], results["sweeps"].items(), strict=False):
+        _sweep(axis, name, rows)
+    for axis in panels[3 + len(results["sweeps"]) :]:
+        axis.set_axis_off()
+    save_plot(figure, file)
+
+
+def _cost(axis: Any, results: Results) -> None:
+    for name, row in results["protocols"].items():
+        axis.errorbar(
+            row["cost_usd"],
+            row["accuracy"],
+            yerr=[[max(0.0, abs(row["accuracy"] - end))] for end in row["accuracy_interval"]],
+            fmt="o",
+            label=name.replace("_", " "),
+        )
+    axis.set_xscale("symlog", linthresh=1e-3)
+    axis.legend(fontsize=7)
+    _label(axis, "cost and accuracy", "US dollars per question", "accuracy")
+
+
+def _lengths(axis: Any, results: Results) -> None:
+    lengths = {int(length): rows for length, rows in results["contexts"].items()}
+    for name in ("remote_only", "minion", "minions"):
+        read = [rows[name]["remote_prefill_tokens"] for rows in lengths.values()]
+        axis.plot([*lengths], read, "o-", label=name.replace("_", " "))
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.legend(fontsize=7)
+    _label(axis, "length of the log", "tokens", "tokens read by the remote")
+
+
+def _classes(axis: Any, results: Results) -> None:
+    ways = ("local_only", "minion", "minions", "remote_only")
+    for number, way in enumerate(ways):
+        shares = results["protocols"][way]["accuracy_by_class"]
+        places = [i + 0.2 * number for i in range(len(shares))]
+        axis.bar(places, [*shares.values()], 0.18, label=way.replace("_", " "))
+        axis.set_xticks([i + 0.3 for i in range(len(shares))], [*shares], fontsize=7, rotation=30)
+    axis.legend(fontsize=7)
+    _label(axis, "classes of questions", "", "accuracy")
+
+
+def _sweep(axis: Any, name: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    values = [int(value) for value in rows]
+    axis.plot(values, [row["accuracy"] for row in rows.values()], "o-", color="C0")
+    axis.set_ylim(0, 1.05)
+    read = axis.twinx()
+    read.plot(values, [row["remote_prefill_tokens"] for row in rows.values()], "s--", color="C1")
+    read.set_ylabel("tokens read by the remote (dashed)", fontsize=7)
+    _label(axis, name.replace("_", " "), "", "accuracy")
+
+
+def _label(axis: Any, title: str, x: str, y: str) -> None:
+    axis.set_title(title, fontsize=10)
+    axis.set_xlabel(x, fontsize=8)
+    axis.set_ylabel(y, fontsize=8)

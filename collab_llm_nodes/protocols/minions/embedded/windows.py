@@ -1,0 +1,101 @@
+"""A small chat model made to read texts that are longer than its context, window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import add
+
+from collab_llm_nodes.chat.base import ChatModel, ChatRequest, Control, Finish, Reply, Usage
+from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.models.turns import Turn
+
+OPENING, CLOSING = "### Text\n", "\n\n### Question\n"
+"""Marks of the text in the prompts of Minion and of the models that answer alone."""
+NOTHING = "None"
+
+
+class WindowedChat:
+    """A ``chat.base.ChatModel`` that puts each request to every window of its text.
+
+    The reply has a line for each window that answers, in the order of the text, and is "None" if no
+    window does. Nothing is left out, but no answer can draw on two windows. Of a talk, a window
+    sees the last message only: the model is too small to follow more.
+
+    Args:
+        model: reads one window; closed with this.
+        count: returns the number of tokens of a text.
+        tokens: length of a window. Requests with a shorter text are passed on as they are.
+    """
+
+    def __init__(self, model: ChatModel, count: Callable[[str], int], tokens: int = 640) -> None:
+        self._model, self._count, self._tokens = model, count, tokens
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    def ask(self, requests: Sequence[ChatRequest], control: Control) -> list[Reply | CollabError]:
+        """Answer ``requests``; see ``chat.base.ChatModel``."""
+        parts = [self._windowed(request) for request in requests]
+        replies = iter(self._model.ask([each for part in parts for each in part], control))
+        return [_joined([next(replies) for _ in part]) for part in parts]
+
+    def close(self) -> None:
+        """Close the model."""
+        self._model.close()
+
+    def _windowed(self, request: ChatRequest) -> list[ChatRequest]:
+        """Return the request once for each window."""
+        turns = request.turns
+        place = next((i for i, turn in enumerate(turns) if OPENING in turn.content), None)
+        if place is None:
+            return [request]
+        before, _, rest = turns[place].content.partition(OPENING)
+        text, _, behind = rest.rpartition(CLOSING)
+        if not text or self._count(text) <= self._tokens:
+            return [request]
+        last = (turns[-1],) if place < len(turns) - 1 else ()
+        return [
+            replace(
+                request,
+                turns=(
+                    Turn(turns[place].role, f"{before}{OPENING}{window}{CLOSING}{behind}"),
+                    *last,
+                ),
+            )
+            for window in self._windows(text)
+        ]
+
+    def _windows(self, text: str) -> Iterator[str]:
+        """Yield whole lines of ``text``, as many as fit into a window."""
+        lines: list[str] = []
+        used = 0
+        for line in text.splitlines():
+            length = self._count(line) + 1
+            if lines and used + length > self._tokens:
+                yield "\n".join(lines).strip()
+                lines, used = [], 0
+            lines.append(line)
+            used += length
+        yield "\n".join(lines).strip()
+
+
+def _joined(replies: Sequence[Reply | CollabError]) -> Reply | CollabError:
+    """Return the replies of all windows as one; the error, if one has failed."""
+    whole: list[Reply] = []
+    for reply in replies:
+        if isinstance(reply, CollabError):
+            return reply
+        whole.append(reply)
+    if len(whole) == 1:
+        return whole[0]
+    ended = [reply for reply in whole if reply.finish is Finish.STOP]
+    texts = [reply.text.strip() for reply in ended]
+    found = dict.fromkeys(text for text in texts if text and text.lower() != NOTHING.lower())
+    usage = reduce(add, (reply.usage or Usage() for reply in whole))
+    late = any(reply.finish is Finish.DEADLINE for reply in whole)
+    finish = Finish.DEADLINE if late else Finish.STOP
+    seconds = max(reply.seconds for reply in whole)
+    return Reply("\n".join(found) or NOTHING, finish, usage, seconds=seconds)

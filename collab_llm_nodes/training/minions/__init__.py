@@ -1,0 +1,1 @@
+"""Training of the embedded worker and planner of Minion and MinionS, from seeds."""

@@ -1,0 +1,192 @@
+"""The benchmark of Minion and MinionS: honest oracle, strict figures, the whole command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from text_family import write_family
+from typer.testing import CliRunner
+
+from collab_llm_nodes.assets import config_file
+from collab_llm_nodes.bench.minions import report
+from collab_llm_nodes.bench.minions.figures import break_even, interval, paired, row
+from collab_llm_nodes.bench.minions.material import make_case, make_cases, passages_of
+from collab_llm_nodes.bench.minions.oracle import Oracle
+from collab_llm_nodes.bench.minions.ways import WAYS, Answered, Models, answer_all
+from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Usage
+from collab_llm_nodes.chat.ledger import PriceTable
+from collab_llm_nodes.cli import app
+from collab_llm_nodes.config import from_yaml
+from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols.base import Control
+from collab_llm_nodes.protocols.minions import prompts
+from collab_llm_nodes.protocols.minions.embedded.remote import UNKNOWN
+from collab_llm_nodes.protocols.minions.messages import Outcome
+
+PRICES = from_yaml(PriceTable, config_file("prices.yaml"))
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def counted(turns: Sequence[Turn]) -> int:
+    return sum(words(turn.content) for turn in turns)
+
+
+class Grep:
+    """A perfect worker: it cites the lines that begin as the task does."""
+
+    name = "grep"
+
+    def ask(self, requests: list[ChatRequest], control: object) -> list[Reply]:
+        return [Reply(self._reply(r), Finish.STOP, Usage(5, 2, 1)) for r in requests]
+
+    def close(self) -> None:
+        pass
+
+    def _reply(self, request: ChatRequest) -> str:
+        text = request.turns[0].content
+        if "## Task\n" not in text:
+            return "None"
+        chunk, _, task = text.partition("## Task\n")
+        lines = [line for line in chunk.splitlines() if line.startswith(task)]
+        values = [
+            line[len(task) :].strip(" :.").split(", ")[-1 if task[:7] == "Expense" else 0]
+            for line in lines
+        ]
+        values = [value.removesuffix(" percent").removesuffix(" degrees") for value in values]
+        cited = {"citation": "; ".join(lines), "answer": "; ".join(values)}
+        spent = task[:7] == "Expense" and "," not in task
+        cited["answer"] = "; ".join(v.split(": ")[-1] for v in values) if spent else cited["answer"]
+        return json.dumps(cited if lines else {"answer": None})
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    return Models(Oracle("gpt-4o", counted), Grep(), PRICES.of("gpt-4o"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["remote_only", "minions"])
+def test_with_a_perfect_worker_all_answers_are_right(models: Models, name: str) -> None:
+    cases = make_cases("perfect", 1500, 28, 14, words)
+    answered = answer_all(WAYS[name], cases, models)
+    assert [each.asked.text for each in answered if not each.right] == []
+    figures = row(answered, 1500, PRICES)
+    assert figures["accuracy"] == 1.0
+    assert figures["questions"] == 28
+    assert figures["cost_usd"] == pytest.approx(
+        2.5e-6 * figures["remote_prefill_tokens"] + 1e-5 * figures["remote_decode_tokens"]
+    )
+
+
+def test_the_oracle_knows_no_more_than_it_is_shown(models: Models) -> None:
+    case = make_case("honest", 1500, 14, words)
+    for asked in case.asked:
+        planted = {entry.text for entry in asked.planted[0]}
+        without = "\n".join(line for line in case.text.splitlines() if line not in planted)
+        prompt = prompts.DIRECT.format(context=without, question=asked.text)
+        (reply,) = models.remote.ask([ChatRequest((Turn("user", prompt),))], Control())
+        assert isinstance(reply, Reply)
+        assert reply.text == UNKNOWN
+
+
+def test_minions_sends_less_than_the_log(models: Models) -> None:
+    cases = make_cases("short", 3000, 7, 7, words)
+    for each in answer_all(WAYS["minions"], cases, models):
+        wire = "\n".join(each.wire)
+        lines = [line for line in cases[0].text.splitlines() if line and line in wire]
+        assert len(lines) <= len(each.asked.planted[0]) + len(each.asked.planted[1])
+
+
+def test_local_only_asks_nobody_else(models: Models) -> None:
+    answered = answer_all(WAYS["local_only"], make_cases("local", 800, 7, 7, words), models)
+    assert not any(each.wire for each in answered)
+    assert all(each.cost.usage(remote=False).prefill == 5 for each in answered)
+
+
+@pytest.mark.parametrize("method", ["bm25", "dense"])
+def test_passages_are_found(method: str) -> None:
+    text = "\n".join(f"Day {n}: the {'heron' if 60 < n < 90 else 'crow'} flew." for n in range(400))
+    with passages_of(text) as passages:
+        (found,) = passages.find(method, "When did the heron fly?", 1)
+        assert "heron" in found
+        assert len(passages.find(method, "crow", 5)) == 5
+
+
+def answered_as(*right: bool) -> list[Answered]:
+    asked = make_case("x", 300, 1, words).asked[0]
+    return [Answered(asked, Outcome(asked.answer if each else UNKNOWN)) for each in right]
+
+
+def test_paired_gains() -> None:
+    none, half, all_ = (answered_as(*[i % 4 < k for i in range(40)]) for k in (0, 2, 4))
+    gain = paired(none, half, 0)
+    assert gain["gain"] == 0.5
+    assert gain["interval"][0] > 0.2
+    assert gain["share_not_better"] == 0
+    assert paired(all_, half, 0)["interval"][1] < 0
+    assert paired(half, half, 0)["share_not_better"] == 1
+
+
+def test_intervals_hold_the_share() -> None:
+    for share in (0.0, 0.3, 1.0):
+        low, high = interval(share, 50)
+        assert 0 <= low <= share <= high <= 1
+        assert high - low < 0.3
+
+
+def test_break_even_is_where_both_read_the_same() -> None:
+    def rows(context: int, minions: float, remote: float) -> dict[str, dict[str, float]]:
+        read = "remote_prefill_tokens"
+        return {
+            "minions": {"context": context, read: minions},
+            "remote_only": {"context": context, read: remote},
+        }
+
+    assert break_even(rows(1000, 700, 1050), rows(2000, 800, 2050)) == pytest.approx(611.1, 0.01)
+    assert break_even(rows(1000, 700, 1050), rows(2000, 1700, 2050)) is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = write_family(tmp_path / "family")
+    small = report.Sizes(
+        questions=7,
+        tokens=600,
+        per_log=7,
+        trained=0,
+        sweep=2,
+        sweep_tokens=500,
+        context=2,
+        contexts=(400, 800),
+        requests=1,
+        plans=2,
+        shape=report.JobsShape(1, 1, 1, 20, 150, 20, 2),
+    )
+    monkeypatch.setattr(report, "QUICK", small)
+    for name in ("SEPARATE_CHUNKS", "CHUNKS_AT_ONCE", "SUB_TASKS", "SAMPLES", "TASKS", "ROUNDS"):
+        monkeypatch.setattr(report.measure, name, (1,))
+    monkeypatch.setattr(report.measure, "CHUNK_SIZES", (800,))
+    monkeypatch.setattr(report.measure, "RETRIEVED", (2, 4, 8))
+    file, plot = tmp_path / "m.json", tmp_path / "m.png"
+    done = CliRunner().invoke(
+        app,
+        ["bench", "minions", "--quick", "--no-attacks", "--models", str(family)]
+        + ["--questions", "7", "--tokens", "600", "--json", str(file), "--plot", str(plot)],
+    )
+    assert done.exit_code == 0, done.output
+    results = json.loads(file.read_text())
+    assert results["protocols"]["remote_only"]["accuracy"] == 1.0
+    assert results["protocols"]["minions"]["questions"] == 7
+    assert results["privacy"]["canaries_seen"] == 0
+    assert results["privacy"]["canaries_planted"] > 3
+    assert results["parallel"]["both_s"] > 0
+    assert set(results["contexts"]) == {"400", "800"}
+    assert results["goals"]["remote only >= 0.8"]
+    assert not results["goals"]["Minion < MinionS"]  # random weights find nothing
+    assert plot.stat().st_size > 1000
