@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from collab_llm_nodes.assets import version
 from collab_llm_nodes.cli.options import writable
 from collab_llm_nodes.cli.output import write_json
 from collab_llm_nodes.ending import ended_at_once
@@ -40,7 +41,6 @@ def dragon_cloud(
     with ended_at_once():
         from collab_llm_nodes.protocols.dragon.process import serve
         from collab_llm_nodes.protocols.dragon.settings import load_cloud_config
-        from collab_llm_nodes.protocols.edge_cloud.info import version
 
     settings = load_cloud_config(config, model=model, store=store, address=address)
     set_up_logging(settings.log_format)

@@ -42,7 +42,7 @@ class Grep:
 
     name = "grep"
 
-    def ask(self, requests: list[ChatRequest], control: object) -> list[Reply]:
+    def ask(self, requests: list[ChatRequest], control: object, told: object = None) -> list[Reply]:
         return [Reply(self._reply(r), Finish.STOP, Usage(5, 2, 1)) for r in requests]
 
     def close(self) -> None:

@@ -21,7 +21,14 @@ from collab_llm_nodes.bench.minions.ways import (
     Way,
     answer_all,
 )
-from collab_llm_nodes.chat.base import ChatModel, ChatRequest, Control, Reply
+from collab_llm_nodes.chat.base import (
+    ChatModel,
+    ChatRequest,
+    Control,
+    Reply,
+    Told,
+    tell_nobody,
+)
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.protocols.base import Control as Unhurried
@@ -249,9 +256,14 @@ class TellingWorker:
     def name(self) -> str:
         return self._worker.name
 
-    def ask(self, requests: Sequence[ChatRequest], control: Control) -> list[Reply | CollabError]:
+    def ask(
+        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+    ) -> list[Reply | CollabError]:
         """Answer ``requests``; see ``chat.base.ChatModel``."""
-        return [self._telling(reply) for reply in self._worker.ask(requests, control)]
+        results = [self._telling(reply) for reply in self._worker.ask(requests, control)]
+        for place, result in enumerate(results):
+            told(place, result)
+        return results
 
     def close(self) -> None:
         """Leave the worker open: it is the caller's."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Usage
+from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Told, Usage, tell_nobody
 from collab_llm_nodes.errors import Cancelled, CollabError, ModelError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
@@ -61,7 +61,9 @@ class Says:
         self._answer = answer
         self.asked: list[ChatRequest] = []
 
-    def ask(self, requests: Sequence[ChatRequest], control: object) -> list[Reply | CollabError]:
+    def ask(
+        self, requests: Sequence[ChatRequest], control: object, told: Told = tell_nobody
+    ) -> list[Reply | CollabError]:
         self.asked += requests
         answers = [self._answer(request.turns[-1].content) for request in requests]
         return [Reply(a, Finish.STOP, Usage(3, 0, 1)) if isinstance(a, str) else a for a in answers]

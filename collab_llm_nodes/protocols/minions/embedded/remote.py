@@ -13,7 +13,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from collab_llm_nodes.chat.base import ChatModel, ChatRequest, Control, Finish, Reply, Usage
+from collab_llm_nodes.chat.base import (
+    ChatModel,
+    ChatRequest,
+    Control,
+    Finish,
+    Reply,
+    Told,
+    Usage,
+    tell_nobody,
+)
 from collab_llm_nodes.chat.in_process import InProcessChat
 from collab_llm_nodes.chat.structured import last_object, text_of
 from collab_llm_nodes.engine.engine import Engine
@@ -62,18 +71,21 @@ class PlannedRemote(ABC):
     def name(self) -> str:
         return self._name
 
-    def ask(self, requests: Sequence[ChatRequest], control: Control) -> list[Reply | CollabError]:
+    def ask(
+        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+    ) -> list[Reply | CollabError]:
         """Answer ``requests``; CannotPlan for a question that this remote does not understand."""
         results: list[Reply | CollabError] = []
-        for request in requests:
+        for place, request in enumerate(requests):
             control.check()
             try:
                 text = self._reply(request.turns, control)
             except CannotPlan as error:
                 results.append(error)
-                continue
-            said = self._count((Turn("assistant", text),))
-            results.append(Reply(text, Finish.STOP, Usage(self._count(request.turns), 0, said)))
+            else:
+                said = self._count((Turn("assistant", text),))
+                results.append(Reply(text, Finish.STOP, Usage(self._count(request.turns), 0, said)))
+            told(place, results[-1])
         return results
 
     @abstractmethod

@@ -7,7 +7,16 @@ from dataclasses import replace
 from functools import reduce
 from operator import add
 
-from collab_llm_nodes.chat.base import ChatModel, ChatRequest, Control, Finish, Reply, Usage
+from collab_llm_nodes.chat.base import (
+    ChatModel,
+    ChatRequest,
+    Control,
+    Finish,
+    Reply,
+    Told,
+    Usage,
+    tell_nobody,
+)
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.turns import Turn
 
@@ -36,11 +45,16 @@ class WindowedChat:
     def name(self) -> str:
         return self._model.name
 
-    def ask(self, requests: Sequence[ChatRequest], control: Control) -> list[Reply | CollabError]:
+    def ask(
+        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+    ) -> list[Reply | CollabError]:
         """Answer ``requests``; see ``chat.base.ChatModel``."""
         parts = [self._windowed(request) for request in requests]
         replies = iter(self._model.ask([each for part in parts for each in part], control))
-        return [_joined([next(replies) for _ in part]) for part in parts]
+        results = [_joined([next(replies) for _ in part]) for part in parts]
+        for place, result in enumerate(results):
+            told(place, result)
+        return results
 
     def close(self) -> None:
         """Close the model."""
