@@ -218,14 +218,20 @@ def bench_jupiter(
     cases: Annotated[
         int, typer.Option(help="Small clusters to compare the planner with brute force on.", min=1)
     ] = 40,
+    model: Annotated[
+        str, typer.Option(help="Text model with Medusa heads: directory or shipped name.")
+    ] = "text-target",
+    questions: Annotated[int, typer.Option(help="Answers of each way of decoding.", min=1)] = 4,
+    repeats: Annotated[int, typer.Option(help="Turns with real workers.", min=1)] = 3,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
-    """A model over several devices (paper 004): the planner, and emulated clusters with baselines.
+    """A model over several devices (paper 004): planner, emulated clusters, workers, baselines.
 
-    Exits with 0 only if the planner equals brute force in all small cases, and if no prediction of
-    an emulated run is wrong by more than 10 %.
+    Exits with 0 only if the planner equals brute force in all small cases, no prediction of an
+    emulated run is wrong by more than 10 %, and workers give the answers of one device, also when
+    some of them die.
     """
     from collab_llm_nodes.bench.jupiter.report import run_jupiter
 
@@ -233,6 +239,9 @@ def bench_jupiter(
         run_jupiter,
         parts=part or list(JUPITER_PARTS),
         cases=cases,
+        model=model,
+        questions=questions,
+        repeats=repeats,
         seed=seed,
         plot=plot,
         console=console,

@@ -299,7 +299,16 @@ def test_the_plot_and_the_tables(
 
     monkeypatch.setattr(report, "run_emulated", run)
     console = Console(record=True, width=160)
-    found = report.run_jupiter(parts=["emulated"], cases=1, seed=9, plot=None, console=console)
+    found = report.run_jupiter(
+        parts=["emulated"],
+        cases=1,
+        model="",
+        questions=1,
+        repeats=1,
+        seed=9,
+        plot=None,
+        console=console,
+    )
     assert found["ok"] == (results["goals"]["largest_error"] <= 0.1)
     assert found["paper_totals"]["env_a"]["jupiter"] == (16.5, 15.2, 14.9)
     told = console.export_text()
@@ -360,7 +369,29 @@ def test_the_command_runs_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "emulated" not in results
     with pytest.raises(ConfigError, match="did you mean planner"):
         CliRunner().invoke(app, ["bench", "jupiter", "--part", "planer"], catch_exceptions=False)
-    assert PARTS == ("planner", "router", "emulated")
+
+
+@pytest.mark.parametrize(
+    ("mismatches", "identical", "ok"), [(0, True, True), (1, True, False), (0, False, False)]
+)
+def test_real_runs_decide_the_exit(
+    mismatches: int, identical: bool, ok: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def run(**options: Any) -> dict[str, Any]:
+        asked.update(options)
+        return {
+            "real": {"mismatches": mismatches},
+            "worker_death": {"kill": {"identical": identical}},
+        }
+
+    monkeypatch.setattr(report, "run_real", run)
+    options = ["bench", "jupiter", "--part", "decode", "--part", "death", "--questions", "2"]
+    assert (CliRunner().invoke(app, options).exit_code == 0) == ok
+    assert asked["parts"] == ["decode", "death"]
+    assert asked["questions"] == 2
+    assert set(asked["parts"]) < set(PARTS)
 
 
 def test_shapes_are_those_of_llama() -> None:

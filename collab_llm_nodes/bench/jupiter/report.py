@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from collab_llm_nodes.bench.jupiter import PARTS
+from collab_llm_nodes.bench.jupiter import PARTS, REAL_PARTS
 from collab_llm_nodes.bench.jupiter.cases import run_planner
 from collab_llm_nodes.bench.jupiter.emulated import (
     ACCEPTED,
@@ -24,26 +24,40 @@ from collab_llm_nodes.bench.jupiter.emulated import (
 )
 from collab_llm_nodes.bench.jupiter.plots import SYSTEMS, plot_emulated
 from collab_llm_nodes.bench.jupiter.questions import run_router
+from collab_llm_nodes.bench.jupiter.real import run_real
 from collab_llm_nodes.errors import ConfigError, did_you_mean
 
+REAL_TOKENS = (512, 2048)
+"""Lengths of the prompts that real workers read."""
 LARGEST_ERROR = 0.1
 """Largest error of a prediction, as a share of the emulated time."""
 
 
 def run_jupiter(
-    *, parts: Sequence[str], cases: int, seed: int, plot: Path | None, console: Console
+    *,
+    parts: Sequence[str],
+    cases: int,
+    model: str,
+    questions: int,
+    repeats: int,
+    seed: int,
+    plot: Path | None,
+    console: Console,
 ) -> dict[str, Any]:
     """Run the parts of the benchmark that are named.
 
     Args:
         parts: of ``PARTS``.
         cases: small clusters on which the planner is compared with brute force.
+        model: of the text domain, with Medusa heads, for ``decode`` and ``death``.
+        questions: decoded in each way.
+        repeats: measured turns of the parts with real workers.
 
     Returns:
         ``planner``: see ``run_planner``. ``router``: see ``run_router``. What ``run_emulated``
-        returns, with the paper's tables IV and II as ``paper_totals`` and ``paper_ratios``.
-        ``ok``: the planner equals brute force in all cases, and no prediction is wrong by more than
-        ``LARGEST_ERROR``.
+        returns, with the paper's tables IV and II as ``paper_totals`` and ``paper_ratios``. What
+        ``run_real`` returns. ``ok``: the planner equals brute force in all cases, no prediction is
+        wrong by more than ``LARGEST_ERROR``, and no answer over workers differs.
 
     Raises:
         ConfigError: a part is unknown.
@@ -70,6 +84,20 @@ def run_jupiter(
         _print_emulated(found, console)
         if plot is not None:
             plot_emulated(found, plot)
+    real = [name for name in parts if name in REAL_PARTS]
+    if real:
+        found = run_real(
+            model=model,
+            tokens=REAL_TOKENS,
+            questions=questions,
+            repeats=repeats,
+            tell=lambda text: console.print(text, highlight=False),
+            parts=real,
+        )
+        results |= found
+        deaths = found.get("worker_death", {}).values()
+        results["ok"] &= not found["real"].get("mismatches", 0)
+        results["ok"] &= all(death["identical"] for death in deaths)
     return results
 
 
