@@ -136,7 +136,7 @@ def test_nothing_is_kept_of_pages_that_do_not_exist(server: Server) -> None:
 
     before = set(Client.instances)
     assert [server.ask(f"/{n}")[0] for n in range(5)] == [404] * 5
-    assert set(Client.instances) == before
+    assert not set(Client.instances) - before  # one of an earlier test may have ended meanwhile
 
 
 def test_the_stop_page_is_nothing_but_the_bar(server: Server) -> None:
