@@ -194,7 +194,7 @@ def test_wrong_divisions_and_feeds_are_refused() -> None:
     for first, last in ((-1, 2), (2, 2), (3, 5)):
         with pytest.raises(ConfigError, match="no layers"):
             Stage(config, first, last)
-    with pytest.raises(ModelError, match="images"):
+    with pytest.raises(ModelError, match="only text models"):
         Stage(ModelConfig(str(tiny_folder("qwen2_vl"))), 0, 2)
     with pytest.raises(ModelError, match="quantisation"):
         Stage(ModelConfig(str(tiny_folder("llama")), exit_layers=(1,)), 0, 2)

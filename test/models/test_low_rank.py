@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import tiny_model
+from tiny_models import tiny_folder
 
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import head_fingerprint
+from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.low_rank import LowRank
 
 IDS = torch.arange(10, 30)[None]
 
 
 def changed(rank: int = 3) -> tuple[torch.nn.Module, LowRank]:
-    model = copy.deepcopy(tiny_model("llama").model)
+    model: torch.nn.Module = load(ModelConfig(str(tiny_folder("llama")))).model
     role = LowRank(model, rank, head_fingerprint(decoder_parts(model)))
     return model, role
 
@@ -69,7 +69,7 @@ def test_only_the_changes_are_trained() -> None:
 def test_changes_of_another_model_are_refused(tmp_path: Path) -> None:
     _, role = changed()
     role.save(tmp_path, "role")
-    other = copy.deepcopy(tiny_model("llama").model)
+    other = load(ModelConfig(str(tiny_folder("llama")))).model
     with torch.no_grad():
         decoder_parts(other).head.weight.add_(0.1)
     with pytest.raises(ModelError, match="changes of model"):

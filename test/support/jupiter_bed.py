@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,14 @@ ARCHITECTURE = "llama"
 
 def folder(seed: int = 0) -> Path:
     """Folder of the model that all workers hold, with Medusa heads beside it."""
-    found = tiny_folder(ARCHITECTURE, seed, layers=LAYERS)
-    _write_heads(found, seed)
+    plain = tiny_folder(ARCHITECTURE, seed, layers=LAYERS)
+    found = plain.with_name(f"{plain.name}-heads")  # others use the plain one without heads
+    if not found.exists():
+        shutil.copytree(plain, found)
+        _write_heads(found, seed)
     return found
 
 
-@cache
 def _write_heads(found: Path, seed: int) -> None:
     """Write heads that know some answers by heart: some guesses stand, others do not."""
     loaded = tiny_model(ARCHITECTURE, seed, layers=LAYERS)

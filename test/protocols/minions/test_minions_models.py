@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from minions_world import final
@@ -16,6 +17,7 @@ from transformers_server import Served, transformers_server
 from collab_llm_nodes.chat.batch import BatchConfig
 from collab_llm_nodes.chat.in_process import InProcessConfig
 from collab_llm_nodes.chat.remote import RemoteConfig
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import Cancelled, ConfigError, DeadlineExceeded, InvalidInput
 from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.models.loading import ModelConfig
@@ -101,12 +103,21 @@ def test_jobs_on_one_chunk_share_its_prefix(kept_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("ending", ["cancel", "deadline"])
-def test_a_model_that_writes_for_ever_is_ended(embedded: MinionsRunning, ending: str) -> None:
+def test_a_model_that_writes_for_ever_is_ended(
+    embedded: MinionsRunning, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Engine.run
+
+    def slow(self: Engine, *args: Any, **options: Any) -> Any:
+        time.sleep(0.02)  # so that its thousand tokens of context last for 20 s
+        return run(self, *args, **options)
+
+    monkeypatch.setattr(Engine, "run", slow)
     local = LocalConfig(temperature=2.0, max_tokens=60_000)
     request = asked(
         replace(tiny(), way="local_only", local=local), documents=(Document("a", SHORT),)
     )
-    control = Control(time.monotonic() + (100 if ending == "cancel" else 0.5))
+    control = Control(time.monotonic() + (100 if ending == "cancel" else 3.0))
 
     def tell(progress: Progress) -> None:
         if progress.stage == "answer" and ending == "cancel":
