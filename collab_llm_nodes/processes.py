@@ -15,10 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
 
 START_DEADLINE_S = 120.0
 _PR_SET_PDEATHSIG = 1
@@ -55,6 +55,22 @@ class Process:
                 f"{self._name} ended with status {self._child.returncode}:\n{tail}",
                 remedy="see the log above",
             )
+
+    def wait_for(self, ask: Callable[[], object]) -> None:
+        """Wait until ``ask`` gets an answer from the process.
+
+        Raises:
+            CollabError: the process ended, ``ask`` got no answer in time, or another error.
+        """
+        due = time.monotonic() + START_DEADLINE_S
+        while True:
+            self.check()
+            try:
+                ask()
+                return
+            except (DeadlineExceeded, Unavailable):
+                if time.monotonic() > due:
+                    raise
 
     def stop(self, timeout_s: float = 10.0) -> float:
         """Send SIGTERM, and SIGKILL if that has no effect; return what its end took [s]."""

@@ -1,4 +1,4 @@
-"""What did the robot see? Tells its bags in words and has a question about them answered.
+"""Tell a robot's bags in words and answer a question about what it saw.
 
     ros2 launch collab_llm patrol_log.launch.py bags:=bags days:=7 place:="kitchen=0,0,3.5,4" \
         question:="what did you see in the kitchen this week?"

@@ -319,7 +319,7 @@ def bench_dragon_quality(
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
-    """What documents on two sides are worth to an answer, and what it gives away (paper 001)."""
+    """Measure what documents on two sides are worth, and what an answer gives away (paper 001)."""
     import torch
 
     from collab_llm_nodes.bench.dragon.answers import AnswersPlan

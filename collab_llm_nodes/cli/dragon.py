@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +9,7 @@ import typer
 
 from collab_llm_nodes.assets import version
 from collab_llm_nodes.cli.options import writable
-from collab_llm_nodes.cli.output import write_json
-from collab_llm_nodes.ending import ended_at_once
+from collab_llm_nodes.cli.output import starting, tells_port
 
 app = typer.Typer()
 
@@ -33,20 +31,14 @@ def dragon_cloud(
     ] = None,
 ) -> None:
     """Serve DRAGON's cloud side: a model with public documents. Ends cleanly on SIGTERM."""
-    from collab_llm_nodes.transport.logs import QUIET, set_up_logging
+    from collab_llm_nodes.transport.logs import set_up_logging
 
-    # Before they are imported: what they write to standard error has another form, or none.
-    os.environ.setdefault("GRPC_VERBOSITY", QUIET)
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    with ended_at_once():
+    with starting():
         from collab_llm_nodes.protocols.dragon.process import serve
         from collab_llm_nodes.protocols.dragon.settings import load_cloud_config
 
     settings = load_cloud_config(config, model=model, store=store, address=address)
     set_up_logging(settings.log_format)
 
-    def tell(port: int) -> None:
-        host = settings.address.rpartition(":")[0]
-        write_json(json_file, {"host": host, "port": port, "model": settings.model.path})
-
+    tell = tells_port(json_file, settings.address, settings.model.path)
     serve(settings, version(), tell)

@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from collab_llm_nodes.cli.options import writable
-from collab_llm_nodes.cli.output import write_json
-from collab_llm_nodes.ending import ended_at_once
+from collab_llm_nodes.cli.output import starting, tells_port
 
 app = typer.Typer()
 
@@ -38,14 +37,11 @@ def jupiter_worker(
     ] = None,
 ) -> None:
     """Hold some layers of a model for a coordinator of the protocol jupiter. Ends on SIGTERM."""
-    from collab_llm_nodes.transport.logs import QUIET, set_up_logging
+    from collab_llm_nodes.transport.logs import set_up_logging
 
-    # Before they are imported: what they write to standard error has another form, or none.
-    os.environ.setdefault("GRPC_VERBOSITY", QUIET)
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if cores:
         _stay_on(cores)
-    with ended_at_once():
+    with starting():
         from collab_llm_nodes.protocols.jupiter.worker import serve
         from collab_llm_nodes.protocols.jupiter.worker_settings import load_config
 
@@ -56,10 +52,7 @@ def jupiter_worker(
     if not settings.token and not settings.token_file:
         logging.getLogger(__name__).warning("no token: whoever reaches the port may use it")
 
-    def tell(port: int) -> None:
-        host = settings.address.rpartition(":")[0]
-        write_json(json_file, {"host": host, "port": port, "model": settings.model.path})
-
+    tell = tells_port(json_file, settings.address, settings.model.path)
     serve(settings, tell)
 
 

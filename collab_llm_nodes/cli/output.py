@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.markup import escape
 
+from collab_llm_nodes.ending import ended_at_once
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 
 console = Console()
@@ -34,6 +36,24 @@ def write_json(file: Path | None, results: dict[str, Any]) -> None:
         told = InvalidInput(str(error), field="--json", remedy="make room, or name another file")
         fail(told, 2)
     console.print(f"wrote {file}")
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Import what a server needs: libraries keep quiet, and a signal ends the process at once."""
+    from collab_llm_nodes.transport.logs import QUIET
+
+    # Before they are imported: what they write to standard error has another form, or none.
+    os.environ.setdefault("GRPC_VERBOSITY", QUIET)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    with ended_at_once():
+        yield
+
+
+def tells_port(file: Path | None, address: str, model: str) -> Callable[[int], None]:
+    """Return a function that takes a server's port and writes it to ``file``, if one is wanted."""
+    host = address.rpartition(":")[0]
+    return lambda port: write_json(file, {"host": host, "port": port, "model": model})
 
 
 def fail(error: CollabError, status: int = 1) -> NoReturn:

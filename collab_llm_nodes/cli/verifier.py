@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +10,7 @@ from typing import Annotated
 import typer
 
 from collab_llm_nodes.cli.options import ComputeOption, writable
-from collab_llm_nodes.cli.output import write_json
-from collab_llm_nodes.ending import ended_at_once
+from collab_llm_nodes.cli.output import starting, tells_port
 
 app = typer.Typer()
 
@@ -41,12 +39,9 @@ def verifier(
 
     With neither --config nor --model: the small model of the demo, which ships with the package.
     """
-    from collab_llm_nodes.transport.logs import QUIET, set_up_logging
+    from collab_llm_nodes.transport.logs import set_up_logging
 
-    # Before they are imported: what they write to standard error has another form, or none.
-    os.environ.setdefault("GRPC_VERBOSITY", QUIET)
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    with ended_at_once():
+    with starting():
         from collab_llm_nodes.protocols.edge_cloud.settings import load_config
 
         if ray:
@@ -72,8 +67,5 @@ def verifier(
             raise typer.BadParameter("only with --ray", param_hint="--replicas")
         settings = replace(settings, ray=replace(settings.ray, replicas=replicas))
 
-    def tell(port: int) -> None:
-        host = settings.address.rpartition(":")[0]
-        write_json(json_file, {"host": host, "port": port, "model": settings.model.path})
-
+    tell = tells_port(json_file, settings.address, settings.model.path)
     serve(settings, tell)

@@ -1,4 +1,4 @@
-"""What the robot saw and did, as sentences in documents that it can be asked about later.
+"""Sentences about what the robot saw and did, in documents that it can be asked about later.
 
     At 10:32 on 2026-11-23, a red ball was seen 2.0 m ahead of (1.0, 2.0), near (3.0, 2.0).
     At 10:33 on 2026-11-23, the robot moved forward 40 cm, to (1.4, 2.0).

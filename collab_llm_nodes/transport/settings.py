@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
-from collab_llm_nodes.config import check_address, check_ranges, setting
+from collab_llm_nodes.assets import config_file
+from collab_llm_nodes.config import check_address, check_ranges, from_yaml, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.transport.admission import Shares
 from collab_llm_nodes.transport.credentials import check_paired
@@ -128,3 +131,31 @@ class ClientConfig:
         check_paired(self.tls_cert, self.tls_key, self.token, self.token_file)
         if (self.tls_ca or self.tls_cert) and not self.tls:
             raise ConfigError("certificates need tls: true", field="tls")
+
+
+C = TypeVar("C", bound=ServerConfig)
+
+
+def read_server_config(
+    kind: type[C], file: str | Path | None, *, model: str | None, address: str | None
+) -> C:
+    """Return the settings in ``file``, with ``model`` and ``address`` in place of its own.
+
+    Args:
+        kind: of the settings; its field ``model`` names the model to serve.
+        file: YAML: a path, or the name of a shipped file; None: the defaults.
+
+    Raises:
+        ConfigError: no such file, unknown keys, values out of range, or no model at all.
+    """
+    if file is not None and not Path(file).exists() and Path(file).name == str(file):
+        file = config_file(str(file))
+    config: Any = from_yaml(kind, file) if file is not None else kind()
+    if model is not None:
+        config = replace(config, model=replace(config.model, path=model))
+    if address is not None:
+        config = replace(config, address=address)
+    if not config.model.path:
+        raise ConfigError("no model", field="model.path", remedy="name its folder or hub id")
+    found: C = config
+    return found

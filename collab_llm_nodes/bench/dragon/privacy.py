@@ -1,4 +1,4 @@
-"""What an answer tells the cloud about the device's documents.
+"""Measures of what an answer tells the cloud about the device's documents.
 
 :func:`leaks` searches all that left for runs of tokens that only a private document has.
 

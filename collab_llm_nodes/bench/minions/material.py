@@ -16,7 +16,7 @@ from collab_llm_nodes.training.minions.logs import LogWriter
 from collab_llm_nodes.training.minions.questions import CLASSES, Asked, draw
 
 PASSAGE_CHARACTERS = 1000
-"""As in appendix E.3 of paper 000."""
+"""Characters of a passage, from appendix E.3 of paper 000."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Layout:
 
     @cached_property
     def _frame(self) -> tuple[str, str]:
-        """What the template writes before and behind the text of the first user turn."""
+        """Return what the template writes before and behind the text of the first user turn."""
         if not self._chat:
             return "", ""
         shown = str(

@@ -51,7 +51,7 @@ class PatienceConfig:
 
 
 class Step(Enum):
-    """What the caller is to do."""
+    """Actions for the caller to carry out."""
 
     OPEN = "open"
     """Open a stream; drop the old one."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from collab_llm_nodes.collector import freeze_startup_objects
 from collab_llm_nodes.ending import ended_at_once
-from collab_llm_nodes.errors import DeadlineExceeded, Unavailable
 from collab_llm_nodes.models.threads import set_threads
-from collab_llm_nodes.processes import START_DEADLINE_S, Process, run_process
+from collab_llm_nodes.processes import Process, run_process
 from collab_llm_nodes.protocols.dragon.client import DragonClient
 from collab_llm_nodes.protocols.dragon.service import DragonService
 from collab_llm_nodes.protocols.dragon.settings import DragonCloudConfig
@@ -60,12 +58,4 @@ def wait_for_cloud(client: DragonClient, process: Process) -> None:
     Raises:
         CollabError: its process ended, or it did not answer in time.
     """
-    due = time.monotonic() + START_DEADLINE_S
-    while True:
-        process.check()
-        try:
-            client.describe(5.0)
-            return
-        except (DeadlineExceeded, Unavailable):
-            if time.monotonic() > due:
-                raise
+    process.wait_for(lambda: client.describe(5.0))

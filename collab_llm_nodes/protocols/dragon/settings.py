@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.config import check_ranges, from_yaml, setting
+from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.aggregation import AggregationConfig
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.dragon.client import CloudConfig
 from collab_llm_nodes.protocols.dragon.device import Rules
@@ -19,6 +17,7 @@ from collab_llm_nodes.protocols.dragon.profiler import ProfilerConfig
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
 from collab_llm_nodes.protocols.dragon.service import CloudServiceConfig
 from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
+from collab_llm_nodes.transport.settings import read_server_config
 
 
 @dataclass(frozen=True)
@@ -86,15 +85,7 @@ def load_cloud_config(
     Raises:
         ConfigError: no such file, unknown keys, values out of range, or no model at all.
     """
-    if file is not None and not Path(file).exists() and Path(file).name == str(file):
-        file = config_file(str(file))
-    config = from_yaml(DragonCloudConfig, file) if file is not None else DragonCloudConfig()
-    if model is not None:
-        config = replace(config, model=replace(config.model, path=model))
+    config = read_server_config(DragonCloudConfig, file, model=model, address=address)
     if store is not None:
         config = replace(config, side=replace(config.side, store=store))
-    if address is not None:
-        config = replace(config, address=address)
-    if not config.model.path:
-        raise ConfigError("no model", field="model.path", remedy="name its folder or hub id")
     return config

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from pathlib import Path
 
 from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.errors import DeadlineExceeded, Unavailable
-from collab_llm_nodes.processes import START_DEADLINE_S, Process, run_process
+from collab_llm_nodes.processes import Process, run_process
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import VerifierClient
 
 
@@ -35,12 +33,4 @@ def wait_for_verifier(client: VerifierClient, process: Process) -> None:
     Raises:
         CollabError: its process ended, or it did not answer in time.
     """
-    due = time.monotonic() + START_DEADLINE_S
-    while True:
-        process.check()
-        try:
-            client.describe(5.0)
-            return
-        except (DeadlineExceeded, Unavailable):
-            if time.monotonic() > due:
-                raise
+    process.wait_for(lambda: client.describe(5.0))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.config import from_yaml, setting
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.config import setting
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig
@@ -15,7 +13,7 @@ from collab_llm_nodes.protocols.jupiter.pipeline import PipelineConfig
 from collab_llm_nodes.serving.pictures import PictureConfig
 from collab_llm_nodes.serving.scheduler import BatchConfig
 from collab_llm_nodes.transport.ray_serve import RayConfig
-from collab_llm_nodes.transport.settings import ServerConfig
+from collab_llm_nodes.transport.settings import ServerConfig, read_server_config
 
 
 @dataclass(frozen=True)
@@ -61,15 +59,4 @@ def load_config(
     Raises:
         ConfigError: no such file, unknown keys, values out of range, or no model at all.
     """
-    if file is not None and not Path(file).exists() and Path(file).name == str(file):
-        file = config_file(str(file))
-    config = from_yaml(VerifierConfig, file) if file is not None else VerifierConfig()
-    if model is not None:
-        config = replace(config, model=replace(config.model, path=model))
-    if address is not None:
-        config = replace(config, address=address)
-    if not config.model.path:
-        raise ConfigError(
-            "no model", field="model.path", remedy="name the target's folder or hub id"
-        )
-    return config
+    return read_server_config(VerifierConfig, file, model=model, address=address)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.config import from_yaml, setting
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.config import setting
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig
 from collab_llm_nodes.transport.admission import Shares
-from collab_llm_nodes.transport.settings import ServerConfig, StreamLimits
+from collab_llm_nodes.transport.settings import ServerConfig, StreamLimits, read_server_config
 
 
 @dataclass(frozen=True)
@@ -86,15 +84,4 @@ def load_config(
     Raises:
         ConfigError: no such file, unknown keys, values out of range, or no model at all.
     """
-    if file is not None and not Path(file).exists() and Path(file).name == str(file):
-        file = config_file(str(file))
-    config = from_yaml(WorkerConfig, file) if file is not None else WorkerConfig()
-    if model is not None:
-        config = replace(config, model=replace(config.model, path=model))
-    if address is not None:
-        config = replace(config, address=address)
-    if not config.model.path:
-        raise ConfigError(
-            "no model", field="model.path", remedy="name the model's folder or hub id"
-        )
-    return config
+    return read_server_config(WorkerConfig, file, model=model, address=address)

@@ -217,7 +217,7 @@ Do the task, using only this text. Reply in JSON: explanation, citation and answ
 
 ## Task
 {task}"""
-"""For a worker trained on it: few tokens follow the piece, and it knows no advice."""
+"""The prompt of a worker trained on it: few tokens follow the piece, and it knows no advice."""
 
 # ---------------------------------------------------------------- Minion
 

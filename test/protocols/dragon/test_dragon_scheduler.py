@@ -248,7 +248,7 @@ def test_following_rejections_beats_both_static_sides_where_the_link_dominates()
 @pytest.mark.parametrize("rates", [(0.6, 0.6), (0.9, 0.5), (0.8, 0.8), (0.98, 0.91)])
 @pytest.mark.parametrize("decode_s", [(0.166, 0.04), (0.05, 0.05), (0.1, 0.085), (0.04, 0.166)])
 def test_estimates_beyond_equation_7_are_near_the_timeline(rates: Pair, decode_s: Pair) -> None:
-    """Of a static device with drafts made ahead, and of following rejections."""
+    """Estimates of a static device with drafts made ahead, and of following rejections."""
     rtt = 0.3
     simulated = total("device", rates, decode_s, rtt) / 100
     estimated = per_token_ahead(*decode_s, rtt, *rates)

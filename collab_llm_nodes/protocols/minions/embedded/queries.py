@@ -148,7 +148,7 @@ class Query:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What a comparison may answer: the keys in which the two sides differ."""
+        """Possible answers of a comparison: the keys in which the two sides differ."""
         differing = [i for i, keys in enumerate(zip(*self.of, strict=True)) if len(set(keys)) > 1]
         place = differing[0] if differing else 0
         return tuple(keys[place] for keys in self.of)
