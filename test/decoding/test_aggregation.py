@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 from enumeration import Scripted, TableModel, enumerate_program
+from mutants import mutated
 
 from collab_llm_nodes.decoding import aggregation
 from collab_llm_nodes.decoding.aggregation import AggregationConfig, Party
@@ -308,16 +307,6 @@ MUTATIONS = {
 def test_a_mutated_law_is_caught(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = Path(aggregation.__file__).read_text(encoding="utf-8")
-    old, new = MUTATIONS[name]
-    assert source.count(old) == 1, "the mutation no longer fits the source"
-    file = tmp_path / "mutant.py"
-    file.write_text(source.replace(old, new), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("mutant", file)
-    assert spec is not None
-    assert spec.loader is not None
-    mutant = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "mutant", mutant)
-    spec.loader.exec_module(mutant)
+    mutant = mutated(aggregation, *MUTATIONS[name], tmp_path, monkeypatch)
     with pytest.raises((AssertionError, InvalidInput, IndexError)):
         check_all(mutant)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +16,7 @@ from enumeration import (
     enumerate_program,
     total_variation,
 )
+from mutants import mutated
 
 from collab_llm_nodes.decoding import randomness, rejection
 from collab_llm_nodes.decoding.randomness import gumbel, sample, uniform
@@ -318,17 +317,7 @@ MUTATIONS = {
 def test_a_mutated_law_is_caught(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = Path(rejection.__file__).read_text(encoding="utf-8")
-    old, new = MUTATIONS[name]
-    assert source.count(old) == 1, "the mutation no longer fits the source"
-    file = tmp_path / "mutant.py"
-    file.write_text(source.replace(old, new), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("mutant", file)
-    assert spec is not None
-    assert spec.loader is not None
-    mutant = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "mutant", mutant)
-    spec.loader.exec_module(mutant)
+    mutant = mutated(rejection, *MUTATIONS[name], tmp_path, monkeypatch)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError):
         check_all(mutant, patch)
 

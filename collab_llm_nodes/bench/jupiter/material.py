@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from collab_llm_nodes.models.loading import ModelConfig, no_progress_bar, read_facts
 from collab_llm_nodes.models.random_init import random_tokenizer
 from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols.jupiter.outline import OUTLINE_DIRECTIVE, POINT_DIRECTIVE
 from collab_llm_nodes.training.text.samples import SUB_DOMAINS, make_sample
-from collab_llm_nodes.training.text.skills import OUTLINE_DIRECTIVE, POINT_DIRECTIVE
 
 Ids = Sequence[int]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols.jupiter.outline import OUTLINE_DIRECTIVE, POINT_DIRECTIVE
 from collab_llm_nodes.training.text import conversation, facts, instructions, names, reports
 from collab_llm_nodes.training.text.fact_kinds import KINDS
 from collab_llm_nodes.training.text.passages import FILLERS, Question, Writer
@@ -248,8 +249,6 @@ def _one_document(world: World, style: str, lines: list[str], writer: Writer) ->
     return " ".join(line if line[-1] in ".!?" else line + "." for line in lines)
 
 
-OUTLINE_DIRECTIVE = "Give an outline only: 3 to 8 numbered points of a few words each."
-POINT_DIRECTIVE = "Expand point {number} in one or two sentences."
 _OUTLINE = _ask(
     OUTLINE_DIRECTIVE,
     OUTLINE_DIRECTIVE,

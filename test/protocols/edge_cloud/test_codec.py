@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import ROOT
+from generated_code import check_generated
 from google.protobuf.message import DecodeError
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
@@ -254,18 +252,4 @@ def test_what_cannot_be_sent_is_invalid_input(message: ClientMessage) -> None:
 
 
 def test_the_committed_code_is_generated_from_the_proto(tmp_path: Path) -> None:
-    pytest.importorskip("grpc_tools")
-    out = tmp_path / "descriptor"
-    proto = "collab_llm_nodes/protocols/edge_cloud/verifier.proto"
-    command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--descriptor_set_out={out}"]
-    subprocess.run([*command, proto], cwd=ROOT, check=True, timeout=60)
-    from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
-
-    fresh = FileDescriptorSet.FromString(out.read_bytes()).file[0]
-    committed = FileDescriptorProto()
-    pb.DESCRIPTOR.CopyToProto(committed)
-    for file in (fresh, committed):
-        for message in file.message_type:
-            for f in message.field:
-                f.ClearField("json_name")
-    assert committed == fresh
+    check_generated(pb, "collab_llm_nodes/protocols/edge_cloud/verifier.proto", tmp_path)
