@@ -21,7 +21,6 @@ from collab_llm_nodes.protocols.jupiter.outline import (
     read_point,
     route,
 )
-from collab_llm_nodes.training.text import skills
 from collab_llm_nodes.training.text.samples import SUB_DOMAINS, make_sample
 
 
@@ -69,11 +68,6 @@ def test_any_text_has_a_route(question: str) -> None:
 @pytest.mark.timeout(20)
 def test_long_texts_are_routed_at_once(text: str) -> None:
     route(text)
-
-
-def test_directives_are_those_of_the_text_models() -> None:
-    assert outline.OUTLINE_DIRECTIVE == skills.OUTLINE_DIRECTIVE
-    assert outline.POINT_DIRECTIVE == skills.POINT_DIRECTIVE
 
 
 @pytest.mark.parametrize("sub_domain", SUB_DOMAINS)
