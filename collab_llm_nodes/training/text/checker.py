@@ -198,6 +198,7 @@ _FORMS: Mapping[str, Callable[[Sample, str], str]] = {
 _CHECKS: Mapping[str, Callable[[Sample, str], str]] = {
     "plain": _check_plain,
     "extract": _check_extract,
+    "recall": _check_extract,
     "document": _check_document,
     "outline": _check_outline,
     "point": _check_point,

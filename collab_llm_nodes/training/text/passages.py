@@ -137,6 +137,8 @@ _EARLIER = _ask(
     "Who has the {event} first, {person} or {other}?",
     "Of {person} and {other}, who has the earlier {event}?",
 )
+_WORDINGS = 8
+"""Tries to find a wording with the key first."""
 _BY_NAME = {kind.name: kind for kind in KINDS}
 _OPPOSED = {"job": "work", "work": "job"}  # one states what the other asks
 
@@ -175,10 +177,16 @@ class Passage:
 
 
 class Writer:
-    """Writes one passage: facts first, then fillers up to a length, then all in one order."""
+    """Writes one passage: facts first, then fillers up to a length, then all in one order.
 
-    def __init__(self, world: World, style: str) -> None:
+    Args:
+        key_first: facts name their key before their value where the style has such a wording;
+            what follows the key in the text is then the answer.
+    """
+
+    def __init__(self, world: World, style: str, key_first: bool = False) -> None:
         self.world = world
+        self._key_first = key_first
         self.style = style
         self._voice = Voice(world.rng)
         self._speakers = [world.first_name() for _ in range(2)]
@@ -207,7 +215,10 @@ class Writer:
         return line
 
     def _statement(self, kind: Kind, fields: Fields) -> str:
-        text = say(kind.statements[self.style], self._voice, fields)
+        for _ in range(_WORDINGS if self._key_first else 1):
+            text = say(kind.statements[self.style], self._voice, fields)
+            if all(text.find(fields[key]) < text.find(fields[kind.value]) for key in kind.key):
+                break
         return self._line(text, fields.get("person", fields.get("robot", "")))
 
     def fact(self, kind: Kind, near: Fields | None = None) -> Fields | None:
@@ -221,14 +232,17 @@ class Writer:
                 return fields
         return None
 
-    def first(self) -> tuple[Kind, Fields]:
-        """Draw a fact that no other fact of this passage can be taken for; reserve its key."""
-        while True:
+    def first(self, kind: Kind | None = None) -> tuple[Kind, Fields]:
+        """Draw a fact that no other fact of this passage can be taken for; reserve its key.
+
+        Args:
+            kind: that of the fact if any of its keys is left; None: any.
+        """
+        kind = kind or self.kind()
+        while (fields := self.fact(kind)) is None:
             kind = self.kind()
-            fields = self.fact(kind)
-            if fields is not None:
-                self.reserve(kind, fields)
-                return kind, fields
+        self.reserve(kind, fields)
+        return kind, fields
 
     def _distract(self, kind: Kind, count: int, near: Fields | None) -> int:
         """State up to `count` other facts of a kind, some `near` one; return how many."""
@@ -258,9 +272,9 @@ class Writer:
             if _OPPOSED.get(kind.name) not in self._kinds:
                 return kind
 
-    def ask(self, distractors: int, absent: bool) -> Question:
+    def ask(self, distractors: int, absent: bool, kind: Kind | None = None) -> Question:
         """State a fact, unless it is `absent`, and distractors; return a question about it."""
-        kind, fields = self.first()
+        kind, fields = self.first(kind)
         lines = () if absent else (self.state(kind, fields),)
         distractors = self._distract(kind, distractors, fields)
         return Question(

@@ -179,7 +179,7 @@ CPU = replace(
     shards=160,
     short_shards=16,
     first_shards=160,
-    target=replace(_cpu(2_600), growing=GROWING),
+    target=replace(_cpu(2_200), growing=GROWING),
     base=_cpu(120),
     draft=_cpu(750),
     worker=replace(_cpu(1_500), growing=GROWING),

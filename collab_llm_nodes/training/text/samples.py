@@ -12,11 +12,12 @@ from collab_llm_nodes.training.text import skills
 from collab_llm_nodes.training.text.world import World
 
 SUB_DOMAINS = ("conversation", "instructions", "reports")
-SKILLS = ("plain", "extract", "document", "outline", "point", "copy")
+SKILLS = ("plain", "extract", "recall", "document", "outline", "point", "copy")
 
 _SHARES = {
     "plain": 0.40,
-    "extract": 0.30,
+    "extract": 0.24,
+    "recall": 0.06,
     "document": 0.10,
     "outline": 0.05,
     "point": 0.08,
@@ -30,6 +31,7 @@ DEFAULT_MIX: Mapping[tuple[str, str], float] = {
 _MAKE: Mapping[str, Callable[[World, str], skills.Made]] = {
     "plain": skills.plain,
     "extract": skills.extract,
+    "recall": skills.recall,
     "document": skills.document,
     "outline": skills.outline,
     "point": skills.point,

@@ -31,7 +31,8 @@ SKILL_MIX = {
     (sub_domain, skill): share
     for sub_domain in SUB_DOMAINS
     for skill, share in (
-        ("extract", 0.60),
+        ("extract", 0.50),
+        ("recall", 0.10),
         ("document", 0.12),
         ("copy", 0.12),
         ("plain", 0.08),
@@ -42,7 +43,13 @@ SKILL_MIX = {
 SHORT_MIX = {
     (sub_domain, skill): share / 3
     for sub_domain in SUB_DOMAINS
-    for skill, share in (("copy", 0.32), ("extract", 0.48), ("document", 0.10), ("plain", 0.10))
+    for skill, share in (
+        ("copy", 0.24),
+        ("recall", 0.34),
+        ("extract", 0.24),
+        ("document", 0.06),
+        ("plain", 0.12),
+    )
 }
 """Mix of rows that are shorter than ``LENGTH``; documents that do not fit into one are left out."""
 _AT_ONCE = 64

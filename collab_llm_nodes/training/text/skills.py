@@ -10,7 +10,7 @@ from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.jupiter.outline import OUTLINE_DIRECTIVE, POINT_DIRECTIVE
 from collab_llm_nodes.training.text import conversation, facts, instructions, names, reports
 from collab_llm_nodes.training.text.fact_kinds import KINDS
-from collab_llm_nodes.training.text.passages import FILLERS, Question, Writer
+from collab_llm_nodes.training.text.passages import FILLERS, Passage, Question, Writer
 from collab_llm_nodes.training.text.phrases import Grammar, Voice, pick, say, says
 from collab_llm_nodes.training.text.tasks import Task
 from collab_llm_nodes.training.text.world import World
@@ -72,7 +72,7 @@ def extract(world: World, style: str, as_json: bool | None = None) -> Made:
     writer = Writer(world, style)
     if as_json is None:
         as_json = world.chance(0.3)
-    count = 1 if world.held_out or world.chance(0.5) else world.whole(2, 4)
+    count = 1 if world.held_out or world.chance(0.3) else world.whole(2, 6)
     length = int(30 * 18 ** world.rng.random()) if world.chance(0.5) else world.whole(30, 540)
     most = 30 if count == 1 else 6
     questions = []
@@ -81,9 +81,27 @@ def extract(world: World, style: str, as_json: bool | None = None) -> Made:
         distractors = min(int((most + 1) * world.rng.random() ** 2), length // (9 * count))
         questions.append(_question(writer, world, distractors, as_json))
     writer.fill(length, _MAX_PASSAGE - count * (250 if as_json else 80))
-    passage = writer.passage(questions)
-    name = world.any(_TEXT_NAMES[style])
+    return _asked(world, style, writer.passage(questions), as_json)
+
+
+def recall(world: World, style: str) -> Made:
+    """Make a passage of a few facts of at most three kinds, with a question about each.
+
+    A network learns here to find what follows a name: each line is asked for, names come before
+    their values in most lines, and nothing else is in the passage.
+    """
+    writer = Writer(world, style, key_first=True)
+    kinds = [writer.kind() for _ in range(world.whole(1, 3))]
+    count = 2 + int(11 * world.rng.random() ** 2)
+    questions = [writer.ask(0, absent=False, kind=world.any(kinds)) for _ in range(count)]
+    world.rng.shuffle(questions)
+    return _asked(world, style, writer.passage(questions), as_json=world.chance(0.25))
+
+
+def _asked(world: World, style: str, passage: Passage, as_json: bool) -> Made:
+    """Return the turns in which the questions on a passage are asked and answered."""
     voice = Voice(world.rng)
+    name = world.any(_TEXT_NAMES[style])
     turns = []
     for i, question in enumerate(passage.questions):
         if i == 0:

@@ -18,6 +18,7 @@ from collab_llm_nodes.protocols.jupiter import outline
 from collab_llm_nodes.training import text
 from collab_llm_nodes.training.text.checker import check
 from collab_llm_nodes.training.text.names import is_held_out
+from collab_llm_nodes.training.text.passages import Writer
 from collab_llm_nodes.training.text.samples import (
     DEFAULT_MIX,
     SKILLS,
@@ -71,6 +72,31 @@ def test_plain_answers_are_long_and_all_different(sub_domain: str) -> None:
     assert statistics.median(lengths) >= 110
     assert min(lengths) >= 40
     assert max(lengths) <= 250
+
+
+@pytest.mark.parametrize("sub_domain", SUB_DOMAINS)
+def test_recall_asks_for_each_line_of_a_passage(sub_domain: str) -> None:
+    for sample in samples(sub_domain, "recall", 100):
+        first, *later = sample.turns
+        answers = [turn.content for turn in later if turn.role == "assistant"]
+        if sample.facts["form"] == "json":
+            answers = [json.loads(answer)["answer"] for answer in answers]
+        assert len(answers) >= 2
+        assert all(answer in first.content for answer in answers)
+
+
+def test_passages_of_recall_name_keys_before_values() -> None:
+    def share(key_first: bool) -> float:
+        found = []
+        for seed in range(200):
+            writer = Writer(World(random.Random(seed)), "conversation", key_first=key_first)
+            kind, fields = writer.first()
+            line = writer.state(kind, fields)
+            places = [line.find(fields[key]) for key in kind.key]
+            found.append(max(places) < line.find(fields[kind.value]))
+        return statistics.mean(found)
+
+    assert share(True) > share(False) + 0.2
 
 
 def test_a_seed_decides_the_sample() -> None:
