@@ -42,7 +42,8 @@ TEXT_CHAT_TEMPLATE = (
 
 JOINER = "\N{WORD JOINER}"
 """Stands in the text family's ids before a word that follows no space; decoding removes it."""
-_BEFORE_WORDS = "\n\"([-/|:"
+BEFORE_WORDS = '\n"([-/|:'
+"""Characters between which and a word a joiner stands."""
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -67,7 +68,7 @@ def train_text_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTok
     begun = [normalizers.Prepend(JOINER), normalizers.Replace(Regex(rf"^{JOINER}(?!\p{{L}})"), "")]
     joined = [
         normalizers.Replace(Regex(rf"{re.escape(mark)}(?=\p{{L}})"), mark + JOINER)
-        for mark in _BEFORE_WORDS
+        for mark in BEFORE_WORDS
     ]
     spaced = normalizers.Replace(JOINER, f"{JOINER} ")
     tokenizer.normalizer = normalizers.Sequence([*begun, *joined, spaced])

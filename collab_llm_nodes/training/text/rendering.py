@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.models.tokenizer import TEXT_SPECIAL
+from collab_llm_nodes.models.tokenizer import BEFORE_WORDS, JOINER, TEXT_SPECIAL
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.training.text.samples import Sample
 
@@ -44,15 +45,36 @@ class Renderer:
         self._backend = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
         self.end = int(self._backend.token_to_id("<|im_end|>"))
         self.text_end = int(self._backend.token_to_id("<|endoftext|>"))
+        joiner = ByteLevel(add_prefix_space=False).pre_tokenize_str(JOINER)[0][0]
+        vocabulary = self._backend.get_vocab()
+        self._joiner = vocabulary.get(joiner)
+        self._joining = {n for token, n in vocabulary.items() if token.endswith(joiner)}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text; control tokens in it count as such."""
         return [found.ids for found in self._backend.encode_batch_fast(list(texts))]
 
     def encode_with_places(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-        """Return the ids of each text, and the place in it at which each token begins."""
+        """Return the ids of each text, and the place in it at which each token begins.
+
+        A word that follows a space begins at the space. A joiner begins where its word does.
+        """
         found = self._backend.encode_batch(list(texts))
-        return [(each.ids, [start for start, _ in each.offsets]) for each in found]
+        return [
+            (each.ids, self._places(text, each.ids, each.offsets))
+            for text, each in zip(texts, found, strict=True)
+        ]
+
+    def _places(
+        self, text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]]
+    ) -> list[int]:
+        places, joined = [], False
+        for number, (start, _) in zip(ids, offsets, strict=True):
+            # The tokenizer counts a joiner, and the word behind it, from the mark before them.
+            behind = (joined or number == self._joiner) and text[start] in BEFORE_WORDS
+            places.append(start + behind)
+            joined = number in self._joining
+        return places
 
     def chats(self, samples: Sequence[Sample]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return ids (uint16) and classes (uint8) of each chat, ``<|endoftext|>`` at the end.
