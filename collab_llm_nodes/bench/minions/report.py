@@ -30,7 +30,7 @@ from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions.embedded.remote import ROLE, open_planner
-from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat
+from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat, token_count
 from collab_llm_nodes.training.text.rendering import prompt_text
 
 WORKER, TARGET = "text-worker", "text-target"
@@ -161,11 +161,7 @@ class _Counter:
     """Counts tokens with the tokenizer of one model, which names all counts of a run."""
 
     def __init__(self, model: LoadedModel) -> None:
-        self._encode = model.tokenizer.backend_tokenizer.encode  # type: ignore[attr-defined]
-
-    def text(self, text: str) -> int:
-        """Return the number of tokens of a text."""
-        return len(self._encode(text).ids)
+        self.text = token_count(model.tokenizer)
 
     def chat(self, turns: Sequence[Turn]) -> int:
         """Return the number of tokens of a prompt, or of one reply."""
@@ -210,7 +206,7 @@ def _trained(bench: Bench, models: Path, counted: _Counter, sizes: Sizes) -> dic
     folder = models / TARGET
     if not (folder / f"{ROLE}.json").is_file():
         return {}
-    planner = open_planner(folder, PRICED_AS)
+    planner = open_planner(ModelConfig(path=str(folder), local_files_only=True), PRICED_AS)
     own = replace(bench, models=replace(bench.models, remote=planner))
     cases = make_cases(
         f"trained {bench.seed}", sizes.tokens, sizes.trained, sizes.per_log, counted.text

@@ -24,6 +24,8 @@ from collab_llm_nodes.knowledge.text_encoder import TextEncoder, TextEncoderConf
 from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.protocols.base import Control, Resources
 from collab_llm_nodes.protocols.minions.accounts import Accounts, AuditLog
+from collab_llm_nodes.protocols.minions.embedded.remote import ROLE, open_planner
+from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat, token_count
 from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
 from collab_llm_nodes.protocols.minions.served import (
     SERVER,
@@ -129,6 +131,8 @@ class Equipment:
         """Return the models' figures for people."""
         told: dict[str, object] = {"remote": self.remote.name, "local": self.local.name}
         for role, model in (("remote", self.remote), ("local", self.local)):
+            if isinstance(model, WindowedChat):
+                model = model.reader
             if isinstance(model, InProcessChat):
                 told |= {f"{role}_{name}": value for name, value in model.health().items()}
         return told
@@ -155,10 +159,18 @@ def _chat(config: ChatModelConfig, field: str, opened: ExitStack) -> ChatModel:
             raise ConfigError(
                 "no model", field="path", remedy="name its folder, hub id or shipped name"
             )
-        engine = Engine(load(config.model))
+        name = Path(config.model.path).name
+        if config.role == ROLE:
+            planner = open_planner(config.model, name)
+            opened.callback(planner.close)
+            return planner
+        loaded = load(config.model)
+        engine = Engine(loaded)
         opened.callback(engine.close)
-        chat = InProcessChat(engine, config.limits, Path(config.model.path).name)
+        chat = InProcessChat(engine, config.limits, name)
         opened.callback(chat.close)
+        if config.window:
+            return WindowedChat(chat, token_count(loaded.tokenizer), config.window)
         return chat
     except CollabError as error:
         error.field = ".".join(

@@ -18,6 +18,7 @@ from collab_llm_nodes.knowledge.library import LibraryConfig
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
 from collab_llm_nodes.knowledge.text_encoder import TextEncoderConfig
 from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.protocols.minions.embedded.remote import ROLE
 from collab_llm_nodes.protocols.minions.settings import MinionConfig, MinionsConfig
 
 IN_PROCESS, SERVER = "in_process", "server"
@@ -37,11 +38,31 @@ class ChatModelConfig:
         read_only=True,
     )
     model: ModelConfig = field(default_factory=ModelConfig)
+    role: str = setting(
+        "",
+        "planner: `model` plans with a small file of that name beside it, as the embedded target"
+        " does. Empty: it answers as it is. In the same process only.",
+        choices=("", ROLE),
+        read_only=True,
+    )
+    window: int = setting(
+        0,
+        "Texts of more tokens are read window by window, for models with a small context; the"
+        " reply has a line per window that answers. 0: never. In the same process only.",
+        low=0,
+        high=1 << 20,
+        read_only=True,
+    )
     limits: InProcessConfig = field(default_factory=InProcessConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        for name in ("role", "window"):
+            if getattr(self, name) and self.at != IN_PROCESS:
+                raise ConfigError(
+                    f"set, and the model is at {self.at}", field=name, remedy="leave it out"
+                )
 
 
 @dataclass(frozen=True)

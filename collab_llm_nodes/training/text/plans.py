@@ -182,7 +182,7 @@ CPU = replace(
     target=replace(_cpu(2_200), growing=GROWING),
     base=_cpu(120),
     draft=_cpu(750),
-    worker=replace(_cpu(1_500), growing=GROWING),
+    worker=replace(_cpu(1_600), growing=GROWING),
     guesses=Stage(4, 2e-3, steps=500, warmup=50, bfloat16=True),
     answers=Answers(units=40, prompts=64),
 )

@@ -18,7 +18,13 @@ from collab_llm_nodes.chat.batch import BatchConfig
 from collab_llm_nodes.chat.in_process import InProcessConfig
 from collab_llm_nodes.chat.remote import RemoteConfig
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import Cancelled, ConfigError, DeadlineExceeded, InvalidInput
+from collab_llm_nodes.errors import (
+    Cancelled,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelError,
+)
 from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols import registry
@@ -82,24 +88,31 @@ def test_a_remote_with_too_short_a_context_is_named(embedded: MinionsRunning) ->
     assert figures(answer)["replies_failed"] == 1
 
 
-@pytest.mark.parametrize("kept_tokens", [32768, 0])
-def test_jobs_on_one_chunk_share_its_prefix(kept_tokens: int) -> None:
+def test_jobs_on_one_chunk_share_its_prefix() -> None:
     program = HONEST.replace("'Extract the weight.'", "t").replace(
         "for c in", "for t in ('Extract the weight.', 'Extract the song.') for c in"
     )
-    remote = ToldChat("far", in_turn(program, final("7 kg")))
-    limits = InProcessConfig(BatchConfig(kept_tokens=kept_tokens))
-    config = replace(tiny(), local_model=replace(tiny().local_model, limits=limits))
-    running = MinionsRunning(MINIONS, Equipment(config, Resources(), remote=remote))
-    try:
-        request = asked(replace(tiny(), planner="program"), documents=(Document("a", pages(3)),))
-        told = figures(running.run(request, ignore, in_time()))
-    finally:
-        running.close()
-    assert told["jobs.1"] == 6
+
+    def spent(kept_tokens: int) -> tuple[float, float]:
+        remote = ToldChat("far", in_turn(program, final("7 kg")))
+        limits = InProcessConfig(BatchConfig(kept_tokens=kept_tokens))
+        config = replace(tiny(), local_model=replace(tiny().local_model, limits=limits))
+        running = MinionsRunning(MINIONS, Equipment(config, Resources(), remote=remote))
+        try:
+            request = asked(
+                replace(tiny(), planner="program"), documents=(Document("a", pages(3)),)
+            )
+            told = figures(running.run(request, ignore, in_time()))
+        finally:
+            running.close()
+        assert told["jobs.1"] == 6
+        return told["local_prefill_tokens"], told["local_cached_tokens"]
+
+    (prefilled, cached), (alone, none) = spent(32768), spent(0)
     common = 80  # tokens at least of the instruction, which stands first
-    assert (told["local_cached_tokens"] > 5 * common) == bool(kept_tokens)
-    assert told["local_prefill_tokens"] + told["local_cached_tokens"] == 2583
+    assert cached > 5 * common
+    assert none == 0
+    assert prefilled + cached == alone
 
 
 @pytest.mark.parametrize("ending", ["cancel", "deadline"])
@@ -139,6 +152,35 @@ def test_a_text_that_the_model_cannot_hold_is_named(embedded: MinionsRunning) ->
     )
     assert isinstance(answer.error, InvalidInput)
     assert answer.error.field == "documents"
+
+
+def test_a_window_lets_a_small_model_read_a_long_text() -> None:
+    windowed = replace(tiny().local_model, window=100)
+    config = replace(tiny(), local_model=windowed, way="local_only")
+    long = Document("a", "\n".join(f"Box {n} weighs {n} kg." for n in range(400)))
+    running = MinionsRunning(MINIONS, Equipment(config, Resources()))
+    try:
+        answer = running.run(asked(config, documents=(long,)), ignore, in_time())
+        assert answer.error is None
+        assert figures(answer)["local_prefill_tokens"] > 1000, "more than the context holds"
+        assert int(str(running.health()["local_jobs"])) > 10
+    finally:
+        running.close()
+
+
+def test_a_planner_without_its_file_is_refused() -> None:
+    config = replace(tiny(), remote_model=replace(tiny().remote_model, role="planner"))
+    with pytest.raises(ModelError) as refused:
+        registry.find("minions").start(config, Resources())
+    assert (refused.value.field or "").startswith("remote_model.model")
+    assert "planner" in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [{"role": "planner"}, {"window": 640}])
+def test_roles_and_windows_are_for_models_in_this_process(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        ChatModelConfig(at=SERVER, **given)
+    assert [refused.value.field] == list(given)
 
 
 def test_a_model_that_is_not_named_is_asked_for() -> None:

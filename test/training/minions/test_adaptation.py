@@ -140,7 +140,10 @@ def test_the_training_repeats_to_the_bit_and_leaves_the_target_alone(
     LowRank.load(tmp_path / "a/models/text-target", ROLE, target).merge()
     for file in (tmp_path / "a/models/text-target").iterdir():
         shutil.copy(file, family / "text-target")  # as it ships
-    with closing(open_planner(family / "text-target")) as planner, pytest.raises(CannotPlan):
+    with (
+        closing(open_planner(ModelConfig(path=str(family / "text-target")))) as planner,
+        pytest.raises(CannotPlan),
+    ):
         planner.understand("How are you?", Control(time.monotonic() + 60))
 
 

@@ -11,7 +11,6 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from collab_llm_nodes.chat.base import (
     ChatModel,
@@ -32,7 +31,7 @@ from collab_llm_nodes.models.low_rank import LowRank
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.embedded.queries import Query, read_query
-from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat
+from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat, token_count
 from collab_llm_nodes.protocols.minions.messages import CannotPlan
 from collab_llm_nodes.protocols.minions.reduction import number
 
@@ -263,29 +262,27 @@ class Planner(PlannedRemote):
         return reply.text.strip() or UNKNOWN
 
 
-def open_planner(folder: str | Path, name: str = ROLE, *, reduce: bool = True) -> Planner:
+def open_planner(config: ModelConfig, name: str = ROLE, *, reduce: bool = True) -> Planner:
     """Return the embedded remote: the text target as planner, and as it is as reader.
 
     Args:
-        folder: of the target, or its shipped name.
         name: of the model, in a price table.
 
     Raises:
         ModelError: the model or its role is absent, or they do not belong together.
     """
-    config = ModelConfig(path=str(folder), local_files_only=True)
     planner, reader = load(config), load(config)
     LowRank.load(model_folder(config), ROLE, planner.model).merge()
-    encode = reader.tokenizer.backend_tokenizer.encode  # type: ignore[attr-defined]
+    length = token_count(reader.tokenizer)
 
     def count(turns: Sequence[Turn]) -> int:
         frame = _FRAME * len(turns) + (_FRAME if turns[-1].role == "user" else 0)
-        return sum(len(encode(turn.content).ids) for turn in turns) + frame
+        return sum(length(turn.content) for turn in turns) + frame
 
     return Planner(
         name,
         InProcessChat(Engine(planner), name=ROLE),
-        WindowedChat(InProcessChat(Engine(reader), name="reader"), lambda t: len(encode(t).ids)),
+        WindowedChat(InProcessChat(Engine(reader), name="reader"), length),
         count,
         reduce=reduce,
     )

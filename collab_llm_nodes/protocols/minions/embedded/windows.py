@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import reduce
 from operator import add
 
+from transformers import PreTrainedTokenizerBase
+
 from collab_llm_nodes.chat.base import (
     ChatModel,
     ChatRequest,
@@ -25,6 +27,12 @@ OPENING, CLOSING = "### Text\n", "\n\n### Question\n"
 NOTHING = "None"
 
 
+def token_count(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], int]:
+    """Return a function from a text to its number of tokens."""
+    encode = tokenizer.backend_tokenizer.encode  # type: ignore[attr-defined]
+    return lambda text: len(encode(text).ids)
+
+
 class WindowedChat:
     """A ``chat.base.ChatModel`` that puts each request to every window of its text.
 
@@ -33,24 +41,25 @@ class WindowedChat:
     sees the last message only: the model is too small to follow more.
 
     Args:
-        model: reads one window; closed with this.
+        model: reads one window; closed with this. Also the attribute ``reader``.
         count: returns the number of tokens of a text.
         tokens: length of a window. Requests with a shorter text are passed on as they are.
     """
 
     def __init__(self, model: ChatModel, count: Callable[[str], int], tokens: int = 640) -> None:
-        self._model, self._count, self._tokens = model, count, tokens
+        self.reader = model
+        self._count, self._tokens = count, tokens
 
     @property
     def name(self) -> str:
-        return self._model.name
+        return self.reader.name
 
     def ask(
         self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
     ) -> list[Reply | CollabError]:
         """Answer ``requests``; see ``chat.base.ChatModel``."""
         parts = [self._windowed(request) for request in requests]
-        replies = iter(self._model.ask([each for part in parts for each in part], control))
+        replies = iter(self.reader.ask([each for part in parts for each in part], control))
         results = [_joined([next(replies) for _ in part]) for part in parts]
         for place, result in enumerate(results):
             told(place, result)
@@ -58,7 +67,7 @@ class WindowedChat:
 
     def close(self) -> None:
         """Close the model."""
-        self._model.close()
+        self.reader.close()
 
     def _windowed(self, request: ChatRequest) -> list[ChatRequest]:
         """Return the request once for each window."""
