@@ -163,7 +163,7 @@ def test_a_window_lets_a_small_model_read_a_long_text() -> None:
         answer = running.run(asked(config, documents=(long,)), ignore, in_time())
         assert answer.error is None
         assert figures(answer)["local_prefill_tokens"] > 1000, "more than the context holds"
-        assert int(str(running.health()["local_jobs"])) > 10
+        assert running.health()["local_jobs"] == 0, "none is under way"
     finally:
         running.close()
 
