@@ -397,6 +397,10 @@ def bench_minions(
         bool, typer.Option("--quick", help="A few questions about short logs.")
     ] = False,
     attacks: Annotated[bool, typer.Option(help="Also the hostile programs.")] = True,
+    pretrained: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a model to be the worker of some questions too."),
+    ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
@@ -420,6 +424,7 @@ def bench_minions(
         threads=threads,
         seed=seed,
         plot=plot,
+        pretrained=pretrained,
         console=console,
     )
     write_json(json_file, results)

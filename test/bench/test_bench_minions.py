@@ -15,6 +15,7 @@ from collab_llm_nodes.bench.minions import report
 from collab_llm_nodes.bench.minions.figures import break_even, interval, paired, row
 from collab_llm_nodes.bench.minions.material import make_case, make_cases, passages_of
 from collab_llm_nodes.bench.minions.oracle import Oracle
+from collab_llm_nodes.bench.minions.reality import ShownExamples, examples
 from collab_llm_nodes.bench.minions.ways import WAYS, Answered, Models, answer_all
 from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Usage
 from collab_llm_nodes.chat.ledger import PriceTable
@@ -151,6 +152,33 @@ def test_break_even_is_where_both_read_the_same() -> None:
     assert break_even(rows(1000, 700, 1050), rows(2000, 1700, 2050)) is None
 
 
+def test_a_pretrained_worker_is_shown_solved_examples() -> None:
+    class Parrot:
+        """Keeps what it is asked."""
+
+        name = "parrot"
+
+        def ask(
+            self, requests: list[ChatRequest], control: object, told: object = None
+        ) -> list[Reply]:
+            self.seen = requests
+            return [Reply("None", Finish.STOP) for _ in requests]
+
+        def close(self) -> None:
+            pass
+
+    jobs, questions = examples("job", 3, "a"), examples("direct", 3, "a")
+    assert [turn.role for turn in jobs] == ["user", "assistant"] * 3
+    assert [json.loads(turn.content)["answer"] is None for turn in jobs[1::2]] == [False] * 2 + [
+        True
+    ]
+    assert questions[-1].content == "None"
+    parrot = Parrot()
+    asked = [Turn("user", "## Text\na\n\n## Task\nb"), Turn("user", prompts.DIRECT)]
+    ShownExamples(parrot, jobs, questions).ask([ChatRequest((t,)) for t in asked], Control())
+    assert [request.turns for request in parrot.seen] == [(*jobs, asked[0]), (*questions, asked[1])]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +195,7 @@ def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.Mon
         requests=1,
         plans=2,
         shape=report.JobsShape(1, 1, 1, 20, 150, 20, 2),
+        reality=report.RealitySizes(1, 400, 1),
     )
     monkeypatch.setattr(report, "QUICK", small)
     for name in ("SEPARATE_CHUNKS", "CHUNKS_AT_ONCE", "SUB_TASKS", "SAMPLES", "TASKS", "ROUNDS"):
@@ -177,7 +206,8 @@ def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.Mon
     done = CliRunner().invoke(
         app,
         ["bench", "minions", "--quick", "--no-attacks", "--models", str(family)]
-        + ["--questions", "7", "--tokens", "600", "--json", str(file), "--plot", str(plot)],
+        + ["--questions", "7", "--tokens", "600", "--json", str(file), "--plot", str(plot)]
+        + ["--pretrained", str(family / "text-target")],
     )
     assert done.exit_code == 0, done.output
     results = json.loads(file.read_text())
@@ -186,6 +216,7 @@ def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.Mon
     assert results["privacy"]["canaries_seen"] == 0
     assert results["privacy"]["canaries_planted"] > 3
     assert results["parallel"]["both_s"] > 0
+    assert set(results["reality"]["protocols"]) == {"local_only", "rag_bm25", "minions"}
     assert set(results["contexts"]) == {"400", "800"}
     assert results["goals"]["remote only >= 0.8"]
     assert not results["goals"]["Minion < MinionS"]  # random weights find nothing

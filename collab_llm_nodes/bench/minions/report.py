@@ -20,6 +20,7 @@ from collab_llm_nodes.bench.minions.material import make_cases
 from collab_llm_nodes.bench.minions.measure import Bench
 from collab_llm_nodes.bench.minions.oracle import Oracle
 from collab_llm_nodes.bench.minions.plots import plot_all
+from collab_llm_nodes.bench.minions.reality import RealitySizes, reality
 from collab_llm_nodes.bench.minions.ways import Models
 from collab_llm_nodes.chat.batch import BatchConfig
 from collab_llm_nodes.chat.in_process import InProcessChat, InProcessConfig
@@ -69,6 +70,7 @@ class Sizes:
     plans: int = 60
     shape: JobsShape = JobsShape()
     repeats: int = 1
+    reality: RealitySizes = RealitySizes()
 
 
 QUICK = Sizes(
@@ -83,6 +85,7 @@ QUICK = Sizes(
     requests=4,
     plans=10,
     shape=JobsShape(chunks=2, tasks=2, samples=2, chunk_tokens=300, reply_tokens=16),
+    reality=RealitySizes(questions=4, tokens=1024, per_log=4),
 )
 
 
@@ -95,14 +98,18 @@ def run_minions(
     seed: int,
     plot: Path | None,
     console: Console,
+    pretrained: Path | None = None,
 ) -> dict[str, Any]:
     """Measure Minion, MinionS and the baselines with the text family in ``models``.
+
+    Args:
+        pretrained: folder of a model to be the worker of some questions too.
 
     Returns:
         ``protocols.<way>`` with remote ``oracle``, ``trained.protocols.<way>`` and
         ``trained.plans``; ``paired`` gains; ``sweeps.<setting>.<value>``, ``contexts.<tokens>``,
-        ``requests`` (tables 4 and 5), ``workers.<model>``, ``break_even_tokens``; ``parallel``,
-        ``privacy``, ``attacks``; ``goals`` and ``ok``.
+        ``requests`` (tables 4 and 5), ``workers.<model>``, ``reality``, ``break_even_tokens``;
+        ``parallel``, ``privacy``, ``attacks``; ``goals`` and ``ok``.
 
     Raises:
         ConfigError: a model is missing.
@@ -142,6 +149,7 @@ def run_minions(
         "requests": measure.chunks_and_tasks(bench, local, sizes.requests),
         "workers": _workers(bench, models, counted, few),
         "trained": _trained(bench, models, counted, sizes),
+        "reality": reality(bench, pretrained, sizes.reality) if pretrained else {},
         "privacy": measure.privacy(bench, sizes.sweep_tokens, sizes.per_log),
         "attacks": run_attacks() if attacks else {},
     }
@@ -149,6 +157,7 @@ def run_minions(
     results |= _parallel(worker, sizes)
     results["goals"] = _goals(results)
     results["ok"] = all(results["goals"].values())
+    _print("pretrained worker", results["reality"].get("protocols", {}), console)
     _print("remote: trained", results["trained"].get("protocols", {}), console)
     for goal, reached in results["goals"].items():
         console.print(f"{'reached' if reached else 'MISSED '}  {goal}", highlight=False)

@@ -77,8 +77,10 @@ def _answers(found: Sequence[Entry], query: Query) -> list[str]:
     return [entry.fields[VALUE_OF[query.fact]] for entry in found]
 
 
-def worker_group(rng: random.Random, lines: int, tasks: int, *, held_out: bool = False) -> Group:
-    """Return tasks of one role on a passage of so many lines."""
+def worker_group(
+    rng: random.Random, lines: int, tasks: int, *, held_out: bool = False, role: str = ""
+) -> Group:
+    """Return tasks of one role ("job", "talk", "direct" or any) on a passage of so many lines."""
     writer = LogWriter(rng, held_out=held_out)
     entries = _passage(writer, lines)
     parts = []
@@ -88,12 +90,12 @@ def worker_group(rng: random.Random, lines: int, tasks: int, *, held_out: bool =
     text = "".join(parts).strip()
     if rng.random() < 0.15:
         text = f"{writer.heading()}\n\n{text}"
-    (role,) = rng.choices([name for name, _ in _ROLES], [share for _, share in _ROLES])
+    (drawn,) = rng.choices([name for name, _ in _ROLES], [share for _, share in _ROLES])
     chats, sources = [], []
     for _ in range(tasks):
         query = _query(writer, entries)
         found = [entry for entry in entries if entry.key(query.fact) == query.of[0]]
-        chats.append(_CHATS[role](rng, text, query, found))
+        chats.append(_CHATS[role or drawn](rng, text, query, found))
         sources.append(tuple((entry.text, len(query.tasks[0])) for entry in found))
     return Group(tuple(chats), tuple(sources))
 
