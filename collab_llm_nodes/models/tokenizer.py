@@ -41,9 +41,10 @@ TEXT_CHAT_TEMPLATE = (
 
 
 JOINER = "\N{WORD JOINER}"
-"""Stands in the text family's ids before a word that follows no space; decoding removes it."""
-BEFORE_WORDS = '\n"([-/|:'
-"""Characters between which and a word a joiner stands."""
+"""Stands in the text family's ids where a line or a quotation begins with a word or a number, and
+is followed by a space that is not in the text; decoding removes both."""
+OPENING = '\n"([|'
+"""Characters behind which a joiner may stand; it may stand at the beginning of a text too."""
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -57,18 +58,19 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 def train_text_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
     """Train the text family's BPE over ``texts``; every digit is a token of its own.
 
-    A word has the same tokens wherever it stands: at the beginning of a line and in quotes too it
-    follows a space, behind a ``JOINER``. Small models find and copy a name only if its tokens
-    are the same in question, text and answer.
+    A word or a number has the same tokens wherever it stands: at the beginning of a line and in
+    quotes too it follows a space, behind a ``JOINER``. Small models find and copy a name only if
+    its tokens are the same in question, text and answer.
 
     Args:
         vocabulary: most entries, special tokens and the 256 bytes included.
     """
     tokenizer = Tokenizer(models.BPE())
-    begun = [normalizers.Prepend(JOINER), normalizers.Replace(Regex(rf"^{JOINER}(?!\p{{L}})"), "")]
+    word = r"[\p{L}\p{N}]"
+    begun = [normalizers.Prepend(JOINER), normalizers.Replace(Regex(rf"^{JOINER}(?!{word})"), "")]
     joined = [
-        normalizers.Replace(Regex(rf"{re.escape(mark)}(?=\p{{L}})"), mark + JOINER)
-        for mark in BEFORE_WORDS
+        normalizers.Replace(Regex(rf"{re.escape(mark)}(?={word})"), mark + JOINER)
+        for mark in OPENING
     ]
     spaced = normalizers.Replace(JOINER, f"{JOINER} ")
     tokenizer.normalizer = normalizers.Sequence([*begun, *joined, spaced])

@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.models.tokenizer import BEFORE_WORDS, JOINER, TEXT_SPECIAL
+from collab_llm_nodes.models.tokenizer import JOINER, OPENING, TEXT_SPECIAL
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.training.text.samples import Sample
 
@@ -71,7 +71,7 @@ class Renderer:
         places, joined = [], False
         for number, (start, _) in zip(ids, offsets, strict=True):
             # The tokenizer counts a joiner, and the word behind it, from the mark before them.
-            behind = (joined or number == self._joiner) and text[start] in BEFORE_WORDS
+            behind = (joined or number == self._joiner) and text[start] in OPENING
             places.append(start + behind)
             joined = number in self._joining
         return places
