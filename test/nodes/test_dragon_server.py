@@ -14,19 +14,23 @@ import yaml
 from action_msgs.msg import GoalStatus
 from dragon_bed import QUESTION, TEXTS
 from dragon_served import LONG_S, PRIVATE, TOKENS, Served, cloud_with
+from dragon_sides import Tables, TableSide
 from std_msgs.msg import Header
 from tiny_models import tiny_folder
 
 from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText, Status
+from collab_llm_nodes.decoding.aggregation import Party
 from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
 from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.dragon.client import CloudConfig, DragonClient
 from collab_llm_nodes.protocols.dragon.process import cloud_process, wait_for_cloud
+from collab_llm_nodes.protocols.dragon.service import CloudServiceConfig, DragonService
 from collab_llm_nodes.ros.convert import figures_from
 from collab_llm_nodes.ros.health import Level
+from collab_llm_nodes.transport.server import ServerHandle
 
 pytestmark = pytest.mark.ros
 
@@ -148,7 +152,9 @@ def test_without_any_document_the_answer_says_so(serve: Serve) -> None:
 
 
 def test_a_cloud_with_another_tokenizer_is_refused(serve: Serve) -> None:
-    other = cloud_with(model="opt")
+    tables = TableSide(Party.CLOUD, Tables())
+    config = CloudServiceConfig(address="127.0.0.1:0")
+    other = ServerHandle(DragonService(config, tables, "tables", "1.0"))
     try:
         served = serve(other.port)
         answer = served.ask()

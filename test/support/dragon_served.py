@@ -25,11 +25,9 @@ PUBLIC = ("lamp", "pump")
 TOKENS = 12
 
 
-def cloud_with(names: Sequence[str] = PUBLIC, model: str = "llama") -> ServerHandle[DragonService]:
+def cloud_with(names: Sequence[str] = PUBLIC) -> ServerHandle[DragonService]:
     """Serve a cloud whose store holds the texts of ``names``; the caller stops it."""
-    side = side_with(
-        {name: TEXTS[name] for name in names}, engine_of(model), config_of(documents=2)
-    )
+    side = side_with({name: TEXTS[name] for name in names}, engine_of(), config_of(documents=2))
     config = CloudServiceConfig(address="127.0.0.1:0")
     return ServerHandle(DragonService(config, side, "tiny", "1.0"))
 
