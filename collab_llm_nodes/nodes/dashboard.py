@@ -388,9 +388,10 @@ class Dashboard(ManagedNode[DashboardConfig]):
 
     def _on_recalled(self, question: str, result: Generate.Result | None) -> None:
         """Show why there is no answer; an answer is told on ``generated_text``."""
+        refused = self._asked is not None and self._asked.refused
         self._asked = None
         if result is None:
-            error = "dragon_server does not know of it"
+            error = f"dragon_server {'refused it' if refused else 'does not know of it'}"
         elif result.status.code == StatusMsg.OK or result.session_id:
             return
         else:

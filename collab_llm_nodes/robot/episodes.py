@@ -118,12 +118,7 @@ class EpisodeLog:
             InvalidInput: no text, or numbers that are not finite.
         """
         _check_finite(stamp=stamp, **vars(pose))
-        heading = math.degrees(math.remainder(pose.yaw, math.tau))
-        self._note(
-            f"seen from ({pose.x:.1f}, {pose.y:.1f}), heading {heading:.0f} degrees:"
-            f" {_plain(text, 'text')}",
-            stamp,
-        )
+        self._note(f"seen from ({pose.x:.1f}, {pose.y:.1f}): {_plain(text, 'text')}", stamp)
 
     def did(self, action: ParsedAction, pose: Pose2D, stamp: float) -> None:
         """Note a step that was executed, and where the robot stood behind it.

@@ -45,7 +45,7 @@ def test_sentences() -> None:
         " near (2.0, 2.0).",
         "At 10:33 on 2026-11-23, a box was seen 1.5 m behind (1.0, 2.0), near (1.0, 0.5).",
         "At 10:34 on 2026-11-23, the robot did: move forward 40 cm, at (1.4, 2.0).",
-        "At 10:35 on 2026-11-23, seen from (0.0, 0.0), heading 0 degrees: A door is open.",
+        "At 10:35 on 2026-11-23, seen from (0.0, 0.0): A door is open.",
     ]
     assert text_of(log) == ""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from dragon_bed import QUESTION, TEXTS, config_of, engine_of, side_with
 from rclpy.action import ActionClient
 from rclpy.parameter import Parameter
@@ -14,7 +16,9 @@ from tiny_models import tiny_folder
 from collab_llm.action import Generate
 from collab_llm.msg import DragonRetrieval, GeneratedText
 from collab_llm.srv import DragonGenerate, DragonIndex
+from collab_llm_nodes.errors import Cancelled
 from collab_llm_nodes.nodes.dragon_server import DragonServer
+from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
 from collab_llm_nodes.protocols.dragon.service import CloudServiceConfig, DragonService
 from collab_llm_nodes.ros.qos import RESULT
 from collab_llm_nodes.transport.server import ServerHandle
@@ -25,9 +29,49 @@ PUBLIC = ("lamp", "pump")
 TOKENS = 12
 
 
-def cloud_with(names: Sequence[str] = PUBLIC) -> ServerHandle[DragonService]:
-    """Serve a cloud whose store holds the texts of ``names``; the caller stops it."""
-    side = side_with({name: TEXTS[name] for name in names}, engine_of(), config_of(documents=2))
+class _HeldDecoder:
+    """A decoder that makes ``passes`` passes; the next one lasts until it is cancelled."""
+
+    def __init__(self, decoder: DocumentsDecoder, passes: int) -> None:
+        self._decoder, self._left = decoder, passes
+        self._ended = threading.Event()
+        self.push, self.rollback, self.close = decoder.push, decoder.rollback, decoder.close
+
+    def next(self) -> tuple[np.ndarray, float]:
+        if not self._left:
+            self._ended.wait(LONG_S)
+            raise Cancelled("ended")
+        self._left -= 1
+        return self._decoder.next()
+
+    def cancel(self) -> None:
+        self._ended.set()
+        self._decoder.cancel()
+
+
+class _HeldSide:
+    """A side whose decoders stop after a number of passes."""
+
+    def __init__(self, side: ModelSide, passes: int) -> None:
+        self._side, self._passes = side, passes
+        self.info, self.pieces = side.info, side.pieces
+
+    def decoder(self, query: str, max_tokens: int) -> _HeldDecoder:
+        return _HeldDecoder(self._side.decoder(query, max_tokens), self._passes)
+
+
+def cloud_with(
+    names: Sequence[str] = PUBLIC, passes: int | None = None
+) -> ServerHandle[DragonService]:
+    """Serve a cloud whose store holds the texts of ``names``; the caller stops it.
+
+    Args:
+        passes: it makes so many for each answer and no more; None: as many as are needed.
+    """
+    side: Any = side_with(
+        {name: TEXTS[name] for name in names}, engine_of(), config_of(documents=2)
+    )
+    side = side if passes is None else _HeldSide(side, passes)
     config = CloudServiceConfig(address="127.0.0.1:0")
     return ServerHandle(DragonService(config, side, "tiny", "1.0"))
 
