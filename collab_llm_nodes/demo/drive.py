@@ -82,11 +82,11 @@ def run_demo(
         graph = stack.enter_context(_nodes("graph", [], address, params))
         motion = stack.enter_context(_nodes("motion", ["--driver", "sim"], address, params))
         recorder = stack.enter_context(_recorder(record)) if record else None
-        memory = stack.enter_context(memory_processes(params))
         link = stack.enter_context(VerifierClient(ClientLinkConfig(address=address)))
         client = stack.enter_context(DemoClient())
         with console.status("starting the verifier and the ROS graph ..."):
             wait_for_verifier(link, cloud)
+            memory = stack.enter_context(memory_processes(params))
 
             def check() -> None:
                 for process in (graph, motion, *memory):
