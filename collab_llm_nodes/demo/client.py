@@ -173,11 +173,9 @@ class DemoClient(GraphClient):
     def _wait_for_episodes(self, episodes: int) -> None:
         """Wait until the end of the last drive is written; not every drive has an episode."""
         due, held = time.monotonic() + _TOPICS_S, 0
+        asked = DragonIndex.Request(operation=DragonIndex.Request.STATS)
         while held < episodes and time.monotonic() < due:
-            asked = DragonIndex.Request(operation=DragonIndex.Request.STATS)
-            answer = self.result(
-                lambda asked=asked: self._index.call_async(asked), _TOPICS_S, "dragon_index"
-            )
+            answer = self.result(lambda: self._index.call_async(asked), _TOPICS_S, "dragon_index")
             raise_for(answer.status)
             held = answer.documents
 

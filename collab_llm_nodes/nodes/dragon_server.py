@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from nav_msgs.msg import Odometry
+from rclpy.subscription import Subscription
 from std_msgs.msg import Header, String
 
 from collab_llm.msg import DragonRetrieval, NavigationAction
@@ -94,7 +95,7 @@ class DragonServer(ProtocolServer[DragonServerConfig]):
         running.on_found = self._tell_found
         self.host = GenerationHost(self, self.entry, running)
         self._documents = IndexService(self, running.index)
-        self._heard = []
+        self._heard: list[Subscription] = []
         if config.memory.fill:
             self._diary = Diary(config.memory)
             self._heard = [

@@ -19,7 +19,6 @@ from collab_llm.msg import Status as StatusMsg
 from collab_llm.srv import DragonIndex
 from collab_llm_nodes.errors import (
     Busy,
-    Cancelled,
     CollabError,
     ConfigError,
     DeadlineExceeded,
@@ -43,8 +42,6 @@ _OPERATIONS = {
     DragonIndex.Request.DELETE: "DELETE",
 }
 
-Request, Response = DragonIndex.Request, DragonIndex.Response
-
 
 class _Change:
     """One request: its deadline, and the end that its caller waits for.
@@ -66,11 +63,11 @@ class _Change:
         """Return if the change is still wanted.
 
         Raises:
-            Cancelled: the node does not serve any more.
+            Inactive: the node does not serve any more.
             DeadlineExceeded: its time is over.
         """
         if self._given_up.is_set():
-            raise Cancelled("the node was deactivated meanwhile")
+            raise Inactive("the node was deactivated", remedy="activate it")
         if time.monotonic() >= self._due:
             raise DeadlineExceeded(
                 "the index was still at work",
@@ -122,7 +119,9 @@ class IndexService:
         """Destroy the service; call it after ``close``, when the callers have their answers."""
         self._node.destroy_service(self._service)
 
-    async def _serve(self, request: Request, response: Response) -> Response:
+    async def _serve(
+        self, request: DragonIndex.Request, response: DragonIndex.Response
+    ) -> DragonIndex.Response:
         response.header = request.header
         try:
             index = self._check(request)
@@ -153,7 +152,7 @@ class IndexService:
             self._changes.remove(change)
         return response
 
-    def _check(self, request: Request) -> Index:
+    def _check(self, request: DragonIndex.Request) -> Index:
         """Return the index if the request can be served. Raises CollabError."""
         if not self._node.active:
             raise Inactive(f"{self._node.get_name()} is not active", remedy="activate it")
@@ -201,14 +200,18 @@ class IndexService:
             self._node.fault_of(SERVICE, error)
 
     def _carry_out(
-        self, index: Index, request: Request, response: Response, change: _Change
+        self,
+        index: Index,
+        request: DragonIndex.Request,
+        response: DragonIndex.Response,
+        change: _Change,
     ) -> None:
         try:
-            if request.operation == Request.ADD:
+            if request.operation == DragonIndex.Request.ADD:
                 response.statuses = self._add(index, request, change)
-            elif request.operation == Request.DELETE:
+            elif request.operation == DragonIndex.Request.DELETE:
                 response.statuses = self._delete(index, request.document_names, change)
-            elif request.operation == Request.LIST:
+            elif request.operation == DragonIndex.Request.LIST:
                 documents = index.documents()
                 response.names = [document.name for document in documents]
                 response.sizes = [document.characters for document in documents]
@@ -227,7 +230,7 @@ class IndexService:
         finally:
             self._node.post(change.over.set_result, None)
 
-    def _add(self, index: Index, request: Request, change: _Change) -> list[StatusMsg]:
+    def _add(self, index: Index, request: DragonIndex.Request, change: _Change) -> list[StatusMsg]:
         statuses = []
         for name, content in zip(request.document_names, request.document_contents, strict=True):
             try:
