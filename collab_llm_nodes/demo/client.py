@@ -178,6 +178,8 @@ class DemoClient(GraphClient):
             answer = self.result(lambda: self._index.call_async(asked), _TOPICS_S, "dragon_index")
             raise_for(answer.status)
             held = answer.documents
+            with self.changed:
+                self.changed.wait(0.2)
 
     def drive(self, room: Room, instruction: str, max_steps: int, deadline_s: float) -> Drive:
         """Enter ``room``, give the instruction, wait for the end, ``deadline_s`` at most.
