@@ -124,7 +124,11 @@ def test_the_episode_under_way_is_written_when_the_node_stops(drive: Drive) -> N
     drive.stand(1.0, 2.0)
     drive.answer("a", BALL)
     server = drive.served.server
-    drive.graph.wait_for(lambda: server._diary._step is not None)
+
+    def noted() -> bool:
+        return server._diary is not None and server._diary._step is not None
+
+    drive.graph.wait_for(noted)
     drive.graph.do(server.stop)
     drive.graph.do(server.start)
     drive.served.ready()
