@@ -117,7 +117,7 @@ def run_demo(
             for process in (cloud, graph, motion, *memory, *([recorder] if recorder else [])):
                 process.check()
         console.print(table)
-        question = f"Where did you last see the {drives[-1].room.goal.name}?"
+        question = f"Where was the {drives[-1].room.goal.name} last seen?"
         with console.status(f"asking the robot's memory: {question}"):
             told = client.recall(question, len(drives), RECALL_DEADLINE_S)
         show(told, console)
