@@ -301,6 +301,7 @@ def test_the_robot_s_memory_is_asked_on_the_page(graph: Any, browser: Any) -> No
         array("I", [2, 11]),
         array("B", [GeneratedText.UNVERIFIED, GeneratedText.CLOUD]),
     )
+    told.metrics.names, told.metrics.values = ["cloud_documents"], array("d", [3.0])
     texts.publish(told)
     page.wait(lambda: page.text("recollection") == "in the hall", "the answer")
     assert page.find("[data-id=recollection] .token.cloud").text == "the hall"
