@@ -304,7 +304,7 @@ def test_the_robot_s_memory_is_asked_on_the_page(graph: Any, browser: Any) -> No
     told.metrics.names, told.metrics.values = ["cloud_documents"], array("d", [3.0])
     texts.publish(told)
     page.wait(lambda: page.text("recollection") == "in the hall", "the answer")
-    assert page.find("[data-id=recollection] .token.cloud").text == "the hall"
+    assert page.find("[data-id=recollection] .token.cloud").text.strip() == "the hall"
     page.wait(lambda: "a red ball was seen" in page.text("found"), "the pieces")
     assert "75%" in page.text("found")
     assert EVIL in page.text("found")
