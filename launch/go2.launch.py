@@ -52,6 +52,10 @@ FLAGS = {
     "dashboard": ("false", "Start the dashboard, a web page for people (docs/dashboard.md)."),
     "record": ("false", "Record the drive as a bag (docs/replay.md)."),
     "markers": ("false", "Publish markers for RViz and Foxglove (docs/diagnostics.md)."),
+    "memory": (
+        "false",
+        "Serve DRAGON, and have the robot write what it sees and does into its documents.",
+    ),
 }
 CHOICES = {
     "driver": (
@@ -121,7 +125,7 @@ def _nodes(context: LaunchContext) -> list[Node]:
             Node(executable=name, name=name, **common, **needed)
             for name in (*DRIVERS[value("driver")], "motion_guard", *NODES)
         ]
-    for protocol in value("protocols").split():
+    for protocol in _protocols(value):
         name = f"{protocol}_server"
         server = {**common, "executable": "protocol_server", "arguments": [protocol]}
         own = config / f"{protocol}.yaml"  # first, so that the files of the arguments win
@@ -137,9 +141,15 @@ def _nodes(context: LaunchContext) -> list[Node]:
     return started
 
 
+def _protocols(value: Callable[[str], str]) -> list[str]:
+    """Return the further protocols that are served."""
+    wanted = value("protocols").split()
+    return list(dict.fromkeys([*wanted, *(["dragon"] if value("memory") == "true" else [])]))
+
+
 def _names(value: Callable[[str], str]) -> list[str]:
     """The names of all nodes that may be started."""
-    servers = [f"{protocol}_server" for protocol in value("protocols").split()]
+    servers = [f"{protocol}_server" for protocol in _protocols(value)]
     return [*NODES, *servers, "motion_guard", "go2_driver", "sim_go2", *EXTRAS.values()]
 
 
@@ -180,6 +190,8 @@ def _overrides(value: Callable[[str], str], share: Path) -> str:
         nodes[f"{space}/sim_go2"]["seed"] = yaml.safe_load(value("seed"))
     if value("dashboard_port"):
         nodes[f"{space}/dashboard"]["port"] = yaml.safe_load(value("dashboard_port"))
+    if value("memory") == "true":
+        nodes[f"{space}/dragon_server"]["memory.fill"] = True
     nodes[f"{space}/recorder"]["folder"] = value("bags")
     content = {name: {"ros__parameters": values} for name, values in nodes.items()}
     with tempfile.NamedTemporaryFile("w", prefix="collab_llm_", suffix=".yaml", delete=False) as f:

@@ -63,6 +63,11 @@ ROBOT = {
     "record": ("false", "Record the drive as a bag (docs/replay.md).", BOOLEAN),
     "bags": ("bags", "Where record:=true puts its bags, each named by date and time."),
     "markers": ("false", "Publish markers for RViz and Foxglove (docs/diagnostics.md).", BOOLEAN),
+    "memory": (
+        "false",
+        "Serve DRAGON, and have the robot write what it sees and does into its documents.",
+        BOOLEAN,
+    ),
 }
 VERIFIER = {
     "config": ("verifier_embedded.yaml", "The verifier's settings: a file, or a name in config."),

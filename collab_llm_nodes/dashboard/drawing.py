@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from collab_llm_nodes.dashboard.view import Answer, Direction, Health, Pose, Reading, Word
+from collab_llm_nodes.dashboard.view import Answer, Direction, Found, Health, Pose, Reading, Word
 
 STAGES = {
     "draft": ("drafting", "#74b816"),
@@ -120,6 +120,20 @@ def rounds_html(reading: Reading | None) -> str:
         cells = [str(number), *cells, f"{sent:.0f}"]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     return f'<table class="rounds">{"".join(rows)}</table>'
+
+
+def found_html(found: Sequence[Found] | None) -> str:
+    """A list of the pieces that an answer rests on, each with its share."""
+    if found is None:
+        return ""
+    if not found:
+        return "<p>No document of the robot's own was found.</p>"
+    rows = [
+        f"<tr><td>{piece.weight:.0%}</td><td>{html.escape(piece.name)}</td>"
+        f"<td>{html.escape(piece.text)}</td></tr>"
+        for piece in found
+    ]
+    return f'<table class="found">{"".join(rows)}</table>'
 
 
 # Charts.

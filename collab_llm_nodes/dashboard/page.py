@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 
 from fastapi import FastAPI
 from fastapi.responses import Response
@@ -16,10 +17,28 @@ from nicegui import Client, ui
 from collab_llm_nodes.dashboard import drawing
 from collab_llm_nodes.dashboard.front import BAR, only_the_stop
 from collab_llm_nodes.dashboard.robot import Robot
-from collab_llm_nodes.dashboard.view import Action, Answer, Goal, Link, Reading, Snapshot
+from collab_llm_nodes.dashboard.view import (
+    Action,
+    Answer,
+    Goal,
+    Link,
+    Reading,
+    Recall,
+    Snapshot,
+    words,
+)
 from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.protocols.base import Source
 from collab_llm_nodes.robot.mission import MAX_INSTRUCTION
 
+_WRITERS = {
+    Source.ACCEPTED: "by both sides",
+    Source.DEVICE: "by the robot",
+    Source.CLOUD: "by the cloud",
+    Source.RECOVERED: "by neither's draft",
+    Source.UNVERIFIED: "by the robot alone",
+}
+"""The sides that write an answer of DRAGON."""
 _FULL = "As many pages are open as max_viewers allows; close one and load this page again."
 _REDIRECT_S = 1.0
 _LOADING = 16
@@ -135,6 +154,7 @@ class _Page:
                 self._build_instruction()
                 self._build_answer()
                 self._build_reading()
+                self._build_recall()
             with ui.element("div").classes("stack"):
                 self._build_motion()
                 self._build_link()
@@ -194,6 +214,31 @@ class _Page:
             self._cost = ui.label().classes("quiet")
         self._reading.set_visibility(False)
 
+    def _build_recall(self) -> None:
+        """A panel that appears as soon as somebody can be asked about the robot's documents."""
+        self._recall = ui.element("div").classes("panel").props("data-id=recall")
+        with self._recall:
+            _heading("The robot's memory")
+            self._query = (
+                ui.input("Question", placeholder="where did I last see the red ball?")
+                .classes("wide")
+                .props(f"maxlength={MAX_INSTRUCTION} data-id=question")
+                .on("keydown.enter", self._ask)
+            )
+            self._recalled = ui.label().classes("quiet")
+            self._recollection = ui.html("").classes("answer").props("data-id=recollection")
+            self._recall_error = ui.label().classes("error")
+            self._sides = ui.label().classes("quiet")
+            ui.html(
+                '<span class="token accepted">written by both sides</span> · '
+                '<span class="token device">by the robot</span> · '
+                '<span class="token cloud">by the cloud</span> · '
+                '<span class="token recovered">by neither\'s draft</span> · '
+                '<span class="token unverified">by the robot alone</span>'
+            ).classes("quiet")
+            self._found_pieces = ui.html("").props("data-id=found")
+        self._recall.set_visibility(False)
+
     def _build_motion(self) -> None:
         with ui.element("div").classes("panel"):
             _heading("Action and path")
@@ -237,6 +282,13 @@ class _Page:
                 ui.notify("An instruction is being followed: cancel it first.", type="warning")
             robot.instruct(wish)
 
+    def _ask(self) -> None:
+        question = (self._query.value or "").strip()[:MAX_INSTRUCTION]
+        if not question:
+            ui.notify("Write a question, then press Enter.", type="warning")
+        elif self._host.robot is not None:
+            self._host.robot.ask(question)
+
     def _give_up(self) -> None:
         if self._host.robot is not None:
             self._host.robot.cancel()
@@ -254,6 +306,8 @@ class _Page:
         self._cancel.set_enabled(shown.goal.busy)
         self._show_answer(shown)
         self._show_reading(shown.reading)
+        self._recall.set_visibility(shown.remembers or shown.recall is not None)
+        self._show_recall(shown.recall)
         self._action.set_text(action_text(shown.action))
         self._progress.set_value(round(shown.done, 2))
         self._path.set_content(drawing.path_svg(shown.path, shown.pose))
@@ -281,6 +335,16 @@ class _Page:
         self._rounds.set_content(drawing.rounds_html(reading))
         self._sent.set_text(sent_text(reading))
         self._cost.set_text(cost_text(reading))
+
+    def _show_recall(self, recall: Recall | None) -> None:
+        if recall is None:
+            return
+        self._recalled.set_text(recall.question)
+        told = words(recall.text, recall.ends, recall.sources)
+        self._recollection.set_content(drawing.answer_html(told))
+        self._recall_error.set_text(recall.error)
+        self._sides.set_text(sides_text(recall))
+        self._found_pieces.set_content(drawing.found_html(recall.found))
 
     def _show_charts(self, shown: Snapshot) -> None:
         """A chart is sent as a whole: only when there is something new, and once a second."""
@@ -345,6 +409,17 @@ def figures_text(answer: Answer) -> str:
         f"{hits}, {1e3 * figures.total_s:.0f} ms, first tokens after"
         f" {1e3 * figures.first_token_s:.0f} ms"
     ).removeprefix(": ")
+
+
+def sides_text(recall: Recall) -> str:
+    """Return how many tokens each side has written, on one line."""
+    counts = Counter(recall.sources)
+    told = ", ".join(
+        f"{counts[source]} {who}" for source, who in _WRITERS.items() if counts[source]
+    )
+    if not told:
+        return "" if recall.final else "looking for documents ..."
+    return f"{len(recall.sources)} tokens: {told}"
 
 
 def sent_text(reading: Reading) -> str:

@@ -29,6 +29,9 @@ class Robot(Protocol):
     def instruct(self, instruction: str) -> None:
         """Have an instruction followed."""
 
+    def ask(self, question: str) -> None:
+        """Have a question about the robot's own documents answered."""
+
     def is_stop(self, instruction: str) -> bool:
         """Return True if an instruction only asks to stop; it cancels, at any time."""
 

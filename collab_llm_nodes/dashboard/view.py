@@ -26,6 +26,8 @@ STATUSES = 400
 """Diagnostics kept, of all nodes together; further names are not."""
 TEXT = 4000
 """Characters of any text that is shown; texts come from models and strangers."""
+FOUND = 8
+"""Pieces of documents that are shown beside an answer, and questions whose pieces are kept."""
 ROUNDS = 50
 """Rounds of a question about documents that are shown."""
 SILENT_S = 3.0
@@ -127,6 +129,42 @@ class Reading:
 def reads(figures: Mapping[str, float]) -> bool:
     """Return True if an answer with these figures is one about documents."""
     return "sent_bytes" in figures
+
+
+@dataclass(frozen=True)
+class Found:
+    """A piece of the robot's own documents; ``weight`` is its share in the robot's side."""
+
+    name: str
+    text: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class Recall:
+    """A question about the robot's own documents so far, as DRAGON answers it.
+
+    Attributes:
+        ends, sources: [tokens] as in ``Answer``.
+        stage: what is being done, in the protocol's words.
+        error: why it ended early; empty unless it did.
+        found: pieces that the answer rests on; None: the robot still looks for them.
+    """
+
+    session: str = ""
+    question: str = ""
+    text: str = ""
+    ends: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
+    stage: str = ""
+    final: bool = False
+    error: str = ""
+    found: tuple[Found, ...] | None = None
+
+
+def recalls(figures: Mapping[str, float]) -> bool:
+    """Return True if an answer with these figures is DRAGON's."""
+    return "cloud_documents" in figures
 
 
 @dataclass(frozen=True)
@@ -265,6 +303,9 @@ class Snapshot:
     answer: Answer = field(default_factory=Answer)
     words: tuple[Word, ...] = ()
     reading: Reading | None = None
+    recall: Recall | None = None
+    remembers: bool = False
+    """Questions about the robot's documents can be asked."""
     action: Action | None = None
     done: float = 0.0
     """Share of the action that is done, by odometry: 0 to 1."""
@@ -354,6 +395,9 @@ class View:
         self._answer = Answer()
         self._answers: deque[Answer] = deque(maxlen=ANSWERS)
         self._reading: Reading | None = None
+        self._recall: Recall | None = None
+        self._found: dict[str, tuple[Found, ...]] = {}  # of the sessions of late
+        self.remembers = False
         self._action: Action | None = None
         self._action_from = Pose()
         self._pose: Pose | None = None
@@ -414,6 +458,32 @@ class View:
             rounds=tuple(by_round(figures).items())[-ROUNDS:],
         )
 
+    def on_found(self, session: str, question: str, found: Sequence[Found]) -> None:
+        """The pieces for a question were found; an answer follows."""
+        self._found[session] = tuple(
+            replace(piece, name=piece.name[:120], text=piece.text[:400])
+            for piece in found[:FOUND]
+            if math.isfinite(piece.weight)
+        )
+        while len(self._found) > FOUND:
+            del self._found[next(iter(self._found))]
+        if self._recall is None or self._recall.session != session:
+            self._recall = Recall(session, question[:TEXT])
+
+    def looked_up(self, session: str) -> bool:
+        """Return True if the pieces for this session were found: it is DRAGON's."""
+        return session in self._found
+
+    def on_recall(self, recall: Recall) -> None:
+        """A question about the robot's documents was asked, answered or refused."""
+        self._recall = replace(
+            recall,
+            question=recall.question[:TEXT],
+            text=recall.text[:TEXT],
+            stage=recall.stage[:40],
+            error=recall.error[:TEXT],
+        )
+
     def on_action(self, action: Action) -> None:
         """An action was read; where the robot is now is where it begins."""
         self._action = replace(action, reason=action.reason[:TEXT])
@@ -459,6 +529,9 @@ class View:
                 matched.span if matched else (0, 0),
             ),
             reading=self._reading,
+            recall=self._recall
+            and replace(self._recall, found=self._found.get(self._recall.session)),
+            remembers=self.remembers,
             action=action,
             done=self._done(),
             direction=self._direction(),

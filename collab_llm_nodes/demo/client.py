@@ -19,17 +19,28 @@ from rcl_interfaces.msg import ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from rclpy.action import ActionClient
 
-from collab_llm.action import Navigate
-from collab_llm.msg import GeneratedText, NavigationAction, Observation, Status
+from collab_llm.action import Generate, Navigate
+from collab_llm.msg import (
+    DragonRetrieval,
+    GeneratedText,
+    NavigationAction,
+    Observation,
+    Status,
+)
 from collab_llm.msg import Room as RoomMsg
+from collab_llm.srv import DragonIndex
+from collab_llm_nodes.demo.memory import Piece, Recollection
 from collab_llm_nodes.errors import DeadlineExceeded
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.ros.client import GraphClient
-from collab_llm_nodes.ros.convert import figures_from
+from collab_llm_nodes.ros.convert import figures_from, raise_for
 from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
 from collab_llm_nodes.sim.rooms import Pose, Room
 
 Stamp = tuple[int, int]
+
+_TOPICS_S = 10.0
+"""Time for messages that tell the same as a result on a topic."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,11 @@ class DemoClient(GraphClient):
         subscribe(NavigationAction, "navigation_action", self._on_action, RESULT)
         self._parameters = self.node.create_client(SetParameters, "sim_go2/set_parameters")
         self._navigate = ActionClient(self.node, Navigate, "navigate")
+        self._recalled: dict[str, GeneratedText] = {}  # answers of the memory, by session
+        self._found: dict[str, DragonRetrieval] = {}
+        subscribe(DragonRetrieval, "dragon/retrieval", self._on_found, RESULT)
+        self._recall = ActionClient(self.node, Generate, "dragon/generate")
+        self._index = self.node.create_client(DragonIndex, "dragon_index")
 
     def wait_for_graph(self, deadline_s: float, alive: Callable[[], None]) -> None:
         """Wait until simulator and navigator answer; ``alive`` raises if their process ended."""
@@ -111,6 +127,59 @@ class DemoClient(GraphClient):
             return all(any(i.node_name == "recorder" for i in each) for each in infos)
 
         self.wait(listens, deadline_s, "the recorder")
+
+    def wait_for_memory(self, deadline_s: float, alive: Callable[[], None]) -> None:
+        """Wait until the robot's memory answers; ``alive`` raises if a process of it ended."""
+
+        def ready() -> bool:
+            alive()
+            return self._recall.server_is_ready() and self._index.service_is_ready()
+
+        self.wait(ready, deadline_s, "the robot's memory")
+
+    def recall(self, question: str, episodes: int, deadline_s: float) -> Recollection:
+        """Ask the robot's memory, as soon as it holds ``episodes``, or after a few seconds.
+
+        Raises:
+            DeadlineExceeded: no answer in time.
+            CollabError: the answer failed.
+        """
+        self._wait_for_episodes(episodes)
+        begun = time.monotonic()
+        goal = Generate.Goal(protocol="dragon", prompt=question, deadline_s=deadline_s)
+        spare_s = deadline_s + _TOPICS_S
+        result = self.carry_out(self._recall, goal, spare_s, "the memory's answer")
+        seconds = time.monotonic() - begun
+        raise_for(result.status)
+        session = result.session_id
+        self.wait(
+            lambda: session in self._recalled and session in self._found,
+            _TOPICS_S,
+            "the words and documents of the answer",
+        )
+        text, found = self._recalled[session], self._found[session]
+        begins = [0, *text.ends]
+        words = [text.text[a:b] for a, b in zip(begins, text.ends, strict=False)]
+        pieces = zip(found.names, found.texts, found.weights, strict=True)
+        return Recollection(
+            question,
+            result.text,
+            tuple(zip(words, text.sources, strict=True)),
+            tuple(Piece(*piece) for piece in pieces),
+            result.verified,
+            seconds,
+        )
+
+    def _wait_for_episodes(self, episodes: int) -> None:
+        """Wait until the end of the last drive is written; not every drive has an episode."""
+        due, held = time.monotonic() + _TOPICS_S, 0
+        asked = DragonIndex.Request(operation=DragonIndex.Request.STATS)
+        while held < episodes and time.monotonic() < due:
+            answer = self.result(lambda: self._index.call_async(asked), _TOPICS_S, "dragon_index")
+            raise_for(answer.status)
+            held = answer.documents
+            with self.changed:
+                self.changed.wait(0.2)
 
     def drive(self, room: Room, instruction: str, max_steps: int, deadline_s: float) -> Drive:
         """Enter ``room``, give the instruction, wait for the end, ``deadline_s`` at most.
@@ -175,8 +244,18 @@ class DemoClient(GraphClient):
                 while len(self._pictures) > 200:  # those asked about are recent
                     self._pictures.pop(next(iter(self._pictures)))
 
+    def _on_found(self, msg: DragonRetrieval) -> None:
+        with self.changed:
+            self._found[msg.session_id] = msg
+            self.changed.notify_all()
+
     def _on_text(self, msg: GeneratedText) -> None:
         with self.changed:
+            if not msg.for_motion:
+                if msg.final:
+                    self._recalled[msg.session_id] = msg
+                    self.changed.notify_all()
+                return
             self._texts[_key(msg)] = msg
             self._record(_key(msg))
 

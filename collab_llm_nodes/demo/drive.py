@@ -18,6 +18,7 @@ from rich.table import Table
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.demo.film import Frame, save
+from collab_llm_nodes.demo.memory import figures_of, memory_processes, show
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.reference import generate
 from collab_llm_nodes.models.loading import ModelConfig, load
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collab_llm_nodes.demo.client import Drive
 
 ROOM_DEADLINE_S = 120.0
+RECALL_DEADLINE_S = 60.0
 MAX_TOKENS = 48
 """client.max_tokens of config/embedded.yaml."""
 FILMED_ROOMS = 3
@@ -63,7 +65,8 @@ def run_demo(
     Returns:
         The figures of the JSON file: ``rooms``, ``reached``, ``tau``, ``cache_hit_rate``,
         ``mismatches`` (answers that differ from the target decoding alone), ``answers``,
-        ``action_latency_ms_median``, ``seconds`` and one entry per room.
+        ``action_latency_ms_median``, ``seconds``, one entry per room, and ``memory``: what the
+        robot was asked in the end, its answer, and the episodes that it rests on.
 
     Raises:
         CollabError: a process did not start or ended early.
@@ -83,12 +86,14 @@ def run_demo(
         client = stack.enter_context(DemoClient())
         with console.status("starting the verifier and the ROS graph ..."):
             wait_for_verifier(link, cloud)
+            memory = stack.enter_context(memory_processes(params))
 
             def check() -> None:
-                graph.check()
-                motion.check()
+                for process in (graph, motion, *memory):
+                    process.check()
 
             client.wait_for_graph(START_DEADLINE_S, check)
+            client.wait_for_memory(START_DEADLINE_S, check)
             if recorder is not None:
                 client.wait_for_recorder(START_DEADLINE_S, recorder.check)
         console.print(
@@ -109,9 +114,13 @@ def run_demo(
                 drive = client.drive(room, wish, MAX_STEPS, ROOM_DEADLINE_S)
             drives.append(drive)
             _add_row(table, drive)
-            for process in (cloud, graph, motion, *([recorder] if recorder else [])):
+            for process in (cloud, graph, motion, *memory, *([recorder] if recorder else [])):
                 process.check()
         console.print(table)
+        question = f"Where was the {drives[-1].room.goal.name} last seen?"
+        with console.status(f"asking the robot's memory: {question}"):
+            told = client.recall(question, len(drives), RECALL_DEADLINE_S)
+        show(told, console)
     with console.status("comparing every answer with the target decoding alone ..."):
         mismatches = _mismatches(drives)
     frames = [f for d in drives[:FILMED_ROOMS] for f in _frames(d)]
@@ -120,6 +129,7 @@ def run_demo(
         save(frames, film)
         console.print(f"wrote {film}")
     results = _results(drives, mismatches, time.monotonic() - started, compute_s)
+    results["memory"] = figures_of(told)
     console.print(
         f"reached {results['reached']} of {results['rooms']}, tau {results['tau']:.2f}, "
         f"cache hits {results['cache_hit_rate']:.0%}, "

@@ -270,6 +270,11 @@ class Store:
             )
             return tuple(StoredDocument(*row) for row in rows)
 
+    def pieces(self) -> int:
+        """Return the number of chunks of all documents."""
+        with self._database.reading() as db:
+            return int(db.execute("SELECT count(*) FROM chunk").fetchone()[0])
+
     def document(self, name: str) -> Document:
         """Return the document of this name.
 

@@ -30,9 +30,10 @@ from rclpy.task import Future as RosFuture
 from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
-from collab_llm.action import Navigate
+from collab_llm.action import Generate, Navigate
 from collab_llm.msg import (
     Draft,
+    DragonRetrieval,
     GeneratedText,
     GenerationMetrics,
     LinkState,
@@ -46,14 +47,17 @@ from collab_llm_nodes.dashboard.view import (
     Action,
     Answer,
     Figures,
+    Found,
     Goal,
     Link,
     Motion,
     Pose,
     Reading,
+    Recall,
     Snapshot,
     View,
     reads,
+    recalls,
 )
 from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
@@ -126,6 +130,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
         self._asked_at = -math.inf
         self._goals = 0  # sent; the newest one's number
         self._sent: SentGoal | None = None
+        self._asked: SentGoal | None = None
 
     @property
     def port(self) -> int:
@@ -174,6 +179,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
         self._stops = self.create_publisher(Bool, "emergency_stop", COMMAND)
         self._resets = self.create_client(Trigger, "reset_emergency_stop", qos_profile=REQUESTS)
         self._navigate = ActionClient(self, Navigate, "navigate")
+        self._memory = ActionClient(self, Generate, "dragon/generate")
         # Ends whatever is followed, whoever gave it: a handle has only who sent the goal.
         self._cancels = self.create_client(CancelGoal, "navigate/_action/cancel_goal")
         self._heard = [
@@ -183,6 +189,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
                 (Odometry, "odom", self._on_odometry, CAMERA),
                 (Draft, "draft", self._on_draft, RESULT),
                 (GeneratedText, "generated_text", self._on_text, RESULT),
+                (DragonRetrieval, "dragon/retrieval", self._on_found, RESULT),
                 (NavigationAction, "navigation_action", self._on_action, RESULT),
                 (LinkState, "link_state", self._on_link, STATE),
                 (MotionState, "motion_state", self._on_motion, STATE),
@@ -196,9 +203,12 @@ class Dashboard(ManagedNode[DashboardConfig]):
         self.destroy_timer(self._ticks)
         for subscription in self._heard:
             self.destroy_subscription(subscription)
-        if self._sent is not None:
-            self._sent.forget()
+        for sent in (self._sent, self._asked):
+            if sent is not None:
+                sent.forget()
+        self._asked = None
         self._navigate.destroy()
+        self._memory.destroy()
         for client in (self._resets, self._cancels):
             self.destroy_client(client)
         self.destroy_publisher(self._stops)
@@ -236,6 +246,10 @@ class Dashboard(ManagedNode[DashboardConfig]):
         failed = msg.status.code != StatusMsg.OK
         error = f"{code_of(msg.status)}: {msg.status.message}" if failed else ""
         figures = figures_from(msg.metrics)
+        if recalls(figures) or self._view.looked_up(msg.session_id):
+            told = (tuple(msg.ends), tuple(msg.sources), msg.stage, msg.final, error)
+            self._view.on_recall(Recall(msg.session_id, msg.prompt, msg.text, *told))
+            return
         if reads(figures):
             reading = Reading(
                 msg.session_id, msg.prompt, msg.text, msg.stage, msg.final, error, figures
@@ -254,6 +268,11 @@ class Dashboard(ManagedNode[DashboardConfig]):
                 figures=_figures(msg.metrics),
             )
         )
+
+    @guarded
+    def _on_found(self, msg: DragonRetrieval) -> None:
+        pieces = zip(msg.names, msg.texts, msg.weights, strict=False)
+        self._view.on_found(msg.session_id, msg.prompt, [Found(*piece) for piece in pieces])
 
     @guarded
     def _on_action(self, msg: NavigationAction) -> None:
@@ -312,6 +331,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
             lost = "the navigator is gone" if goal.state != "idle" else ""
             state = "ended" if lost else "idle"
             self._view.goal = replace(goal, state=state, error=lost, followed="")
+        self._view.remembers = self._memory.server_is_ready()
         if self._watched():
             self._shown = self._view.snapshot(wall())
 
@@ -353,6 +373,30 @@ class Dashboard(ManagedNode[DashboardConfig]):
         else:
             error = result.status.message or f"ended with status {code_of(result.status)}"
         self._view.goal = replace(self._view.goal, state="ended", error=error)
+
+    def _ask(self, question: str) -> None:
+        if not self.active or self._asked is not None:
+            return  # one question at a time
+        if not self._memory.server_is_ready():
+            self._view.on_recall(
+                Recall(question=question, final=True, error="dragon_server is not there")
+            )
+            return
+        self._view.on_recall(Recall(question=question))
+        goal = Generate.Goal(protocol="dragon", prompt=question)
+        self._asked = SentGoal(self, self._memory, goal, partial(self._on_recalled, question))
+
+    def _on_recalled(self, question: str, result: Generate.Result | None) -> None:
+        """Show why there is no answer; an answer is told on ``generated_text``."""
+        refused = self._asked is not None and self._asked.refused
+        self._asked = None
+        if result is None:
+            error = f"dragon_server {'refused it' if refused else 'does not know of it'}"
+        elif result.status.code == StatusMsg.OK or result.session_id:
+            return
+        else:
+            error = f"{code_of(result.status)}: {result.status.message}"
+        self._view.on_recall(Recall(question=question, final=True, error=error))
 
     def _give_up(self) -> None:
         if self._cancels.service_is_ready():
@@ -412,6 +456,9 @@ class Dashboard(ManagedNode[DashboardConfig]):
 
     def instruct(self, instruction: str) -> None:
         self.post(self._instruct, instruction)
+
+    def ask(self, question: str) -> None:
+        self.post(self._ask, question)
 
     def is_stop(self, instruction: str) -> bool:
         return asks_to_stop(instruction, self.config.stop_words)

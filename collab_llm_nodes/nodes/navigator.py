@@ -10,6 +10,9 @@ stamps of asked frames only grow, so an answer that comes after its time matches
 session that our own generation names in its feedback or result (others may ask about the same
 frame). An action that comes before the session is known is kept until then.
 
+Where the prompt has a place for it (``{memory}``), the robot's memory is asked about the
+instruction when it comes. Nobody waits: what it says is in the questions to the model after that.
+
 An instruction that only asks to stop ends the one under way, and is done: no model is asked.
 
 A goal that cannot be served is refused, as far as that is known at once, and the log says why.
@@ -50,11 +53,12 @@ from collab_llm_nodes.robot.mission import (
     Phase,
     check_instruction,
 )
-from collab_llm_nodes.robot.prompt import DEFAULT_TEMPLATE, user_text
+from collab_llm_nodes.robot.prompt import DEFAULT_TEMPLATE, MEMORY, user_text
 from collab_llm_nodes.robot.steps import DelegatedSteps
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.convert import code_of, of_a_request, status_named
+from collab_llm_nodes.ros.goals import SentGoal
 from collab_llm_nodes.ros.health import Faults, Level, Status, TopicLimits
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.program import run
@@ -80,7 +84,15 @@ class AnswerConfig:
     prompt: str = setting(
         DEFAULT_TEMPLATE,
         "What the model is asked, with {instruction} and {history}; a model that was not trained"
-        " for navigation must be told how to end: 'The next action is ...'.",
+        " for navigation must be told how to end: 'The next action is ...'. With {memory}, the"
+        " robot's memory is asked first.",
+    )
+    memory: str = setting(
+        "dragon/generate", "Action that is asked what the robot remembers.", read_only=True
+    )
+    memory_question: str = setting(
+        "Where did you last see what this is about: {instruction}?",
+        "What the memory is asked, once for each instruction.",
     )
     temperature: float = setting(0.0, "0 = greedy.", low=0.0, high=10.0)
     top_k: int = setting(0, "0 = off.", low=0)
@@ -154,6 +166,8 @@ class _Run:
     acting: tuple[TimeMsg, str] | None = None  # frame and session of the action carried out last
     early: list[NavigationAction] = field(default_factory=list)  # about the frame, before that
     metrics: GenerationMetrics = field(default_factory=GenerationMetrics)
+    recall: SentGoal | None = None  # the question to the memory, while it is open
+    memory: str = ""  # what the memory said
     phase: Phase = Phase.OBSERVE  # that the log has told
 
 
@@ -192,6 +206,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         self._sees = False  # a camera frame has come since the activation
         self._missing: list[str] = []  # of what a goal needs, as far as the log has told
         self._generate: ActionClient | None = None
+        self._memory: ActionClient | None = None
         self._navigate: ActionServer | None = None
 
     def configure(self) -> None:
@@ -221,6 +236,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
                 result_service_qos_profile=REQUESTS,
                 cancel_service_qos_profile=REQUESTS,
             )
+            if MEMORY in self.config.answer.prompt:
+                self._memory = ActionClient(self, Generate, self.config.answer.memory)
             self._navigate = ActionServer(
                 self,
                 Navigate,
@@ -326,6 +343,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             timer.reset()
         self._instructions.publish(String(data=goal.request.instruction))
         self._tell_what_is_known(mission)
+        self._ask_memory(run_)
         self._follow_up(run_)
         if goal.is_cancel_requested:  # before this coroutine had its first turn
             self._cancel(run_)
@@ -333,6 +351,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
             await run_.over
         finally:
             self._run = None
+            if run_.recall is not None:
+                run_.recall.call_off()
             self._instructions.publish(String())
         result.steps = mission.steps
         result.distance_travelled, result.angle_turned = mission.distance, mission.angle
@@ -558,6 +578,31 @@ class Navigator(ManagedNode[NavigatorConfig]):
         else:
             self._commands.publish(twist)
 
+    # The memory.
+
+    def _ask_memory(self, run_: _Run) -> None:
+        """Ask what the robot remembers about the instruction, if the prompt has a place for it."""
+        if self._memory is None:
+            return
+        if not self._memory.server_is_ready():
+            told = f"the action {self.config.answer.memory} is not there: no memory is told"
+            self.get_logger().warning(told, throttle_duration_sec=10.0)
+            return
+        question = self.config.answer.memory_question
+        goal = Generate.Goal(
+            prompt=question.replace("{instruction}", run_.goal.request.instruction),
+            deadline_s=self.config.mission.deadline,
+        )
+        run_.recall = SentGoal(self, self._memory, goal, partial(self._on_recalled, run_))
+
+    def _on_recalled(self, run_: _Run, result: Generate.Result | None) -> None:
+        run_.recall = None
+        if result is not None and result.status.code == StatusMsg.OK:
+            run_.memory = result.text
+        elif run_ is self._run:
+            said = "it does not know of it" if result is None else result.status.message
+            self.get_logger().warning(f"the memory has no answer: {said}")
+
     # Generations.
 
     def _ask(self, run_: _Run, observation: Observation) -> None:
@@ -572,7 +617,9 @@ class Navigator(ManagedNode[NavigatorConfig]):
         goal = Generate.Goal(
             header=observation.header,
             protocol=answer.protocol,
-            prompt=user_text(run_.goal.request.instruction, run_.mission.told, answer.prompt),
+            prompt=user_text(
+                run_.goal.request.instruction, run_.mission.told, answer.prompt, run_.memory
+            ),
             images=[observation.image],
             temperature=answer.temperature,
             top_k=answer.top_k,

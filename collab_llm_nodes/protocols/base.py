@@ -24,12 +24,17 @@ from collab_llm_nodes.models.turns import Turn
 
 
 class Source(IntEnum):
-    """Origin of a token of the answer (the words of vLLM's rejection sampler)."""
+    """Origin of a token of the answer (the words of vLLM's rejection sampler).
+
+    With two sides that both draft, a token is ACCEPTED if both have drafted it.
+    """
 
     ACCEPTED = 0
     RECOVERED = 1
     BONUS = 2
     UNVERIFIED = 3
+    DEVICE = 4
+    CLOUD = 5
 
 
 @dataclass(frozen=True)

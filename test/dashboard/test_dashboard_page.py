@@ -268,3 +268,45 @@ def test_a_question_about_documents_appears_when_there_is_one(graph: Any, browse
     assert f"{EVIL}?" in page.text("reading")
     assert "read by the remote: 40 bytes (extract 40)" in page.text("reading")
     assert "12" in page.text("rounds").split()
+
+
+@pytest.mark.ros
+@pytest.mark.slow
+def test_the_robot_s_memory_is_asked_on_the_page(graph: Any, browser: Any) -> None:
+    from array import array
+
+    from generate_server import GenerateServer
+
+    from collab_llm.msg import DragonRetrieval, GeneratedText
+    from collab_llm_nodes.nodes.dashboard import Dashboard
+    from collab_llm_nodes.ros.qos import RESULT
+
+    node = start(graph, Dashboard, port=0, rate=10.0)
+    page = Page(browser, node)
+    page.wait(lambda: page.text("link"), "the page")
+    assert not page.find("[data-id=recall]").is_displayed()
+    user = graph.node("dragon_server")
+    server = GenerateServer(user, "dragon")
+    texts = user.create_publisher(GeneratedText, "generated_text", RESULT)
+    found = user.create_publisher(DragonRetrieval, "dragon/retrieval", RESULT)
+    graph.wait_for(lambda: texts.get_subscription_count() and found.get_subscription_count())
+    page.wait(lambda: page.find("[data-id=recall]").is_displayed(), "the panel")
+    page.find("[data-id=question]").send_keys("say where\n")
+    graph.wait_for(lambda: server.requests)
+    assert server.requests[0].prompt == "say where"
+    pieces = {"names": ["episode 1", EVIL], "texts": ["a red ball was seen", EVIL]}
+    found.publish(DragonRetrieval(session_id="s1", weights=[0.75, 0.25], **pieces))
+    told = GeneratedText(session_id="s1", prompt="say where", text="in the hall", final=True)
+    told.ends, told.sources = (
+        array("I", [2, 11]),
+        array("B", [GeneratedText.UNVERIFIED, GeneratedText.CLOUD]),
+    )
+    told.metrics.names, told.metrics.values = ["cloud_documents"], array("d", [3.0])
+    texts.publish(told)
+    page.wait(lambda: page.text("recollection") == "in the hall", "the answer")
+    assert page.find("[data-id=recollection] .token.cloud").text.strip() == "the hall"
+    page.wait(lambda: "a red ball was seen" in page.text("found"), "the pieces")
+    assert "75%" in page.text("found")
+    assert EVIL in page.text("found")
+    assert page.script("window.evil") is None
+    assert "2 tokens: 1 by the cloud, 1 by the robot alone" in page.text("recall")

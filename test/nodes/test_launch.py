@@ -254,6 +254,17 @@ def test_further_protocols_are_served(package: Package, file: str) -> None:
     assert package.override("protocol_server", "/echo_server") == {"autostart": True}
 
 
+@pytest.mark.parametrize("protocols", ["", "dragon"])
+def test_a_memory_is_dragon_that_listens_to_the_robot(package: Package, protocols: str) -> None:
+    expected = [*COMPOSED, "protocol_server"]
+    asked = {"memory": "true", "protocols": protocols}
+    started = package.started(expected, "go2.launch.py", **asked)
+    assert started["protocol_server"][0] == "dragon"
+    assert parameter_files(started["protocol_server"])[0].name == "dragon.yaml"
+    told = package.override("protocol_server", "/dragon_server")
+    assert told == {"autostart": True, "memory.fill": True}
+
+
 def test_a_further_protocol_on_the_robot_has_its_own_file_and_the_robots(package: Package) -> None:
     """The robot's files come later, so that they can overrule the protocol's own."""
     expected = [*COMPOSED, "protocol_server"]

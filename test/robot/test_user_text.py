@@ -25,6 +25,13 @@ def test_a_template_is_filled_and_a_stranger_s_braces_are_not() -> None:
     )
 
 
+def test_what_the_robot_remembers_is_one_short_line() -> None:
+    template = "{memory}? {instruction}"
+    assert user_text("go", [], template, "at\n (1, 2) {history}") == "at (1, 2) {history}? go"
+    assert user_text("go", [], template) == "nothing? go"
+    assert len(user_text("go", [], template, "x" * 1000)) == 300 + len("? go")
+
+
 def test_the_general_model_is_told_how_to_end() -> None:
     parameters = yaml.safe_load((CONFIG / "qwen2_vl_2b_7b.yaml").read_text(encoding="utf-8"))
     template = parameters["/**/navigator"]["ros__parameters"]["answer"]["prompt"]

@@ -25,6 +25,7 @@ class FakeRobot:
         self.stops = 0
         self.resets = 0
         self.instructions: list[str] = []
+        self.questions: list[str] = []
         self.cancels = 0
         self.picture = (0, b"")
         self.guarded = True  # motion_guard is there and obeys
@@ -58,6 +59,9 @@ class FakeRobot:
 
     def instruct(self, instruction: str) -> None:
         self.instructions.append(instruction)
+
+    def ask(self, question: str) -> None:
+        self.questions.append(question)
 
     def is_stop(self, instruction: str) -> bool:
         return False

@@ -96,6 +96,7 @@ class TableSide:
         self.decoders: list[TableDecoder] = []
         self.queries: list[str] = []
         self.passes = 0
+        self.pieces = 1
 
     def decoder(self, query: str, max_tokens: int) -> TableDecoder:
         if query == "unreadable":

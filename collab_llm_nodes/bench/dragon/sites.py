@@ -84,6 +84,11 @@ class PacedSide:
         """Facts of the side."""
         return self.side.info
 
+    @property
+    def pieces(self) -> int:
+        """Pieces of documents of the side."""
+        return self.side.pieces
+
     def decoder(self, query: str, max_tokens: int) -> PacedDecoder:
         """Return a paced decoder for ``query``."""
         begun = time.monotonic()

@@ -88,7 +88,7 @@ def decode_cloud(data: bytes) -> CloudMessage:
     parsed = _parse(pb.CloudMessage, data)
     kind = parsed.WhichOneof("message")
     if kind == "opened":
-        return Opened(parsed.opened.model, _read_line(parsed.opened))
+        return Opened(parsed.opened.model, _read_line(parsed.opened), parsed.opened.documents)
     if kind == "draft":
         return _read_draft(parsed.draft)
     if kind == "target":
@@ -300,7 +300,10 @@ def _us(seconds: float) -> int:
 
 _WRITERS: dict[type, Callable[[Any], tuple[str, Parsed]]] = {
     Open: _write_open,
-    Opened: lambda m: ("opened", pb.Opened(model=m.model, decode=_write_line(m.decode))),
+    Opened: lambda m: (
+        "opened",
+        pb.Opened(model=m.model, decode=_write_line(m.decode), documents=m.documents),
+    ),
     Draft: _write_draft,
     Target: _write_target,
     CollabError: _write_failure,

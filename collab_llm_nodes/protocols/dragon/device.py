@@ -112,6 +112,7 @@ class DeviceAnswer:
         self._told = 0
         self._since = 0.0
         self._first_s = 0.0
+        self._cloud_documents = 0
 
     def run(self, emit: Callable[[Told], None], control: Control, asked_at: float) -> Told:
         """Return the whole answer; ``emit`` takes it as it grows.
@@ -166,6 +167,7 @@ class DeviceAnswer:
             ended_passes=figures.ended_passes,
             handovers=figures.handovers,
             reconnects=self._link.reopened,
+            cloud_documents=self._cloud_documents,
         )
         return Told(tuple(machine.answer), tuple(machine.sources), metrics)
 
@@ -178,6 +180,7 @@ class DeviceAnswer:
             return
         if isinstance(event.news, Opened):
             self._link.on_opened(now)
+            self._cloud_documents = event.news.documents
             self.machine.profiler.on_line(Party.CLOUD, event.news.decode)
             self.machine.on_linked(now)
         elif isinstance(event.news, CollabError):

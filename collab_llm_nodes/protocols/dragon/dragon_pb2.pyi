@@ -89,12 +89,14 @@ class Law(_message.Message):
     def __init__(self, name: _Optional[str] = ..., gamma: _Optional[float] = ..., top_p: _Optional[float] = ..., max_support: _Optional[int] = ..., paper_faithful: _Optional[bool] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("model", "decode")
+    __slots__ = ("model", "decode", "documents")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     decode: DecodeLine
-    def __init__(self, model: _Optional[str] = ..., decode: _Optional[_Union[DecodeLine, _Mapping]] = ...) -> None: ...
+    documents: int
+    def __init__(self, model: _Optional[str] = ..., decode: _Optional[_Union[DecodeLine, _Mapping]] = ..., documents: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("position", "epoch", "index", "gaps", "probs", "log_weight", "decode_us", "known", "held_us")

@@ -6,4 +6,4 @@ from collab_llm_nodes.protocols.base import Entry
 from collab_llm_nodes.protocols.dragon.running import check, start
 from collab_llm_nodes.protocols.dragon.settings import DragonConfig
 
-ENTRY = Entry("dragon", DragonConfig, start, check=check)
+ENTRY = Entry("dragon", DragonConfig, start, check=check, service="DragonGenerate")

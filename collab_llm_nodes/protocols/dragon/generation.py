@@ -43,7 +43,7 @@ class DocumentsDecoder:
         relevance: the documents' weights; the documents that it was made of are those of ``open``.
 
     Attributes:
-        documents: sequences that hold a document; 0: the answer is plain generation.
+        found: the documents; without any, the answer is plain generation.
     """
 
     def __init__(self, engine: Engine, caches: DocumentCaches, relevance: Relevance) -> None:
@@ -58,7 +58,7 @@ class DocumentsDecoder:
         self._given: tuple[NDArray[np.float32], float] | None = None
         self._lock = threading.Lock()
         self._running = self._cancelled = False
-        self.documents = 0
+        self.found = Retrieved((), np.zeros(0), float("-inf"), "")
 
     def open(self, prompt_ids: Sequence[int], documents: Retrieved) -> None:
         """Load the KV of the documents; the first ``next`` reads the prompt behind them.
@@ -70,7 +70,7 @@ class DocumentsDecoder:
             raise ProtocolError("the decoder is open", remedy="make another one")
         if not prompt_ids:
             raise InvalidInput("no prompt", field="prompt", remedy="ask something")
-        self.documents = len(documents.hits)
+        self.found = documents
         self._sessions = self._caches.open(documents.hits) or [self._engine.open(EncodedPrompt(()))]
         self._starts = [session.length for session in self._sessions]
         self._prompt = tuple(prompt_ids)
@@ -175,7 +175,7 @@ class DocumentsDecoder:
 
     def _mixture(self) -> tuple[NDArray[np.float32], float]:
         assert self._rows is not None
-        if not self.documents:
+        if not self.found.hits:
             return _normalised(self._rows[0].exp()), float("-inf")
         logs = self._relevance.log_weights(self._answer, self._last_evidence())
         weights, log_mass = softmax(logs, 1.0)
@@ -228,6 +228,11 @@ class ModelSide:
             vocab_size=self._engine.vocab_size,
             eos=self._engine.eos,
         )
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of documents in the store."""
+        return 0 if self._store is None else self._store.pieces()
 
     def retrieve(self, query: str, config: SideConfig | None = None) -> Retrieved:
         """Return the documents for ``query``.

@@ -131,12 +131,24 @@ class Layout:
     def pieces(self, text: str) -> list[tuple[int, int]]:
         """Return first and last + 1 character of the parts of ``text`` that fit into a document.
 
-        They end at a line's end or a space, if the second half of a part has one.
+        Lines stay whole where they fit. The parts of a longer one end at a space, if their second
+        half has one.
         """
-        size = len(text)
+        found: list[tuple[int, int]] = []
+        begin = end = 0
+        for line in text.splitlines(keepends=True):
+            if begin < end and not self.fits(text[begin : end + len(line)]):
+                found += self._windows(text, begin, end)
+                begin = end
+            end += len(line)
+        return [*found, *self._windows(text, begin, end)]
+
+    def _windows(self, text: str, begin: int, end: int) -> list[tuple[int, int]]:
+        """Return the places of equal windows from ``begin`` to ``end`` that fit into a document."""
+        size = max(1, end - begin)
         while True:
-            found = [*windows(text, 0, len(text), size)]
-            longest = max(len(self._encode(_TITLE + text[start:end])) for start, end in found)
+            found = [*windows(text, begin, end, size)]
+            longest = max((len(self._encode(_TITLE + text[a:b])) for a, b in found), default=0)
             if longest <= self._most or size == 1:
                 return found
             size = max(1, min(size - 1, int(0.9 * size * self._most / longest)))

@@ -43,6 +43,13 @@ from collab_llm_nodes.protocols.dragon.profiler import Profiler
 from collab_llm_nodes.protocols.dragon.scheduler import Scheduler
 
 MOST_AHEAD = 64
+_SOURCES = {
+    (True, True): Source.ACCEPTED,
+    (True, False): Source.DEVICE,
+    (False, True): Source.CLOUD,
+    (False, False): Source.RECOVERED,
+}
+"""Origin of a token by the fates of the drafts of device and cloud."""
 """Drafts that a side may hold without a target, whatever is configured."""
 
 
@@ -397,7 +404,7 @@ class SideMachine:
                 self._chain += 1
                 self._sent = 0
             queue.clear()
-        self._append(token, Source.ACCEPTED if any(accepted) else Source.RECOVERED)
+        self._append(token, _SOURCES[accepted])
         if self.finished:
             self.figures.discarded += len(self._own)
 

@@ -95,10 +95,17 @@ class Open:
 
 @dataclass(frozen=True)
 class Opened:
-    """The cloud takes part, with ``model``; ``decode`` as in ``Open``, of the cloud's passes."""
+    """The cloud takes part.
+
+    Attributes:
+        model: its name.
+        decode: as in ``Open``, of the cloud's passes.
+        documents: pieces in its store; without any, its side has no say.
+    """
 
     model: str
     decode: Line | None = None
+    documents: int = 0
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ class DragonMetrics(GenerationMetrics):
         ended_passes: the device's passes that were of no use.
         handovers: times the aggregator changed sides.
         reconnects: times the stream to the cloud was opened again.
+        device_documents: pieces that were found on the device; 0: its side had no say.
+        cloud_documents: pieces in the cloud's store; 0: its side had no say, or it never took part.
     """
 
     accepted_device: int = 0
@@ -26,6 +28,8 @@ class DragonMetrics(GenerationMetrics):
     ended_passes: int = 0
     handovers: int = 0
     reconnects: int = 0
+    device_documents: int = 0
+    cloud_documents: int = 0
 
     def figures(self) -> Mapping[str, float]:
         judged = max(1, self.rounds)
@@ -36,4 +40,6 @@ class DragonMetrics(GenerationMetrics):
             "ended_passes": self.ended_passes,
             "handovers": self.handovers,
             "reconnects": self.reconnects,
+            "device_documents": self.device_documents,
+            "cloud_documents": self.cloud_documents,
         }

@@ -37,7 +37,7 @@ def serve(
         check_free(getattr(config, name), name)  # a model takes minutes to load
     with ended_at_once():
         set_threads(config.model)
-        side = load_side(config.model, config.side)
+        side, _ = load_side(config.model, config.side)
         line = measured(side, config.profiler)
         service = DragonService(config, side, Path(config.model.path).name, version, line)
         server = Server(service)

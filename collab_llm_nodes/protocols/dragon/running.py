@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
+from collab_llm_nodes.knowledge.retrieval import Retrieved
 from collab_llm_nodes.models.detokenising import Detokeniser
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.dragon.client import DragonClient
 from collab_llm_nodes.protocols.dragon.device import DeviceAnswer, Question, Told
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
+from collab_llm_nodes.protocols.dragon.index import Index
 from collab_llm_nodes.protocols.dragon.messages import Line
 from collab_llm_nodes.protocols.dragon.relevance import scorer_name
 from collab_llm_nodes.protocols.dragon.settings import DragonConfig
@@ -45,9 +47,9 @@ def start(config: DragonConfig, resources: Resources) -> Dragon:
     """
     if not config.model.path:
         raise ConfigError("no model", field="model.path", remedy="name its folder or hub id")
-    side = load_side(config.model, config.side)
+    side, index = load_side(config.model, config.side)
     client = DragonClient(config.cloud) if config.use_cloud else None
-    return Dragon(side, client, config, measured(side, config.profiler))
+    return Dragon(side, client, config, measured(side, config.profiler), index)
 
 
 class Dragon:
@@ -56,6 +58,11 @@ class Dragon:
     Args:
         client: None: the device answers alone.
         decode: the line of the side's passes, if it was measured.
+        index: of the side's documents; None: it has no store.
+
+    Attributes:
+        on_found: called with each request and its documents before its first token, in the compute
+            thread.
     """
 
     def __init__(
@@ -64,8 +71,11 @@ class Dragon:
         client: DragonClient | None,
         config: DragonConfig,
         decode: Line | None = None,
+        index: Index | None = None,
     ) -> None:
         self.side = side
+        self.index = index
+        self.on_found: Callable[[Request, Retrieved], None] = lambda request, found: None
         self.parallel = config.max_answers
         self._client = client
         self._decode = decode
@@ -77,8 +87,9 @@ class Dragon:
         limit = request.max_tokens or config.max_tokens
         text = Detokeniser(self.side.decode)
         sampling = request.sampling
+        side = _RequestSide(self.side, request, self.on_found)
         answer = DeviceAnswer(
-            _RequestSide(self.side, config.side),
+            side,
             self._compute,
             self._client if config.use_cloud else None,
             config.rules(sampling),
@@ -88,6 +99,7 @@ class Dragon:
 
         def progress(told: Told, *, final: bool = False) -> Progress:
             text.update(told.tokens, final=final)
+            told.metrics.device_documents = side.found
             return Progress(
                 text.text,
                 told.tokens,
@@ -133,14 +145,29 @@ class Dragon:
 
 
 class _RequestSide:
-    """The side with the options of one request, which its identity tells."""
+    """The side with the options of one request, which its identity tells.
 
-    def __init__(self, side: ModelSide, config: SideConfig) -> None:
-        self._side, self._config = side, config
+    Attributes:
+        found: pieces of documents that were found for the question.
+    """
+
+    def __init__(
+        self, side: ModelSide, request: Request, on_found: Callable[[Request, Retrieved], None]
+    ) -> None:
+        self._side, self._request, self._on_found = side, request, on_found
+        self._config: SideConfig = request.config.side
+        self.found = 0
 
     @property
     def info(self) -> SideInfo:
         return replace(self._side.info, scorer=scorer_name(self._side.encoder, self._config))
 
+    @property
+    def pieces(self) -> int:
+        return self._side.pieces
+
     def decoder(self, query: str, max_tokens: int) -> DocumentsDecoder:
-        return self._side.decoder(query, max_tokens, self._config)
+        decoder = self._side.decoder(query, max_tokens, self._config)
+        self.found = len(decoder.found.hits)
+        self._on_found(self._request, decoder.found)
+        return decoder

@@ -181,7 +181,7 @@ class DragonService(StreamService[Reply]):
         answer = _Answer(self, client, opened, self._info)
         self._answers.add(answer)
         client.open()
-        client.deliver(Opened(self._model, self.decode))
+        client.deliver(Opened(self._model, self.decode, self._side.pieces))
         answer.start(self._side, self._answers.discard)
         return answer
 

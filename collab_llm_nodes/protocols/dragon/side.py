@@ -77,6 +77,10 @@ class Side(Protocol):
     def info(self) -> SideInfo:
         """Facts for the handshake."""
 
+    @property
+    def pieces(self) -> int:
+        """Pieces of documents that can be found; without any, this side has no say."""
+
     def decoder(self, query: str, max_tokens: int) -> SideDecoder:
         """Retrieve the documents for ``query`` and return an opened decoder for the answer.
 

@@ -20,8 +20,11 @@ log = logging.getLogger(__name__)
 _DUMMY = "How long does a pass take?"
 
 
-def load_side(model: ModelConfig, config: SideConfig) -> ModelSide:
+def load_side(model: ModelConfig, config: SideConfig) -> tuple[ModelSide, Index | None]:
     """Load a model and open its documents; those without vectors get them now.
+
+    Returns:
+        The side, and the index of its documents; None if it has no store.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -31,9 +34,9 @@ def load_side(model: ModelConfig, config: SideConfig) -> ModelSide:
     engine = Engine(load(model))
     store = Store(Path(config.store).expanduser(), config.limits) if config.store else None
     side = ModelSide(engine, store, config)
-    if store is not None:
-        Index(store, side.layout, side.encoder, config, side.caches)
-    return side
+    if store is None:
+        return side, None
+    return side, Index(store, side.layout, side.encoder, config, side.caches)
 
 
 def measured(side: Side, config: ProfilerConfig) -> Line | None:

@@ -56,7 +56,7 @@ LAW = pb.Law(name="shared", top_p=1.0, max_support=1)
 FROM_DEVICE: list[DeviceMessage] = [OPEN, DRAFT, TARGET]
 FROM_CLOUD: list[CloudMessage] = [
     Opened("tables"),
-    Opened("tables", (0.5, 100.0, 0.03)),
+    Opened("tables", (0.5, 100.0, 0.03), 7),
     DRAFT,
     TARGET,
 ]

@@ -139,7 +139,7 @@ def test_two_sides_together_are_one_side_with_both_stores() -> None:
     sides = [side_with(part, engine, config) for part in parts]
     whole_config = config_of(documents=4)
     whole = side_with(TEXTS, engine, whole_config).decoder(QUESTION, 20)
-    assert whole.documents == 4
+    assert len(whole.found.hits) == 4
     decoders = [side.decoder(QUESTION, 20) for side in sides]
     for token in ANSWER:
         (p_l, log_l), (p_r, log_r) = (decoder.next() for decoder in decoders)
@@ -166,7 +166,7 @@ def test_without_documents_it_is_plain_generation() -> None:
     engine, config = engine_of(), config_of()
     for side in (ModelSide(engine, None, config), side_with({}, engine, config)):
         decoder = side.decoder(QUESTION, 20)
-        assert decoder.documents == 0
+        assert not decoder.found.hits
         context = [*side.layout.alone(QUESTION)]
         for token in ANSWER:
             p, log_weight = decoder.next()

@@ -135,6 +135,9 @@ def test_no_schedule_changes_the_answer(
     device = machines[DEVICE]
     assert len(device.sources) == len(run.tokens)
     assert Source.UNVERIFIED not in device.sources
+    by_device, by_cloud = (Source.ACCEPTED, Source.DEVICE), (Source.ACCEPTED, Source.CLOUD)
+    told = [(source in by_device, source in by_cloud) for source in device.sources]
+    assert told == device.figures.fates
     assert len(run.known_s) == len(run.tokens)
 
 

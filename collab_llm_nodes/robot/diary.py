@@ -1,0 +1,102 @@
+"""Episodes made of what a robot's graph says: poses, the model's answers, the steps taken."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from datetime import timezone, tzinfo
+
+from collab_llm_nodes.knowledge.documents import Document
+from collab_llm_nodes.robot.episodes import EpisodeConfig, EpisodeLog
+from collab_llm_nodes.robot.executor import Pose2D
+from collab_llm_nodes.robot.grammar import Code, ParsedAction
+
+_MOVED_M = 0.02
+_TURNED = math.radians(2.0)
+"""The robot has not moved if it is nearer than this to where it was [m], [rad]."""
+_ORDER = re.compile(
+    r"[\s,;:.]*(?:\b(?:and|but|hence|so|then|therefore|thus)\s+)?(?:\bthe\s+)?\bnext action is\b.*",
+    re.IGNORECASE | re.DOTALL,
+)
+_DENIAL = re.compile(r"\b(?:no|not|nothing|cannot)\b|n['\N{RIGHT SINGLE QUOTATION MARK}]t\b", re.I)
+
+
+def sighting(text: str, begin: int) -> str:
+    """Return what an answer says that it sees, without the action that begins at ``begin``.
+
+    Empty if it sees nothing, or says that something is not there: a question about a thing must not
+    find the places where it was not.
+    """
+    said = _ORDER.sub("", text[:begin]).strip()
+    return "" if _DENIAL.search(said) else said
+
+
+@dataclass(frozen=True)
+class _Step:
+    session: str
+    action: ParsedAction
+    begun: Pose2D
+
+
+class Diary:
+    """Episodes under way. Not for two threads at a time; times are seconds since 1970.
+
+    An episode ends with its instruction at the latest, so that a question finds the last one.
+    Nothing is noted before the first pose, because nobody could say where it was.
+
+    Args:
+        zone: of the times in the sentences.
+    """
+
+    def __init__(self, config: EpisodeConfig, zone: tzinfo = timezone.utc) -> None:
+        self._log = EpisodeLog(config, zone)
+        self._pose: Pose2D | None = None
+        self._step: _Step | None = None
+        self._over = False
+
+    def on_pose(self, pose: Pose2D) -> None:
+        """Take the robot's place from odometry."""
+        self._pose = pose
+
+    def on_action(self, session: str, action: ParsedAction, now: float) -> None:
+        """Note what the answer of ``session`` sees, and the step before it, which has ended.
+
+        An answer is read again when it is complete; the second reading is not noted.
+
+        Raises:
+            InvalidInput: numbers that are not finite.
+        """
+        if self._pose is None or action.code is not Code.OK:
+            return
+        if self._step is not None and self._step.session == session:
+            return
+        self._end_step(now)
+        seen = sighting(action.text, action.span[0])
+        if seen:
+            self._log.said(seen, self._pose, now)
+        self._step = _Step(session, action, self._pose)
+
+    def on_instruction(self, instruction: str, now: float) -> None:
+        """Note the last step of an instruction that has ended, which an empty one tells."""
+        if not instruction:
+            self._end_step(now)
+            self._over = True
+
+    def take(self, now: float, *, all_of_it: bool = False) -> Document | None:
+        """Return the episode if it is to be written now; call it after each event and in between.
+
+        Args:
+            all_of_it: the robot stops, so what there is must be written.
+        """
+        over, self._over = self._over, False
+        return self._log.take(now, all_of_it=all_of_it or over)
+
+    def _end_step(self, now: float) -> None:
+        step, self._step = self._step, None
+        if step is None or self._pose is None:
+            return
+        begun, here = step.begun, self._pose
+        turned = abs(math.remainder(here.yaw - begun.yaw, math.tau))
+        if math.hypot(here.x - begun.x, here.y - begun.y) > _MOVED_M or turned > _TURNED:
+            self._log.did(step.action, here, now)

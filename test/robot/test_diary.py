@@ -1,0 +1,89 @@
+"""The diary: what of a graph's messages becomes a sentence, and when an episode ends."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timezone
+
+import pytest
+
+from collab_llm_nodes.robot.diary import Diary, sighting
+from collab_llm_nodes.robot.episodes import EpisodeConfig
+from collab_llm_nodes.robot.executor import Pose2D
+from collab_llm_nodes.robot.grammar import Code, GrammarConfig, Kind, ParsedAction, parse
+from collab_llm_nodes.sim.expert import DIRECTIONS, DISTANCES
+from collab_llm_nodes.training.nav.wording import reason_seen, reason_unseen
+
+MORNING = datetime(2026, 11, 23, 10, 32, 5, tzinfo=timezone.utc).timestamp()
+SEEN = "the red ball is on the left and near. the next action is turn left 15 degree."
+UNSEEN = (
+    "i cannot see the red ball, so i search to the left. the next action is turn left 45 degree."
+)
+
+
+def read(text: str) -> ParsedAction:
+    return parse(text, GrammarConfig())
+
+
+def content(diary: Diary, now: float = MORNING) -> list[str]:
+    episode = diary.take(now, all_of_it=True)
+    return [] if episode is None else episode.content.splitlines()
+
+
+@pytest.mark.parametrize("verb", range(6))
+def test_the_words_of_the_model_are_told_from_its_action(verb: int) -> None:
+    for place in DIRECTIONS:
+        for far in DISTANCES:
+            said = reason_seen("red ball", place, far, verb)
+            text = f"{said}. the next action is stop."
+            assert sighting(text, text.index("stop")) == said
+    text = f"{reason_unseen('red ball', [], verb)}. the next action is turn left 45 degree."
+    assert sighting(text, text.index("turn left")) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("The next action is stop", ""),
+        ("stop", ""),
+        ("I see a box, so the next action is: stop", "I see a box"),
+        ("A box is ahead; next action is stop", "A box is ahead"),
+        ("A knot is ahead. The next action is stop", "A knot is ahead"),
+        ("There isn\N{RIGHT SINGLE QUOTATION MARK}t a box. The next action is stop", ""),
+        ("Nothing is ahead. The next action is stop", ""),
+    ],
+)
+def test_other_words(text: str, said: str) -> None:
+    assert sighting(text, text.index("stop")) == said
+
+
+def test_a_drive_is_told_with_its_places() -> None:
+    diary = Diary(EpisodeConfig())
+    diary.on_instruction("find the red ball", MORNING)
+    diary.on_pose(Pose2D(1.0, 2.0, math.pi / 2))
+    diary.on_action("a", read(UNSEEN), MORNING)
+    diary.on_pose(Pose2D(1.0, 2.0, math.pi * 3 / 4))
+    diary.on_action("b", read(SEEN), MORNING + 60)
+    diary.on_action("b", read(SEEN), MORNING + 60)  # read again, as a whole
+    diary.on_pose(Pose2D(1.0, 2.0, math.pi * 3 / 4 + 0.01))  # it has hardly turned
+    assert diary.take(MORNING + 59) is None
+    diary.on_instruction("", MORNING + 61)
+    episode = diary.take(MORNING + 59)
+    assert episode is not None
+    assert episode.content.splitlines() == [
+        "At 10:33 on 2026-11-23, the robot did: turn left 45 degree, at (1.0, 2.0).",
+        "At 10:33 on 2026-11-23, seen from (1.0, 2.0): the red ball is on the left and near.",
+    ]
+    assert diary.take(MORNING + 3600) is None
+
+
+def test_nothing_is_told_without_a_place_or_an_action() -> None:
+    diary = Diary(EpisodeConfig())
+    diary.on_action("a", read(SEEN), MORNING)
+    assert content(diary) == []
+    diary.on_pose(Pose2D())
+    refused = ParsedAction(Kind.NONE, 0.0, Code.UNREADABLE, (0, 0), SEEN)
+    diary.on_action("b", refused, MORNING)
+    diary.on_instruction("", MORNING)
+    assert content(diary) == []
+    assert diary.take(MORNING + 3600) is None
