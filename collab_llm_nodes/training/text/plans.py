@@ -180,7 +180,7 @@ CPU = replace(
     short_shards=16,
     first_shards=160,
     target=replace(_cpu(2_200), growing=GROWING),
-    base=_cpu(120),
+    base=_cpu(400),
     draft=_cpu(750),
     worker=replace(_cpu(1_600), growing=GROWING),
     guesses=Stage(4, 2e-3, steps=500, warmup=50, bfloat16=True),
