@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from collab_llm_nodes.protocols.jupiter.messages import (
     Pass,
     Report,
     Result,
+    Span,
     Step,
     WorkerInfo,
 )
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+LAST_PASSES = 128
+"""Passes whose times a chain keeps."""
 _SLACK_S = 5.0  # for the background thread of a busy machine
 
 
@@ -91,6 +95,8 @@ def in_background(job: Coroutine[Any, Any, T], seconds: float) -> T:
 
 
 Done = Callable[[Result | CollabError], None]
+PassTimes = tuple[int, tuple[Span, ...]]
+"""Number of a pass, and the time of each worker by that worker's own clock."""
 
 
 class Chain:
@@ -140,12 +146,18 @@ class Chain:
         self._waiting: dict[int, Done] = {}
         self._next_number = 0
         self._ready: asyncio.Future[None] | None = None
+        self._times: deque[PassTimes] = deque(maxlen=LAST_PASSES)
         self._missing = 0  # answers until the present stage of the arrangement is done
         try:
             in_background(self._arrange(due), due - time.monotonic())
         except BaseException:
             self.close()
             raise
+
+    @property
+    def passes(self) -> list[PassTimes]:
+        """Times of the last passes, in the order in which they ended."""
+        return list(self._times.copy())
 
     def submit(self, steps: Sequence[Step], done: Done) -> None:
         """Start a pass; ``done`` gets its result or error, in the background thread."""
@@ -233,6 +245,7 @@ class Chain:
             if not self._missing and self._ready is not None and not self._ready.done():
                 self._ready.set_result(None)
         elif isinstance(report, Result):
+            self._times.append((report.number, report.spans))
             done = self._waiting.pop(report.number, None)
             if done is not None:
                 done(report)

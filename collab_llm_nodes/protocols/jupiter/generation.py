@@ -5,14 +5,21 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import CollabError, InvalidInput
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.jupiter.chain import Chain, WorkerLost
 from collab_llm_nodes.protocols.jupiter.drafters import Drafter, MedusaChain
-from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer, Lengths, Trunk, whole
+from collab_llm_nodes.protocols.jupiter.lane import (
+    LaneAnswer,
+    Lengths,
+    Stop,
+    Trunk,
+    never,
+    whole,
+)
 from collab_llm_nodes.protocols.jupiter.messages import Result, Step
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline
 
@@ -29,6 +36,7 @@ class Asked:
         lengths: divides a prompt into the sub-sequences of the pipeline.
         groups: point requests are decoded in so many passes at a time, each with its share of the
             lanes; 0: as many as there are stages, 1: all lanes in one pass.
+        stop: tells of an answer's tokens that no more are wanted; it ends with the last of them.
     """
 
     max_tokens: int
@@ -36,6 +44,7 @@ class Asked:
     drafter: Drafter = field(default_factory=MedusaChain)
     lengths: Lengths = whole
     groups: int = 0
+    stop: Stop = never
 
 
 OnTokens = Callable[[Sequence[LaneAnswer]], None]
@@ -95,6 +104,7 @@ def outlined(
     control: Control,
     *,
     most: int = 8,
+    budget: int | None = None,
     on_outline: OnTokens = lambda lanes: None,
     on_tokens: OnTokens = lambda lanes: None,
 ) -> tuple[LaneAnswer, list[LaneAnswer]]:
@@ -107,6 +117,7 @@ def outlined(
         requests: makes of the outline's tokens what is read behind it, for each point.
         asked: how points are decoded.
         most: points that are expected; more of them come in turns.
+        budget: tokens of all points together, shared out evenly; None: ``asked`` limits each.
 
     Raises:
         CollabError: as :func:`answer`.
@@ -115,6 +126,9 @@ def outlined(
         first = _lane(pipeline, lane, prompt, outline, control)
         _decode(pipeline, None, [[first]], outline, control, on_outline)
         wanted = requests(first.tokens)
+        if budget is not None and wanted:
+            share = max(1, budget // len(wanted))
+            asked = replace(asked, max_tokens=min(asked.max_tokens, share))
         trunk = Trunk.behind(first)
         return first, _points(pipeline, trunk, others, wanted, asked, control, on_tokens)
 
@@ -171,6 +185,7 @@ def _lane(
         sampling=asked.sampling,
         drafter=asked.drafter,
         trunk=trunk,
+        stop=asked.stop,
     )
 
 

@@ -40,6 +40,7 @@ from collab_llm_nodes.protocols.jupiter.messages import PATHS, STATES, Step, Wor
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.1  # before workers of which none has answered are asked again
+_END_S = 5.0  # for the thread of the upkeep
 
 Workers = Callable[[], Sequence[str]]
 """Names the addresses of the workers, as they are now."""
@@ -77,6 +78,14 @@ class PipelineConfig:
         120.0,
         "Time for workers to answer and to load their layers [s].",
         low=0.1,
+        high=3600.0,
+        read_only=True,
+    )
+    upkeep_s: float = setting(
+        1.0,
+        "While no request is under way, look this often for workers that have come back, or that"
+        " were lost [s]; 0: never.",
+        low=0.0,
         high=3600.0,
         read_only=True,
     )
@@ -124,8 +133,11 @@ def fixed_parts(parts: Sequence[Part], otherwise: Plan = equal_parts) -> Plan:
 class Pipeline:
     """See the module docstring. Usable from any thread.
 
+    When a worker is lost, the next pass goes through a chain of the others. When a worker comes
+    back, the chain is arranged anew with it as soon as no request is under way.
+
     Args:
-        plan: who holds which layers; asked again when a worker is lost.
+        plan: who holds which layers; asked again when a worker is lost or comes back.
         workers: their addresses, where they change; None: those of ``config``.
 
     Attributes:
@@ -148,8 +160,16 @@ class Pipeline:
         self._arranging = threading.Lock()
         self._chain: Chain | None = None
         self._lost: set[str] = set()
+        self._here: set[str] = set()  # those that answered at the last arrangement
+        self._info: WorkerInfo | None = None
+        self._wanted = False  # somebody has asked for a chain
+        self._refused: CollabError | None = None  # by it: asking the same workers again is no use
         self._free = set(range(config.lanes))
         self._freed = threading.Condition()
+        self._closed = threading.Event()
+        self._upkeep = threading.Thread(target=self._keep_up, name="jupiter-upkeep", daemon=True)
+        if config.upkeep_s:
+            self._upkeep.start()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -169,26 +189,72 @@ class Pipeline:
         if not self._arranging.acquire(timeout=max(0.0, due - time.monotonic())):
             raise _too_late()
         try:
+            if self._closed.is_set():
+                raise Unavailable("the pipeline is closed", field="workers", remedy="open another")
             if self._chain is None or self._chain.failed is not None:
+                self._wanted, self._refused = True, None
                 self._chain = self._arrange(self._chain, due)
+                self._info = self._chain.info
             return self._chain
+        except (Unavailable, DeadlineExceeded):
+            raise
+        except CollabError as error:
+            self._refused = error
+            raise
         finally:
             self._arranging.release()
 
-    def rearrange(self) -> None:
-        """Give lost workers another chance: the next request arranges a chain of all."""
+    @property
+    def current(self) -> Chain | None:
+        """The chain in use, which may have failed; None while there is none."""
+        return self._chain
+
+    @property
+    def missing(self) -> list[str]:
+        """Addresses of workers that did not answer when a chain was last arranged, or are lost."""
+        chain = self._chain
+        failed = chain.failed if chain is not None else None
+        gone = {failed.device} if isinstance(failed, WorkerLost) else set()
+        return [worker for worker in self._workers() if worker not in self._here - gone]
+
+    @property
+    def lanes_in_use(self) -> int:
+        """Lanes that requests hold."""
+        return self.config.lanes - len(self._free)
+
+    def renew(self) -> None:
+        """Arrange a chain anew if a worker has come back or was lost, and no request is under way.
+
+        Raises:
+            CollabError: as :meth:`chain`.
+        """
+        chain = self._chain
+        if not self._wanted:
+            return
+        sound = chain is not None and chain.failed is None
+        back = self._returned()
+        if not back and (sound or self._refused is not None):
+            return
         with self._arranging:
-            self._lost.clear()
-            if self._chain is not None:
-                self._chain.close()
-                self._chain = None
+            self._lost.difference_update(back)
+            with self._freed:
+                if len(self._free) < self.config.lanes:
+                    return
+                if sound and self._chain is chain:  # else somebody has arranged one meanwhile
+                    self._chain = None
+            if sound and chain is not None and self._chain is None:
+                chain.close()
+        self.chain(time.monotonic() + self.config.arrange_s)
 
     def close(self) -> None:
         """Let the workers go."""
+        self._closed.set()
         with self._arranging:
             if self._chain is not None:
                 self._chain.close()
                 self._chain = None
+        if self._upkeep.is_alive():
+            self._upkeep.join(_END_S)
 
     @contextmanager
     def lanes(self, count: int, due: float) -> Iterator[list[int]]:
@@ -231,6 +297,28 @@ class Pipeline:
         with self._freed:
             self._free.update(lanes)
             self._freed.notify_all()
+
+    def _keep_up(self) -> None:
+        told = ""
+        while not self._closed.wait(self.config.upkeep_s):
+            try:
+                self.renew()
+            except CollabError as error:
+                if str(error) != told and not self._closed.is_set():
+                    told = str(error)
+                    log.warning("the workers are not arranged: %s", told)
+
+    def _returned(self) -> set[str]:
+        """Return those of the missing workers that answer now and hold the same model."""
+        missing = self.missing
+        if not missing:
+            return set()
+        answers = in_background(self._describe(missing), 2 * self.config.link.connect_s)
+        found = {w: a for w, a in zip(missing, answers, strict=True) if isinstance(a, WorkerInfo)}
+        if self._info is None:
+            return set(found)
+        same = (self._info.version, self._info.weights)
+        return {w for w, info in found.items() if (info.version, info.weights) == same}
 
     def _arrange(self, old: Chain | None, due: float) -> Chain:
         lost = old.failed if old is not None else None
@@ -276,6 +364,7 @@ class Pipeline:
                     self._lost.add(worker)
                 else:
                     raise answer
+            self._here = set(found)
             if found:
                 return found
             self._lost.clear()  # nobody is there: perhaps it is we who were away
