@@ -48,7 +48,7 @@ class Site:
 
     def __init__(self, graph: Any, addresses: list[str], lab: Path) -> None:
         self.graph = graph
-        profile(1.0, 1.5, 2.0).save(lab)
+        profile(1.0, 1.0, 2.0).save(lab)
         parameters: dict[str, Any] = {
             "model.path": str(folder()),
             "pipeline.workers": addresses,
@@ -58,6 +58,8 @@ class Site:
             "pipeline.upkeep_s": 0.1,
             "planning.profile": str(lab),
             "planning.devices": ["robot", "laptop"],
+            "planning.prompt_tokens": 64,
+            "planning.answer_tokens": 0,
             "outline": "never",
             "max_tokens": TOKENS,
             "deadline_s": WAIT_S,
@@ -114,7 +116,7 @@ def test_an_answer_by_service_is_the_single_device_s(site: Site) -> None:
     assert len(answer.sources) == len(answer.tokens)
     figures = figures_from(answer.metrics)
     assert figures["tau"] == answer.metrics.tokens / answer.metrics.rounds
-    assert figures["stages"] >= 1
+    assert figures["stages"] == 2
 
 
 def test_an_action_streams_and_is_cancelled(site: Site) -> None:
@@ -215,11 +217,11 @@ def test_plans_that_cannot_be_made(
 def test_the_stages_and_their_timelines_are_published(site: Site) -> None:
     site.graph.wait_for(lambda: site.stages and site.stages[-1].devices, timeout=WAIT_S)
     first = site.stages[-1]
-    assert {*first.devices} <= {"robot", "laptop"}
+    assert {*first.devices} == {"robot", "laptop"}
     assert not first.missing
     assert len(first.tensor_bytes) == len(first.devices)
     assert min(first.tensor_bytes) > 0
-    assert len(first.planned.rows) == 2 * len(first.devices) - 1, "stages, and links between them"
+    assert len(first.planned.rows) == 3, "two stages, and the link between them"
     assert not first.measured.rows
     site.ask()
     site.graph.wait_for(lambda: site.stages[-1].measured.rows, timeout=WAIT_S)
@@ -241,7 +243,9 @@ def test_a_worker_that_is_lost_is_told_and_the_others_answer(
     workers_now = site.graph.do(site.server.details, 0.0)[-1]
     assert (workers_now.name, workers_now.level) == ("workers", Level.WARN)
     assert addresses[0] in workers_now.message
-    site.graph.wait_for(lambda: list(site.stages[-1].missing) == ["robot"], timeout=WAIT_S)
+    site.graph.wait_for(
+        lambda: site.stages and list(site.stages[-1].missing) == ["robot"], timeout=WAIT_S
+    )
 
 
 def test_an_inactive_node_says_so_and_serves_again(site: Site) -> None:
@@ -264,6 +268,6 @@ def test_workers_with_other_weights_end_the_start(
         _, second = stack.enter_context(workers(1, model=other))
         made = Site(ros_graph, [*first, *second], tmp_path / "lab.json")
         with pytest.raises(ConfigError, match="did not start"):
-            made.graph.do(made.server.start)
+            made.server.start()
     assert "MODEL_ERROR: workers: " in (told := capfd.readouterr().err)
     assert "different weights" in told

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import (
@@ -40,6 +40,7 @@ from collab_llm_nodes.protocols.jupiter.messages import PATHS, STATES, Step, Wor
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.1  # before workers of which none has answered are asked again
+_ASKED_S = 2.0  # for a missing worker to answer: it will be asked again
 _END_S = 5.0  # for the thread of the upkeep
 
 Workers = Callable[[], Sequence[str]]
@@ -212,10 +213,7 @@ class Pipeline:
     @property
     def missing(self) -> list[str]:
         """Addresses of workers that did not answer when a chain was last arranged, or are lost."""
-        chain = self._chain
-        failed = chain.failed if chain is not None else None
-        gone = {failed.device} if isinstance(failed, WorkerLost) else set()
-        return [worker for worker in self._workers() if worker not in self._here - gone]
+        return [worker for worker in self._workers() if worker not in self._present()]
 
     @property
     def lanes_in_use(self) -> int:
@@ -232,8 +230,10 @@ class Pipeline:
         if not self._wanted:
             return
         sound = chain is not None and chain.failed is None
-        back = self._returned()
-        if not back and (sound or self._refused is not None):
+        present = self._present()
+        answering = self._answering(self.missing if sound else self._workers())
+        back = answering - present
+        if not answering or (self._refused is not None and not back):
             return
         with self._arranging:
             self._lost.difference_update(back)
@@ -308,13 +308,18 @@ class Pipeline:
                     told = str(error)
                     log.warning("the workers are not arranged: %s", told)
 
-    def _returned(self) -> set[str]:
-        """Return those of the missing workers that answer now and hold the same model."""
-        missing = self.missing
-        if not missing:
+    def _present(self) -> set[str]:
+        """Return the workers that answered at the last arrangement and were not lost since."""
+        failed = self._chain.failed if self._chain is not None else None
+        return self._here - ({failed.device} if isinstance(failed, WorkerLost) else set())
+
+    def _answering(self, workers: Sequence[str]) -> set[str]:
+        """Return those of ``workers`` that answer now and hold the model of the last chain."""
+        if not workers:
             return set()
-        answers = in_background(self._describe(missing), 2 * self.config.link.connect_s)
-        found = {w: a for w, a in zip(missing, answers, strict=True) if isinstance(a, WorkerInfo)}
+        link = replace(self.config.link, connect_s=min(self.config.link.connect_s, _ASKED_S))
+        answers = in_background(_describe(link, workers), 2 * link.connect_s)
+        found = {w: a for w, a in zip(workers, answers, strict=True) if isinstance(a, WorkerInfo)}
         if self._info is None:
             return set(found)
         same = (self._info.version, self._info.weights)
@@ -355,7 +360,8 @@ class Pipeline:
         while True:
             here = [worker for worker in self._workers() if worker not in self._lost]
             # Each is given the time to connect, and as much to answer.
-            answers = in_background(self._describe(here), 2 * self.config.link.connect_s)
+            link = self.config.link
+            answers = in_background(_describe(link, here), 2 * link.connect_s)
             found: dict[str, WorkerInfo] = {}
             for worker, answer in zip(here, answers, strict=True):
                 if isinstance(answer, WorkerInfo):
@@ -377,14 +383,15 @@ class Pipeline:
                 )
             time.sleep(_PAUSE_S)
 
-    async def _describe(self, workers: Sequence[str]) -> list[WorkerInfo | CollabError]:
-        async def ask(worker: str) -> WorkerInfo | CollabError:
-            try:
-                return await describe(self.config.link, worker)
-            except CollabError as error:
-                return error
 
-        return list(await asyncio.gather(*map(ask, workers)))
+async def _describe(link: LinkConfig, workers: Sequence[str]) -> list[WorkerInfo | CollabError]:
+    async def ask(worker: str) -> WorkerInfo | CollabError:
+        try:
+            return await describe(link, worker)
+        except CollabError as error:
+            return error
+
+    return list(await asyncio.gather(*map(ask, workers)))
 
 
 def _one_model(infos: dict[str, WorkerInfo]) -> WorkerInfo:

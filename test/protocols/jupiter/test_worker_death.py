@@ -197,8 +197,9 @@ def test_nobody_is_looked_for_before_somebody_asks() -> None:
         made.renew()
         with pytest.raises(Unavailable):
             made.chain(time.monotonic())
-        with pytest.raises(Unavailable):
-            made.renew()
+        made.renew()
+        assert made.current is None
+        assert made.missing == ["127.0.0.1:9"]
 
 
 def test_a_plan_that_finds_no_room_is_told() -> None:
