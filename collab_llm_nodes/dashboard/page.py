@@ -16,6 +16,7 @@ from nicegui import Client, ui
 from collab_llm_nodes.dashboard import drawing
 from collab_llm_nodes.dashboard.front import BAR, only_the_stop
 from collab_llm_nodes.dashboard.robot import Robot
+from collab_llm_nodes.dashboard.stages import Stages, stages_html, stages_text, timeline_svg
 from collab_llm_nodes.dashboard.view import Action, Answer, Goal, Link, Reading, Snapshot
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.robot.mission import MAX_INSTRUCTION
@@ -135,6 +136,7 @@ class _Page:
                 self._build_instruction()
                 self._build_answer()
                 self._build_reading()
+                self._build_stages()
             with ui.element("div").classes("stack"):
                 self._build_motion()
                 self._build_link()
@@ -193,6 +195,19 @@ class _Page:
             self._sent = ui.label().classes("quiet")
             self._cost = ui.label().classes("quiet")
         self._reading.set_visibility(False)
+
+    def _build_stages(self) -> None:
+        """A panel that appears with the first word of a model over several workers."""
+        self._stages = ui.element("div").classes("panel").props("data-id=stages")
+        with self._stages:
+            _heading("Model over several workers")
+            self._workers = ui.label().classes("quiet")
+            self._layers = ui.html("")
+            self._planned = ui.label("prefill as planned").classes("quiet")
+            self._planned_line = ui.html("").props("data-id=planned")
+            self._measured = ui.label("last passes as measured").classes("quiet")
+            self._measured_line = ui.html("").props("data-id=measured")
+        self._stages.set_visibility(False)
 
     def _build_motion(self) -> None:
         with ui.element("div").classes("panel"):
@@ -254,6 +269,7 @@ class _Page:
         self._cancel.set_enabled(shown.goal.busy)
         self._show_answer(shown)
         self._show_reading(shown.reading)
+        self._show_stages(shown.stages)
         self._action.set_text(action_text(shown.action))
         self._progress.set_value(round(shown.done, 2))
         self._path.set_content(drawing.path_svg(shown.path, shown.pose))
@@ -281,6 +297,17 @@ class _Page:
         self._rounds.set_content(drawing.rounds_html(reading))
         self._sent.set_text(sent_text(reading))
         self._cost.set_text(cost_text(reading))
+
+    def _show_stages(self, shown: Stages | None) -> None:
+        if shown is None:
+            return
+        self._stages.set_visibility(True)
+        self._workers.set_text(stages_text(shown))
+        self._layers.set_content(stages_html(shown))
+        self._planned.set_visibility(bool(shown.planned.spans))
+        self._planned_line.set_content(timeline_svg(shown.planned))
+        self._measured.set_visibility(bool(shown.measured.spans))
+        self._measured_line.set_content(timeline_svg(shown.measured))
 
     def _show_charts(self, shown: Snapshot) -> None:
         """A chart is sent as a whole: only when there is something new, and once a second."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from collab_llm_nodes.dashboard.stages import Stages
 from collab_llm_nodes.protocols.edge_cloud.client import Source
 from collab_llm_nodes.protocols.minions.metrics import by_round
 
@@ -265,6 +266,7 @@ class Snapshot:
     answer: Answer = field(default_factory=Answer)
     words: tuple[Word, ...] = ()
     reading: Reading | None = None
+    stages: Stages | None = None
     action: Action | None = None
     done: float = 0.0
     """Share of the action that is done, by odometry: 0 to 1."""
@@ -354,6 +356,7 @@ class View:
         self._answer = Answer()
         self._answers: deque[Answer] = deque(maxlen=ANSWERS)
         self._reading: Reading | None = None
+        self._stages: Stages | None = None
         self._action: Action | None = None
         self._action_from = Pose()
         self._pose: Pose | None = None
@@ -414,6 +417,10 @@ class View:
             rounds=tuple(by_round(figures).items())[-ROUNDS:],
         )
 
+    def on_stages(self, stages: Stages) -> None:
+        """The workers of a model have changed, or have worked."""
+        self._stages = stages
+
     def on_action(self, action: Action) -> None:
         """An action was read; where the robot is now is where it begins."""
         self._action = replace(action, reason=action.reason[:TEXT])
@@ -459,6 +466,7 @@ class View:
                 matched.span if matched else (0, 0),
             ),
             reading=self._reading,
+            stages=self._stages,
             action=action,
             done=self._done(),
             direction=self._direction(),

@@ -268,3 +268,27 @@ def test_a_question_about_documents_appears_when_there_is_one(graph: Any, browse
     assert f"{EVIL}?" in page.text("reading")
     assert "read by the remote: 40 bytes (extract 40)" in page.text("reading")
     assert "12" in page.text("rounds").split()
+
+
+@pytest.mark.ros
+@pytest.mark.slow
+def test_the_stages_of_a_model_appear_with_their_first_word(graph: Any, browser: Any) -> None:
+    from array import array
+
+    from collab_llm.msg import JupiterStages
+    from collab_llm.msg import Timeline as TimelineMsg
+    from collab_llm_nodes.nodes.dashboard import Dashboard
+    from collab_llm_nodes.ros.qos import STATE
+
+    node = start(graph, Dashboard, port=0, rate=10.0)
+    server = graph.node("jupiter_server")
+    stages = server.create_publisher(JupiterStages, "jupiter_stages", STATE)
+    page = Page(browser, node)
+    page.wait(lambda: page.text("link"), "the page")
+    assert not page.find("[data-id=stages]").is_displayed()
+    line = TimelineMsg(rows=[EVIL], row=array("H", [0]), number=array("I", [0]))
+    line.begin, line.end = array("d", [0.0]), array("d", [0.25])
+    stages.publish(JupiterStages(model=EVIL, missing=["rover"], measured=line))
+    page.wait(lambda: "missing: rover" in page.text("stages"), "who is missing")
+    assert "250.0 ms" in page.text("measured")
+    assert EVIL in page.text("measured")
