@@ -4,13 +4,13 @@ r"""A worker that holds some layers of a model: one for each host of Jupiter (do
         config:=worker.yaml
 
 The worker needs no ROS; where there is none, `collab-llm jupiter-worker` does the same. It holds no
-layers until jupiter_server tells it which ones. If it ends, it is started again after 2 s.
+layers until jupiter_server tells it which ones.
 """
 
 from pathlib import Path
 
 from launch import LaunchContext, LaunchDescription
-from launch.actions import DeclareLaunchArgument, ExecuteProcess, OpaqueFunction
+from launch.actions import DeclareLaunchArgument, ExecuteProcess, OpaqueFunction, Shutdown
 from launch.substitutions import LaunchConfiguration
 from launch_ros.substitutions import FindPackagePrefix
 
@@ -20,6 +20,7 @@ ARGUMENTS = {
     "config": ("", "Settings, YAML, such as token and TLS; whoever reaches the port needs them."),
     "cores": ("", "Run on these processor cores only, such as 0 or 0,1."),
 }
+ON_EXIT = ("respawn", "When the worker ends: start it again after 2 s, or end the launch.")
 
 
 def generate_launch_description() -> LaunchDescription:
@@ -28,6 +29,12 @@ def generate_launch_description() -> LaunchDescription:
         DeclareLaunchArgument(name, default_value=default, description=text)
         for name, (default, text) in ARGUMENTS.items()
     ]
+    default, text = ON_EXIT
+    declared.append(
+        DeclareLaunchArgument(
+            "on_exit", default_value=default, description=text, choices=["respawn", "shutdown"]
+        )
+    )
     return LaunchDescription([*declared, OpaqueFunction(function=_process)])
 
 
@@ -40,12 +47,14 @@ def _process(context: LaunchContext) -> list[ExecuteProcess]:
     command += ["--model", value["model"]]
     command += ["--config", str(Path(value["config"]).expanduser())] if value["config"] else []
     command += ["--cores", value["cores"]] if value["cores"] else []
+    respawn = LaunchConfiguration("on_exit").perform(context) == "respawn"
     return [
         ExecuteProcess(
             cmd=command,
             name="jupiter_worker",
             output="screen",
-            respawn=True,
+            respawn=respawn,
             respawn_delay=2.0,
+            on_exit=None if respawn else Shutdown(reason="the worker ended"),
         )
     ]

@@ -322,9 +322,8 @@ def test_a_model_over_workers_of_several_hosts(package: Package, tmp_path: Path)
     )
     worker = started["jupiter-worker.50561"]
     assert worker[3:] == ["--model", "/models/qwen", "--config", str(config)]
-    ((_, content),) = yaml.safe_load(
-        (package.seen / "lab.protocol_server.yaml").read_text()
-    ).items()
+    text = (package.seen / "lab.protocol_server.yaml").read_text()
+    ((_, content),) = yaml.safe_load(text.replace("!!python/tuple", "")).items()
     told = content["ros__parameters"]
     assert told["pipeline.workers"] == ["127.0.0.1:50561", "laptop:50561", "rover:50570"]
     assert told["planning.devices"] == ["robot", "laptop", "rover"]
@@ -335,9 +334,19 @@ def test_a_model_over_workers_of_several_hosts(package: Package, tmp_path: Path)
 
 def test_a_worker_of_another_host(package: Package) -> None:
     asked = {"address": "0.0.0.0:50569", "model": "/models/qwen", "cores": "0,1"}
+    asked["on_exit"] = "shutdown"
     started = package.started(["jupiter-worker.50569"], "jupiter_worker.launch.py", **asked)
     (call,) = started.values()
     assert call[1:] == ["--address", "0.0.0.0:50569", "--model", "/models/qwen", "--cores", "0,1"]
+
+
+def test_a_worker_that_ended_is_started_again(package: Package) -> None:
+    """The server's end, which ends the launch, waits for the worker's second start."""
+    again = package.calls / "jupiter-worker.50561.again"
+    waits = f"#!/bin/sh\nwhile [ ! -e {again} ]; do sleep 0.05; done\n"
+    (package.prefix / "lib/collab_llm/protocol_server").write_text(waits)
+    package.launch("jupiter.launch.py", workers="1")
+    assert again.exists()
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from collab_llm_nodes.protocols.jupiter.chain import PassTimes
 from collab_llm_nodes.protocols.jupiter.estimate import Estimate
 from collab_llm_nodes.protocols.jupiter.makespan import Span, timeline
+from collab_llm_nodes.protocols.jupiter.messages import PassTimes
 from collab_llm_nodes.protocols.jupiter.partition import Placement
 from collab_llm_nodes.protocols.jupiter.planner import JupiterPlan
 from collab_llm_nodes.protocols.jupiter.profile import Profile

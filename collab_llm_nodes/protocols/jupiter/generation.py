@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import CollabError, InvalidInput
 from collab_llm_nodes.protocols.base import Control
-from collab_llm_nodes.protocols.jupiter.chain import Chain, WorkerLost
+from collab_llm_nodes.protocols.jupiter.chain import CHECK_S, Chain, WorkerLost
 from collab_llm_nodes.protocols.jupiter.drafters import Drafter, MedusaChain
 from collab_llm_nodes.protocols.jupiter.lane import (
     LaneAnswer,
@@ -25,7 +25,6 @@ from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline
 
 MOST_LOSSES = 16
 """Times that an answer goes on elsewhere."""
-_CHECK_S = 0.1  # between two looks at the caller's wish to go on
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def answer(
         InvalidInput: the prompt does not fit.
         CollabError: the workers that are left cannot hold the model, or the time is over.
     """
-    with pipeline.lanes(1, control.due) as (lane,):
+    with pipeline.lanes(1, control.due, control.check) as (lane,):
         made = _lane(pipeline, lane, prompt, asked, control)
         _decode(pipeline, None, [[made]], asked, control, on_tokens)
     return made
@@ -90,7 +89,8 @@ def points(
         InvalidInput: a request does not fit.
         CollabError: as :func:`answer`.
     """
-    with pipeline.lanes(_lanes_for(pipeline, len(requests)), control.due) as (lane, *others):
+    count = _lanes_for(pipeline, len(requests))
+    with pipeline.lanes(count, control.due, control.check) as (lane, *others):
         trunk = Trunk(lane, prompt)
         return _points(pipeline, trunk, others, requests, asked, control, on_tokens)
 
@@ -122,7 +122,8 @@ def outlined(
     Raises:
         CollabError: as :func:`answer`.
     """
-    with pipeline.lanes(_lanes_for(pipeline, most), control.due) as (lane, *others):
+    count = _lanes_for(pipeline, most)
+    with pipeline.lanes(count, control.due, control.check) as (lane, *others):
         first = _lane(pipeline, lane, prompt, outline, control)
         _decode(pipeline, None, [[first]], outline, control, on_outline)
         wanted = requests(first.tokens)
@@ -156,7 +157,7 @@ def _points(
             _lane(pipeline, lane, request, asked, control, trunk)
             for lane, request in zip(lanes, wave, strict=False)
         ]
-        chain = pipeline.chain(control.due)
+        chain = pipeline.chain(control.due, control.check)
         if found:  # the lanes held others before
             chain.submit([Step(lane.lane, close=True) for lane in made], lambda result: None)
         count = min(len(made), asked.groups or len(chain.parts))
@@ -175,7 +176,7 @@ def _lane(
     control: Control,
     trunk: Trunk | None = None,
 ) -> LaneAnswer:
-    info = pipeline.chain(control.due).info
+    info = pipeline.chain(control.due, control.check).info
     return LaneAnswer(
         lane,
         prompt,
@@ -200,7 +201,7 @@ def _decode(
     """Decode all lanes to their ends; a chain that is lost is replaced, and its lanes fed again."""
     losses = 0
     while any(not lane.finished for group in groups for lane in group):
-        chain = pipeline.chain(control.due)
+        chain = pipeline.chain(control.due, control.check)
         try:
             _decode_on(chain, trunk, groups, asked, control, on_tokens)
         except WorkerLost:
@@ -269,6 +270,6 @@ def _next(
         control.check()
         left = control.due - time.monotonic()
         try:
-            return inbox.get(timeout=max(0.0, min(_CHECK_S, left)))
+            return inbox.get(timeout=max(0.0, min(CHECK_S, left)))
         except queue.Empty:
             continue

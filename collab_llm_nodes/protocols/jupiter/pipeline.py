@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import (
     Busy,
+    Cancelled,
     CollabError,
     ConfigError,
     DeadlineExceeded,
@@ -32,7 +33,9 @@ from collab_llm_nodes.protocols.jupiter.chain import (
     Layers,
     Part,
     WorkerLost,
+    go_on,
     in_background,
+    wait_until,
 )
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, describe
 from collab_llm_nodes.protocols.jupiter.messages import PATHS, STATES, Step, WorkerInfo
@@ -178,8 +181,12 @@ class Pipeline:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def chain(self, due: float) -> Chain:
+    def chain(self, due: float, check: Callable[[], None] = go_on) -> Chain:
         """Return the chain in use; without one, or after a loss, arrange it.
+
+        Args:
+            due: ``time.monotonic()`` by which it must be there.
+            check: is called while this waits; what it raises ends the wait.
 
         Raises:
             Unavailable: no worker answers.
@@ -187,17 +194,21 @@ class Pipeline:
             CollabError: the workers that are left cannot do it, or do not belong together.
         """
         due = min(due, time.monotonic() + self.config.arrange_s)
-        if not self._arranging.acquire(timeout=max(0.0, due - time.monotonic())):
+        if not wait_until(lambda s: self._arranging.acquire(timeout=s), due, check):
             raise _too_late()
+
+        def still_wanted() -> None:
+            check()
+            self._check_open()
+
         try:
-            if self._closed.is_set():
-                raise Unavailable("the pipeline is closed", field="workers", remedy="open another")
+            self._check_open()
             if self._chain is None or self._chain.failed is not None:
                 self._wanted, self._refused = True, None
-                self._chain = self._arrange(self._chain, due)
+                self._chain = self._arrange(self._chain, due, still_wanted)
                 self._info = self._chain.info
             return self._chain
-        except (Unavailable, DeadlineExceeded):
+        except (Unavailable, DeadlineExceeded, Cancelled):
             raise
         except CollabError as error:
             self._refused = error
@@ -257,16 +268,21 @@ class Pipeline:
             self._upkeep.join(_END_S)
 
     @contextmanager
-    def lanes(self, count: int, due: float) -> Iterator[list[int]]:
+    def lanes(
+        self, count: int, due: float, check: Callable[[], None] = go_on
+    ) -> Iterator[list[int]]:
         """Hold ``count`` lanes; see :meth:`take_lanes`."""
-        held = self.take_lanes(count, due)
+        held = self.take_lanes(count, due, check)
         try:
             yield held
         finally:
             self.give_back(held)
 
-    def take_lanes(self, count: int, due: float) -> list[int]:
+    def take_lanes(self, count: int, due: float, check: Callable[[], None] = go_on) -> list[int]:
         """Return ``count`` lanes for :meth:`give_back`; waits until other requests give theirs.
+
+        Args:
+            check: is called while this waits; what it raises ends the wait.
 
         Raises:
             InvalidInput: there are not so many.
@@ -279,8 +295,11 @@ class Pipeline:
                 remedy="ask for fewer, or raise lanes",
             )
         with self._freed:
-            left = min(due - time.monotonic(), threading.TIMEOUT_MAX)
-            if not self._freed.wait_for(lambda: len(self._free) >= count, max(0.0, left)):
+
+            def enough(seconds: float) -> bool:
+                return self._freed.wait_for(lambda: len(self._free) >= count, seconds)
+
+            if not wait_until(enough, due, check):
                 raise Busy(
                     "all lanes are in use", field="lanes", remedy="try again later, or raise lanes"
                 )
@@ -318,19 +337,23 @@ class Pipeline:
         if not workers:
             return set()
         link = replace(self.config.link, connect_s=min(self.config.link.connect_s, _ASKED_S))
-        answers = in_background(_describe(link, workers), 2 * link.connect_s)
+        answers = in_background(_describe(link, workers), 2 * link.connect_s, self._check_open)
         found = {w: a for w, a in zip(workers, answers, strict=True) if isinstance(a, WorkerInfo)}
         if self._info is None:
             return set(found)
         same = (self._info.version, self._info.weights)
         return {w for w, info in found.items() if (info.version, info.weights) == same}
 
-    def _arrange(self, old: Chain | None, due: float) -> Chain:
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise Unavailable("the pipeline is closed", field="workers", remedy="open another")
+
+    def _arrange(self, old: Chain | None, due: float, check: Callable[[], None]) -> Chain:
         lost = old.failed if old is not None else None
         if isinstance(lost, WorkerLost):
             self._lost.add(lost.device)
         while True:
-            infos = self._ask_all(due)
+            infos = self._ask_all(due, check)
             info = _one_model(infos)
             try:
                 parts = self._plan(list(infos), info)
@@ -344,6 +367,7 @@ class Pipeline:
                     states=self.config.states,
                     path=self.config.path,
                     due=due,
+                    check=check,
                 )
             except WorkerLost as error:
                 log.warning("%s", error)
@@ -355,13 +379,14 @@ class Pipeline:
                 log.warning("%s; %d workers go on", lost, len(chain.parts))
             return chain
 
-    def _ask_all(self, due: float) -> dict[str, WorkerInfo]:
+    def _ask_all(self, due: float, check: Callable[[], None]) -> dict[str, WorkerInfo]:
         """Return what the workers say that are there, one at least."""
         while True:
+            check()
             here = [worker for worker in self._workers() if worker not in self._lost]
             # Each is given the time to connect, and as much to answer.
             link = self.config.link
-            answers = in_background(_describe(link, here), 2 * link.connect_s)
+            answers = in_background(_describe(link, here), 2 * link.connect_s, check)
             found: dict[str, WorkerInfo] = {}
             for worker, answer in zip(here, answers, strict=True):
                 if isinstance(answer, WorkerInfo):

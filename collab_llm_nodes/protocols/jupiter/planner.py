@@ -194,15 +194,11 @@ class JupiterPlan:
             profile.device(part.device)
 
 
-def go_on() -> None:
-    """Let a search go on."""
-
-
 def plan(
     profile: Profile,
     config: PlannerConfig | None = None,
     devices: Sequence[str] | None = None,
-    check: Callable[[], None] = go_on,
+    check: Callable[[], None] = lambda: None,
 ) -> JupiterPlan:
     """Return the plan for the model of ``profile``.
 
@@ -264,7 +260,7 @@ def _search(
     profile: Profile,
     config: PlannerConfig,
     devices: Sequence[str] | None,
-    check: Callable[[], None] = go_on,
+    check: Callable[[], None] = lambda: None,
 ) -> _Search:
     names = [d.name for d in profile.devices] if devices is None else devices
     return _Search(Profile(profile.model, tuple(profile.device(n) for n in names)), config, check)
@@ -343,7 +339,7 @@ class _Search:
 
     profile: Profile
     config: PlannerConfig
-    check: Callable[[], None] = go_on
+    check: Callable[[], None] = lambda: None
     _times: dict[Placements, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -37,6 +37,7 @@ from collab_llm_nodes.protocols.jupiter.profiler import model_facts
 from collab_llm_nodes.protocols.jupiter.settings import ALWAYS, AUTO, JupiterConfig
 from collab_llm_nodes.protocols.prompts import name_prompt, prompt_of
 
+_PAUSE_S = 0.2  # before workers that are missing at the start are asked again
 _HALF_A_NUMBER = re.compile(r"\s*\d{0,2}[.)]?\s*")
 
 
@@ -60,10 +61,16 @@ def start(config: JupiterConfig, resources: Resources) -> Jupiter:
     if not config.model.path:
         raise ConfigError("no model", field="model.path", remedy="name its folder or hub id")
     made = Jupiter(config)
+    pipeline, due = made.pipeline, time.monotonic() + config.start_s
     try:
-        made.pipeline.chain(time.monotonic() + config.start_s)
+        pipeline.chain(due)
+        while pipeline.missing and time.monotonic() < due:
+            time.sleep(_PAUSE_S)
+            pipeline.renew()
+        if pipeline.missing:
+            resources.log.warning(f"missing workers: {', '.join(pipeline.missing)}")
     except (Unavailable, DeadlineExceeded) as error:
-        resources.log.warning(f"no worker yet: {error}")
+        resources.log.warning(f"the workers are not arranged yet: {error}")
     except BaseException:
         made.close()
         raise

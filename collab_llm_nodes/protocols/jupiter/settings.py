@@ -67,7 +67,7 @@ class JupiterConfig:
     planning: PlanningConfig = field(default_factory=PlanningConfig)
     start_s: float = setting(
         30.0,
-        "At the start, wait so long for the workers [s]; they may come later.",
+        "At the start, wait so long for all workers [s]; those that are missing may come later.",
         low=0.0,
         high=3600.0,
         read_only=True,

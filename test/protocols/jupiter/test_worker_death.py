@@ -73,6 +73,7 @@ def test_by_default_a_silent_worker_is_lost_within_a_second() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_processes_that_are_killed_or_stopped_are_replaced() -> None:
     ids = prompt(30)
     right = alone(ids, TOKENS)
