@@ -90,10 +90,14 @@ class JupiterServer(ProtocolServer[JupiterServerConfig]):
 
     def cleanup(self) -> None:
         service = self._plans
+
+        def release() -> None:
+            self.destroy_service(service)
+
         self.destroy_timer(self._telling)
         self.destroy_publisher(self._stages)
         self._planning.shutdown(wait=True)  # it was cancelled
-        self.host.close(lambda: self.destroy_service(service))
+        self.host.close(release)
 
     def details(self, now: float) -> list[Status]:
         """The last answers, and the workers."""

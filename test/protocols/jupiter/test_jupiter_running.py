@@ -347,7 +347,7 @@ def test_plans_and_profiles_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     here = ("127.0.0.1:9",)
 
     def of(*names: str, **files: Path) -> CollabError:
-        given = {name: str(file) for name, file in files.items()}
+        given: dict[str, Any] = {name: str(file) for name, file in files.items()}
         return refused(served_config(here, PlanningConfig(**given, devices=names)))
 
     assert of("rbot", profile=lab).remedy == "did you mean robot?"
