@@ -291,4 +291,4 @@ def test_the_stages_of_a_model_appear_with_their_first_word(graph: Any, browser:
     stages.publish(JupiterStages(model=EVIL, missing=["rover"], measured=line))
     page.wait(lambda: "missing: rover" in page.text("stages"), "who is missing")
     assert "250.0 ms" in page.text("measured")
-    assert EVIL in page.text("measured")
+    assert EVIL[:60] in page.text("measured"), "a name is cut, and is text"
