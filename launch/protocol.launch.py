@@ -8,6 +8,7 @@ On the robot, `protocols:=NAME` of go2.launch.py and sim.launch.py starts the sa
 
 from pathlib import Path
 
+import yaml
 from launch import LaunchContext, LaunchDescription
 from launch.actions import DeclareLaunchArgument, OpaqueFunction, Shutdown
 from launch.substitutions import LaunchConfiguration
@@ -20,6 +21,7 @@ ARGUMENTS = {
         "",
         "Parameters: a file, or a name in the config folder. Empty: its NAME.yaml, if there.",
     ),
+    "parameters": ("{}", "Parameters that count over those of the file: YAML, {NAME: VALUE}."),
     "namespace": ("", "Namespace of the node and its interfaces."),
 }
 CHOICES = {
@@ -57,6 +59,9 @@ def _node(context: LaunchContext) -> list[Node]:
     files = [str(own)] if own.is_file() else []
     if value["params_file"]:
         files = [_file(value["params_file"], config)]
+    own_values = yaml.safe_load(value["parameters"])
+    if not isinstance(own_values, dict):
+        raise ValueError(f"parameters:={value['parameters']} is no mapping {{NAME: VALUE}}")
     logger = ".".join([*filter(None, value["namespace"].split("/")), name])
     return [
         Node(
@@ -65,7 +70,7 @@ def _node(context: LaunchContext) -> list[Node]:
             arguments=[value["protocol"]],
             name=name,
             namespace=value["namespace"],
-            parameters=files,
+            parameters=[*files, *([own_values] if own_values else [])],
             ros_arguments=[
                 *("-p", f"autostart:={value['autostart']}"),
                 *("--log-level", f"{logger}:={value['log_level']}"),

@@ -17,6 +17,7 @@ from nicegui import Client, ui
 from collab_llm_nodes.dashboard import drawing
 from collab_llm_nodes.dashboard.front import BAR, only_the_stop
 from collab_llm_nodes.dashboard.robot import Robot
+from collab_llm_nodes.dashboard.stages import Stages, stages_html, stages_text, timeline_svg
 from collab_llm_nodes.dashboard.view import (
     Action,
     Answer,
@@ -155,6 +156,7 @@ class _Page:
                 self._build_answer()
                 self._build_reading()
                 self._build_recall()
+                self._build_stages()
             with ui.element("div").classes("stack"):
                 self._build_motion()
                 self._build_link()
@@ -239,6 +241,19 @@ class _Page:
             self._found_pieces = ui.html("").props("data-id=found")
         self._recall.set_visibility(False)
 
+    def _build_stages(self) -> None:
+        """A panel that appears with the first word of a model over several workers."""
+        self._stages = ui.element("div").classes("panel").props("data-id=stages")
+        with self._stages:
+            _heading("Model over several workers")
+            self._workers = ui.label().classes("quiet")
+            self._layers = ui.html("")
+            self._planned = ui.label("prefill as planned").classes("quiet")
+            self._planned_line = ui.html("").props("data-id=planned")
+            self._measured = ui.label("last passes as measured").classes("quiet")
+            self._measured_line = ui.html("").props("data-id=measured")
+        self._stages.set_visibility(False)
+
     def _build_motion(self) -> None:
         with ui.element("div").classes("panel"):
             _heading("Action and path")
@@ -308,6 +323,7 @@ class _Page:
         self._show_reading(shown.reading)
         self._recall.set_visibility(shown.remembers or shown.recall is not None)
         self._show_recall(shown.recall)
+        self._show_stages(shown.stages)
         self._action.set_text(action_text(shown.action))
         self._progress.set_value(round(shown.done, 2))
         self._path.set_content(drawing.path_svg(shown.path, shown.pose))
@@ -345,6 +361,17 @@ class _Page:
         self._recall_error.set_text(recall.error)
         self._sides.set_text(sides_text(recall))
         self._found_pieces.set_content(drawing.found_html(recall.found))
+
+    def _show_stages(self, shown: Stages | None) -> None:
+        if shown is None:
+            return
+        self._stages.set_visibility(True)
+        self._workers.set_text(stages_text(shown))
+        self._layers.set_content(stages_html(shown))
+        self._planned.set_visibility(bool(shown.planned.spans))
+        self._planned_line.set_content(timeline_svg(shown.planned))
+        self._measured.set_visibility(bool(shown.measured.spans))
+        self._measured_line.set_content(timeline_svg(shown.measured))
 
     def _show_charts(self, shown: Snapshot) -> None:
         """A chart is sent as a whole: only when there is something new, and once a second."""

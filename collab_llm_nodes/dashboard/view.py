@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from collab_llm_nodes.dashboard.stages import Stages
 from collab_llm_nodes.protocols.edge_cloud.client import Source
 from collab_llm_nodes.protocols.minions.metrics import by_round
 
@@ -306,6 +307,7 @@ class Snapshot:
     recall: Recall | None = None
     remembers: bool = False
     """Questions about the robot's documents can be asked."""
+    stages: Stages | None = None
     action: Action | None = None
     done: float = 0.0
     """Share of the action that is done, by odometry: 0 to 1."""
@@ -398,6 +400,7 @@ class View:
         self._recall: Recall | None = None
         self._found: dict[str, tuple[Found, ...]] = {}  # of the sessions of late
         self.remembers = False
+        self._stages: Stages | None = None
         self._action: Action | None = None
         self._action_from = Pose()
         self._pose: Pose | None = None
@@ -484,6 +487,10 @@ class View:
             error=recall.error[:TEXT],
         )
 
+    def on_stages(self, stages: Stages) -> None:
+        """The workers of a model have changed, or have worked."""
+        self._stages = stages
+
     def on_action(self, action: Action) -> None:
         """An action was read; where the robot is now is where it begins."""
         self._action = replace(action, reason=action.reason[:TEXT])
@@ -532,6 +539,7 @@ class View:
             recall=self._recall
             and replace(self._recall, found=self._found.get(self._recall.session)),
             remembers=self.remembers,
+            stages=self._stages,
             action=action,
             done=self._done(),
             direction=self._direction(),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.models.trained import weight_files
 
 # Facts of a configuration that change with the place or the library, not with the model.
 _PASSING = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
@@ -62,9 +63,7 @@ def checkpoint_fingerprint(folder: Path) -> str:
     try:
         facts = _lasting(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         found = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-        for file in sorted(folder.glob("*.safetensors")):
-            if file.with_suffix(".json").exists():  # see models/trained.py
-                continue
+        for file in weight_files(folder):
             with file.open("rb") as opened:
                 found.update(file.name.encode())
                 while part := opened.read(1 << 20):

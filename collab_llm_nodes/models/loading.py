@@ -38,6 +38,7 @@ from collab_llm_nodes.models.architectures import (
     check_other,
     decoder_parts,
 )
+from collab_llm_nodes.models.trained import weight_files
 from collab_llm_nodes.models.vocabulary import end_tokens, vocabulary_size
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -269,7 +270,7 @@ def _read_tensors(
 ) -> dict[str, torch.Tensor]:
     """Read some tensors of a checkpoint; the rest of its files is not touched."""
     found: dict[str, torch.Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
         try:
             with safe_open(file, "pt") as tensors:
                 for name in names.intersection(tensors.keys()):
@@ -423,13 +424,13 @@ def _check_memory(weights: int, config: ModelConfig, device: torch.device) -> No
 
 
 def count_weights(folder: Path) -> int:
-    """Count the weights in the safetensors files of ``folder``; only headers are read.
+    """Count the weights of the model in ``folder``; only headers of its files are read.
 
     Raises:
         ModelError: there is none, or one cannot be read.
     """
     count = 0
-    for file in folder.glob("*.safetensors"):
+    for file in weight_files(folder):
         try:
             with safe_open(file, "pt") as tensors:
                 shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118

@@ -25,6 +25,15 @@ def write_trained(
     (Path(folder) / f"{name}.json").write_text(text, encoding="utf-8")
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of the model in ``folder``, in the order of their names.
+
+    What is trained beside a model does not belong to it: it has a description of the same name.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    return [file for file in files if not file.with_suffix(".json").exists()]
+
+
 def read_trained(
     folder: str | Path,
     name: str,

@@ -36,13 +36,24 @@ from collab_llm.msg import (
     DragonRetrieval,
     GeneratedText,
     GenerationMetrics,
+    JupiterStages,
     LinkState,
     MotionState,
     NavigationAction,
     Observation,
 )
 from collab_llm.msg import Status as StatusMsg
+from collab_llm.msg import Timeline as TimelineMsg
 from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.dashboard.stages import (
+    NAME,
+    ROWS,
+    Stage,
+    Stages,
+    Timeline,
+    names,
+    timeline,
+)
 from collab_llm_nodes.dashboard.view import (
     Action,
     Answer,
@@ -190,6 +201,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
                 (Draft, "draft", self._on_draft, RESULT),
                 (GeneratedText, "generated_text", self._on_text, RESULT),
                 (DragonRetrieval, "dragon/retrieval", self._on_found, RESULT),
+                (JupiterStages, "jupiter_stages", self._on_stages, STATE),
                 (NavigationAction, "navigation_action", self._on_action, RESULT),
                 (LinkState, "link_state", self._on_link, STATE),
                 (MotionState, "motion_state", self._on_motion, STATE),
@@ -273,6 +285,21 @@ class Dashboard(ManagedNode[DashboardConfig]):
     def _on_found(self, msg: DragonRetrieval) -> None:
         pieces = zip(msg.names, msg.texts, msg.weights, strict=False)
         self._view.on_found(msg.session_id, msg.prompt, [Found(*piece) for piece in pieces])
+
+    @guarded
+    def _on_stages(self, msg: JupiterStages) -> None:
+        held = zip(msg.devices, msg.first_layers, msg.last_layers, msg.tensor_bytes, strict=False)
+        shown = Stages(
+            model=msg.model[:200],
+            stages=tuple(Stage(each[0][:NAME], *each[1:]) for each in [*held][:ROWS]),
+            missing=names(msg.missing),
+            losses=msg.losses,
+            lanes=msg.lanes,
+            lanes_in_use=msg.lanes_in_use,
+            planned=_timeline(msg.planned),
+            measured=_timeline(msg.measured),
+        )
+        self._view.on_stages(shown)
 
     @guarded
     def _on_action(self, msg: NavigationAction) -> None:
@@ -465,6 +492,10 @@ class Dashboard(ManagedNode[DashboardConfig]):
 
     def cancel(self) -> None:
         self.post(self._give_up)
+
+
+def _timeline(msg: TimelineMsg) -> Timeline:
+    return timeline(msg.rows, zip(msg.row, msg.number, msg.begin, msg.end, strict=False))
 
 
 def _figures(msg: GenerationMetrics) -> Figures:

@@ -17,6 +17,7 @@ from collab_llm_nodes.ros.protocol_server import ProtocolServer
 NODES = {
     "collective": "collab_llm_nodes.nodes.collective_server:CollectiveServer",
     "dragon": "collab_llm_nodes.nodes.dragon_server:DragonServer",
+    "jupiter": "collab_llm_nodes.nodes.jupiter_server:JupiterServer",
     "minions": "collab_llm_nodes.nodes.minions_server:MinionsServer",
 }
 """Node classes of protocols that offer more than the action, as ``module:Class``."""

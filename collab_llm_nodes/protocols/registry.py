@@ -15,6 +15,7 @@ PROTOCOLS: dict[str, str] = {  # name: module that holds its ENTRY; the first is
     "minion": "collab_llm_nodes.protocols.minions.minion_entry",
     "minions": "collab_llm_nodes.protocols.minions.entry",
     "dragon": "collab_llm_nodes.protocols.dragon.entry",
+    "jupiter": "collab_llm_nodes.protocols.jupiter.entry",
 }
 
 

@@ -19,6 +19,7 @@ from collab_llm_nodes.bench.jupiter import material, real
 from collab_llm_nodes.bench.jupiter.material import Questions
 from collab_llm_nodes.bench.link.proxy import LinkProxy
 from collab_llm_nodes.models.loading import ModelConfig, read_facts
+from collab_llm_nodes.protocols.jupiter.outline import OUTLINE_DIRECTIVE, POINT_DIRECTIVE
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig
 from collab_llm_nodes.protocols.jupiter.process import LocalWorker
 from collab_llm_nodes.protocols.jupiter.worker import start_worker
@@ -134,21 +135,18 @@ def test_a_worker_that_is_cut_off_is_found_and_nothing_changes() -> None:
 def test_points_are_read_as_the_chat_template_has_them(text_model: str) -> None:
     tokenizer = read_facts(ModelConfig(text_model)).tokenizer
     reader = Questions(tokenizer)
-    text = "1. first things\n2. the second\nno point\n10. ten"
+    text = "1. first things\n2. the second\n3. the last\nno point\n4. no more"
     for ended in (True, False):
         outline = tokenizer(text, add_special_tokens=False).input_ids
         outline += [tokenizer.eos_token_id] if ended else []
         found = reader.requests(outline)
         assert len(found) == 3
-        for number, ids in zip((1, 2, 10), found, strict=True):
+        for number, ids in zip((1, 2, 3), found, strict=True):
             whole = tokenizer.apply_chat_template(
                 [
                     {"role": "user", "content": "q"},
                     {"role": "assistant", "content": text},
-                    {
-                        "role": "user",
-                        "content": material.POINT_DIRECTIVE.format(number=number),
-                    },
+                    {"role": "user", "content": POINT_DIRECTIVE.format(number=number)},
                 ],
                 tokenize=False,
                 add_generation_prompt=True,
@@ -157,7 +155,7 @@ def test_points_are_read_as_the_chat_template_has_them(text_model: str) -> None:
             assert str(whole).endswith(str(said))
     plain, directed = reader.outlined(3)[1]
     assert len(directed) > len(plain)
-    assert material.OUTLINE_DIRECTIVE in tokenizer.decode(directed)
+    assert OUTLINE_DIRECTIVE in tokenizer.decode(directed)
 
 
 def test_the_last_worker_s_head_counts_as_layers() -> None:

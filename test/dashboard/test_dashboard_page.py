@@ -310,3 +310,27 @@ def test_the_robot_s_memory_is_asked_on_the_page(graph: Any, browser: Any) -> No
     assert EVIL in page.text("found")
     assert page.script("window.evil") is None
     assert "2 tokens: 1 by the cloud, 1 by the robot alone" in page.text("recall")
+
+
+@pytest.mark.ros
+@pytest.mark.slow
+def test_the_stages_of_a_model_appear_with_their_first_word(graph: Any, browser: Any) -> None:
+    from array import array
+
+    from collab_llm.msg import JupiterStages
+    from collab_llm.msg import Timeline as TimelineMsg
+    from collab_llm_nodes.nodes.dashboard import Dashboard
+    from collab_llm_nodes.ros.qos import STATE
+
+    node = start(graph, Dashboard, port=0, rate=10.0)
+    server = graph.node("jupiter_server")
+    stages = server.create_publisher(JupiterStages, "jupiter_stages", STATE)
+    page = Page(browser, node)
+    page.wait(lambda: page.text("link"), "the page")
+    assert not page.find("[data-id=stages]").is_displayed()
+    line = TimelineMsg(rows=[EVIL], row=array("H", [0]), number=array("I", [0]))
+    line.begin, line.end = array("d", [0.0]), array("d", [0.25])
+    stages.publish(JupiterStages(model=EVIL, missing=["rover"], measured=line))
+    page.wait(lambda: "missing: rover" in page.text("stages"), "who is missing")
+    assert "250.0 ms" in page.text("measured")
+    assert EVIL[:60] in page.text("measured"), "a name is cut, and is text"

@@ -23,8 +23,10 @@ from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError, Vocab
 from collab_llm_nodes.models import loading, prompt
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
+from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
+from collab_llm_nodes.models.trained import write_trained
 from collab_llm_nodes.models.vocabulary import check_same, vocabulary_hash, vocabulary_size
 
 # ---------------------------------------------------------------- loading
@@ -177,6 +179,19 @@ def test_too_little_memory_is_seen_before_loading(monkeypatch: pytest.MonkeyPatc
         load(ModelConfig(str(folder)))
     assert "int8" in caught.value.remedy
     load(ModelConfig(str(folder), dtype="bfloat16"))  # half the size fits
+
+
+def test_what_is_trained_beside_a_model_is_no_part_of_it(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder("llama"), folder)
+    weights, known = loading.count_weights(folder), checkpoint_fingerprint(folder)
+    for name in ("adapters", "medusa"):
+        write_trained(folder, name, {"weight": torch.ones(8, 8)}, {"hidden_size": 8})
+    assert loading.count_weights(folder) == weights
+    assert checkpoint_fingerprint(folder) == known
+    (folder / "medusa.json").unlink()
+    assert loading.count_weights(folder) == weights + 64, "nothing says what it is"
+    assert checkpoint_fingerprint(folder) != known
 
 
 def test_available_memory_is_plausible() -> None:

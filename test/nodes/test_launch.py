@@ -88,6 +88,7 @@ RECORD = """#!/bin/sh
 who={name}
 for argument in "$@"; do
     case "$argument" in __ns:=/?*) who="$(echo "${{argument#__ns:=/}}" | tr / .).{name}" ;; esac
+    case "$1 $argument" in jupiter-worker*:5056?) who="jupiter-worker.${{argument##*:}}" ;; esac
 done
 [ ! -e "{calls}/$who" ] || who="$who.again"
 echo "$ROS_AUTOMATIC_DISCOVERY_RANGE" > "{seen}/$who"
@@ -293,6 +294,88 @@ def test_another_protocol_is_served_with_a_file_of_ones_own(
     started = package.started(["protocol_server"], "protocol.launch.py", **asked)
     assert started["protocol_server"][0] == "echo"
     assert parameter_files(started["protocol_server"])[0] == own
+
+
+def test_a_model_over_workers_of_one_machine(package: Package) -> None:
+    workers = [f"jupiter-worker.{port}" for port in (50561, 50562, 50563)]
+    started = package.started([*workers, "protocol_server"], "jupiter.launch.py", workers="3")
+    for name in workers:
+        address = f"127.0.0.1:{name.rpartition('.')[2]}"
+        command = ["jupiter-worker", "--address", address, "--model", "text-target"]
+        assert started[name] == command
+    server = started["protocol_server"]
+    assert server[0] == "jupiter"
+    assert {"__node:=jupiter_server", "jupiter_server:=info"} <= set(server)
+    own, given = parameter_files(server)
+    assert own == package.prefix / "share/collab_llm/config/jupiter.yaml"
+    assert given.name.startswith("launch_params_")
+
+
+def test_a_model_over_workers_of_several_hosts(package: Package, tmp_path: Path) -> None:
+    """What the server is told is read while it runs: the launch removes the file."""
+    (config := tmp_path / "worker.yaml").write_text("{}")
+    (package.prefix / "lib/collab_llm/protocol_server").write_text(
+        RECORD.format(name="protocol_server", calls=package.calls, seen=package.seen).replace(
+            "*/collab_llm_*.yaml", "*/launch_params_*"
+        )
+    )
+    expected = ["jupiter-worker.50561", "lab.protocol_server"]
+    started = package.started(
+        expected,
+        "jupiter.launch.py",
+        workers="1",
+        hosts="laptop:50561, rover:50570",
+        devices="robot,laptop,rover",
+        profile="lab.json",
+        model="/models/qwen",
+        worker_config=str(config),
+        namespace="lab",
+    )
+    worker = started["jupiter-worker.50561"]
+    assert worker[3:] == ["--model", "/models/qwen", "--config", str(config)]
+    text = (package.seen / "lab.protocol_server.yaml").read_text()
+    ((_, content),) = yaml.safe_load(text.replace("!!python/tuple", "")).items()
+    told = content["ros__parameters"]
+    assert told["pipeline.workers"] == ["127.0.0.1:50561", "laptop:50561", "rover:50570"]
+    assert told["planning.devices"] == ["robot", "laptop", "rover"]
+    assert told["planning.profile"] == str(Path("lab.json").resolve())
+    assert told["model.path"] == "/models/qwen"
+    assert "planning.plan" not in told
+
+
+def test_a_worker_of_another_host(package: Package) -> None:
+    asked = {"address": "0.0.0.0:50569", "model": "/models/qwen", "cores": "0,1"}
+    asked["on_exit"] = "shutdown"
+    started = package.started(["jupiter-worker.50569"], "jupiter_worker.launch.py", **asked)
+    (call,) = started.values()
+    assert call[1:] == ["--address", "0.0.0.0:50569", "--model", "/models/qwen", "--cores", "0,1"]
+
+
+def test_a_worker_that_ended_is_started_again(package: Package) -> None:
+    """The server's end, which ends the launch, waits for the worker's second start."""
+    again = package.calls / "jupiter-worker.50561.again"
+    waits = f"#!/bin/sh\nwhile [ ! -e {again} ]; do sleep 0.05; done\n"
+    (package.prefix / "lib/collab_llm/protocol_server").write_text(waits)
+    package.launch("jupiter.launch.py", workers="1")
+    assert again.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "arguments", "told"),
+    [
+        ("jupiter.launch.py", {"workers": "0"}, "give the addresses of workers"),
+        ("jupiter.launch.py", {"workers": "two"}, "give two numbers"),
+        ("jupiter_worker.launch.py", {"config": "nowhere.yaml"}, "is no file"),
+        ("protocol.launch.py", {"parameters": "[1]"}, "is no mapping"),
+    ],
+)
+def test_arguments_that_cannot_be_are_told(
+    package: Package, file: str, arguments: dict[str, str], told: str
+) -> None:
+    done = package.launch(file, **arguments)
+    assert done.returncode != 0
+    assert told in done.stdout + done.stderr
+    assert not list(package.calls.iterdir())
 
 
 @pytest.mark.parametrize("question", ["", "what did you see?"])

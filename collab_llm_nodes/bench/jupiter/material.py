@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from collab_llm_nodes.models.loading import ModelConfig, no_progress_bar, read_facts
 from collab_llm_nodes.models.random_init import random_tokenizer
 from collab_llm_nodes.models.turns import Turn
-from collab_llm_nodes.protocols.jupiter.outline import OUTLINE_DIRECTIVE, POINT_DIRECTIVE
+from collab_llm_nodes.protocols.jupiter.outline import outline_question
+from collab_llm_nodes.protocols.jupiter.outline_prompts import OutlinePrompts, chat_text
 from collab_llm_nodes.training.text.samples import SUB_DOMAINS, make_sample
 
 Ids = Sequence[int]
-
-_MARK = "the-answer-before"
-_POINT = re.compile(r"^(\d+)\. \S", re.MULTILINE)
 
 
 def write_wide_model(folder: Path, context: int) -> Path:
@@ -74,35 +71,14 @@ class Questions:
                 random.Random(seed + number), SUB_DOMAINS[number % 3], "plain", held_out=True
             )
             *before, last, _ = sample.turns  # the last one is the answer
-            asked = Turn(last.role, f"{last.content}\n\n{OUTLINE_DIRECTIVE}")
+            asked = Turn(last.role, outline_question(last.content))
             found.append((self._ids([*before, last]), self._ids([*before, asked])))
         return found
 
     def requests(self, outline: Ids) -> list[list[int]]:
-        """Return what is read behind an outline, for each of its points."""
-        text = str(self.tokenizer.decode(list(outline), skip_special_tokens=True))
-        ended = bool(outline) and outline[-1] == self.tokenizer.eos_token_id
-        return [
-            self._behind(POINT_DIRECTIVE.format(number=number), ended)
-            for number in _POINT.findall(text)
-        ]
-
-    def _behind(self, content: str, ended: bool) -> list[int]:
-        """Return the ids of a user's turn behind an answer, up to where the next answer begins.
-
-        Args:
-            ended: the answer's tokens include its end.
-        """
-        text = self._text([Turn("user", "x"), Turn("assistant", _MARK), Turn("user", content)])
-        rest = text.partition(_MARK)[2]
-        if ended:
-            rest = rest.removeprefix(str(self.tokenizer.eos_token))
-        return list(self.tokenizer(rest, add_special_tokens=False).input_ids)
+        """Return what is read behind an outline, for each of its points; none for fewer than 3."""
+        return OutlinePrompts(self.tokenizer).requests(outline)
 
     def _ids(self, turns: Sequence[Turn]) -> list[int]:
-        return list(self.tokenizer(self._text(turns), add_special_tokens=False).input_ids)
-
-    def _text(self, turns: Sequence[Turn]) -> str:
-        chat = [{"role": turn.role, "content": turn.content} for turn in turns]
-        found = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        return str(found)
+        text = chat_text(self.tokenizer, turns)
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import wait
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
@@ -24,6 +25,7 @@ from collab_llm_nodes.protocols.jupiter.messages import (
     Load,
     Loaded,
     Pass,
+    PassTimes,
     Report,
     Result,
     Step,
@@ -35,6 +37,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+LAST_PASSES = 128
+"""Passes whose times a chain keeps."""
+CHECK_S = 0.1
+"""Period at which those who wait are asked whether they still want to."""
 _SLACK_S = 5.0  # for the background thread of a busy machine
 
 
@@ -72,22 +78,51 @@ class WorkerLost(Unavailable):
         self.device = device
 
 
-def in_background(job: Coroutine[Any, Any, T], seconds: float) -> T:
+def go_on() -> None:
+    """Give up nothing."""
+
+
+def wait_until(attempt: Callable[[float], bool], due: float, check: Callable[[], None]) -> bool:
+    """Return True as soon as ``attempt``, which waits for so many seconds, does; False when due.
+
+    Args:
+        check: is called between attempts; what it raises ends the wait.
+    """
+    while True:
+        left = max(0.0, due - time.monotonic())
+        if attempt(min(left, CHECK_S)):
+            return True
+        if not left:
+            return False
+        check()
+
+
+def in_background(
+    job: Coroutine[Any, Any, T], seconds: float, check: Callable[[], None] = go_on
+) -> T:
     """Return the result of ``job``, which keeps to ``seconds`` itself, from the background thread.
+
+    Args:
+        check: is called now and then; what it raises ends the job.
 
     Raises:
         DeadlineExceeded: this machine is too busy to run that thread.
     """
     running = asyncio.run_coroutine_threadsafe(job, background_loop())
+
+    def done(timeout: float) -> bool:
+        return bool(wait([running], timeout).done)
+
     try:
-        return running.result(max(0.0, seconds) + _SLACK_S)
-    except FutureTimeout:
+        if wait_until(done, time.monotonic() + max(0.0, seconds) + _SLACK_S, check):
+            return running.result()
+    except BaseException:
         running.cancel()
-        raise DeadlineExceeded(
-            "this machine is too busy to speak to the workers",
-            field="workers",
-            remedy="try again",
-        ) from None
+        raise
+    running.cancel()
+    raise DeadlineExceeded(
+        "this machine is too busy to speak to the workers", field="workers", remedy="try again"
+    )
 
 
 Done = Callable[[Result | CollabError], None]
@@ -104,6 +139,7 @@ class Chain:
         states: form of hidden states between workers, one of ``messages.STATES``.
         path: their way, one of ``messages.PATHS``.
         due: ``time.monotonic()`` by which all layers must be loaded.
+        check: is called now and then until they are; what it raises ends that.
 
     Attributes:
         parts: as given.
@@ -127,6 +163,7 @@ class Chain:
         states: str,
         path: str,
         due: float,
+        check: Callable[[], None] = go_on,
     ) -> None:
         self.parts = tuple(parts)
         self.info = info
@@ -140,12 +177,18 @@ class Chain:
         self._waiting: dict[int, Done] = {}
         self._next_number = 0
         self._ready: asyncio.Future[None] | None = None
+        self._times: deque[PassTimes] = deque(maxlen=LAST_PASSES)
         self._missing = 0  # answers until the present stage of the arrangement is done
         try:
-            in_background(self._arrange(due), due - time.monotonic())
+            in_background(self._arrange(due), due - time.monotonic(), check)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def passes(self) -> list[PassTimes]:
+        """Times of the last passes, in the order in which they ended."""
+        return list(self._times.copy())
 
     def submit(self, steps: Sequence[Step], done: Done) -> None:
         """Start a pass; ``done`` gets its result or error, in the background thread."""
@@ -233,6 +276,7 @@ class Chain:
             if not self._missing and self._ready is not None and not self._ready.done():
                 self._ready.set_result(None)
         elif isinstance(report, Result):
+            self._times.append((report.number, report.spans))
             done = self._waiting.pop(report.number, None)
             if done is not None:
                 done(report)

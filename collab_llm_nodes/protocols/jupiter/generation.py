@@ -5,20 +5,26 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import CollabError, InvalidInput
 from collab_llm_nodes.protocols.base import Control
-from collab_llm_nodes.protocols.jupiter.chain import Chain, WorkerLost
+from collab_llm_nodes.protocols.jupiter.chain import CHECK_S, Chain, WorkerLost
 from collab_llm_nodes.protocols.jupiter.drafters import Drafter, MedusaChain
-from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer, Lengths, Trunk, whole
+from collab_llm_nodes.protocols.jupiter.lane import (
+    LaneAnswer,
+    Lengths,
+    Stop,
+    Trunk,
+    never,
+    whole,
+)
 from collab_llm_nodes.protocols.jupiter.messages import Result, Step
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline
 
 MOST_LOSSES = 16
 """Times that an answer goes on elsewhere."""
-_CHECK_S = 0.1  # between two looks at the caller's wish to go on
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,7 @@ class Asked:
         lengths: divides a prompt into the sub-sequences of the pipeline.
         groups: point requests are decoded in so many passes at a time, each with its share of the
             lanes; 0: as many as there are stages, 1: all lanes in one pass.
+        stop: tells of an answer's tokens that no more are wanted; it ends with the last of them.
     """
 
     max_tokens: int
@@ -36,6 +43,7 @@ class Asked:
     drafter: Drafter = field(default_factory=MedusaChain)
     lengths: Lengths = whole
     groups: int = 0
+    stop: Stop = never
 
 
 OnTokens = Callable[[Sequence[LaneAnswer]], None]
@@ -58,7 +66,7 @@ def answer(
         InvalidInput: the prompt does not fit.
         CollabError: the workers that are left cannot hold the model, or the time is over.
     """
-    with pipeline.lanes(1, control.due) as (lane,):
+    with pipeline.lanes(1, control.due, control.check) as (lane,):
         made = _lane(pipeline, lane, prompt, asked, control)
         _decode(pipeline, None, [[made]], asked, control, on_tokens)
     return made
@@ -81,7 +89,8 @@ def points(
         InvalidInput: a request does not fit.
         CollabError: as :func:`answer`.
     """
-    with pipeline.lanes(_lanes_for(pipeline, len(requests)), control.due) as (lane, *others):
+    count = _lanes_for(pipeline, len(requests))
+    with pipeline.lanes(count, control.due, control.check) as (lane, *others):
         trunk = Trunk(lane, prompt)
         return _points(pipeline, trunk, others, requests, asked, control, on_tokens)
 
@@ -95,6 +104,7 @@ def outlined(
     control: Control,
     *,
     most: int = 8,
+    budget: int | None = None,
     on_outline: OnTokens = lambda lanes: None,
     on_tokens: OnTokens = lambda lanes: None,
 ) -> tuple[LaneAnswer, list[LaneAnswer]]:
@@ -107,14 +117,19 @@ def outlined(
         requests: makes of the outline's tokens what is read behind it, for each point.
         asked: how points are decoded.
         most: points that are expected; more of them come in turns.
+        budget: tokens of all points together, shared out evenly; None: ``asked`` limits each.
 
     Raises:
         CollabError: as :func:`answer`.
     """
-    with pipeline.lanes(_lanes_for(pipeline, most), control.due) as (lane, *others):
+    count = _lanes_for(pipeline, most)
+    with pipeline.lanes(count, control.due, control.check) as (lane, *others):
         first = _lane(pipeline, lane, prompt, outline, control)
         _decode(pipeline, None, [[first]], outline, control, on_outline)
         wanted = requests(first.tokens)
+        if budget is not None and wanted:
+            share = max(1, budget // len(wanted))
+            asked = replace(asked, max_tokens=min(asked.max_tokens, share))
         trunk = Trunk.behind(first)
         return first, _points(pipeline, trunk, others, wanted, asked, control, on_tokens)
 
@@ -142,7 +157,7 @@ def _points(
             _lane(pipeline, lane, request, asked, control, trunk)
             for lane, request in zip(lanes, wave, strict=False)
         ]
-        chain = pipeline.chain(control.due)
+        chain = pipeline.chain(control.due, control.check)
         if found:  # the lanes held others before
             chain.submit([Step(lane.lane, close=True) for lane in made], lambda result: None)
         count = min(len(made), asked.groups or len(chain.parts))
@@ -161,7 +176,7 @@ def _lane(
     control: Control,
     trunk: Trunk | None = None,
 ) -> LaneAnswer:
-    info = pipeline.chain(control.due).info
+    info = pipeline.chain(control.due, control.check).info
     return LaneAnswer(
         lane,
         prompt,
@@ -171,6 +186,7 @@ def _lane(
         sampling=asked.sampling,
         drafter=asked.drafter,
         trunk=trunk,
+        stop=asked.stop,
     )
 
 
@@ -185,7 +201,7 @@ def _decode(
     """Decode all lanes to their ends; a chain that is lost is replaced, and its lanes fed again."""
     losses = 0
     while any(not lane.finished for group in groups for lane in group):
-        chain = pipeline.chain(control.due)
+        chain = pipeline.chain(control.due, control.check)
         try:
             _decode_on(chain, trunk, groups, asked, control, on_tokens)
         except WorkerLost:
@@ -254,6 +270,6 @@ def _next(
         control.check()
         left = control.due - time.monotonic()
         try:
-            return inbox.get(timeout=max(0.0, min(_CHECK_S, left)))
+            return inbox.get(timeout=max(0.0, min(CHECK_S, left)))
         except queue.Empty:
             continue

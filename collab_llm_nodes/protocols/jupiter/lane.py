@@ -24,6 +24,14 @@ def whole(tokens: int) -> Sequence[int]:
     return (tokens,)
 
 
+Stop = Callable[[Sequence[int]], bool]
+
+
+def never(tokens: Sequence[int]) -> bool:
+    """Stop nothing."""
+    return False
+
+
 class Trunk:
     """A prompt that several lanes share; its keys and values are held once.
 
@@ -42,7 +50,7 @@ class Trunk:
     def behind(cls, answer: LaneAnswer) -> Trunk:
         """Return a trunk that goes on in the lane of ``answer``: its prompt and all its tokens."""
         trunk = cls(answer.lane, answer.known)
-        trunk.held = answer.held
+        trunk.held = answer.firm
         return trunk
 
     def steps(self, lengths: Lengths = whole) -> list[Step]:
@@ -71,6 +79,7 @@ class LaneAnswer:
         eos: end tokens.
         context: tokens that the model reads; the answer ends there, too.
         trunk: the lane begins with what this one holds.
+        stop: tells of the tokens so far that no more are wanted.
 
     Attributes:
         tokens: the answer so far.
@@ -95,6 +104,7 @@ class LaneAnswer:
         sampling: SamplingConfig | None = None,
         drafter: Drafter | None = None,
         trunk: Trunk | None = None,
+        stop: Stop = never,
     ) -> None:
         self.lane = lane
         self._prompt = (*(trunk.ids if trunk is not None else ()), *prompt)
@@ -117,9 +127,11 @@ class LaneAnswer:
         self._sampling = sampling or SamplingConfig()
         self._drafter = drafter or NoDrafter()
         self._trunk = trunk
+        self._stop = stop
         self._guesses: tuple[int, ...] = ()
         self._draft = Draft()
         self._retain: int | None = None
+        self._grown = 0  # of the tokens held, those that are nodes of the last step's tree
         self._fork_of: int | None = None
         self.restart()
 
@@ -128,9 +140,14 @@ class LaneAnswer:
         """Prompt and answer so far."""
         return (*self._prompt, *self.tokens)
 
+    @property
+    def firm(self) -> int:
+        """Tokens that the caches hold in a row: those in the nodes of a tree do not count."""
+        return min(self.held - self._grown, len(self.known))
+
     def restart(self) -> None:
         """Note that the stages have lost the lane; the answer stays as it is."""
-        self.held = len(self._trunk.ids) if self._trunk is not None else 0
+        self.held, self._grown = len(self._trunk.ids) if self._trunk is not None else 0, 0
         self._fork_of = self._trunk.lane if self._trunk is not None else None
         self._retain = None
 
@@ -180,19 +197,23 @@ class LaneAnswer:
             raise ProtocolError("a verdict on another draft", field="path", remedy="update all")
         start = self.held - 1  # of the newest token, which is the tree's first node
         self._retain = start + (path[-1] if path else 0) if draft.parents else None
+        self._grown = 1 + len(path) if draft.parents else 0
         self.held += len(path)
         stand = [draft.tokens[row - 1] for row in path]
         if outcome.next >= 0:
             stand.append(outcome.next)
         elif not stand or stand[-1] not in self._eos:
             raise ProtocolError("a verdict without a token", field="next", remedy="update all")
-        room = self._max_tokens - len(self.tokens)
-        self.tokens += stand[:room]
-        self.accepted += [i < len(path) for i in range(len(stand))][:room]
         self._guesses = outcome.guesses
         self.passes += 1
         self.drafted += len(draft.tokens)
-        self.finished = self.tokens[-1] in self._eos or len(self.tokens) >= self._max_tokens
+        for i, token in enumerate(stand):
+            self.tokens.append(token)
+            self.accepted.append(i < len(path))
+            full = len(self.tokens) >= self._max_tokens
+            self.finished = full or token in self._eos or self._stop(self.tokens)
+            if self.finished:
+                break
 
 
 def feed(step: Step, lengths: Lengths) -> list[Step]:

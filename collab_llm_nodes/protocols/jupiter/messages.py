@@ -68,6 +68,10 @@ class Span:
     end: float
 
 
+PassTimes: TypeAlias = tuple[int, tuple[Span, ...]]
+"""Number of a pass, and the time of each worker by that worker's own clock."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """Finding of the last stage about a step.

@@ -15,11 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import (
     Busy,
+    Cancelled,
     CollabError,
     ConfigError,
     DeadlineExceeded,
@@ -32,7 +33,9 @@ from collab_llm_nodes.protocols.jupiter.chain import (
     Layers,
     Part,
     WorkerLost,
+    go_on,
     in_background,
+    wait_until,
 )
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, describe
 from collab_llm_nodes.protocols.jupiter.messages import PATHS, STATES, Step, WorkerInfo
@@ -40,6 +43,8 @@ from collab_llm_nodes.protocols.jupiter.messages import PATHS, STATES, Step, Wor
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.1  # before workers of which none has answered are asked again
+_ASKED_S = 2.0  # for a missing worker to answer: it will be asked again
+_END_S = 5.0  # for the thread of the upkeep
 
 Workers = Callable[[], Sequence[str]]
 """Names the addresses of the workers, as they are now."""
@@ -77,6 +82,14 @@ class PipelineConfig:
         120.0,
         "Time for workers to answer and to load their layers [s].",
         low=0.1,
+        high=3600.0,
+        read_only=True,
+    )
+    upkeep_s: float = setting(
+        1.0,
+        "While no request is under way, look this often for workers that have come back, or that"
+        " were lost [s]; 0: never.",
+        low=0.0,
         high=3600.0,
         read_only=True,
     )
@@ -124,8 +137,11 @@ def fixed_parts(parts: Sequence[Part], otherwise: Plan = equal_parts) -> Plan:
 class Pipeline:
     """See the module docstring. Usable from any thread.
 
+    When a worker is lost, the next pass goes through a chain of the others. When a worker comes
+    back, the chain is arranged anew with it as soon as no request is under way.
+
     Args:
-        plan: who holds which layers; asked again when a worker is lost.
+        plan: who holds which layers; asked again when a worker is lost or comes back.
         workers: their addresses, where they change; None: those of ``config``.
 
     Attributes:
@@ -148,8 +164,16 @@ class Pipeline:
         self._arranging = threading.Lock()
         self._chain: Chain | None = None
         self._lost: set[str] = set()
+        self._here: set[str] = set()  # those that answered at the last arrangement
+        self._info: WorkerInfo | None = None
+        self._wanted = False  # somebody has asked for a chain
+        self._refused: CollabError | None = None  # by it: asking the same workers again is no use
         self._free = set(range(config.lanes))
         self._freed = threading.Condition()
+        self._closed = threading.Event()
+        self._upkeep = threading.Thread(target=self._keep_up, name="jupiter-upkeep", daemon=True)
+        if config.upkeep_s:
+            self._upkeep.start()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -157,8 +181,12 @@ class Pipeline:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def chain(self, due: float) -> Chain:
+    def chain(self, due: float, check: Callable[[], None] = go_on) -> Chain:
         """Return the chain in use; without one, or after a loss, arrange it.
+
+        Args:
+            due: ``time.monotonic()`` by which it must be there.
+            check: is called while this waits; what it raises ends the wait.
 
         Raises:
             Unavailable: no worker answers.
@@ -166,41 +194,95 @@ class Pipeline:
             CollabError: the workers that are left cannot do it, or do not belong together.
         """
         due = min(due, time.monotonic() + self.config.arrange_s)
-        if not self._arranging.acquire(timeout=max(0.0, due - time.monotonic())):
+        if not wait_until(lambda s: self._arranging.acquire(timeout=s), due, check):
             raise _too_late()
+
+        def still_wanted() -> None:
+            check()
+            self._check_open()
+
         try:
+            self._check_open()
             if self._chain is None or self._chain.failed is not None:
-                self._chain = self._arrange(self._chain, due)
+                self._wanted, self._refused = True, None
+                self._chain = self._arrange(self._chain, due, still_wanted)
+                self._info = self._chain.info
             return self._chain
+        except (Unavailable, DeadlineExceeded, Cancelled):
+            raise
+        except CollabError as error:
+            self._refused = error
+            raise
         finally:
             self._arranging.release()
 
-    def rearrange(self) -> None:
-        """Give lost workers another chance: the next request arranges a chain of all."""
+    @property
+    def current(self) -> Chain | None:
+        """The chain in use, which may have failed; None while there is none."""
+        return self._chain
+
+    @property
+    def missing(self) -> list[str]:
+        """Addresses of workers that did not answer when a chain was last arranged, or are lost."""
+        return [worker for worker in self._workers() if worker not in self._present()]
+
+    @property
+    def lanes_in_use(self) -> int:
+        """Lanes that requests hold."""
+        return self.config.lanes - len(self._free)
+
+    def renew(self) -> None:
+        """Arrange a chain anew if a worker has come back or was lost, and no request is under way.
+
+        Raises:
+            CollabError: as :meth:`chain`.
+        """
+        chain = self._chain
+        if not self._wanted:
+            return
+        sound = chain is not None and chain.failed is None
+        present = self._present()
+        answering = self._answering(self.missing if sound else self._workers())
+        back = answering - present
+        if not answering or (self._refused is not None and not back):
+            return
         with self._arranging:
-            self._lost.clear()
-            if self._chain is not None:
-                self._chain.close()
-                self._chain = None
+            self._lost.difference_update(back)
+            with self._freed:
+                if len(self._free) < self.config.lanes:
+                    return
+                if sound and self._chain is chain:  # else somebody has arranged one meanwhile
+                    self._chain = None
+            if sound and chain is not None and self._chain is None:
+                chain.close()
+        self.chain(time.monotonic() + self.config.arrange_s)
 
     def close(self) -> None:
         """Let the workers go."""
+        self._closed.set()
         with self._arranging:
             if self._chain is not None:
                 self._chain.close()
                 self._chain = None
+        if self._upkeep.is_alive():
+            self._upkeep.join(_END_S)
 
     @contextmanager
-    def lanes(self, count: int, due: float) -> Iterator[list[int]]:
+    def lanes(
+        self, count: int, due: float, check: Callable[[], None] = go_on
+    ) -> Iterator[list[int]]:
         """Hold ``count`` lanes; see :meth:`take_lanes`."""
-        held = self.take_lanes(count, due)
+        held = self.take_lanes(count, due, check)
         try:
             yield held
         finally:
             self.give_back(held)
 
-    def take_lanes(self, count: int, due: float) -> list[int]:
+    def take_lanes(self, count: int, due: float, check: Callable[[], None] = go_on) -> list[int]:
         """Return ``count`` lanes for :meth:`give_back`; waits until other requests give theirs.
+
+        Args:
+            check: is called while this waits; what it raises ends the wait.
 
         Raises:
             InvalidInput: there are not so many.
@@ -213,8 +295,11 @@ class Pipeline:
                 remedy="ask for fewer, or raise lanes",
             )
         with self._freed:
-            left = min(due - time.monotonic(), threading.TIMEOUT_MAX)
-            if not self._freed.wait_for(lambda: len(self._free) >= count, max(0.0, left)):
+
+            def enough(seconds: float) -> bool:
+                return self._freed.wait_for(lambda: len(self._free) >= count, seconds)
+
+            if not wait_until(enough, due, check):
                 raise Busy(
                     "all lanes are in use", field="lanes", remedy="try again later, or raise lanes"
                 )
@@ -232,12 +317,43 @@ class Pipeline:
             self._free.update(lanes)
             self._freed.notify_all()
 
-    def _arrange(self, old: Chain | None, due: float) -> Chain:
+    def _keep_up(self) -> None:
+        told = ""
+        while not self._closed.wait(self.config.upkeep_s):
+            try:
+                self.renew()
+            except CollabError as error:
+                if str(error) != told and not self._closed.is_set():
+                    told = str(error)
+                    log.warning("the workers are not arranged: %s", told)
+
+    def _present(self) -> set[str]:
+        """Return the workers that answered at the last arrangement and were not lost since."""
+        failed = self._chain.failed if self._chain is not None else None
+        return self._here - ({failed.device} if isinstance(failed, WorkerLost) else set())
+
+    def _answering(self, workers: Sequence[str]) -> set[str]:
+        """Return those of ``workers`` that answer now and hold the model of the last chain."""
+        if not workers:
+            return set()
+        link = replace(self.config.link, connect_s=min(self.config.link.connect_s, _ASKED_S))
+        answers = in_background(_describe(link, workers), 2 * link.connect_s, self._check_open)
+        found = {w: a for w, a in zip(workers, answers, strict=True) if isinstance(a, WorkerInfo)}
+        if self._info is None:
+            return set(found)
+        same = (self._info.version, self._info.weights)
+        return {w for w, info in found.items() if (info.version, info.weights) == same}
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise Unavailable("the pipeline is closed", field="workers", remedy="open another")
+
+    def _arrange(self, old: Chain | None, due: float, check: Callable[[], None]) -> Chain:
         lost = old.failed if old is not None else None
         if isinstance(lost, WorkerLost):
             self._lost.add(lost.device)
         while True:
-            infos = self._ask_all(due)
+            infos = self._ask_all(due, check)
             info = _one_model(infos)
             try:
                 parts = self._plan(list(infos), info)
@@ -251,6 +367,7 @@ class Pipeline:
                     states=self.config.states,
                     path=self.config.path,
                     due=due,
+                    check=check,
                 )
             except WorkerLost as error:
                 log.warning("%s", error)
@@ -262,12 +379,14 @@ class Pipeline:
                 log.warning("%s; %d workers go on", lost, len(chain.parts))
             return chain
 
-    def _ask_all(self, due: float) -> dict[str, WorkerInfo]:
+    def _ask_all(self, due: float, check: Callable[[], None]) -> dict[str, WorkerInfo]:
         """Return what the workers say that are there, one at least."""
         while True:
+            check()
             here = [worker for worker in self._workers() if worker not in self._lost]
             # Each is given the time to connect, and as much to answer.
-            answers = in_background(self._describe(here), 2 * self.config.link.connect_s)
+            link = self.config.link
+            answers = in_background(_describe(link, here), 2 * link.connect_s, check)
             found: dict[str, WorkerInfo] = {}
             for worker, answer in zip(here, answers, strict=True):
                 if isinstance(answer, WorkerInfo):
@@ -276,6 +395,7 @@ class Pipeline:
                     self._lost.add(worker)
                 else:
                     raise answer
+            self._here = set(found)
             if found:
                 return found
             self._lost.clear()  # nobody is there: perhaps it is we who were away
@@ -288,14 +408,15 @@ class Pipeline:
                 )
             time.sleep(_PAUSE_S)
 
-    async def _describe(self, workers: Sequence[str]) -> list[WorkerInfo | CollabError]:
-        async def ask(worker: str) -> WorkerInfo | CollabError:
-            try:
-                return await describe(self.config.link, worker)
-            except CollabError as error:
-                return error
 
-        return list(await asyncio.gather(*map(ask, workers)))
+async def _describe(link: LinkConfig, workers: Sequence[str]) -> list[WorkerInfo | CollabError]:
+    async def ask(worker: str) -> WorkerInfo | CollabError:
+        try:
+            return await describe(link, worker)
+        except CollabError as error:
+            return error
+
+    return list(await asyncio.gather(*map(ask, workers)))
 
 
 def _one_model(infos: dict[str, WorkerInfo]) -> WorkerInfo:

@@ -195,20 +195,24 @@ class JupiterPlan:
 
 
 def plan(
-    profile: Profile, config: PlannerConfig | None = None, devices: Sequence[str] | None = None
+    profile: Profile,
+    config: PlannerConfig | None = None,
+    devices: Sequence[str] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> JupiterPlan:
     """Return the plan for the model of ``profile``.
 
     Args:
         config: the requests to plan for.
         devices: names of those that may be used; None: all of the profile.
+        check: is called now and then; what it raises ends the search.
 
     Raises:
         ConfigError: a device is not in the profile.
         ModelError: the model does not fit into their memory.
     """
     config = config or PlannerConfig()
-    search = _search(profile, config, devices)
+    search = _search(profile, config, devices, check)
     chosen = search.best(search.total_s)
     for_prefill, for_decode = search.best(search.prefill_s), search.best(search.decode_s)
     for better in (for_prefill, for_decode):  # each search is local; take what another has found
@@ -216,7 +220,7 @@ def plan(
     for_prefill = min(for_prefill, for_decode, chosen, key=search.prefill_s)
     for_decode = min(for_prefill, for_decode, chosen, key=search.decode_s)
     estimate = Estimate(profile, chosen)
-    parts, prefill_s = _all_lengths(profile.model, estimate, search.least, search.most)
+    parts, prefill_s = _all_lengths(profile.model, estimate, search.least, search.most, check)
     prompt = min(config.prompt_tokens, profile.model.context)
     lengths = np.array(parts[prompt - 1])
     h = estimate.slowest(lengths, lengths.cumsum() - lengths)
@@ -252,13 +256,18 @@ def stages_for(
     return search.best(search.total_s)
 
 
-def _search(profile: Profile, config: PlannerConfig, devices: Sequence[str] | None) -> _Search:
+def _search(
+    profile: Profile,
+    config: PlannerConfig,
+    devices: Sequence[str] | None,
+    check: Callable[[], None] = lambda: None,
+) -> _Search:
     names = [d.name for d in profile.devices] if devices is None else devices
-    return _Search(Profile(profile.model, tuple(profile.device(n) for n in names)), config)
+    return _Search(Profile(profile.model, tuple(profile.device(n) for n in names)), config, check)
 
 
 def _all_lengths(
-    model: ModelFacts, estimate: Estimate, least: int, most: int
+    model: ModelFacts, estimate: Estimate, least: int, most: int, check: Callable[[], None]
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[float, ...]]:
     """Return the sub-sequences of prompts of 1 to ``context`` tokens, and their times.
 
@@ -269,6 +278,7 @@ def _all_lengths(
     best = np.full(model.context, np.inf)
     parts: list[tuple[int, ...]] = [()] * model.context
     for k in range(1, most + 1):
+        check()
         places = np.flatnonzero(np.isfinite(table.worst[:, k]))
         if not len(places):
             break
@@ -329,6 +339,7 @@ class _Search:
 
     profile: Profile
     config: PlannerConfig
+    check: Callable[[], None] = lambda: None
     _times: dict[Placements, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -386,6 +397,7 @@ class _Search:
         for start in sorted(self._starts, key=objective)[:_STARTS]:
             here: Placements | None = start
             while here is not None:
+                self.check()
                 ends.append(here)
                 value = objective(here)
                 here = next((p for p in self._neighbours(here) if objective(p) < value), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,14 @@ from jupiter_profiles import profile
 from PIL import Image
 
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.protocols.jupiter.gantt import describe, draw_plan, spans_of
+from collab_llm_nodes.protocols.jupiter.gantt import (
+    describe,
+    draw_plan,
+    measured_lanes,
+    plan_picture,
+    spans_of,
+)
+from collab_llm_nodes.protocols.jupiter.messages import Span
 from collab_llm_nodes.protocols.jupiter.planner import PlannerConfig, plan
 
 
@@ -39,3 +47,28 @@ def test_the_spans_are_of_the_predicted_run(tmp_path: Path) -> None:
         assert len(picture.convert("RGB").getcolors(1 << 20) or ()) > 5, "bars in several colours"
     with pytest.raises(InvalidInput):
         spans_of(made, stored, 65)
+
+
+def test_passes_are_drawn_as_if_all_workers_had_one_clock() -> None:
+    """The second worker's clock is 1000 s ahead; its shortest way there takes no time."""
+    passes = [
+        (7, (Span(50.0, 51.0), Span(1051.25, 1052.25))),
+        (8, (Span(51.0, 52.0), Span(1052.5, 1053.5))),
+    ]
+    first, second = measured_lanes(["a 0-1", "b 2-3"], passes)
+    assert first == ("a 0-1", [(7, 0.0, 1.0), (8, 1.0, 2.0)])
+    assert second == ("b 2-3", [(7, 1.0, 2.0), (8, 2.25, 3.25)])
+    assert measured_lanes(["a", "b"], [(0, (Span(0.0, 1.0),))]) == [], "of another chain"
+    assert measured_lanes(["a"], []) == []
+
+
+def test_what_was_measured_is_drawn_below_what_was_planned() -> None:
+    stored = profile(1.0, 1.0)
+    made = plan(stored, PlannerConfig(prompt_tokens=64, answer_tokens=0))
+    measured = measured_lanes(["a", "b"], [(0, (Span(0.0, 1.0), Span(1.0, 2.0)))])
+    heights = []
+    for drawn in (plan_picture(made, stored, 64), plan_picture(made, stored, 64, measured)):
+        with Image.open(io.BytesIO(drawn)) as picture:
+            assert picture.format == "PNG"
+            heights.append(picture.height)
+    assert heights[1] > heights[0]

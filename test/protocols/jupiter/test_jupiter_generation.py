@@ -264,3 +264,21 @@ def test_points_go_on_from_the_outline_that_was_decoded() -> None:
         assert len(found) == 5
         _, none = outlined(made, ids, Asked(4), lambda outline: [], asked, control())
         assert none == []
+
+
+@pytest.mark.parametrize("drafter", ["medusa", "medusa_tree"])
+@pytest.mark.parametrize("cut", [7, 24])
+def test_points_go_on_from_an_outline_that_was_drafted_and_cut(drafter: str, cut: int) -> None:
+    """Nodes of a tree, and tokens beyond the cut, are not in the cache that points share."""
+    ids, requests = prompt(30) * 2, [prompt(3, 50), prompt(4, 51), prompt(2, 52)]
+    drafting = drafter_named(drafter)
+    with pipeline(2, lanes=4) as made:
+        first = Asked(TOKENS, drafter=drafting, stop=lambda tokens: len(tokens) == cut)
+        asked = Asked(TOKENS, drafter=drafting)
+        outline, found = outlined(
+            made, ids, first, lambda tokens: requests, asked, control(), budget=27
+        )
+    assert outline.tokens == alone(ids, cut)
+    assert sum(outline.accepted)
+    texts = [[*ids, *outline.tokens, *r] for r in requests]
+    assert [lane.tokens for lane in found] == [alone(text, 9) for text in texts]

@@ -18,6 +18,7 @@ from waiting import wait_for
 
 from collab_llm_nodes.bench.link.proxy import LinkProxy
 from collab_llm_nodes.errors import Busy, ConfigError, ModelError, Unavailable
+from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.jupiter import worker
 from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, points
@@ -50,6 +51,12 @@ def after(tokens: int, then: Callable[[], object]) -> Callable[[Sequence[LaneAns
     return on_tokens
 
 
+def used_by(made: Pipeline) -> set[str]:
+    """Return the workers of the chain in use."""
+    chain = made.current
+    return {part.device for part in chain.parts} if chain is not None else set()
+
+
 def config_of(addresses: Sequence[str], link: LinkConfig = WATCHFUL) -> PipelineConfig:
     return PipelineConfig(tuple(addresses), link)
 
@@ -66,6 +73,7 @@ def test_by_default_a_silent_worker_is_lost_within_a_second() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_processes_that_are_killed_or_stopped_are_replaced() -> None:
     ids = prompt(30)
     right = alone(ids, TOKENS)
@@ -82,12 +90,12 @@ def test_processes_that_are_killed_or_stopped_are_replaced() -> None:
                 assert loss.device == victim.address
                 assert begun < loss.found_at <= loss.arranged_at
             assert [part.device for part in made.chain(control().due).parts] == addresses[:1]
-            os.kill(stopped.process.pid, signal.SIGCONT)  # it lives again, and may take its part
-            made.rearrange()
+            assert made.missing == addresses[1:]
+            os.kill(stopped.process.pid, signal.SIGCONT)  # it lives again, and gets layers again
+            wait_for(lambda: used_by(made) == {addresses[0], stopped.address}, WAIT_S)
             assert answer(made, ids, Asked(TOKENS), control()).tokens == right
             assert [loss.device for loss in made.losses] == [killed.address, stopped.address]
-            now = {part.device for part in made.chain(control().due).parts}
-            assert now == {addresses[0], stopped.address}
+            assert made.missing == [killed.address]
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -152,6 +160,47 @@ def test_lanes_are_made_anew_with_the_prompt_that_they_share() -> None:
 def end(handle: object) -> None:
     """Stop a worker of this process, in another thread: the caller serves it."""
     threading.Thread(target=handle.stop).start()  # type: ignore[attr-defined]
+
+
+def test_a_worker_that_comes_back_is_used_when_no_request_is_under_way() -> None:
+    ids = prompt(30)
+    with workers(1) as (_, first), ExitStack() as stack:
+        late = f"127.0.0.1:{free_port()}"
+        config = replace(config_of([*first, late], PATIENT), upkeep_s=0.0)
+        made = stack.enter_context(Pipeline(config))
+        assert answer(made, ids, Asked(TOKENS), control()).tokens == alone(ids, TOKENS)
+        assert (used_by(made), made.missing) == ({*first}, [late])
+        made.renew()
+        assert used_by(made) == {*first}, "it is not there yet"
+        stack.enter_context(workers(1, address=late))
+        with made.lanes(1, control().due):
+            made.renew()
+            assert used_by(made) == {*first}, "a request is under way"
+        made.renew()
+        assert (used_by(made), made.missing) == ({*first, late}, [])
+        assert answer(made, ids, Asked(TOKENS), control()).tokens == alone(ids, TOKENS)
+
+
+def test_a_worker_that_comes_back_with_other_weights_is_not_used() -> None:
+    with workers(1) as (_, first), ExitStack() as stack:
+        late = f"127.0.0.1:{free_port()}"
+        config = replace(config_of([*first, late], PATIENT), upkeep_s=0.0)
+        made = stack.enter_context(Pipeline(config))
+        made.chain(control().due)
+        other = replace(settings().model, path=str(folder(1)))
+        stack.enter_context(workers(1, address=late, model=other))
+        made.renew()
+        assert (used_by(made), made.missing) == ({*first}, [late])
+
+
+def test_nobody_is_looked_for_before_somebody_asks() -> None:
+    with Pipeline(replace(config_of(["127.0.0.1:9"]), upkeep_s=0.0)) as made:
+        made.renew()
+        with pytest.raises(Unavailable):
+            made.chain(time.monotonic())
+        made.renew()
+        assert made.current is None
+        assert made.missing == ["127.0.0.1:9"]
 
 
 def test_a_plan_that_finds_no_room_is_told() -> None:

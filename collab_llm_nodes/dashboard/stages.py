@@ -1,0 +1,126 @@
+"""A model over several workers, as the page shows it: who holds what, and timelines. Pure.
+
+Numbers and names come from another node: they are bounded here, and escaped where they are drawn.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+ROWS = 32
+"""Machines of a timeline that are drawn, and stages that are listed."""
+SPANS = 1000
+"""Spans of a timeline that are drawn: the last ones."""
+NAME = 60
+"""Characters of a name."""
+
+_COLOURS = (
+    *("#1864ab", "#f08c00", "#2b8a3e", "#c92a2a", "#5f3dc4"),
+    *("#862e9c", "#0b7285", "#e67700", "#868e96", "#5c940d"),
+)
+_LEFT, _WIDTH, _HEIGHT = 190, 800, 24  # of the names, of the bars, of a row
+
+Span = tuple[int, int, float, float]
+"""Row, number of the piece of work, begin and end [s]."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Work of several machines; see ``msg/Timeline``."""
+
+    rows: tuple[str, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers ``first`` to ``last``, and the bytes of their weights, on one device."""
+
+    device: str
+    first: int
+    last: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The workers of one model; see ``msg/JupiterStages``."""
+
+    model: str = ""
+    stages: tuple[Stage, ...] = ()
+    missing: tuple[str, ...] = ()
+    losses: int = 0
+    lanes: int = 0
+    lanes_in_use: int = 0
+    planned: Timeline = field(default_factory=Timeline)
+    measured: Timeline = field(default_factory=Timeline)
+
+
+def names(given: Iterable[str]) -> tuple[str, ...]:
+    """Return the first names, each cut to what is shown of it."""
+    return tuple(name[:NAME] for name in [*given][:ROWS])
+
+
+def timeline(rows: Sequence[str], spans: Iterable[Span]) -> Timeline:
+    """Return a timeline of what can be drawn: the last spans, of known rows and finite times."""
+    shown = names(rows)
+    sound = [
+        span
+        for span in spans
+        if span[0] < len(shown) and 0.0 <= span[2] <= span[3] and math.isfinite(span[3])
+    ]
+    return Timeline(shown, tuple(sound[-SPANS:]))
+
+
+def timeline_svg(shown: Timeline) -> str:
+    """Return a bar for each span, in a row for each machine; empty without spans."""
+    if not shown.spans:
+        return ""
+    begin = min(span[2] for span in shown.spans)
+    length = max(max(span[3] for span in shown.spans) - begin, 1e-9)
+    bars = []
+    for row, number, start, end in shown.spans:
+        x = _LEFT + _WIDTH * (start - begin) / length
+        width = max(1.0, _WIDTH * (end - start) / length)
+        bars.append(
+            f'<rect x="{x:.1f}" y="{_HEIGHT * row + 3}" width="{width:.1f}" height="{_HEIGHT - 6}"'
+            f' fill="{_COLOURS[number % len(_COLOURS)]}"/>'
+        )
+    words = [
+        f'<text x="{_LEFT - 8}" y="{_HEIGHT * row + 17}" text-anchor="end">'
+        f"{html.escape(name)}</text>"
+        for row, name in enumerate(shown.rows)
+    ]
+    low = _HEIGHT * len(shown.rows)
+    words.append(f'<text x="{_LEFT}" y="{low + 16}">0</text>')
+    words.append(
+        f'<text x="{_LEFT + _WIDTH}" y="{low + 16}" text-anchor="end">{1e3 * length:.1f} ms</text>'
+    )
+    return (
+        f'<svg viewBox="0 0 {_LEFT + _WIDTH + 10} {low + 24}" class="timeline">'
+        f"{''.join(bars)}{''.join(words)}</svg>"
+    )
+
+
+def stages_html(shown: Stages) -> str:
+    """Return a table of the stages."""
+    rows = ["<tr><th>device</th><th>layers</th><th>weights</th></tr>"]
+    rows += [
+        f"<tr><td>{html.escape(stage.device)}</td><td>{stage.first} to {stage.last}</td>"
+        f"<td>{stage.bytes / 1e6:.1f} MB</td></tr>"
+        for stage in shown.stages
+    ]
+    return f'<table class="rounds">{"".join(rows)}</table>'
+
+
+def stages_text(shown: Stages) -> str:
+    """Return on one line how the workers are."""
+    told = f"{shown.model}: {shown.lanes_in_use} of {shown.lanes} lanes in use"
+    if shown.losses:
+        told += f", {shown.losses} workers lost so far"
+    if shown.missing:
+        told += f"; missing: {', '.join(shown.missing)}"
+    return told if shown.stages else f"{told}; no chain of workers stands"

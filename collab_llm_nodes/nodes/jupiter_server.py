@@ -1,0 +1,245 @@
+"""Jupiter (paper 004) as a node: one model over several workers answers.
+
+Hosts the action ``jupiter/generate`` and its blocking service ``jupiter_generate``; the service
+``jupiter_plan``, which plans without running anything; and the topic ``jupiter_stages``: who holds
+which layers, and the timeline of their last work. Started by ``protocol_server jupiter``.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rclpy.callback_groups import ReentrantCallbackGroup
+from rclpy.task import Future
+from sensor_msgs.msg import CompressedImage
+
+from collab_llm.msg import JupiterStages, Timeline
+from collab_llm.srv import JupiterPlan
+from collab_llm_nodes.config import setting
+from collab_llm_nodes.errors import Busy, Cancelled, CollabError, Inactive, InvalidInput
+from collab_llm_nodes.protocols.base import Control
+from collab_llm_nodes.protocols.jupiter.gantt import Lanes, describe, plan_picture, spans_of
+from collab_llm_nodes.protocols.jupiter.partition import Placement
+from collab_llm_nodes.protocols.jupiter.running import Jupiter
+from collab_llm_nodes.protocols.jupiter.settings import JupiterConfig
+from collab_llm_nodes.ros.clock import STEADY
+from collab_llm_nodes.ros.convert import of_a_request, status_of
+from collab_llm_nodes.ros.generation_host import MAX_DEADLINE_S, HostConfig
+from collab_llm_nodes.ros.health import Level, Status
+from collab_llm_nodes.ros.managed_node import guarded
+from collab_llm_nodes.ros.protocol_server import ProtocolServer
+from collab_llm_nodes.ros.qos import REQUESTS, STATE
+
+_STAGES_S = 1.0
+"""Period at which ``jupiter_stages`` is published if it has changed."""
+
+
+@dataclass(frozen=True)
+class JupiterServerConfig(JupiterConfig, HostConfig):
+    """Parameters of the node."""
+
+    deadline_s: float = setting(
+        120.0, "One answer, when the request names no deadline [s].", low=0.05, high=3600.0
+    )
+    max_waiting: int = setting(
+        16, "Answers in progress or waiting; more are refused as BUSY.", low=1, high=256
+    )
+
+
+class JupiterServer(ProtocolServer[JupiterServerConfig]):
+    """See the module docstring."""
+
+    def __init__(self, **node_arguments: Any) -> None:
+        super().__init__("jupiter", config_type=JupiterServerConfig, **node_arguments)
+        self._plan_under_way: Control | None = None
+        self._published: tuple[object, ...] = ()
+
+    @property
+    def jupiter(self) -> Jupiter:
+        """The running protocol."""
+        return cast(Jupiter, self.host.running)
+
+    def configure(self) -> None:
+        """Arrange the workers and offer the interfaces; waiting for workers blocks the transition.
+
+        Raises:
+            CollabError: as ``running.start``.
+        """
+        super().configure()
+        self._planning = ThreadPoolExecutor(1, "jupiter-plan")
+        self._plans = self.create_service(
+            JupiterPlan,
+            "jupiter_plan",
+            self._serve_plan,
+            qos_profile=REQUESTS,
+            callback_group=ReentrantCallbackGroup(),
+        )
+        self._stages = self.create_publisher(JupiterStages, "jupiter_stages", STATE)
+        self._telling = self.create_timer(_STAGES_S, self._tell_stages, clock=STEADY)
+        self._published = ()
+
+    def deactivate(self) -> None:
+        super().deactivate()
+        if self._plan_under_way is not None:
+            self._plan_under_way.cancel()
+
+    def cleanup(self) -> None:
+        service = self._plans
+
+        def release() -> None:
+            self.destroy_service(service)
+
+        self.destroy_timer(self._telling)
+        self.destroy_publisher(self._stages)
+        self._planning.shutdown(wait=True)  # it was cancelled
+        self.host.close(release)
+
+    def details(self, now: float) -> list[Status]:
+        """The last answers, and the workers."""
+        found = super().details(now)
+        missing = self.jupiter.pipeline.missing
+        told = f"missing: {', '.join(missing)}" if missing else "all are there"
+        return [*found, Status("workers", Level.WARN if missing else Level.OK, told)]
+
+    # Plans.
+
+    async def _serve_plan(
+        self, request: JupiterPlan.Request, response: JupiterPlan.Response
+    ) -> JupiterPlan.Response:
+        try:
+            control = self._admit_plan(request)
+        except CollabError as error:
+            self.warn_of("jupiter_plan", error)
+            response.status = status_of(error)
+            return response
+        made = Future()
+        self._plan_under_way = control
+        self._planning.submit(self._plan, request, control, made)
+        try:
+            await made
+        finally:
+            self._plan_under_way = None
+        found = made.result()
+        return found if isinstance(found, JupiterPlan.Response) else response
+
+    def _admit_plan(self, request: JupiterPlan.Request) -> Control:
+        """Return the deadline of a plan. Raises CollabError if it cannot be made now."""
+        if not self.active:
+            raise Inactive(f"{self.get_name()} is not active", remedy="activate it (lifecycle)")
+        if self._plan_under_way is not None:
+            raise Busy("another plan is being made", remedy="try again")
+        if not 0.0 <= request.deadline_s <= MAX_DEADLINE_S:
+            raise InvalidInput(
+                f"must be in 0..{MAX_DEADLINE_S:g} s",
+                field="deadline_s",
+                remedy="0 = the node's default",
+            )
+        return Control(time.monotonic() + (request.deadline_s or self.config.deadline_s))
+
+    def _plan(self, request: JupiterPlan.Request, control: Control, made: Future) -> None:
+        """Make a plan, in the thread of plans; it is answered in any case."""
+        response = JupiterPlan.Response()
+        try:
+            response = self._planned(request, control)
+        except Cancelled:
+            gone = Inactive(f"{self.get_name()} was deactivated", remedy="activate it")
+            response.status = status_of(gone)
+        except CollabError as error:
+            self.warn_of("jupiter_plan", error)
+            response.status = status_of(error)
+        except Exception as error:  # noqa: BLE001 - whatever happens must reach the caller
+            response.status = status_of(self.fault_of("jupiter_plan", error))
+        finally:
+            self.post(made.set_result, response)
+
+    def _planned(self, request: JupiterPlan.Request, control: Control) -> JupiterPlan.Response:
+        profile = self.jupiter.profile
+        with of_a_request():
+            found = self.jupiter.plan(
+                control,
+                prompt_tokens=request.prompt_tokens,
+                answer_tokens=request.answer_tokens,
+                lanes=request.lanes,
+                devices=request.devices,
+            )
+        plan, told = found.plan, found.plan.predicted
+        names, first, last = _stages_of(plan.placements)
+        response = JupiterPlan.Response(
+            devices=names,
+            first_layers=first,
+            last_layers=last,
+            memory_bytes=array("Q", plan.memory_bytes),
+            lengths=array("I", found.lengths),
+            prefill_s=told.prefill_s,
+            decode_s=told.decode_s,
+            prefill_loss=told.prefill_loss,
+            decode_loss=told.decode_loss,
+            paper_plan_s=told.paper_plan_s,
+            text=describe(plan),
+            timeline=_to_msg(spans_of(plan, profile, found.prompt_tokens)),
+        )
+        if request.draw:
+            control.check()
+            measured = self.jupiter.measured_timeline()
+            drawn = plan_picture(plan, profile, found.prompt_tokens, measured)
+            response.picture = CompressedImage(format="png", data=array("B", drawn))
+        return response
+
+    # Stages.
+
+    @guarded
+    def _tell_stages(self) -> None:
+        """Publish the stages and their timelines, if they are others than the last time."""
+        pipeline = self.jupiter.pipeline
+        chain = pipeline.current
+        sound = chain is not None and chain.failed is None
+        passes = chain.passes if chain is not None and sound else []
+        state = (
+            id(chain) if sound else 0,
+            passes[-1] if passes else None,
+            len(pipeline.losses),
+            tuple(pipeline.missing),
+            pipeline.lanes_in_use,
+        )
+        if state == self._published:
+            return
+        self._published = state
+        message = JupiterStages(
+            model=self.config.model.path,
+            missing=[self.config.device_of[worker] for worker in pipeline.missing],
+            losses=len(pipeline.losses),
+            lanes=self.config.pipeline.lanes,
+            lanes_in_use=pipeline.lanes_in_use,
+        )
+        message.header.stamp = self.get_clock().now().to_msg()
+        if chain is not None and sound:
+            names, first, last = _stages_of(
+                [Placement(self.config.device_of[p.device], p.first, p.last) for p in chain.parts]
+            )
+            message.devices, message.first_layers, message.last_layers = names, first, last
+            message.tensor_bytes = array("Q", chain.bytes)
+            message.planned = _to_msg(self.jupiter.planned_timeline())
+            message.measured = _to_msg(self.jupiter.measured_timeline())
+        self._stages.publish(message)
+
+
+def _stages_of(parts: Sequence[Placement]) -> tuple[list[str], array[int], array[int]]:
+    """Return names, first and last layers of stages, as messages have them."""
+    first, last = array("I", [p.first for p in parts]), array("I", [p.last - 1 for p in parts])
+    return [part.device for part in parts], first, last
+
+
+def _to_msg(lanes: Lanes) -> Timeline:
+    spans = [(row, *span) for row, (_, each) in enumerate(lanes) for span in each]
+    return Timeline(
+        rows=[name for name, _ in lanes],
+        row=array("H", [row for row, _, _, _ in spans]),
+        number=array("I", [number for _, number, _, _ in spans]),
+        begin=array("d", [begin for _, _, begin, _ in spans]),
+        end=array("d", [end for _, _, _, end in spans]),
+    )

@@ -1,0 +1,135 @@
+"""The plan that a server goes by: a stored one, one for the workers that are there, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from collab_llm_nodes.errors import ConfigError, ModelError
+from collab_llm_nodes.protocols.jupiter.chain import Layers
+from collab_llm_nodes.protocols.jupiter.estimate import Estimate
+from collab_llm_nodes.protocols.jupiter.gantt import Lanes, planned_lanes
+from collab_llm_nodes.protocols.jupiter.lane import whole
+from collab_llm_nodes.protocols.jupiter.messages import WorkerInfo
+from collab_llm_nodes.protocols.jupiter.partition import Placement
+from collab_llm_nodes.protocols.jupiter.pipeline import equal_parts
+from collab_llm_nodes.protocols.jupiter.planner import JupiterPlan, PlannerConfig, split, stages_for
+from collab_llm_nodes.protocols.jupiter.profile import ModelFacts, Profile, least_length
+
+_GRID = 32  # places at which a prompt may be cut
+_KEPT = 256  # lengths of prompts whose parts are remembered
+
+
+class Arrangement:
+    """Says which worker holds which layers, and into which parts prompts are divided.
+
+    Args:
+        device_of: names of devices in profile and plan, by the workers' addresses.
+        facts: of the model.
+        config: the requests to plan for.
+        profile: of the devices; without one all workers get as many layers.
+        stored: a plan that is used while all its devices are there.
+
+    Raises:
+        ConfigError: the profile or the plan does not know a device, or the plan is for fewer lanes.
+        ModelError: profile or plan are of another model.
+    """
+
+    def __init__(
+        self,
+        device_of: Mapping[str, str],
+        facts: ModelFacts,
+        config: PlannerConfig,
+        profile: Profile | None = None,
+        stored: JupiterPlan | None = None,
+    ) -> None:
+        self.profile = profile
+        self.stored = stored
+        self.config = config
+        self._device_of = dict(device_of)
+        self._context = facts.context
+        self._placements: tuple[Placement, ...] = ()
+        if profile is not None:
+            profile.check_model(facts)
+            for device in self._device_of.values():
+                profile.device(device)
+        if stored is not None:
+            self._check_stored(stored, facts)
+        self._divide = lru_cache(_KEPT)(self._parts_of)
+
+    def stages(self, addresses: Sequence[str], info: WorkerInfo) -> Sequence[Layers]:
+        """Return the stages on those workers; a :data:`pipeline.Plan`.
+
+        Raises:
+            ModelError: the model does not fit into their memory.
+        """
+        address_of = {self._device_of[address]: address for address in addresses}
+        if self.stored is not None and all(
+            part.device in address_of for part in self.stored.placements
+        ):
+            chosen = self.stored.placements
+        elif self.profile is not None:
+            chosen = stages_for(self.profile, self.config, list(address_of))
+        else:
+            self._placements = ()
+            return equal_parts(addresses, info)
+        self._placements = chosen
+        return [Layers(address_of[part.device], part.first, part.last) for part in chosen]
+
+    def timeline(self) -> Lanes:
+        """Return the predicted prefill of the typical prompt; none without a profile."""
+        placements = self._placements
+        if self.profile is None or not placements:
+            return []
+        return planned_lanes(
+            self.profile, placements, self.lengths(min(self.config.prompt_tokens, self._context))
+        )
+
+    def lengths(self, tokens: int) -> Sequence[int]:
+        """Return the sub-sequences of a prompt for the stages that were asked for last."""
+        placements = self._placements
+        stored = self.stored
+        if stored is not None and placements == stored.placements and tokens <= stored.context:
+            return stored.lengths(tokens)
+        if self.profile is None or len(placements) < 2:
+            return whole(tokens)
+        return self._divide(placements, tokens)
+
+    def _parts_of(self, placements: tuple[Placement, ...], tokens: int) -> Sequence[int]:
+        """Return the sub-sequences of the least predicted time, cut on a coarse grid."""
+        assert self.profile is not None
+        devices = [self.profile.device(part.device) for part in placements]
+        least = least_length(devices, self.config.utilisation)
+        if tokens < 2 * least:
+            return whole(tokens)
+        step = max(1, tokens // _GRID)
+        most = self.config.parts_per_device * len(devices)
+        rest = tokens % step
+        *parts, last = split(
+            Estimate(self.profile, placements), tokens - rest, most, least, step
+        ).lengths
+        return (*parts, last + rest)
+
+    def _check_stored(self, stored: JupiterPlan, facts: ModelFacts) -> None:
+        if stored.fingerprint != facts.fingerprint:
+            raise ModelError(
+                f"the plan is of model {stored.fingerprint[:12]}, this is {facts.fingerprint[:12]}",
+                field="planning.plan",
+                remedy="plan again",
+            )
+        names = set(self._device_of.values())
+        strange = [part.device for part in stored.placements if part.device not in names]
+        if strange:
+            raise ConfigError(
+                f"the plan has stages on {', '.join(strange)}, there are"
+                f" {', '.join(sorted(names))}",
+                field="planning.plan",
+                remedy="name the workers' devices in planning.devices, or plan again",
+            )
+        if stored.config.lanes < self.config.lanes:
+            raise ConfigError(
+                f"the plan keeps memory for {stored.config.lanes} lanes, the pipeline has"
+                f" {self.config.lanes}",
+                field="planning.plan",
+                remedy=f"plan with --lanes {self.config.lanes}, or lower pipeline.lanes",
+            )

@@ -1,0 +1,60 @@
+"""Prompts of an answer along an outline, as a model's chat template forms them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols.jupiter.outline import read_outline
+
+_MARK = "the-answer-before"
+
+
+class OutlinePrompts:
+    """Reads outlines in tokens, and forms what is read behind them.
+
+    Args:
+        tokenizer: of the model, with a chat template.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    def ended(self, tokens: Sequence[int]) -> bool:
+        """Return True if no further point of the outline in ``tokens`` will count."""
+        return read_outline(self._text(tokens)).ended
+
+    def requests(self, outline: Sequence[int]) -> list[list[int]]:
+        """Return the ids that are read behind an outline, for each of its points.
+
+        There are none if the outline has too few points.
+        """
+        read = read_outline(self._text(outline), complete=True)
+        if not read.usable:
+            return []
+        eos = self._tokenizer.eos_token_id
+        ended = bool(outline) and outline[-1] == eos
+        return [self._behind(point.request, ended) for point in read.points]
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def _behind(self, content: str, ended: bool) -> list[int]:
+        """Return the ids of a user's turn behind an answer, up to where the next answer begins.
+
+        Args:
+            ended: the answer's tokens include its end.
+        """
+        turns = [Turn("user", "x"), Turn("assistant", _MARK), Turn("user", content)]
+        rest = chat_text(self._tokenizer, turns).partition(_MARK)[2]
+        if ended:
+            rest = rest.removeprefix(str(self._tokenizer.eos_token))
+        return list(self._tokenizer(rest, add_special_tokens=False).input_ids)
+
+
+def chat_text(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn]) -> str:
+    """Return a chat in the model's form, up to where its answer begins."""
+    chat = [{"role": turn.role, "content": turn.content} for turn in turns]
+    return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))

@@ -1,0 +1,123 @@
+"""Everything that Jupiter can be told where it is served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.prompt import PromptLimits
+from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS
+from collab_llm_nodes.protocols.jupiter.pipeline import PipelineConfig
+from collab_llm_nodes.protocols.jupiter.planner import PlannerConfig
+
+AUTO, ALWAYS, NEVER = "auto", "always", "never"
+
+
+@dataclass(frozen=True)
+class PlanningConfig:
+    """The profile of the devices, and the requests to plan for."""
+
+    profile: str = setting(
+        "",
+        "File of the devices' profile (collab-llm jupiter profile); empty: all workers get as many"
+        " layers, and prompts are not divided.",
+        read_only=True,
+    )
+    plan: str = setting(
+        "",
+        "File of a stored plan (collab-llm jupiter plan), which is used while all its devices are"
+        " there; empty: planned with the profile.",
+        read_only=True,
+    )
+    devices: tuple[str, ...] = setting(
+        (),
+        "Name of each worker in profile and plan, in the order of pipeline.workers; empty: their"
+        " addresses.",
+        read_only=True,
+    )
+    prompt_tokens: int = setting(
+        256, "Typical length of a prompt [tokens].", low=1, high=1 << 20, read_only=True
+    )
+    answer_tokens: int = setting(
+        64, "Typical length of an answer [tokens].", low=0, high=1 << 20, read_only=True
+    )
+    accepted: float = setting(
+        2.0,
+        "Tokens that a pass of a lane adds to the answer, on average.",
+        low=1.0,
+        high=65.0,
+        read_only=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if len(set(self.devices)) < len(self.devices):
+            raise ConfigError("a device is named twice", field="devices", remedy="name it once")
+
+
+@dataclass(frozen=True)
+class JupiterConfig:
+    """The model, the workers that hold it, and the way to answer."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)  # no weight of it is loaded
+    prompt: PromptLimits = field(default_factory=PromptLimits)
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    planning: PlanningConfig = field(default_factory=PlanningConfig)
+    start_s: float = setting(
+        30.0,
+        "At the start, wait so long for all workers [s]; those that are missing may come later.",
+        low=0.0,
+        high=3600.0,
+        read_only=True,
+    )
+    drafter: str = setting(
+        "medusa", "What proposes the next tokens.", choices=DRAFTERS, per_request=True
+    )
+    outline: str = setting(
+        AUTO,
+        "Answer point by point along an outline, which changes the answer; auto: questions that"
+        " this suits, by their wording.",
+        choices=(AUTO, ALWAYS, NEVER),
+        per_request=True,
+    )
+    outline_tokens: int = setting(
+        96, "Length limit of an outline [tokens].", low=8, high=4096, per_request=True
+    )
+    groups: int = setting(
+        0,
+        "Passes that the points of an outline form; 0: as many as stages, 1: all in one pass.",
+        low=0,
+        high=64,
+        per_request=True,
+    )
+    max_tokens: int = setting(
+        256, "Length limit of an answer [tokens].", low=1, high=65536, per_request=True
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        devices, workers = self.planning.devices, self.pipeline.workers
+        if devices and len(devices) != len(workers):
+            raise ConfigError(
+                f"{len(devices)} names for {len(workers)} workers",
+                field="planning.devices",
+                remedy="one for each of pipeline.workers, or none",
+            )
+
+    @property
+    def device_of(self) -> dict[str, str]:
+        """Names of the devices, by the workers' addresses."""
+        workers = self.pipeline.workers
+        return dict(zip(workers, self.planning.devices or workers, strict=True))
+
+    def planner(self) -> PlannerConfig:
+        """Return the requests to plan for; memory is kept for every lane of the pipeline."""
+        planning = self.planning
+        return PlannerConfig(
+            planning.prompt_tokens,
+            planning.answer_tokens,
+            self.pipeline.lanes,
+            accepted=planning.accepted,
+        )
