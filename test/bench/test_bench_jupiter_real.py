@@ -19,6 +19,7 @@ from collab_llm_nodes.bench.jupiter import material, real
 from collab_llm_nodes.bench.jupiter.material import Questions
 from collab_llm_nodes.bench.link.proxy import LinkProxy
 from collab_llm_nodes.models.loading import ModelConfig, read_facts
+from collab_llm_nodes.protocols.jupiter.outline import OUTLINE_DIRECTIVE, POINT_DIRECTIVE
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig
 from collab_llm_nodes.protocols.jupiter.process import LocalWorker
 from collab_llm_nodes.protocols.jupiter.worker import start_worker
@@ -147,7 +148,7 @@ def test_points_are_read_as_the_chat_template_has_them(text_model: str) -> None:
                     {"role": "assistant", "content": text},
                     {
                         "role": "user",
-                        "content": material.POINT_DIRECTIVE.format(number=number),
+                        "content": POINT_DIRECTIVE.format(number=number),
                     },
                 ],
                 tokenize=False,
@@ -157,7 +158,7 @@ def test_points_are_read_as_the_chat_template_has_them(text_model: str) -> None:
             assert str(whole).endswith(str(said))
     plain, directed = reader.outlined(3)[1]
     assert len(directed) > len(plain)
-    assert material.OUTLINE_DIRECTIVE in tokenizer.decode(directed)
+    assert OUTLINE_DIRECTIVE in tokenizer.decode(directed)
 
 
 def test_the_last_worker_s_head_counts_as_layers() -> None:

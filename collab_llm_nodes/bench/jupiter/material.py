@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from collab_llm_nodes.models.loading import ModelConfig, no_progress_bar, read_facts
 from collab_llm_nodes.models.random_init import random_tokenizer
 from collab_llm_nodes.models.turns import Turn
-from collab_llm_nodes.protocols.jupiter.outline import OUTLINE_DIRECTIVE, POINT_DIRECTIVE
+from collab_llm_nodes.protocols.jupiter.outline import POINT_DIRECTIVE, outline_question
 from collab_llm_nodes.training.text.samples import SUB_DOMAINS, make_sample
 
 Ids = Sequence[int]
@@ -73,10 +73,14 @@ class Questions:
             sample = make_sample(
                 random.Random(seed + number), SUB_DOMAINS[number % 3], "plain", held_out=True
             )
-            *before, last, _ = sample.turns  # the last one is the answer
-            asked = Turn(last.role, f"{last.content}\n\n{OUTLINE_DIRECTIVE}")
-            found.append((self._ids([*before, last]), self._ids([*before, asked])))
+            found.append(self.both(sample.turns[:-1]))
         return found
+
+    def both(self, turns: Sequence[Turn]) -> tuple[list[int], list[int]]:
+        """Return a question as it is asked, and with the outline directive."""
+        *before, last = turns
+        asked = Turn(last.role, outline_question(last.content))
+        return self._ids(turns), self._ids([*before, asked])
 
     def requests(self, outline: Ids) -> list[list[int]]:
         """Return what is read behind an outline, for each of its points."""

@@ -213,7 +213,7 @@ def document(world: World, style: str) -> Made:
         task = DOMAINS[style].draw(world)
         last = task.turns[-1]
         turns = (*task.turns[:-1], Turn(last.role, context + last.content))
-        made = _plain_facts(task) | {"relevant": False, "generic": True}
+        made = plain_facts(task) | {"relevant": False, "generic": True}
         return (*turns, Turn("assistant", task.answer)), made
     questions = [pick(kind.questions, voice, f, world.held_out) for kind, f in wanted]
     user["question"] = " ".join(questions)
@@ -359,8 +359,9 @@ def copy(world: World, style: str) -> Made:
 def plain(world: World, style: str) -> Made:
     """Make a question with its whole answer."""
     task = DOMAINS[style].draw(world)
-    return (*task.turns, Turn("assistant", task.answer)), _plain_facts(task)
+    return (*task.turns, Turn("assistant", task.answer)), plain_facts(task)
 
 
-def _plain_facts(task: Task) -> dict[str, object]:
+def plain_facts(task: Task) -> dict[str, object]:
+    """Return the facts with which the checker judges a whole answer."""
     return {"mentions": task.mentions, "words": len(task.answer.split())}
