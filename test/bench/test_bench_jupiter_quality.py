@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from jupiter_bed import workers
+from jupiter_bed import in_this_process
 from text_family import write_family
 
 from collab_llm_nodes.bench.jupiter import quality
 from collab_llm_nodes.bench.jupiter.material import Questions
 from collab_llm_nodes.bench.jupiter.quality import Answered, Asker, judge, questions
-from collab_llm_nodes.bench.jupiter.real import PATIENT
+from collab_llm_nodes.bench.jupiter.real import pipeline
 from collab_llm_nodes.models.loading import ModelConfig, read_facts
 from collab_llm_nodes.protocols.jupiter.outline import join_points, route
-from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig
 
 PLANNED = [name for name in quality.CATEGORIES if name != "coding"]
 
@@ -93,13 +92,12 @@ def test_a_model_is_asked_in_both_ways(
     reader = Questions(read_facts(ModelConfig(model)).tokenizer)
     points = [reader.tokenizer("Expand it.").input_ids] * 3
     (question,) = questions("knowledge", 1, 0)
-    with workers(1, model=ModelConfig(model)) as (_, addresses):
-        with Pipeline(PipelineConfig(tuple(addresses), PATIENT, lanes=9)) as made:
-            monkeypatch.setattr(Questions, "requests", lambda self, outline: points)
-            found = Asker(made, reader).ask(question)
-            assert found.usable
-            assert found.outline.count("\n") == 2
-            monkeypatch.setattr(Questions, "requests", lambda self, outline: [])
-            found = Asker(made, reader).ask(question)
+    with in_this_process(1, model) as running, pipeline(running, lanes=9) as made:
+        monkeypatch.setattr(Questions, "requests", lambda self, outline: points)
+        found = Asker(made, reader).ask(question)
+        assert found.usable
+        assert found.outline.count("\n") == 2
+        monkeypatch.setattr(Questions, "requests", lambda self, outline: [])
+        found = Asker(made, reader).ask(question)
     assert not found.usable
     assert found.outline == found.naive

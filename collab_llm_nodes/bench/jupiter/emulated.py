@@ -19,7 +19,6 @@ from collab_llm_nodes.bench.jupiter.clusters import (
     ENV_A,
     ENV_B,
     LLAMA_7B,
-    LLAMA_13B,
     Cluster,
     clusters,
 )
@@ -401,9 +400,7 @@ def all_clusters(brief: bool) -> list[Cluster]:
     return found
 
 
-def run_emulated(
-    seed: int, told: Callable[[str], None], *, brief: bool = False
-) -> dict[str, Any]:
+def run_emulated(seed: int, told: Callable[[str], None], *, brief: bool = False) -> dict[str, Any]:
     """Run everything that is emulated.
 
     Args:

@@ -43,13 +43,16 @@ def plot_emulated(results: Results, file: Path) -> None:
 
 def plot_real(results: Results, file: Path) -> None:
     """Draw the parts with real workers that have been run: prefill, Table V, Table VII."""
+    prefill = {n: row for n, row in results["real"].items() if n.startswith("prefill_")}
+    results = {**results, "prefill": prefill}
     every: dict[str, tuple[str, Callable[[Any, Results], None]]] = {
-        "real": ("prefill over two workers, a core each", _prefill),
+        "prefill": ("prefill over two workers, a core each", _prefill),
         "decode": ("Table V: decoding over four slowed-down stages", _decode),
         "quality": ("Table VII: quality by the grammar's judgement", _quality),
     }
     panels = dict(panel for name, panel in every.items() if results.get(name))
-    _draw(panels, results, 1, len(panels), file)
+    if panels:
+        _draw(panels, results, 1, len(panels), file)
 
 
 def _draw(
@@ -59,9 +62,7 @@ def _draw(
     columns: int,
     file: Path,
 ) -> None:
-    figure, grid = subplots(
-        rows, columns, figsize=(6 * columns, 14 / 3 * rows), squeeze=False
-    )
+    figure, grid = subplots(rows, columns, figsize=(6 * columns, 14 / 3 * rows), squeeze=False)
     for axis, (title, draw) in zip(grid.flat, panels.items(), strict=False):
         axis.set_title(title, fontsize=10)
         draw(axis, results)
@@ -89,8 +90,7 @@ def _prefill(axis: Any, results: Results) -> None:
             key.removesuffix("_s"): row["single_s"] / row[key]
             for key in ("single_s", "two_threads_s", "pipeline_s", "jupiter_s", "ceiling_s")
         }
-        for name, row in results["real"].items()
-        if name.startswith("prefill_")
+        for name, row in results["prefill"].items()
     }
     _bars(axis, rows)
     axis.set_ylabel("times as fast as one core", fontsize=8)

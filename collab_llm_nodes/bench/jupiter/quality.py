@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
+from collab_llm_nodes.bench.jupiter.decoding import OUTLINE_TOKENS, POINT_TOKENS
 from collab_llm_nodes.bench.jupiter.material import Ids, Questions
-from collab_llm_nodes.bench.jupiter.real import OUTLINE_TOKENS, POINT_TOKENS, control, pipeline
+from collab_llm_nodes.bench.jupiter.real import control, pipeline
 from collab_llm_nodes.models.loading import ModelConfig, read_facts
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, outlined
