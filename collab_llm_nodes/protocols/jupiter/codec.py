@@ -195,6 +195,8 @@ def _read_step(m: pb.Step) -> Step:
         raise InvalidInput(f"{m.rows} of {new} tokens", field="steps.rows", remedy=_UPDATE)
     if m.parents and (len(m.parents) != new - 1 or any(p > i for i, p in enumerate(m.parents))):
         raise InvalidInput("no tree", field="steps.parents", remedy="parents come first")
+    if m.parents and m.want == Want.VERDICT and m.rows < new:
+        raise InvalidInput("a tree is judged as a whole", field="steps.rows", remedy=_UPDATE)
     if m.close and new:
         raise InvalidInput("closed and fed at once", field="steps.close", remedy=_UPDATE)
     return Step(
