@@ -94,10 +94,7 @@ def test_points_are_read_as_the_chat_template_has_them(text_model: str) -> None:
                 [
                     {"role": "user", "content": "q"},
                     {"role": "assistant", "content": text},
-                    {
-                        "role": "user",
-                        "content": POINT_DIRECTIVE.format(number=number),
-                    },
+                    {"role": "user", "content": POINT_DIRECTIVE.format(number=number)},
                 ],
                 tokenize=False,
                 add_generation_prompt=True,
