@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -247,7 +247,7 @@ def bench_jupiter(
     from collab_llm_nodes.bench.jupiter.report import run_jupiter
 
     asked = {"cases": cases, "questions": questions, "samples": samples, "repeats": repeats}
-    given = {name: value for name, value in asked.items() if value is not None}
+    given: dict[str, Any] = {name: n for name, n in asked.items() if n is not None}
     results = on_this_machine(
         run_jupiter,
         parts=part or list(JUPITER_PARTS),

@@ -13,7 +13,7 @@ from collab_llm_nodes.bench.jupiter import material, real
 from collab_llm_nodes.bench.jupiter.material import Questions
 from collab_llm_nodes.bench.link.proxy import LinkProxy
 from collab_llm_nodes.models.loading import ModelConfig, read_facts
-from collab_llm_nodes.protocols.jupiter.outline import OUTLINE_DIRECTIVE, POINT_DIRECTIVE
+from collab_llm_nodes.protocols.jupiter.outline import OUTLINE_DIRECTIVE, read_outline
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig
 
 
@@ -83,18 +83,18 @@ def test_a_worker_that_is_cut_off_is_found_and_nothing_changes() -> None:
 def test_points_are_read_as_the_chat_template_has_them(text_model: str) -> None:
     tokenizer = read_facts(ModelConfig(text_model)).tokenizer
     reader = Questions(tokenizer)
-    text = "1. first things\n2. the second\nno point\n10. ten"
+    text = "1. first things\n2. the second\n3. the last\nno point\n4. no more"
     for ended in (True, False):
         outline = tokenizer(text, add_special_tokens=False).input_ids
         outline += [tokenizer.eos_token_id] if ended else []
         found = reader.requests(outline)
         assert len(found) == 3
-        for number, ids in zip((1, 2, 10), found, strict=True):
+        for point, ids in zip(read_outline(text).points, found, strict=True):
             whole = tokenizer.apply_chat_template(
                 [
                     {"role": "user", "content": "q"},
                     {"role": "assistant", "content": text},
-                    {"role": "user", "content": POINT_DIRECTIVE.format(number=number)},
+                    {"role": "user", "content": point.request},
                 ],
                 tokenize=False,
                 add_generation_prompt=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from collab_llm_nodes.models.loading import ModelConfig, no_progress_bar, read_facts
 from collab_llm_nodes.models.random_init import random_tokenizer
 from collab_llm_nodes.models.turns import Turn
-from collab_llm_nodes.protocols.jupiter.outline import POINT_DIRECTIVE, outline_question
+from collab_llm_nodes.protocols.jupiter.outline import outline_question, read_outline
 from collab_llm_nodes.training.text.samples import SUB_DOMAINS, make_sample
 
 Ids = Sequence[int]
 
 _MARK = "the-answer-before"
-_POINT = re.compile(r"^(\d+)\. \S", re.MULTILINE)
 
 
 def write_wide_model(folder: Path, context: int) -> Path:
@@ -83,13 +81,11 @@ class Questions:
         return self._ids(turns), self._ids([*before, asked])
 
     def requests(self, outline: Ids) -> list[list[int]]:
-        """Return what is read behind an outline, for each of its points."""
+        """Return what is read behind an outline, for each of its points; none for fewer than 3."""
         text = str(self.tokenizer.decode(list(outline), skip_special_tokens=True))
         ended = bool(outline) and outline[-1] == self.tokenizer.eos_token_id
-        return [
-            self._behind(POINT_DIRECTIVE.format(number=number), ended)
-            for number in _POINT.findall(text)
-        ]
+        read = read_outline(text, complete=True)
+        return [self._behind(point.request, ended) for point in read.points if read.usable]
 
     def _behind(self, content: str, ended: bool) -> list[int]:
         """Return the ids of a user's turn behind an answer, up to where the next answer begins.

@@ -261,7 +261,7 @@ _POINT = _ask(
     POINT_DIRECTIVE,
     POINT_DIRECTIVE,
     POINT_DIRECTIVE,
-    "Write point {number} ({title}) in one or two sentences.",
+    "Expand point {number} in one or two sentences.",
     "Now expand only point {number}: {title}.",
     "Point {number}, {title}: one or two sentences, please.",
 )
