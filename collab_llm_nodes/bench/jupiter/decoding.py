@@ -61,7 +61,7 @@ class Told:
         begun = tuple(tokens)
         text = next((t for t in self.texts if len(t) > held and t[:held] == begun), begun)
         right = text[held : held + min(DRAFTED, most)]
-        chance = random.Random(f"{held} {begun[-1]}")
+        chance = random.Random(hash(begun))
         return Draft(tuple(t if chance.random() < self.share else int(t == 0) for t in right))
 
 
