@@ -184,7 +184,11 @@ class Server(Generic[S]):
         async def handle(_: object, context: grpc.aio.ServicerContext) -> bytes:
             await self._authenticate(context)
             try:
-                return await answer(await _GrpcStream(context).read() or b"")
+                request = await _GrpcStream(context).read()
+            except ConnectionError:
+                raise asyncio.CancelledError from None  # so gRPC ends a call that is gone
+            try:
+                return await answer(request or b"")
             except CollabError as error:
                 status = _STATUS.get(type(error), grpc.StatusCode.FAILED_PRECONDITION)
                 await context.abort(status, str(error))

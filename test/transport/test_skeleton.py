@@ -162,6 +162,22 @@ def test_a_stranger_s_question_is_refused_before_it_is_read(serve: Serve) -> Non
     asyncio.run(begin_and_send_nothing())
 
 
+def test_a_question_that_is_given_up_leaves_no_trace(
+    serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve()
+
+    async def begin_and_give_up() -> None:
+        connection = await wire.connect(f"127.0.0.1:{server.port}")
+        for _ in range(20):
+            connection.call(SHOUT, WAIT_S).reset()
+        connection.close()
+
+    asyncio.run(begin_and_give_up())
+    assert connect(server).shout(b"hello") == b"HELLO"
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 def test_a_method_that_nobody_serves_is_refused(serve: Serve) -> None:
     with grpc.insecure_channel(f"localhost:{serve().port}") as channel:
         with pytest.raises(grpc.RpcError) as refused:
