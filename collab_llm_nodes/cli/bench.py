@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from collab_llm_nodes.bench.harness import on_this_machine
 from collab_llm_nodes.bench.hostile import ATTACK_NAMES
 from collab_llm_nodes.bench.jupiter import PARTS as JUPITER_PARTS
+from collab_llm_nodes.bench.jupiter import QUICK, Sizes
 from collab_llm_nodes.cli.options import JsonOption, PlotOption, SeedOption
 from collab_llm_nodes.cli.output import console, write_json
 
@@ -215,19 +217,28 @@ def bench_jupiter(
         list[str] | None,
         typer.Option(help=f"Only this part; repeat. Parts: {', '.join(JUPITER_PARTS)}."),
     ] = None,
-    cases: Annotated[
-        int, typer.Option(help="Small clusters to compare the planner with brute force on.", min=1)
-    ] = 40,
     model: Annotated[
         str, typer.Option(help="Text model with Medusa heads: directory or shipped name.")
     ] = "text-target",
-    questions: Annotated[int, typer.Option(help="Answers of each way of decoding.", min=1)] = 4,
-    repeats: Annotated[int, typer.Option(help="Turns with real workers.", min=1)] = 3,
+    cases: Annotated[
+        int | None,
+        typer.Option(help="Small clusters to compare the planner with brute force on.", min=1),
+    ] = None,
+    questions: Annotated[
+        int | None, typer.Option(help="Answers of each way of decoding.", min=1)
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Questions of each category that are judged.", min=1)
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(help="Turns with real workers.", min=1)] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Every part, but small: to see that it runs.")
+    ] = False,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
-    """A model over several devices (paper 004): planner, emulated clusters, workers, baselines.
+    """A model over several devices (paper 004): planner, emulated clusters, workers, quality.
 
     Exits with 0 only if the planner equals brute force in all small cases, no prediction of an
     emulated run is wrong by more than 10 %, and workers give the answers of one device, also when
@@ -235,13 +246,13 @@ def bench_jupiter(
     """
     from collab_llm_nodes.bench.jupiter.report import run_jupiter
 
+    asked = {"cases": cases, "questions": questions, "samples": samples, "repeats": repeats}
+    given: dict[str, Any] = {name: n for name, n in asked.items() if n is not None}
     results = on_this_machine(
         run_jupiter,
         parts=part or list(JUPITER_PARTS),
-        cases=cases,
+        sizes=replace(QUICK if quick else Sizes(), **given),
         model=model,
-        questions=questions,
-        repeats=repeats,
         seed=seed,
         plot=plot,
         console=console,

@@ -209,6 +209,8 @@ class CheckpointFacts:
         context: tokens that it reads.
         width: of a hidden state.
         eos: end tokens.
+        architecture: ``transformers``' configuration of the model.
+        config: names the checkpoint.
     """
 
     num_layers: int
@@ -216,6 +218,14 @@ class CheckpointFacts:
     width: int
     eos: frozenset[int]
     tokenizer: PreTrainedTokenizerBase
+    architecture: Any
+    config: ModelConfig
+
+    def without_weights(self) -> LoadedModel:
+        """Return a model that has no weights and computes nothing."""
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(self.architecture)
+        return LoadedModel(model, self.tokenizer, None, None, self.config)
 
 
 def read_facts(config: ModelConfig) -> CheckpointFacts:
@@ -238,6 +248,8 @@ def read_facts(config: ModelConfig) -> CheckpointFacts:
         facts.hidden_size,
         end_tokens(generation, tokenizer),
         tokenizer,
+        facts,
+        config,
     )
 
 
@@ -247,12 +259,7 @@ def load_without_weights(config: ModelConfig) -> LoadedModel:
     Raises:
         ModelError: as ``read_facts``.
     """
-    folder = model_folder(config)
-    _check_text(_model_type(folder))
-    facts = AutoConfig.from_pretrained(folder, local_files_only=True)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(facts)
-    return LoadedModel(model, _tokenizer(folder, vision=False), None, None, config)
+    return read_facts(config).without_weights()
 
 
 def _check_text(model_type: str) -> None:

@@ -107,9 +107,10 @@ class Server(Generic[S]):
             # Streams above max_streams are told so by a typed failure; a flood of them is not.
             limits.max_streams + _OTHER_CALLS,
         )
-        # Without serialisers the handlers get bytes, and nonsense gets a typed answer.
+        # Without serialisers the handlers get bytes, and nonsense gets a typed answer. Questions
+        # come as streams of one message, since gRPC reads a unary call's before any token is seen.
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(self._answering(answer))
+            name: grpc.stream_unary_rpc_method_handler(self._answering(answer))
             for name, answer in self.service.unary().items()
         }
         if self.service.stream:
@@ -179,11 +180,15 @@ class Server(Generic[S]):
 
     def _answering(
         self, answer: Unary
-    ) -> Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]:
-        async def handle(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    ) -> Callable[[object, grpc.aio.ServicerContext], Awaitable[bytes]]:
+        async def handle(_: object, context: grpc.aio.ServicerContext) -> bytes:
             await self._authenticate(context)
             try:
-                return await answer(request)
+                request = await _GrpcStream(context).read()
+            except ConnectionError:
+                raise asyncio.CancelledError from None  # so gRPC ends a call that is gone
+            try:
+                return await answer(request or b"")
             except CollabError as error:
                 status = _STATUS.get(type(error), grpc.StatusCode.FAILED_PRECONDITION)
                 await context.abort(status, str(error))

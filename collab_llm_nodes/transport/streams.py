@@ -69,6 +69,10 @@ class Outbox(Generic[M]):
     def __init__(self) -> None:
         self._messages: deque[M | CollabError] = deque()
 
+    def __len__(self) -> int:
+        """Messages that must be sent."""
+        return len(self._messages)
+
     def push(self, message: M | CollabError) -> None:
         """Take ``message`` in."""
         self._messages.append(message)
@@ -408,6 +412,11 @@ class ClientSession(Generic[M]):
         self._since = self._heard_at = self._loop.time()
         self._unanswered = self._unanswered_bytes = 0
         self._timer = self._loop.call_later(min(_OPEN_S, self._idle_s), self._check_silence)
+
+    @property
+    def unread(self) -> int:
+        """Messages that wait for the client to read those before them."""
+        return len(self._outbox)
 
     def open(self) -> None:
         """Note that the client has said what it wants, and that it may have it."""

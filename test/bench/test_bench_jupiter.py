@@ -13,7 +13,15 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from collab_llm_nodes.bench.jupiter import PARTS, cases, emulated, pipelines, report
+from collab_llm_nodes.bench.jupiter import (
+    PARTS,
+    QUICK,
+    Sizes,
+    cases,
+    emulated,
+    pipelines,
+    report,
+)
 from collab_llm_nodes.bench.jupiter.cases import compare, compositions, random_cluster
 from collab_llm_nodes.bench.jupiter.clock import Clock, Line, Mailbox, Process
 from collab_llm_nodes.bench.jupiter.clusters import (
@@ -27,9 +35,9 @@ from collab_llm_nodes.bench.jupiter.clusters import (
     clusters,
 )
 from collab_llm_nodes.bench.jupiter.collectives import COLLECTIVES, table_one
-from collab_llm_nodes.bench.jupiter.emulated import BOTH, NAIVE, SPEEDS, Bed, bed, systems
+from collab_llm_nodes.bench.jupiter.emulated import BOTH, NAIVE, SD, SPEEDS, Bed, bed, systems
 from collab_llm_nodes.bench.jupiter.pipelines import Stages, World
-from collab_llm_nodes.bench.jupiter.plots import SYSTEMS, plot_emulated
+from collab_llm_nodes.bench.jupiter.plots import SYSTEMS, plot_emulated, plot_real
 from collab_llm_nodes.bench.jupiter.questions import OUTLINED, QUESTIONS, run_router
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.errors import ConfigError
@@ -287,24 +295,23 @@ def test_the_plot_and_the_tables(
         "sweep": {"64": emulated.swept(here, 64)},
         "points": emulated.points(here),
         "timeline": emulated.timeline(here),
+        "passes": {"sd": emulated.passes(here, SD), "both": emulated.passes(here, BOTH)},
         "prefill_by_length": {"64": {"pipeline_s": 2.0, "jupiter_s": 1.0, "speedup": 2.0}},
     }
     results["goals"] = emulated.goals(results)
     plot_emulated(results, tmp_path / "jupiter.png")
     assert (tmp_path / "jupiter.png").stat().st_size > 20_000
 
-    def run(seed: int, told: Callable[[str], None]) -> dict[str, Any]:
-        told(f"seed {seed}")
+    def run(seed: int, told: Callable[[str], None], *, brief: bool) -> dict[str, Any]:
+        told(f"seed {seed}, brief: {brief}")
         return results
 
     monkeypatch.setattr(report, "run_emulated", run)
     console = Console(record=True, width=160)
     found = report.run_jupiter(
         parts=["emulated"],
-        cases=1,
+        sizes=QUICK,
         model="",
-        questions=1,
-        repeats=1,
         seed=9,
         plot=None,
         console=console,
@@ -312,8 +319,32 @@ def test_the_plot_and_the_tables(
     assert found["ok"] == (results["goals"]["largest_error"] <= 0.1)
     assert found["paper_totals"]["env_a"]["jupiter"] == (16.5, 15.2, 14.9)
     told = console.export_text()
-    assert "seed 9" in told
+    assert "seed 9, brief: True" in told
     assert "out of memory; 53.5" in told, "beside what the paper prints"
+
+
+@pytest.mark.parametrize("present", [("prefill_64",), ("decode", "quality"), ()])
+def test_only_what_was_measured_is_drawn(present: tuple[str, ...], tmp_path: Path) -> None:
+    seconds = dict.fromkeys(
+        ("single_s", "two_threads_s", "pipeline_s", "jupiter_s", "ceiling_s"), 1.0
+    )
+    scored = {"naive": {"score": 0.5}, "outline": {"score": 0.25}, "router": {"score": 0.5}}
+    every: dict[str, Any] = {
+        "decode": {"speedup": {"naive": 1.0, "sd": 2.0}},
+        "quality": {"generic": scored, "math": scored},
+    }
+    results = {name: every[name] for name in present if name in every}
+    results["real"] = {"stages": 2} | ({"prefill_64": seconds} if "prefill_64" in present else {})
+    plot_real(results, tmp_path / "real.png")
+    assert (tmp_path / "real.png").exists() == bool(present)
+
+
+def test_a_brief_run_leaves_clusters_out() -> None:
+    brief = {cluster.name for cluster in emulated.all_clusters(brief=True)}
+    assert brief == {"env_a", "env_b"}
+    whole = emulated.all_clusters(brief=False)
+    assert len({(cluster.name, cluster.mbps) for cluster in whole}) == len(whole) == 24
+    assert brief < {cluster.name for cluster in whole}
 
 
 # ---------------------------------------------------------------- planner and router
@@ -358,14 +389,14 @@ def test_the_router_errs_seldom() -> None:
     assert found["error"] < 0.1
 
 
-def test_the_command_runs_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "LARGE", (8, 2, 64))
+def test_the_command_runs_parts(tmp_path: Path) -> None:
     options = ["bench", "jupiter", "--part", "planner", "--part", "router", "--cases", "2"]
+    options += ["--quick"]
     found = CliRunner().invoke(app, [*options, "--json", str(tmp_path / "jupiter.json")])
     assert found.exit_code == 0, found.output
     results = json.loads((tmp_path / "jupiter.json").read_text())
     assert results["planner"]["cases"] == results["planner"]["equal_to_brute_force"] == 2
-    assert results["planner"]["seconds_8x2x64"] > 0
+    assert results["planner"]["seconds_16x4x512"] > 0
     assert "emulated" not in results
     with pytest.raises(ConfigError, match="did you mean planner"):
         CliRunner().invoke(app, ["bench", "jupiter", "--part", "planer"], catch_exceptions=False)
@@ -381,16 +412,20 @@ def test_real_runs_decide_the_exit(
 
     def run(**options: Any) -> dict[str, Any]:
         asked.update(options)
+        death = {"identical": identical, "detected_s": 0.1, "restored_s": 0.2}
         return {
             "real": {"mismatches": mismatches},
-            "worker_death": {"kill": {"identical": identical}},
+            "memory": {"4": {"largest_worker_tensor_mb": 7.0}},
+            "worker_death": {"kill": death},
         }
 
     monkeypatch.setattr(report, "run_real", run)
     options = ["bench", "jupiter", "--part", "decode", "--part", "death", "--questions", "2"]
-    assert (CliRunner().invoke(app, options).exit_code == 0) == ok
+    told = CliRunner().invoke(app, options)
+    assert (told.exit_code == 0) == ok
+    assert ("ANOTHER ANSWER" in told.output) == (not identical)
     assert asked["parts"] == ["decode", "death"]
-    assert asked["questions"] == 2
+    assert asked["sizes"] == replace(Sizes(), questions=2)
     assert set(asked["parts"]) < set(PARTS)
 
 

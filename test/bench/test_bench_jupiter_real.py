@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import random
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from jupiter_bed import PATIENT, folder
+from jupiter_bed import PATIENT, folder, in_this_process
 from text_family import write_family
 
 from collab_llm_nodes.bench.jupiter import material, real
 from collab_llm_nodes.bench.jupiter.material import Questions
 from collab_llm_nodes.bench.link.proxy import LinkProxy
 from collab_llm_nodes.models.loading import ModelConfig, read_facts
-from collab_llm_nodes.protocols.jupiter.outline import OUTLINE_DIRECTIVE, POINT_DIRECTIVE
+from collab_llm_nodes.protocols.jupiter.outline import OUTLINE_DIRECTIVE, read_outline
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig
-from collab_llm_nodes.protocols.jupiter.process import LocalWorker
-from collab_llm_nodes.protocols.jupiter.worker import start_worker
-from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
-
-
-@contextmanager
-def in_this_process(
-    count: int, model: str, *, emulated_slowdown: float = 1.0, **_: Any
-) -> Iterator[list[LocalWorker]]:
-    """Run workers as ``local_workers`` does, but without processes."""
-    with ExitStack() as stack:
-        made: list[LocalWorker] = []
-        for _number in range(count):
-            config = WorkerConfig(
-                address="127.0.0.1:0",
-                model=ModelConfig(model),
-                next=PATIENT,
-                emulated_slowdown=emulated_slowdown,
-            )
-            handle = stack.enter_context(start_worker(config))
-            process: Any = SimpleNamespace(pid=os.getpid())
-            made.append(LocalWorker(process, f"127.0.0.1:{handle.port}"))
-        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +41,7 @@ def test_prefill_is_timed_against_one_core_and_its_ceiling() -> None:
         assert row["of_ceiling"] == pytest.approx(row["ceiling_s"] / row["jupiter_s"])
         assert row["speedup"] == pytest.approx(row["single_s"] / row["jupiter_s"])
         assert min(row["two_threads_s"], row["pipeline_s"], row["ceiling_s"]) > 0
+        assert row["crowded_s"] > 0
     assert 0 <= found["max_abs_diff"] < 1e-4
     sizes = {n: row["largest_worker_tensor_mb"] for n, row in found["memory"].items()}
     assert 0 < sizes["2"] < sizes["1"]
@@ -96,30 +68,6 @@ def test_a_flow_shop_ends_when_its_last_job_does() -> None:
     assert real.makespan([[5.0, 1.0], [5.0, 1.0]]) == 11.0
 
 
-def test_four_ways_of_decoding_give_their_figures(
-    text_model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn = random.Random(0)
-    points = [[drawn.randrange(300) for _ in range(5)] for _ in range(3)]
-    monkeypatch.setattr(Questions, "requests", lambda self, outline: points)
-    monkeypatch.setattr(real, "OUTLINE_TOKENS", 8)
-    monkeypatch.setattr(real, "POINT_TOKENS", 6)
-    found = real.run_decode(text_model, 2, 1, quiet, stages=3, slowdown=1.5)
-    assert found["mismatches"] == 0
-    assert found["slowdown"] == 1.5
-    decode = found["decode"]
-    for way in ("naive", "sd", "op", "both"):
-        assert decode[way]["tokens_per_s"] > 0
-        assert decode["speedup"][way] == pytest.approx(
-            decode[way]["tokens_per_s"] / decode["naive"]["tokens_per_s"]
-        )
-    assert decode["naive"]["acceptance"] is None
-    assert 0 <= decode["sd"]["acceptance"] <= 1
-    assert decode["both"]["answer_tokens"] <= 3 * 6
-    assert decode["naive"]["passes"] == decode["naive"]["answer_tokens"] * 2
-    assert found["memory"]["3"]["largest_worker_tensor_mb"] > 0
-
-
 def test_a_worker_that_is_cut_off_is_found_and_nothing_changes() -> None:
     model = str(folder())
     ids = real.random_ids(model, 20)
@@ -141,12 +89,12 @@ def test_points_are_read_as_the_chat_template_has_them(text_model: str) -> None:
         outline += [tokenizer.eos_token_id] if ended else []
         found = reader.requests(outline)
         assert len(found) == 3
-        for number, ids in zip((1, 2, 3), found, strict=True):
+        for point, ids in zip(read_outline(text).points, found, strict=True):
             whole = tokenizer.apply_chat_template(
                 [
                     {"role": "user", "content": "q"},
                     {"role": "assistant", "content": text},
-                    {"role": "user", "content": POINT_DIRECTIVE.format(number=number)},
+                    {"role": "user", "content": point.request},
                 ],
                 tokenize=False,
                 add_generation_prompt=True,
@@ -156,17 +104,6 @@ def test_points_are_read_as_the_chat_template_has_them(text_model: str) -> None:
     plain, directed = reader.outlined(3)[1]
     assert len(directed) > len(plain)
     assert OUTLINE_DIRECTIVE in tokenizer.decode(directed)
-
-
-def test_the_last_worker_s_head_counts_as_layers() -> None:
-    info: Any = SimpleNamespace(num_layers=12)
-    plain = real.balanced_head(0.0)(["a", "b", "c", "d"], info)
-    assert [part.last - part.first for part in plain] == [3, 3, 3, 3]
-    headed = real.balanced_head(2.0)(["a", "b", "c", "d"], info)
-    assert [part.last - part.first for part in headed] == [4, 3, 3, 2]
-    heavy = real.balanced_head(50.0)(["a", "b", "c"], info)
-    assert [part.last - part.first for part in heavy][-1] == 1
-    assert heavy[-1].last == 12
 
 
 def test_a_random_model_is_written_whole(tmp_path: Path) -> None:

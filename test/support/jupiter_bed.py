@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig, Plan, equal_parts
+from collab_llm_nodes.protocols.jupiter.process import LocalWorker
 from collab_llm_nodes.protocols.jupiter.worker import StageWorker, start_worker
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
 from collab_llm_nodes.transport.server import ServerHandle
@@ -85,6 +88,17 @@ def workers(
     with ExitStack() as stack:
         handles = [stack.enter_context(start_worker(settings(**changed))) for _ in range(count)]
         yield handles, [f"127.0.0.1:{handle.port}" for handle in handles]
+
+
+@contextmanager
+def in_this_process(
+    count: int, model: str, *, emulated_slowdown: float = 1.0, **_: Any
+) -> Iterator[list[LocalWorker]]:
+    """Run workers as ``local_workers`` does, but without processes."""
+    config = {"model": ModelConfig(model), "emulated_slowdown": emulated_slowdown}
+    process: Any = SimpleNamespace(pid=os.getpid())
+    with workers(count, **config) as (_handles, addresses):
+        yield [LocalWorker(process, address) for address in addresses]
 
 
 @contextmanager

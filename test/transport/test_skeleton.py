@@ -18,6 +18,7 @@ from certificates import Certificates
 from grpc_health.v1 import health_pb2
 from waiting import wait_for
 
+from collab_llm_nodes.bench import wire
 from collab_llm_nodes.errors import (
     Busy,
     CollabError,
@@ -145,6 +146,36 @@ def test_errors_are_typed_on_streams_and_off(serve: Serve, connect: Connect) -> 
     assert refused.startswith(b"INVALID_INPUT: word: no such words")
     with pytest.raises(InvalidInput, match="nothing to shout"):
         client.shout(b"")
+
+
+def test_a_stranger_s_question_is_refused_before_it_is_read(serve: Serve) -> None:
+    port = serve(token="s3cret").port
+
+    async def begin_and_send_nothing() -> None:
+        connection = await wire.connect(f"127.0.0.1:{port}", token="guess")
+        try:
+            with pytest.raises(Unavailable, match="the call has ended"):
+                await connection.call(SHOUT, WAIT_S).read()
+        finally:
+            connection.close()
+
+    asyncio.run(begin_and_send_nothing())
+
+
+def test_a_question_that_is_given_up_leaves_no_trace(
+    serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve()
+
+    async def begin_and_give_up() -> None:
+        connection = await wire.connect(f"127.0.0.1:{server.port}")
+        for _ in range(20):
+            connection.call(SHOUT, WAIT_S).reset()
+        connection.close()
+
+    asyncio.run(begin_and_give_up())
+    assert connect(server).shout(b"hello") == b"HELLO"
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_a_method_that_nobody_serves_is_refused(serve: Serve) -> None:

@@ -2,7 +2,44 @@
 
 from __future__ import annotations
 
-REAL_PARTS = ("prefill", "decode", "death")
+from dataclasses import dataclass
+
+REAL_PARTS = ("prefill", "decode", "death", "quality")
 """Parts with worker processes on this machine."""
 PARTS = ("planner", "router", "emulated", *REAL_PARTS)
 """Parts that ``collab-llm bench jupiter`` runs, in this order."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The extent of a run.
+
+    Attributes:
+        cases: small clusters on which the planner is compared with brute force.
+        large: layers, devices and tokens of the plan whose time is taken.
+        brief: emulate the paper's 7B clusters at its slowest network only.
+        tokens: lengths of the prompts that real workers read.
+        questions: decoded in each way.
+        samples: questions of each category whose answers are judged.
+        repeats: turns with real workers.
+    """
+
+    cases: int = 40
+    large: tuple[int, int, int] = (80, 8, 4096)
+    brief: bool = False
+    tokens: tuple[int, ...] = (512, 2048)
+    questions: int = 4
+    samples: int = 24
+    repeats: int = 3
+
+
+QUICK = Sizes(
+    cases=4,
+    large=(16, 4, 512),
+    brief=True,
+    tokens=(256,),
+    questions=1,
+    samples=2,
+    repeats=1,
+)
+"""Sizes of ``--quick``: every part runs, but its figures mean little."""

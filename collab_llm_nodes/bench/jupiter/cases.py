@@ -19,8 +19,6 @@ from collab_llm_nodes.protocols.jupiter.profile import DeviceProfile, ModelFacts
 from collab_llm_nodes.protocols.jupiter.sequence import SequenceTable
 
 PROMPT, LEAST = 20, 3
-LARGE = (80, 8, 4096)
-"""Layers, devices and tokens of the plan whose time is taken."""
 
 
 def random_cluster(rng: np.random.Generator, devices: int, layers: int, context: int) -> Profile:
@@ -145,8 +143,11 @@ def compare(profile: Profile) -> Compared:
     return Compared(equal, paper_s / best - 1, ours_s / best - 1, latency / paper_s - 1)
 
 
-def run_planner(cases: int, seed: int) -> dict[str, Any]:
+def run_planner(cases: int, large: tuple[int, int, int], seed: int) -> dict[str, Any]:
     """Compare ``cases`` small clusters, then plan a large one.
+
+    Args:
+        large: its layers and devices, and the tokens of the longest prompt.
 
     Returns:
         ``cases``; ``equal_to_brute_force``, of them; ``makespan_gap``, the largest of the paper's
@@ -159,10 +160,10 @@ def run_planner(cases: int, seed: int) -> dict[str, Any]:
         layers = int(rng.integers(4, 7))
         found.append(compare(random_cluster(rng, 2 + i % 2, layers, 32)))
     paper, ours = ([getattr(c, name) for c in found] for name in ("paper_gap", "plan_gap"))
-    layers, devices, tokens = LARGE
-    large = random_cluster(rng, devices, layers, tokens)
+    layers, devices, tokens = large
+    cluster = random_cluster(rng, devices, layers, tokens)
     begun = time.process_time()  # of the processor: others may use it as well
-    plan(large, PlannerConfig(prompt_tokens=tokens // 4))
+    plan(cluster, PlannerConfig(prompt_tokens=tokens // 4))
     seconds = time.process_time() - begun
     return {
         "cases": cases,

@@ -19,7 +19,6 @@ from collab_llm_nodes.bench.jupiter.clusters import (
     ENV_A,
     ENV_B,
     LLAMA_7B,
-    LLAMA_13B,
     Cluster,
     clusters,
 )
@@ -44,6 +43,8 @@ SPEEDS = (100, 500, 1000)
 """Networks of the paper [10^6 bit/s]."""
 SAMPLES = 8  # tokens of an answer that collectives really run; the others take as long
 LENGTHS = (32, 64, 128, PROMPT, 512, 960)
+PASSES_SHOWN = 3
+"""Passes of each lane in the picture of decoding."""
 
 PAPER_TOTALS: Mapping[str, Mapping[str, tuple[float | None, ...]]] = {
     "env_a": {
@@ -373,24 +374,48 @@ def timeline(here: Bed) -> Lanes:
     return spans_of(_prefill_plan(here.profile, PROMPT), here.profile, PROMPT)
 
 
-def run_emulated(seed: int, told: Callable[[str], None]) -> dict[str, Any]:
+def passes(here: Bed, way: Decoding) -> Lanes:
+    """Return the emulated spans of the first passes of decoding over equal stages (figure 8)."""
+    parts = here.equal_layers()
+    stages = here.stages(parts)
+    stages.decode(PASSES_SHOWN, way.tokens, way.per_pass, PROMPT, way.points)
+    return [
+        (f"{part.device} {part.first}-{part.last - 1}", spans)
+        for part, spans in zip(parts, stages.spans, strict=True)
+    ]
+
+
+def all_clusters(brief: bool) -> list[Cluster]:
+    """Return the paper's clusters at its speeds, and the smaller ones of its figure 12.
+
+    Args:
+        brief: those with the smaller model at the slowest speed only.
+    """
+    if brief:
+        return [cluster for cluster in clusters(SPEEDS[0]) if cluster.model is LLAMA_7B]
+    found = [cluster for mbps in SPEEDS for cluster in clusters(mbps)]
+    for mbps in (SPEEDS[0], SPEEDS[-1]):
+        whole = [cluster for cluster in clusters(mbps) if cluster.hardware is ENV_A]
+        found += [cluster.first(count) for cluster in whole for count in (1, 2, 3)]
+    return found
+
+
+def run_emulated(seed: int, told: Callable[[str], None], *, brief: bool = False) -> dict[str, Any]:
     """Run everything that is emulated.
 
     Args:
         told: receives a line about each cluster before it is run.
+        brief: fewer clusters, and one length of prompts in sweeps.
 
     Returns:
         ``emulated.<cluster>.<mbps>.<system>``; ``ablation``; ``decoding``; ``sweep``; ``points``;
-        ``timeline``; ``prefill_by_length``; ``goals``.
+        ``timeline``; ``passes``; ``prefill_by_length``; ``goals``.
     """
     found: dict[str, dict[str, dict[str, Row]]] = {}
-    beds = [bed(cluster, seed) for mbps in SPEEDS for cluster in clusters(mbps)]
-    for model, suffix in ((LLAMA_7B, ""), (LLAMA_13B, "_13b")):
-        for mbps in (SPEEDS[0], SPEEDS[-1]):
-            whole = Cluster(f"env_a{suffix}", model, ENV_A, mbps)
-            beds += [bed(whole.first(count), seed) for count in (1, 2, 3)]
-    for here in beds:
-        cluster = here.cluster
+    lengths = (PROMPT,) if brief else LENGTHS
+    ends = sorted({PROMPT, lengths[-1]})
+    for cluster in all_clusters(brief):
+        here = bed(cluster, seed)
         told(f"emulated: {cluster.name} at {cluster.mbps:g} Mbit/s")
         found.setdefault(cluster.name, {})[f"{cluster.mbps:g}"] = systems(here)
     slow_a = bed(Cluster("env_a", LLAMA_7B, ENV_A, SPEEDS[0]), seed)
@@ -403,17 +428,18 @@ def run_emulated(seed: int, told: Callable[[str], None]) -> dict[str, Any]:
     results: dict[str, Any] = {
         "emulated": found,
         "ablation": {
-            here.cluster.name: {str(n): ablation(here, n) for n in (PROMPT, LENGTHS[-1])}
+            here.cluster.name: {str(n): ablation(here, n) for n in ends}
             for here in (slow_a, slow_b)
         },
         "decoding": {
             name: 1e3 * way.run_s(slow_a.stages(parts), PROMPT) / ANSWER
             for name, way in ways.items()
         },
-        "sweep": {str(n): swept(slow_a, n) for n in (PROMPT, LENGTHS[-1])},
+        "sweep": {str(n): swept(slow_a, n) for n in ends},
         "points": points(slow_a),
         "timeline": timeline(slow_b),
-        "prefill_by_length": {str(n): _by_length(slow_a, n) for n in LENGTHS},
+        "passes": {name: passes(slow_a, way) for name, way in ways.items()},
+        "prefill_by_length": {str(n): _by_length(slow_a, n) for n in lengths},
     }
     results["goals"] = goals(results)
     return results
@@ -461,7 +487,7 @@ def goals(results: Mapping[str, Any]) -> dict[str, Any]:
             **{
                 f"{name}.{mbps}": by["equal_split"]["total_s"] / by["jupiter"]["total_s"]
                 for name in ("env_b", "env_b_13b")
-                for mbps, by in emulated[name].items()
+                for mbps, by in emulated.get(name, {}).items()
                 if "total_s" in by["equal_split"] and "total_s" in by["jupiter"]
             },
         },

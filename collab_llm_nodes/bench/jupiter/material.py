@@ -70,10 +70,14 @@ class Questions:
             sample = make_sample(
                 random.Random(seed + number), SUB_DOMAINS[number % 3], "plain", held_out=True
             )
-            *before, last, _ = sample.turns  # the last one is the answer
-            asked = Turn(last.role, outline_question(last.content))
-            found.append((self._ids([*before, last]), self._ids([*before, asked])))
+            found.append(self.both(sample.turns[:-1]))
         return found
+
+    def both(self, turns: Sequence[Turn]) -> tuple[list[int], list[int]]:
+        """Return a question as it is asked, and with the outline directive."""
+        *before, last = turns
+        asked = Turn(last.role, outline_question(last.content))
+        return self._ids(turns), self._ids([*before, asked])
 
     def requests(self, outline: Ids) -> list[list[int]]:
         """Return what is read behind an outline, for each of its points; none for fewer than 3."""

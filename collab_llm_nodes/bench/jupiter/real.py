@@ -1,20 +1,19 @@
 """``collab-llm bench jupiter``, the real runs: worker processes on this machine's cores.
 
 Prefill: one core, two threads, a plain pipeline of two workers, and the same with sub-sequences.
-Decoding over four workers that share the cores: each is slowed down, so that together they need no
-more than the cores have (EMULATION). Worker death: killed, stopped, cut off in mid-answer.
+Worker death: killed, stopped, cut off in mid-answer. Decoding has a module of its own.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,16 @@ import numpy as np
 import yaml
 
 from collab_llm_nodes.bench.harness import in_turn
-from collab_llm_nodes.bench.jupiter.material import Ids, Questions, random_ids, write_wide_model
+from collab_llm_nodes.bench.jupiter.material import Ids, random_ids
 from collab_llm_nodes.bench.link.proxy import LinkProxy
-from collab_llm_nodes.models.loading import ModelConfig, read_facts
+from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.protocols.base import Control
-from collab_llm_nodes.protocols.jupiter.chain import Part
-from collab_llm_nodes.protocols.jupiter.drafters import Drafter, MedusaChain, NoDrafter
-from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, outlined
-from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer, Lengths, whole
+from collab_llm_nodes.protocols.jupiter.drafters import NoDrafter
+from collab_llm_nodes.protocols.jupiter.generation import Asked, answer
+from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer, Lengths, feed, whole
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig
-from collab_llm_nodes.protocols.jupiter.messages import Result, Step, Want, WorkerInfo
+from collab_llm_nodes.protocols.jupiter.messages import Result, Step, Want
 from collab_llm_nodes.protocols.jupiter.pipeline import (
-    Layers,
     Pipeline,
     PipelineConfig,
     Plan,
@@ -42,17 +39,12 @@ from collab_llm_nodes.protocols.jupiter.pipeline import (
 )
 from collab_llm_nodes.protocols.jupiter.process import LocalWorker, local_workers
 
-SLOWDOWN = 4.0
-"""Least emulated slow-down of workers that share cores."""
 PARTS_TRIED = (2, 4, 8)
 """Numbers of equal sub-sequences that are tried where no plan is given; the fastest counts."""
 DEADLINE_S = 600.0
 PATIENT = LinkConfig(silence_s=30.0, connect_s=10.0)
 """Link of runs whose times are measured: a machine that stalls must lose no worker."""
 WATCHFUL = LinkConfig()
-OUTLINE_TOKENS = 80
-POINT_TOKENS = 64
-
 Tell = Callable[[str], None]
 
 
@@ -113,8 +105,10 @@ def run_prefill(
         ``prefill_<tokens>`` with ``single_s`` (one worker on one core), ``two_threads_s`` (one
         worker, two cores), ``pipeline_s`` (a worker for each stage, in one piece), ``jupiter_s``
         (in sub-sequences), ``ceiling_s`` (what the sub-sequences' times, each measured alone, allow
-        without links), ``parts``, ``speedup`` over one core and ``of_ceiling``; ``max_abs_diff`` of
-        the logits, ``memory``, ``stages`` and ``slowdown``.
+        without links), ``crowded_s`` (the same with the times that they take while other stages
+        compute: what is lost against the ceiling is lost to shared memory and caches; the rest of
+        ``jupiter_s`` goes to links and waiting), ``parts``, ``speedup`` over one core and
+        ``of_ceiling``; ``max_abs_diff`` of the logits, ``memory``, ``stages`` and ``slowdown``.
     """
     found: dict[str, Any] = {"stages": stages, "slowdown": slowdown}
     with ExitStack() as stack:
@@ -162,14 +156,19 @@ def _time_prefill(
     times = in_turn(variants, repeats, warm_up=1)
     medians = {name: statistics.median(taken) for name, taken in times.items()}
     best = min(tried, key=lambda name: medians[name])
-    ceiling = statistics.median(
-        makespan(times_alone(several, ids, tried[best])) for _ in range(max(1, repeats // 2))
-    )
+
+    def median_of(times: Callable[[Pipeline, Ids, Lengths], list[list[float]]]) -> float:
+        return statistics.median(
+            makespan(times(several, ids, tried[best])) for _ in range(max(1, repeats // 2))
+        )
+
+    ceiling = median_of(times_alone)
     return {
         **{f"{name}_s": medians[name] for name in whole_ones},
         "jupiter_s": medians[best],
         "tried_s": {name: medians[name] for name in tried},
         "ceiling_s": ceiling,
+        "crowded_s": median_of(times_together),
         "parts": list(tried[best](len(ids))),
         "speedup": medians["single"] / medians[best],
         "of_ceiling": ceiling / medians[best],
@@ -179,13 +178,37 @@ def _time_prefill(
 
 def times_alone(made: Pipeline, ids: Ids, lengths: Lengths) -> list[list[float]]:
     """Return the times of sub-sequences on stages [k, stages], one pass after another [s]."""
-    found, start = [], 0
-    for size in lengths(len(ids)):
-        spans = passed(made, [Step(0, start, tuple(ids[start : start + size]))]).spans
-        found.append([span.end - span.begin for span in spans])
-        start += size
+    found = [durations(passed(made, [step])) for step in parts_of(ids, lengths)]
     passed(made, [Step(0, close=True)])
     return found
+
+
+def times_together(made: Pipeline, ids: Ids, lengths: Lengths) -> list[list[float]]:
+    """Return the times of sub-sequences on stages [k, stages] that follow one another [s]."""
+    due = control().due
+    chain = made.chain(due)
+    results: queue.SimpleQueue[Result | CollabError] = queue.SimpleQueue()
+    steps = parts_of(ids, lengths)
+    for step in steps:
+        chain.submit([step], results.put)
+    found = []
+    for _ in steps:
+        result = results.get(timeout=DEADLINE_S)
+        if isinstance(result, CollabError):
+            raise result
+        found.append(durations(result))
+    passed(made, [Step(0, close=True)])
+    return found
+
+
+def parts_of(ids: Ids, lengths: Lengths) -> list[Step]:
+    """Return the steps that feed ``ids`` in sub-sequences to lane 0."""
+    return feed(Step(0, 0, tuple(ids)), lengths)
+
+
+def durations(result: Result) -> list[float]:
+    """Return the time of a pass in each stage [s]."""
+    return [span.end - span.begin for span in result.spans]
 
 
 def makespan(times: Sequence[Sequence[float]]) -> float:
@@ -211,132 +234,6 @@ def largest_difference(one: Pipeline, other: Pipeline, ids: Ids) -> float:
         passed(made, [Step(0, close=True)])
         pieces.append(np.frombuffer(b"".join(rows), "<f4"))
     return float(np.abs(pieces[0] - pieces[1]).max())
-
-
-# Decoding.
-
-
-@dataclass
-class Decoded:
-    """Sums of one way of decoding over all questions."""
-
-    tokens: int = 0
-    seconds: float = 0.0
-    passes: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    answers: int = 0
-
-    def add(self, lanes: Sequence[LaneAnswer], seconds: float, joined: int) -> None:
-        """Count an answer of ``joined`` tokens, which these lanes took."""
-        self.answers += 1
-        self.tokens += joined
-        self.seconds += seconds
-        self.passes += sum(lane.passes for lane in lanes)
-        self.drafted += sum(lane.drafted for lane in lanes)
-        self.accepted += sum(sum(lane.accepted) for lane in lanes)
-
-    def figures(self) -> dict[str, Any]:
-        """Return the figures of the report."""
-        return {
-            "tokens_per_s": self.tokens / self.seconds,
-            "acceptance": self.accepted / self.drafted if self.drafted else None,
-            "answer_tokens": self.tokens / self.answers,
-            "passes": self.passes,
-        }
-
-
-def run_decode(
-    model: str,
-    questions: int,
-    repeats: int,
-    tell: Tell,
-    *,
-    stages: int = 4,
-    slowdown: float = 0.0,
-    plan: Plan = equal_parts,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """Time the four ways of decoding: plain, self-drafting, outline with points, and both.
-
-    Args:
-        model: a model of the text domain with Medusa heads.
-        slowdown: EMULATION: a pass takes so many times as long; 0: ``SLOWDOWN``, or as much as the
-            stages on one core need.
-
-    Returns:
-        ``decode.<naive|sd|op|both>`` with ``tokens_per_s`` (of the joined answer over the time of
-        decoding, outline and reading of points included), ``acceptance``, ``answer_tokens``;
-        ``decode.speedup`` over naive; ``mismatches``: answers with drafts, and points in lanes,
-        that differ from those without; ``slowdown``, ``memory``.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    slowdown = slowdown or max(SLOWDOWN, 2.0 * stages / len(cores))
-    asked_of = Questions(read_facts(ModelConfig(model)).tokenizer).outlined(questions, seed)
-    reader = Questions(read_facts(ModelConfig(model)).tokenizer)
-    found: dict[str, Any] = {"slowdown": slowdown, "stages": stages}
-    plain, drafts = NoDrafter(), MedusaChain()
-    with ExitStack() as stack:
-        running = stack.enter_context(
-            local_workers(stages, model, cores=cores, emulated_slowdown=slowdown)
-        )
-        made = stack.enter_context(pipeline(running, plan, lanes=16))
-        chain = made.chain(control().due)
-        found["memory"] = {str(stages): {"largest_worker_tensor_mb": max(chain.bytes) / 1e6}}
-        ways = {"naive": Decoded(), "sd": Decoded(), "op": Decoded(), "both": Decoded()}
-        mismatches = 0
-        for turn in range(repeats):
-            for number, (question, directed) in enumerate(asked_of):
-                tell(f"decoding, turn {turn + 1}, question {number + 1} ...")
-                most = OUTLINE_TOKENS + 4 * POINT_TOKENS
-                first = _answer(made, question, most, plain, ways["naive"])
-                second = _answer(made, question, most, drafts, ways["sd"])
-                mismatches += first.tokens != second.tokens
-                slow = _outlined(made, directed, reader, plain, ways["op"])
-                fast = _outlined(made, directed, reader, drafts, ways["both"])
-                mismatches += sum(a.tokens != b.tokens for a, b in zip(slow, fast, strict=True))
-                if turn == 0:  # each point once more, alone
-                    mismatches += _differ_alone(made, slow)
-    decode: dict[str, Any] = {name: way.figures() for name, way in ways.items()}
-    naive = decode["naive"]["tokens_per_s"]
-    speedup = {name: decode[name]["tokens_per_s"] / naive for name in ways}
-    return {**found, "decode": {**decode, "speedup": speedup}, "mismatches": mismatches}
-
-
-def _answer(made: Pipeline, ids: Ids, most: int, drafter: Drafter, way: Decoded) -> LaneAnswer:
-    begun = time.perf_counter()
-    lane = answer(made, ids, Asked(most, drafter=drafter), control())
-    way.add([lane], time.perf_counter() - begun, len(lane.tokens))
-    return lane
-
-
-def _outlined(
-    made: Pipeline, ids: Ids, reader: Questions, drafter: Drafter, way: Decoded
-) -> list[LaneAnswer]:
-    """Return the lanes of an outline's answer: the outline's own, then its points'."""
-    begun = time.perf_counter()
-    outline, found = outlined(
-        made,
-        ids,
-        Asked(OUTLINE_TOKENS, drafter=drafter),
-        reader.requests,
-        Asked(POINT_TOKENS, drafter=drafter),
-        control(),
-        most=8,
-    )
-    joined = sum(len(lane.tokens) for lane in found)
-    way.add([outline, *found], time.perf_counter() - begun, joined)
-    return [outline, *found]
-
-
-def _differ_alone(made: Pipeline, lanes: Sequence[LaneAnswer]) -> int:
-    """Return how many points, asked alone without sharing anything, are answered otherwise."""
-    differ = 0
-    for lane in lanes[1:]:
-        prompt = lane.known[: len(lane.known) - len(lane.tokens)]
-        alone = answer(made, prompt, Asked(POINT_TOKENS, drafter=NoDrafter()), control())
-        differ += alone.tokens != lane.tokens
-    return differ
 
 
 # Death.
@@ -400,52 +297,3 @@ def one_death(
         "restored_s": lost.arranged_at - done_at[0],
         "identical": said == list(right),
     }
-
-
-def balanced_head(head_layers: float) -> Plan:
-    """Return a plan in which the LM head counts as so many layers of the last worker."""
-
-    def plan(devices: Sequence[str], info: WorkerInfo) -> Sequence[Part]:
-        count = min(len(devices), info.num_layers)
-        share = (info.num_layers + head_layers) / count
-        ends = [min(info.num_layers - count + i, max(i, round(share * i))) for i in range(count)]
-        ends.append(info.num_layers)
-        return [Layers(d, a, b) for d, a, b in zip(devices, ends, ends[1:], strict=False)]
-
-    return plan
-
-
-def run_real(
-    *,
-    model: str,
-    tokens: Sequence[int],
-    questions: int,
-    repeats: int,
-    tell: Tell,
-    parts: Sequence[str] = ("prefill", "decode", "death"),
-    lengths: Lengths | None = None,
-) -> dict[str, Any]:
-    """Run the parts asked for.
-
-    Args:
-        model: of the text domain, with Medusa heads; empty: a random one, without ``decode``.
-
-    Returns:
-        ``real`` as :func:`run_prefill` with ``mismatches`` of ``decode``; ``decode``, ``memory``,
-        ``worker_death`` as the other functions return them.
-    """
-    found: dict[str, Any] = {"real": {}, "memory": {}}
-    with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
-        if "prefill" in parts:
-            wide = str(write_wide_model(Path(folder), max(tokens) + 8))
-            found["real"] |= run_prefill(wide, tokens, repeats, tell, lengths)
-            found["memory"] |= found["real"].pop("memory")
-        if "decode" in parts and model:
-            decoded = run_decode(model, questions, repeats, tell)
-            found["memory"] |= decoded.pop("memory")
-            found["real"]["mismatches"] = decoded.pop("mismatches")
-            found |= decoded
-        if "death" in parts:
-            dying = model or str(write_wide_model(Path(folder) / "dying", max(tokens) + 8))
-            found |= run_death(dying, max(1, repeats // 2), tell)
-    return found

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from collab_llm_nodes.bench.jupiter import PARTS, REAL_PARTS
+from collab_llm_nodes.bench.jupiter import PARTS, REAL_PARTS, Sizes
 from collab_llm_nodes.bench.jupiter.cases import run_planner
+from collab_llm_nodes.bench.jupiter.decoding import run_decode
 from collab_llm_nodes.bench.jupiter.emulated import (
     ACCEPTED,
     ANSWER,
@@ -22,24 +24,24 @@ from collab_llm_nodes.bench.jupiter.emulated import (
     SPEEDS,
     run_emulated,
 )
-from collab_llm_nodes.bench.jupiter.plots import SYSTEMS, plot_emulated
+from collab_llm_nodes.bench.jupiter.material import write_wide_model
+from collab_llm_nodes.bench.jupiter.plots import SYSTEMS, plot_emulated, plot_real
+from collab_llm_nodes.bench.jupiter.quality import run_quality
 from collab_llm_nodes.bench.jupiter.questions import run_router
-from collab_llm_nodes.bench.jupiter.real import run_real
+from collab_llm_nodes.bench.jupiter.real import run_death, run_prefill
 from collab_llm_nodes.errors import ConfigError, did_you_mean
 
-REAL_TOKENS = (512, 2048)
-"""Lengths of the prompts that real workers read."""
 LARGEST_ERROR = 0.1
 """Largest error of a prediction, as a share of the emulated time."""
+
+Tell = Callable[[str], None]
 
 
 def run_jupiter(
     *,
     parts: Sequence[str],
-    cases: int,
+    sizes: Sizes,
     model: str,
-    questions: int,
-    repeats: int,
     seed: int,
     plot: Path | None,
     console: Console,
@@ -48,10 +50,9 @@ def run_jupiter(
 
     Args:
         parts: of ``PARTS``.
-        cases: small clusters on which the planner is compared with brute force.
-        model: of the text domain, with Medusa heads, for ``decode`` and ``death``.
-        questions: decoded in each way.
-        repeats: measured turns of the parts with real workers.
+        model: of the text domain, with Medusa heads, for ``decode``, ``death`` and ``quality``.
+        plot: emulated clusters; what is real is drawn beside it, in a file with ``_real`` in its
+            name.
 
     Returns:
         ``planner``: see ``run_planner``. ``router``: see ``run_router``. What ``run_emulated``
@@ -69,16 +70,20 @@ def run_jupiter(
                 field="--part",
                 remedy=did_you_mean(name, PARTS, f"parts: {', '.join(PARTS)}"),
             )
+
+    def tell(text: str) -> None:
+        console.print(text, highlight=False)
+
     results: dict[str, Any] = {"ok": True}
     if "planner" in parts:
-        results["planner"] = run_planner(cases, seed)
-        results["ok"] &= results["planner"]["equal_to_brute_force"] == cases
-        console.print(_planner(results["planner"]), highlight=False)
+        results["planner"] = run_planner(sizes.cases, sizes.large, seed)
+        results["ok"] &= results["planner"]["equal_to_brute_force"] == sizes.cases
+        tell(_planner(results["planner"]))
     if "router" in parts:
         results["router"] = run_router(seed)
-        console.print(_router(results["router"]), highlight=False)
+        tell(_router(results["router"]))
     if "emulated" in parts:
-        found = run_emulated(seed, lambda text: console.print(text, highlight=False))
+        found = run_emulated(seed, tell, brief=sizes.brief)
         results |= found | {"paper_totals": PAPER_TOTALS, "paper_ratios": PAPER_RATIOS}
         results["ok"] &= found["goals"]["largest_error"] <= LARGEST_ERROR
         _print_emulated(found, console)
@@ -86,19 +91,42 @@ def run_jupiter(
             plot_emulated(found, plot)
     real = [name for name in parts if name in REAL_PARTS]
     if real:
-        found = run_real(
-            model=model,
-            tokens=REAL_TOKENS,
-            questions=questions,
-            repeats=repeats,
-            tell=lambda text: console.print(text, highlight=False),
-            parts=real,
-        )
+        found = run_real(parts=real, sizes=sizes, model=model, seed=seed, tell=tell)
         results |= found
         deaths = found.get("worker_death", {}).values()
         results["ok"] &= not found["real"].get("mismatches", 0)
         results["ok"] &= all(death["identical"] for death in deaths)
+        print_real(found, console)
+        if plot is not None:
+            plot_real(found, plot.with_stem(f"{plot.stem}_real"))
     return results
+
+
+def run_real(
+    *, parts: Sequence[str], sizes: Sizes, model: str, seed: int, tell: Tell
+) -> dict[str, Any]:
+    """Run the parts with workers that are asked for.
+
+    Returns:
+        ``real`` as ``run_prefill`` returns it, with the ``mismatches`` of decoding; ``memory``;
+        what ``run_decode``, ``run_death`` and ``run_quality`` return.
+    """
+    found: dict[str, Any] = {"real": {}, "memory": {}}
+    if "prefill" in parts:
+        with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
+            wide = write_wide_model(Path(folder), max(sizes.tokens) + 8)
+            found["real"] |= run_prefill(str(wide), sizes.tokens, sizes.repeats, tell)
+        found["memory"] |= found["real"].pop("memory")
+    if "decode" in parts:
+        decoded = run_decode(model, sizes.questions, sizes.repeats, tell, seed=seed)
+        found["memory"] |= decoded.pop("memory")
+        found["real"]["mismatches"] = decoded.pop("mismatches")
+        found |= decoded
+    if "death" in parts:
+        found |= run_death(model, max(1, sizes.repeats // 2), tell)
+    if "quality" in parts:
+        found |= run_quality(model, sizes.samples, seed, tell)
+    return found
 
 
 def _planner(found: Mapping[str, Any]) -> str:
@@ -169,3 +197,61 @@ def _cell(cluster: str, mbps: str, name: str, row: Mapping[str, Any]) -> str:
         f"{row['prefill_s']:.2f}, {row['decode_ms']:.0f};"
         f" {row['total_s']:.1f} ({row['predicted_s']:.1f}){beside}"
     )
+
+
+def print_real(found: Mapping[str, Any], console: Console) -> None:
+    """Print what was measured with workers on this machine."""
+    lines = [
+        f"prefill of {name.removeprefix('prefill_')} tokens: {row['speedup']:.2f} times one core,"
+        f" {row['of_ceiling']:.2f} of the ceiling, {row['crowded_s'] / row['jupiter_s']:.2f} of it"
+        " with the times of stages that compute side by side"
+        for name, row in found["real"].items()
+        if name.startswith("prefill_")
+    ]
+    lines += [
+        f"worker death, {kind}: found after {row['detected_s']:.2f} s, whole again after"
+        f" {row['restored_s']:.2f} s, {'identical' if row['identical'] else 'ANOTHER ANSWER'}"
+        for kind, row in found.get("worker_death", {}).items()
+    ]
+    lines += [
+        f"largest worker's tensors, {count} workers: {row['largest_worker_tensor_mb']:.1f} MB"
+        for count, row in found["memory"].items()
+    ]
+    console.print("\n".join(lines), highlight=False)
+    if "decode" in found:
+        console.print(_decoding(found))
+    if "quality" in found:
+        console.print(_quality(found))
+
+
+def _decoding(found: Mapping[str, Any]) -> Table:
+    table = Table(
+        title=f"decoding over {found['stages']} stages, EMULATED {found['slowdown']:g}"
+        " times slower; supposed: with drafts that are right that often"
+    )
+    for name in ("way", "tokens/s", "over naive", "acceptance", "tokens of an answer"):
+        table.add_column(name, justify="left" if name == "way" else "right")
+    decode = found["decode"]
+    for way, speedup in decode["speedup"].items():
+        row = decode[way]
+        accepted = "" if row["acceptance"] is None else f"{row['acceptance']:.3f}"
+        tokens = f"{row['answer_tokens']:.0f}"
+        table.add_row(way, f"{row['tokens_per_s']:.1f}", f"{speedup:.2f}", accepted, tokens)
+    return table
+
+
+def _quality(found: Mapping[str, Any]) -> Table:
+    table = Table(
+        title="quality: right / sound sentences / coverage; the router's errors"
+        f" {found['quality_router_error']:.1%}"
+    )
+    for name in ("category", "naive", "outline", "declined", "errors"):
+        table.add_column(name, justify="left" if name == "category" else "right")
+    for category, row in found["quality"].items():
+        ways = (
+            f"{row[way]['right']:.2f} / {row[way]['grammar']:.2f} / {row[way]['coverage']:.2f}"
+            for way in ("naive", "outline")
+        )
+        router, of = row["router"], row["questions"]
+        table.add_row(category, *ways, f"{router['declined']} of {of}", str(router["errors"]))
+    return table

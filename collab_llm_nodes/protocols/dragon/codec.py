@@ -12,7 +12,6 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Parsed
 
 from collab_llm_nodes.decoding.aggregation import AggregationConfig, Party, SideDraft
@@ -30,6 +29,7 @@ from collab_llm_nodes.protocols.dragon.messages import (
     Opened,
     Target,
 )
+from collab_llm_nodes.transport.wire import UPDATE, parse
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Dragon"].full_name
 ANSWER = f"/{SERVICE}/Answer"
@@ -38,7 +38,6 @@ DESCRIBE = f"/{SERVICE}/Describe"
 MAX_ANSWER = 1 << 16
 """Tokens; no limit of a server is larger."""
 MAX_SUPPORT = 1 << 20
-_UPDATE = "device and cloud differ in version; update both"
 _MOST_US = (1 << 32) - 1
 
 
@@ -67,7 +66,7 @@ def decode_device(data: bytes) -> DeviceMessage:
         ProtocolError: not a message of this protocol.
         InvalidInput: a field holds what its definition forbids.
     """
-    parsed = _parse(pb.DeviceMessage, data)
+    parsed = parse(pb.DeviceMessage, data)
     kind = parsed.WhichOneof("message")
     if kind == "open":
         return _read_open(parsed.open)
@@ -75,7 +74,7 @@ def decode_device(data: bytes) -> DeviceMessage:
         return _read_draft(parsed.draft)
     if kind == "target":
         return _read_target(parsed.target)
-    raise ProtocolError("empty or unknown message", field="message", remedy=_UPDATE)
+    raise ProtocolError("empty or unknown message", field="message", remedy=UPDATE)
 
 
 def decode_cloud(data: bytes) -> CloudMessage:
@@ -85,7 +84,7 @@ def decode_cloud(data: bytes) -> CloudMessage:
         ProtocolError: not a message of this protocol.
         InvalidInput: a field holds what its definition forbids.
     """
-    parsed = _parse(pb.CloudMessage, data)
+    parsed = parse(pb.CloudMessage, data)
     kind = parsed.WhichOneof("message")
     if kind == "opened":
         return Opened(parsed.opened.model, _read_line(parsed.opened), parsed.opened.documents)
@@ -96,7 +95,7 @@ def decode_cloud(data: bytes) -> CloudMessage:
     if kind == "failure":
         f = parsed.failure
         return BY_CODE.get(f.code, CollabError)(f.message, field=f.field, remedy=f.remedy)
-    raise ProtocolError("empty or unknown message", field="message", remedy=_UPDATE)
+    raise ProtocolError("empty or unknown message", field="message", remedy=UPDATE)
 
 
 def encode_info(info: CloudInfo) -> bytes:
@@ -112,7 +111,7 @@ def decode_info(data: bytes) -> CloudInfo:
     Raises:
         ProtocolError: it is none.
     """
-    m = _parse(pb.CloudInfo, data)
+    m = parse(pb.CloudInfo, data)
     return CloudInfo(
         m.model,
         _identity(m.identity),
@@ -139,15 +138,6 @@ def _encode(kind: Any, message: Any) -> bytes:
 
 def _key(message: Any) -> type:
     return CollabError if isinstance(message, CollabError) else type(message)
-
-
-def _parse(kind: Any, data: bytes) -> Any:
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise ProtocolError(
-            f"{len(data)} bytes that are no {kind.DESCRIPTOR.name}", field="message", remedy=_UPDATE
-        ) from error
 
 
 def _write_open(m: Open) -> tuple[str, Parsed]:
@@ -249,7 +239,7 @@ def _read_draft(m: Any) -> Draft:
         )
     ids = np.cumsum(np.array(m.gaps, dtype=np.int64))
     if ids[-1] > np.iinfo(np.int32).max:
-        raise InvalidInput(f"token id {ids[-1]} is too large", field="gaps", remedy=_UPDATE)
+        raise InvalidInput(f"token id {ids[-1]} is too large", field="gaps", remedy=UPDATE)
     values = np.frombuffer(m.probs, dtype="<f2").astype(np.float32)
     kept = SparseDistribution(ids.astype(np.int32), values)
     draft = SideDraft(int(ids[m.index]), kept, m.log_weight)
@@ -274,7 +264,7 @@ def _read_target(m: Any) -> Target:
         raise ProtocolError(
             f"flags {m.flags}, acceptance {m.expected_device} and {m.expected_cloud} of 1000",
             field="flags",
-            remedy=_UPDATE,
+            remedy=UPDATE,
         )
     return Target(
         m.position,

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
 from collab_llm_nodes.errors import (
@@ -38,6 +38,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     ServerMessage,
     Verdict,
 )
+from collab_llm_nodes.transport.wire import UPDATE, at_most, parse
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Verifier"].full_name
 SESSION = f"/{SERVICE}/Session"
@@ -48,8 +49,6 @@ MAX_SUPPORT = 4096
 MAX_ANSWER = 1 << 16
 """Tokens; no ``Limits.max_tokens`` is larger."""
 MAX_IMAGES = 64
-
-_UPDATE = "edge and verifier differ in version; update both"
 
 
 def encode(message: ClientMessage | ServerMessage) -> bytes:
@@ -76,7 +75,7 @@ def decode_client(data: bytes) -> ClientMessage:
         ProtocolError: not a message of this protocol.
         InvalidInput: a field holds what the message's definition forbids.
     """
-    parsed = _parse(pb.ClientMessage, data)
+    parsed = parse(pb.ClientMessage, data)
     kind = parsed.WhichOneof("message")
     if kind == "open":
         return _read_open(parsed.open)
@@ -84,7 +83,7 @@ def decode_client(data: bytes) -> ClientMessage:
         return _read_draft(parsed.draft)
     if kind == "close":
         return Close()
-    raise ProtocolError("empty or unknown message", field="message", remedy=_UPDATE)
+    raise ProtocolError("empty or unknown message", field="message", remedy=UPDATE)
 
 
 def decode_server(data: bytes) -> ServerMessage:
@@ -93,7 +92,7 @@ def decode_server(data: bytes) -> ServerMessage:
     Raises:
         ProtocolError: not a message of this protocol, or one that makes no sense.
     """
-    parsed = _parse(pb.ServerMessage, data)
+    parsed = parse(pb.ServerMessage, data)
     kind = parsed.WhichOneof("message")
     if kind == "opened":
         return Opened(parsed.opened.session_id, parsed.opened.prompt_tokens)
@@ -111,7 +110,7 @@ def decode_server(data: bytes) -> ServerMessage:
         _check_outcome(v.tokens, v.accepted, v.compute_s)
         _check_figure(v.queue_s)
         return Verdict(v.round, tuple(v.tokens), v.accepted, v.finished, v.compute_s, v.queue_s)
-    raise ProtocolError("empty or unknown message", field="message", remedy=_UPDATE)
+    raise ProtocolError("empty or unknown message", field="message", remedy=UPDATE)
 
 
 def encode_info(info: ServerInfo) -> bytes:
@@ -126,14 +125,14 @@ def decode_info(data: bytes) -> ServerInfo:
     Raises:
         ProtocolError: it is none.
     """
-    parsed = _parse(pb.ServerInfo, data)
+    parsed = parse(pb.ServerInfo, data)
     limits = {
         field.name: getattr(parsed.limits, field.name) for field in pb.Limits.DESCRIPTOR.fields
     }
     try:
         checked = Limits(**limits)
     except ConfigError as error:
-        raise ProtocolError(str(error), field="limits", remedy=_UPDATE) from error
+        raise ProtocolError(str(error), field="limits", remedy=UPDATE) from error
     return ServerInfo(
         parsed.model,
         parsed.vocabulary,
@@ -143,15 +142,6 @@ def decode_info(data: bytes) -> ServerInfo:
         checked,
         parsed.sessions,
     )
-
-
-def _parse(kind: type[Message], data: bytes) -> Message:
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise ProtocolError(
-            f"{len(data)} bytes that are no {kind.DESCRIPTOR.name}", field="message", remedy=_UPDATE
-        ) from error
 
 
 def _write_open(m: Open) -> pb.ClientMessage:
@@ -181,9 +171,9 @@ def _chat(m: Open) -> tuple[Turn, ...]:
 
 def _read_open(m: pb.Open) -> Open:
     # Checked before Python objects are made of them: 16 MB of bytes could become 500.
-    _at_most(len(m.images), MAX_IMAGES, "images")
-    _at_most(len(m.replay), MAX_ANSWER, "replay")
-    _at_most(m.round, MAX_ANSWER, "round")  # each yields a token at least
+    at_most(len(m.images), MAX_IMAGES, "images")
+    at_most(len(m.replay), MAX_ANSWER, "replay")
+    at_most(m.round, MAX_ANSWER, "round")  # each yields a token at least
     text, turns = _read_text(m)
     s = m.sampling
     try:
@@ -207,7 +197,7 @@ def _read_open(m: pb.Open) -> Open:
 
 def _read_text(m: pb.Open) -> tuple[str, tuple[Turn, ...]]:
     """Return the question and the turns before it."""
-    _at_most(len(m.turns), MAX_TURNS + 1, "turns")
+    at_most(len(m.turns), MAX_TURNS + 1, "turns")
     if bool(m.text) + bool(m.raw) + bool(m.turns) > 1:
         raise InvalidInput("excludes raw and turns", field="text", remedy="send one of the three")
     if not m.turns:
@@ -238,11 +228,11 @@ def _write_draft(m: Draft) -> pb.ClientMessage:
 
 
 def _read_draft(m: pb.Draft) -> Draft:
-    _at_most(len(m.tokens), MAX_DRAFT, "tokens")
-    _at_most(len(m.after), MAX_ANSWER, "after")
+    at_most(len(m.tokens), MAX_DRAFT, "tokens")
+    at_most(len(m.after), MAX_ANSWER, "after")
     probs = _read_distributions(m.probs) if m.HasField("probs") else None
     if m.after and not m.ahead:
-        raise InvalidInput("only a draft sent ahead has it", field="after", remedy=_UPDATE)
+        raise InvalidInput("only a draft sent ahead has it", field="after", remedy=UPDATE)
     after = tuple(m.after) if m.ahead else None
     return Draft(m.round, m.start, tuple(m.tokens), probs, m.cached, after, m.solo)
 
@@ -269,7 +259,7 @@ def _read_distributions(m: pb.Distributions) -> tuple[SparseDistribution, ...]:
         raise InvalidInput(
             f"sizes promise {sum(sizes)} entries; {len(m.gaps)} ids, {len(m.probs)} bytes came",
             field="probs",
-            remedy=_UPDATE,
+            remedy=UPDATE,
         )
     gaps = np.array(m.gaps, dtype=np.int64)
     values = np.frombuffer(m.probs, dtype="<f2").astype(np.float32)
@@ -279,9 +269,7 @@ def _read_distributions(m: pb.Distributions) -> tuple[SparseDistribution, ...]:
         part = slice(end, end := end + size)
         ids = np.cumsum(gaps[part])
         if ids[-1] > np.iinfo(np.int32).max:
-            raise InvalidInput(
-                f"token id {ids[-1]} is too large", field="probs.ids", remedy=_UPDATE
-            )
+            raise InvalidInput(f"token id {ids[-1]} is too large", field="probs.ids", remedy=UPDATE)
         out.append(SparseDistribution(ids.astype(np.int32), values[part]))
     return tuple(out)
 
@@ -312,23 +300,18 @@ def _write_verdict(m: Verdict) -> pb.ServerMessage:
     )
 
 
-def _at_most(count: int, limit: int, field: str) -> None:
-    if count > limit:
-        raise InvalidInput(f"{count} are too many", field=field, remedy=f"at most {limit}")
-
-
 def _check_outcome(tokens: Sequence[int], accepted: int, figure: float) -> None:
     """An outcome is 1 to MAX_DRAFT + 1 tokens, drafted but for at most one; figures are >= 0."""
     if not (1 <= len(tokens) <= MAX_DRAFT + 1 and len(tokens) - accepted in (0, 1)):
         raise ProtocolError(
-            f"{len(tokens)} tokens of which {accepted} accepted", field="accepted", remedy=_UPDATE
+            f"{len(tokens)} tokens of which {accepted} accepted", field="accepted", remedy=UPDATE
         )
     _check_figure(figure)
 
 
 def _check_figure(figure: float) -> None:
     if not (math.isfinite(figure) and figure >= 0):
-        raise ProtocolError(f"{figure} is no confidence or time", field="message", remedy=_UPDATE)
+        raise ProtocolError(f"{figure} is no confidence or time", field="message", remedy=UPDATE)
 
 
 _WRITERS: dict[type, Callable[[Any], Message]] = {

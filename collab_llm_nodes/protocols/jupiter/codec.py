@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import BY_CODE, CollabError, ConfigError, InvalidInput, ProtocolError
@@ -35,6 +35,7 @@ from collab_llm_nodes.protocols.jupiter.messages import (
     Want,
     WorkerInfo,
 )
+from collab_llm_nodes.transport.wire import UPDATE, at_most, parse
 
 SERVICE = pb.DESCRIPTOR.services_by_name["StageWorker"].full_name
 WORK = f"/{SERVICE}/Work"
@@ -50,8 +51,6 @@ _MAX_TOKENS = 1 << 24  # of a lane
 _MAX_SPANS = 1024
 _NAME = 256  # characters
 
-_UPDATE = "coordinator and workers differ in version; update all"
-
 
 def encode(message: Order | Report) -> bytes:
     """Serialise one message."""
@@ -66,7 +65,7 @@ def decode_order(data: bytes) -> Order:
         ProtocolError: not a message of this protocol.
         InvalidInput: a field holds what the message's definition forbids.
     """
-    order = _parse(pb.Order, data)
+    order = parse(pb.Order, data)
     kind = order.WhichOneof("message")
     if kind == "pass":
         return _read_pass(getattr(order, "pass"))
@@ -77,9 +76,9 @@ def decode_order(data: bytes) -> Order:
     if kind == "connect":
         return Connect(_name(order.connect.address, "address"))
     if kind == "link":
-        _at_most(order.link.port, 65535, "port")
+        at_most(order.link.port, 65535, "port")
         return Link(_name(order.link.chain, "chain"), order.link.port)
-    raise ProtocolError("empty or unknown message", field="message", remedy=_UPDATE)
+    raise ProtocolError("empty or unknown message", field="message", remedy=UPDATE)
 
 
 def decode_report(data: bytes) -> Report:
@@ -88,7 +87,7 @@ def decode_report(data: bytes) -> Report:
     Raises:
         ProtocolError: not a message of this protocol, or one that makes no sense.
     """
-    report = _parse(pb.Report, data)
+    report = parse(pb.Report, data)
     kind = report.WhichOneof("message")
     if kind == "taken":
         return Taken(report.taken.number)
@@ -102,7 +101,7 @@ def decode_report(data: bytes) -> Report:
         return Failure(code, f.message, f.field, f.remedy)
     if kind in _PLAIN:
         return _PLAIN[kind]
-    raise ProtocolError("empty or unknown message", field="message", remedy=_UPDATE)
+    raise ProtocolError("empty or unknown message", field="message", remedy=UPDATE)
 
 
 def encode_info(info: WorkerInfo) -> bytes:
@@ -117,20 +116,11 @@ def decode_info(data: bytes) -> WorkerInfo:
     Raises:
         ProtocolError: it is none.
     """
-    parsed = _parse(pb.WorkerInfo, data)
+    parsed = parse(pb.WorkerInfo, data)
     found = {field.name: getattr(parsed, field.name) for field in fields(WorkerInfo)}
     if not all(found[name] for name in ("num_layers", "context", "vocab_size", "width")):
-        raise ProtocolError("a model of no size", field="message", remedy=_UPDATE)
+        raise ProtocolError("a model of no size", field="message", remedy=UPDATE)
     return WorkerInfo(**{**found, "eos": frozenset(parsed.eos)})
-
-
-def _parse(kind: type[Any], data: bytes) -> Any:
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise ProtocolError(
-            f"{len(data)} bytes that are no {kind.DESCRIPTOR.name}", field="message", remedy=_UPDATE
-        ) from error
 
 
 def _write_load(m: Load) -> Message:
@@ -146,7 +136,7 @@ def _read_load(m: pb.Load) -> Load:
         raise InvalidInput(
             f"{m.path[:20]!r} is unknown", field="path", remedy=f"one of {', '.join(PATHS)}"
         )
-    _at_most(m.lanes, MAX_LANES, "lanes")
+    at_most(m.lanes, MAX_LANES, "lanes")
     return Load(
         coordinator=_name(m.coordinator, "coordinator"),
         chain=_name(m.chain, "chain"),
@@ -184,19 +174,21 @@ def _write_step(m: Step) -> pb.Step:
 
 
 def _read_step(m: pb.Step) -> Step:
-    _at_most(m.lane, MAX_LANES, "steps.lane")
-    _at_most(m.fork_of, MAX_LANES, "steps.fork_of")
-    _at_most(m.want, max(Want), "steps.want")
-    _at_most(m.guesses, MAX_GUESSES, "steps.guesses")
+    at_most(m.lane, MAX_LANES, "steps.lane")
+    at_most(m.fork_of, MAX_LANES, "steps.fork_of")
+    at_most(m.want, max(Want), "steps.want")
+    at_most(m.guesses, MAX_GUESSES, "steps.guesses")
     for name in ("start", "retain", "position"):
-        _at_most(getattr(m, name), _MAX_TOKENS, f"steps.{name}")
+        at_most(getattr(m, name), _MAX_TOKENS, f"steps.{name}")
     new, wanted = len(m.ids), m.want != Want.NOTHING
     if m.rows > new or (m.rows > 0) != wanted:
-        raise InvalidInput(f"{m.rows} of {new} tokens", field="steps.rows", remedy=_UPDATE)
+        raise InvalidInput(f"{m.rows} of {new} tokens", field="steps.rows", remedy=UPDATE)
     if m.parents and (len(m.parents) != new - 1 or any(p > i for i, p in enumerate(m.parents))):
         raise InvalidInput("no tree", field="steps.parents", remedy="parents come first")
+    if m.parents and m.want == Want.VERDICT and m.rows < new:
+        raise InvalidInput("a tree is judged as a whole", field="steps.rows", remedy=UPDATE)
     if m.close and new:
-        raise InvalidInput("closed and fed at once", field="steps.close", remedy=_UPDATE)
+        raise InvalidInput("closed and fed at once", field="steps.close", remedy=UPDATE)
     return Step(
         m.lane,
         m.start,
@@ -230,8 +222,8 @@ def _write_pass(m: Pass) -> Message:
 
 
 def _read_pass(m: pb.Pass) -> Pass:
-    _at_most(len(m.steps), MAX_STEPS, "steps")
-    _at_most(sum(len(step.ids) for step in m.steps), MAX_ROWS, "steps.ids")
+    at_most(len(m.steps), MAX_STEPS, "steps")
+    at_most(sum(len(step.ids) for step in m.steps), MAX_ROWS, "steps.ids")
     steps = tuple(_read_step(step) for step in m.steps)
     if len({step.lane for step in steps}) < len(steps):
         raise InvalidInput("a lane comes twice", field="steps.lane", remedy="send two passes")
@@ -243,9 +235,9 @@ def _write_spans(spans: Sequence[Span]) -> list[pb.Span]:
 
 
 def _read_spans(spans: Sequence[pb.Span]) -> tuple[Span, ...]:
-    _at_most(len(spans), _MAX_SPANS, "spans")
+    at_most(len(spans), _MAX_SPANS, "spans")
     if not all(math.isfinite(s.begin) and math.isfinite(s.end) for s in spans):
-        raise InvalidInput("no times", field="spans", remedy=_UPDATE)
+        raise InvalidInput("no times", field="spans", remedy=UPDATE)
     return tuple(Span(span.begin, span.end) for span in spans)
 
 
@@ -264,13 +256,8 @@ def _read_result(m: pb.Result) -> Result:
 
 
 def _name(text: str, field: str) -> str:
-    _at_most(len(text), _NAME, field)
+    at_most(len(text), _NAME, field)
     return text
-
-
-def _at_most(count: int, limit: int, field: str) -> None:
-    if count > limit:
-        raise InvalidInput(f"{count} are too many", field=field, remedy=f"at most {limit}")
 
 
 _PLAIN: dict[str | None, Report] = {"connected": Connected(), "linked": Linked(), "pong": Pong()}

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 OUTLINE_DIRECTIVE = "Give an outline only: 3 to 8 numbered points of a few words each."
-POINT_DIRECTIVE = "Expand point {number} in one or two sentences."
+# It names the point: a small model does not find a title by its number.
+POINT_DIRECTIVE = "Write point {number} ({title}) in one or two sentences."
 LEAST_POINTS, MOST_POINTS = 3, 8
 
 CODE, MATHEMATICS, CHAINED, SHORT = "code", "mathematics", "chained reasoning", "short answer"
@@ -141,7 +142,7 @@ class Point:
     @property
     def request(self) -> str:
         """The user's turn that asks for its text."""
-        return POINT_DIRECTIVE.format(number=self.number)
+        return POINT_DIRECTIVE.format(number=self.number, title=self.title)
 
 
 def outline_question(question: str) -> str:

@@ -59,14 +59,14 @@ def local_workers(
             command += ["--emulated-slowdown", str(emulated_slowdown)]
             process = stack.enter_context(run_process(f"jupiter-worker-{number}", command))
             made.append(LocalWorker(process, address))
+        due = time.monotonic() + START_DEADLINE_S * count  # they share this machine's cores
         for worker in made:
-            _wait_for(worker)
+            _wait_for(worker, due)
         yield made
 
 
-def _wait_for(worker: LocalWorker) -> None:
+def _wait_for(worker: LocalWorker, due: float) -> None:
     """Return once ``worker`` listens; one that asks for a token listens, too."""
-    due = time.monotonic() + START_DEADLINE_S
     while True:
         worker.process.check()
         asking = describe(LinkConfig(), worker.address)

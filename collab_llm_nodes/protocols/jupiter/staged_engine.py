@@ -18,7 +18,7 @@ from torch import Tensor
 
 from collab_llm_nodes.engine.session import AfterExit, Feed, OnExit
 from collab_llm_nodes.errors import Busy, ConfigError, InvalidInput, ProtocolError
-from collab_llm_nodes.models.loading import ModelConfig, load_without_weights, read_facts
+from collab_llm_nodes.models.loading import ModelConfig, read_facts
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.models.vocabulary import vocabulary_hash, vocabulary_size
 from collab_llm_nodes.protocols.jupiter.chain import Chain, WorkerLost
@@ -66,8 +66,8 @@ class StagedEngine:
                 field="stages.lanes",
                 remedy="as many as limits.max_sessions",
             )
-        self.loaded = load_without_weights(model)
         facts = read_facts(model)
+        self.loaded = facts.without_weights()
         self.vocab_size = vocabulary_size(facts.tokenizer)
         self.vocabulary = vocabulary_hash(facts.tokenizer)
         self.eos, self.num_layers, self.context = facts.eos, facts.num_layers, facts.context

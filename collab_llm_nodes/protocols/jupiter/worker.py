@@ -67,6 +67,7 @@ from collab_llm_nodes.protocols.jupiter.messages import (
     Result,
     Span,
     Taken,
+    Want,
     WorkerInfo,
     failure_of,
 )
@@ -78,6 +79,10 @@ from collab_llm_nodes.transport.streams import ClientSession, StreamService, Una
 log = logging.getLogger(__name__)
 
 _FREE_S = 0.5  # at the end, for the compute thread to finish a pass
+_FIRST_BYTES = 1 << 16
+"""Largest Load or Link: whoever has no part in a chain may not have more parsed."""
+_MOST_UNREAD = 256
+"""Reports that wait for a coordinator to read: one that works has some for each lane."""
 
 Client = ClientSession[Answer]
 
@@ -183,6 +188,8 @@ class StageWorker(StreamService[Answer]):
         """Hear Load or Link, then what belongs to it."""
         async with self.turn(client):
             data = await self.read(client)
+        if data is not None and len(data) > _FIRST_BYTES:
+            raise ProtocolError(f"{len(data)} bytes to begin with", field="message")
         first = None if data is None else codec.decode_order(data)
         if isinstance(first, Load):
             self._take_load(client, first)
@@ -255,11 +262,14 @@ class StageWorker(StreamService[Answer]):
 
     def _take(self, client: Client, order: Order, size: int) -> None:
         chain = self._chain
+        if chain is None:
+            raise Unavailable("the chain has ended", field="chain", remedy="arrange a new one")
+        if max(client.unread, chain.coordinator.unread) > _MOST_UNREAD:
+            self._end_chain(Busy("too many reports wait to be read", field="chain"))
+            return
         if isinstance(order, Ping):
             client.deliver(Pong())
             return
-        if chain is None:
-            raise Unavailable("the chain has ended", field="chain", remedy="arrange a new one")
         if isinstance(order, Connect) and client is chain.coordinator:
             self._connect(chain, order)
         elif isinstance(order, Pass) and client is (chain.previous or chain.coordinator):
@@ -292,6 +302,13 @@ class StageWorker(StreamService[Answer]):
         chain.next = StageLink(self.config.link_to_next, order.address, first, on_report, on_lost)
 
     def _take_pass(self, chain: _Chain, client: Client, order: Pass, size: int) -> None:
+        logits = sum(step.rows for step in order.steps if step.want is Want.LOGITS)
+        if 4 * logits * self.info.vocab_size > self.config.limits.max_message_bytes:
+            raise InvalidInput(
+                f"logits after {logits} tokens are larger than one message",
+                field="steps.rows",
+                remedy="ask for fewer, or raise limits.max_message_bytes and the coordinator's",
+            )
         if order.number <= chain.last_number:
             raise ProtocolError("passes come in ascending order", field="number")
         chain.last_number = order.number

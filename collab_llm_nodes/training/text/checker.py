@@ -82,7 +82,7 @@ def _check_prose(sample: Sample, text: str) -> str:
     """Check what all free answers have in common."""
     return (
         _missing(sample, text)
-        or _unknown_word(sample, text)
+        or unknown_word(sample, text)
         or _repeated(text)
         or ("" if text.endswith(_ENDINGS) else "the answer does not come to an end")
     )
@@ -101,7 +101,8 @@ def _missing(sample: Sample, text: str) -> str:
     return ""
 
 
-def _unknown_word(sample: Sample, text: str) -> str:
+def unknown_word(sample: Sample, text: str) -> str:
+    """Return a complaint about the first word that neither grammar nor question has, else ""."""
     known = set(_LEXICON[sample.sub_domain])
     for turn in sample.turns[:-1]:
         known.update(words(turn.content))

@@ -231,7 +231,7 @@ def document(world: World, style: str) -> Made:
         task = DOMAINS[style].draw(world)
         last = task.turns[-1]
         turns = (*task.turns[:-1], Turn(last.role, context + last.content))
-        made = _plain_facts(task) | {"relevant": False, "generic": True}
+        made = plain_facts(task) | {"relevant": False, "generic": True}
         return (*turns, Turn("assistant", task.answer)), made
     questions = [pick(kind.questions, voice, f, world.held_out) for kind, f in wanted]
     user["question"] = " ".join(questions)
@@ -279,7 +279,7 @@ _POINT = _ask(
     POINT_DIRECTIVE,
     POINT_DIRECTIVE,
     POINT_DIRECTIVE,
-    "Write point {number} ({title}) in one or two sentences.",
+    "Expand point {number} in one or two sentences.",
     "Now expand only point {number}: {title}.",
     "Point {number}, {title}: one or two sentences, please.",
 )
@@ -377,8 +377,9 @@ def copy(world: World, style: str) -> Made:
 def plain(world: World, style: str) -> Made:
     """Make a question with its whole answer."""
     task = DOMAINS[style].draw(world)
-    return (*task.turns, Turn("assistant", task.answer)), _plain_facts(task)
+    return (*task.turns, Turn("assistant", task.answer)), plain_facts(task)
 
 
-def _plain_facts(task: Task) -> dict[str, object]:
+def plain_facts(task: Task) -> dict[str, object]:
+    """Return the facts with which the checker judges a whole answer."""
     return {"mentions": task.mentions, "words": len(task.answer.split())}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +39,8 @@ from collab_llm_nodes.protocols.jupiter.messages import (
 )
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig
 from collab_llm_nodes.protocols.jupiter.states import pack
+from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerLimits
+from collab_llm_nodes.transport.background import background_loop
 
 TOKEN = "only-workers-with-this"
 OPENLY = replace(PATIENT, token=TOKEN)
@@ -213,6 +217,106 @@ def test_more_bytes_than_may_wait_are_refused() -> None:
                 heard.set()
         assert isinstance(found[-1], Failure)
         assert found[-1].code == "BUSY"
+
+
+def test_only_members_of_a_chain_may_send_much() -> None:
+    """A few megabytes of empty steps are parsed into forty times as many."""
+    with guarded() as (addresses, made):
+        load_of(made)
+        failure = refusal(addresses[0], [b"\x22\x80\x80\x08" + b"\x12\x00" * (1 << 16)])
+        assert failure.code == "PROTOCOL_ERROR"
+        assert "131076 bytes to begin with" in failure.message
+        assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
+
+
+def test_tensors_that_are_none_end_the_chain_by_type() -> None:
+    """In the second stage, by the worker before it."""
+    with workers(1) as (handles, addresses):
+        info = handles[0].service.info
+        rows = 2
+        good = torch.zeros(rows, info.width)
+        wrong: list[tuple[str, bytes]] = [
+            ("float32", b""),
+            ("float32", pack(good, "float32")[:-1]),
+            ("float32", pack(torch.zeros(rows + 1, info.width), "float32")),
+            ("float32", b"\xff" * (4 * rows * info.width)),  # not a number
+            ("float16", b"\x00\x7c" * (rows * info.width)),  # infinite
+            ("float16", pack(good, "float32")),
+            ("int8", b"\x00\x00\xc0\x7f" * rows + b"\x01" * (rows * info.width)),
+        ]
+        for number, (form, states) in enumerate(wrong):
+            chain = f"{number}"
+            load = Load("me", chain, info.version, info.weights, 2, 4, 2, form)
+            step = Step(0, 0, (1, 2), want=Want.VERDICT, rows=1)
+            failure = _second_stage(addresses[0], load, Pass(0, (step,), states))
+            assert failure.code == "PROTOCOL_ERROR", (form, failure)
+            assert failure.field == "states"
+
+
+def test_logits_larger_than_a_message_are_not_computed() -> None:
+    with workers(1, limits=WorkerLimits(max_message_bytes=4096)) as (handles, addresses):
+        info = handles[0].service.info
+        load = Load("me", "f", info.version, info.weights, 2, 4, 2)
+        large = Step(0, 0, (1,) * 64, want=Want.LOGITS, rows=64)
+        failure = _second_stage(addresses[0], load, Pass(0, (large,)))
+        assert (failure.code, failure.field) == ("INVALID_INPUT", "steps.rows")
+
+
+def _second_stage(address: str, load: Load, order: Pass) -> Failure:
+    """Send ``order`` as the worker before; return what it or the coordinator is told of it."""
+    loaded, over = threading.Event(), threading.Event()
+    failures: list[Failure] = []
+
+    def coordinate() -> None:
+        for report in say(address, held_open([load], over), ""):
+            if isinstance(report, Loaded):
+                loaded.set()
+            if isinstance(report, Failure):
+                failures.append(report)
+                over.set()
+
+    coordinator = threading.Thread(target=coordinate)
+    coordinator.start()
+    assert loaded.wait(WAIT_S)
+    for report in say(address, held_open([Link(load.chain), order], over), ""):
+        if isinstance(report, Failure):
+            failures.append(report)
+            over.set()
+    over.set()
+    coordinator.join(WAIT_S)
+    return next(failure for failure in failures if failure.code != "UNAVAILABLE")
+
+
+class _Deaf:
+    """A coordinator that asks for signs of life and reads none of them."""
+
+    def __init__(self, load: Load) -> None:
+        self._next = codec.encode(load)
+        self.asked = 0
+
+    async def read(self) -> bytes | None:
+        await asyncio.sleep(0)
+        data, self._next = self._next, codec.encode(Ping())
+        self.asked += 1
+        if self.asked > 5000:  # as if it were silent at last
+            await asyncio.Event().wait()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        await asyncio.Event().wait()
+
+
+def test_reports_do_not_pile_up_for_a_coordinator_that_does_not_read() -> None:
+    with workers(1, limits=WorkerLimits(idle_s=0.5)) as (handles, addresses):
+        service = handles[0].service
+        info = service.info
+        deaf = _Deaf(Load("me", "f", info.version, info.weights, 0, 4, 1))
+        talk = asyncio.run_coroutine_threadsafe(service.converse(deaf), background_loop())
+        with suppress(CancelledError):  # as streams end whose clients neither read nor speak
+            talk.result(WAIT_S)
+        assert deaf.asked < 1000
+        with Pipeline(PipelineConfig(tuple(addresses), PATIENT)) as made:
+            assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
 
 
 def test_tls_between_all(certificates: Certificates) -> None:
