@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from collab_llm_nodes.bench.harness import on_this_machine
-from collab_llm_nodes.bench.hostile import ATTACK_NAMES
+from collab_llm_nodes.bench.hostile import ATTACK_NAMES, DRAGON_ATTACK_NAMES
 from collab_llm_nodes.bench.jupiter import PARTS as JUPITER_PARTS
 from collab_llm_nodes.cli.options import JsonOption, PlotOption, SeedOption
 from collab_llm_nodes.cli.output import console, write_json
@@ -74,18 +75,23 @@ def bench_engine(
     raise typer.Exit(0 if results["mismatches"] == 0 else 1)
 
 
-def _known_attacks(names: list[str] | None) -> list[str] | None:
-    """Return ``names``.
+def _known_attacks(
+    known: tuple[str, ...],
+) -> Callable[[list[str] | None], list[str] | None]:
+    """Return a check that all names given are ``known``; it raises ``typer.BadParameter``.
 
-    Raises:
-        typer.BadParameter: a name is unknown; the message tells the nearest and all known ones.
+    The message tells the nearest and all known ones.
     """
-    for name in names or ():
-        if name not in ATTACK_NAMES:
-            close = difflib.get_close_matches(name, ATTACK_NAMES, 1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise typer.BadParameter(f"{name!r} is unknown; {hint}known: {', '.join(ATTACK_NAMES)}")
-    return names
+
+    def check(names: list[str] | None) -> list[str] | None:
+        for name in names or ():
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {close[0]}? " if close else ""
+                raise typer.BadParameter(f"{name!r} is unknown; {hint}known: {', '.join(known)}")
+        return names
+
+    return check
 
 
 @app.command("verifier")
@@ -101,7 +107,7 @@ def bench_verifier(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            callback=_known_attacks,
+            callback=_known_attacks(ATTACK_NAMES),
             help=f"With --hostile: only this one; repeat. Names: {', '.join(ATTACK_NAMES)}.",
         ),
     ] = None,
@@ -121,9 +127,11 @@ def bench_verifier(
         raise typer.BadParameter("only with --hostile", param_hint="--attack, --front")
     if hostile:
         from collab_llm_nodes.bench.hostile.report import run_hostile
+        from collab_llm_nodes.bench.hostile.verifier_server import VERIFIER
 
         results = on_this_machine(
             run_hostile,
+            server=VERIFIER,
             attacks=attack or list(ATTACK_NAMES),
             seconds=seconds,
             seed=seed,
@@ -302,6 +310,41 @@ def bench_dragon(
         answers=answers,
         seed=seed,
         plot=plot,
+        console=console,
+    )
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["ok"] else 1)
+
+
+@app.command("dragon-hostile")
+def bench_dragon_hostile(
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            callback=_known_attacks(DRAGON_ATTACK_NAMES),
+            help=f"Only this one; repeat. Names: {', '.join(DRAGON_ATTACK_NAMES)}.",
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Length of each measurement.", min=1.0)] = 10.0,
+    front: Annotated[bool, typer.Option("--front", help="HAProxy before the cloud.")] = False,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """DRAGON's cloud with a few devices beside attackers.
+
+    Exits with 0 only if the devices' waits, the cloud's memory, log and end stay within their goals.
+    """
+    from collab_llm_nodes.bench.hostile.dragon_server import DRAGON
+    from collab_llm_nodes.bench.hostile.report import run_hostile
+
+    results = on_this_machine(
+        run_hostile,
+        server=DRAGON,
+        attacks=attack or list(DRAGON_ATTACK_NAMES),
+        seconds=seconds,
+        seed=seed,
+        front=front,
         console=console,
     )
     write_json(json_file, results)
