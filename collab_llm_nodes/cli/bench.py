@@ -333,7 +333,7 @@ def bench_dragon_hostile(
 ) -> None:
     """DRAGON's cloud with a few devices beside attackers.
 
-    Exits with 0 only if the devices' waits, the cloud's memory, log and end stay within their goals.
+    Exits with 0 only if the devices' waits, the cloud's memory, log and end stay within goals.
     """
     from collab_llm_nodes.bench.hostile.dragon_server import DRAGON
     from collab_llm_nodes.bench.hostile.report import run_hostile

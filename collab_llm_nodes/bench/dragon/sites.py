@@ -49,6 +49,7 @@ class PacedDecoder:
         self._ended = threading.Event()
         self.open, self.push = decoder.open, decoder.push
         self.rollback, self.close = decoder.rollback, decoder.close
+        self.read_on = decoder.read_on
 
     def next(self) -> tuple[NDArray[np.float32], float]:
         """Return what the decoder gives, at its pace."""

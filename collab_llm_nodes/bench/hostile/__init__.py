@@ -1,4 +1,4 @@
-"""``collab-llm bench verifier --hostile``, ``bench dragon-hostile``: honest clients beside attackers.
+"""``collab-llm bench verifier --hostile`` and ``bench dragon-hostile``: clients beside attackers.
 
 ``attacks.py``, ``verifier_attacks.py`` and ``dragon_attacks.py`` hold the attacks, one coroutine
 each; ``attacker.py`` is the process that runs one; ``robots.py`` holds the honest clients;

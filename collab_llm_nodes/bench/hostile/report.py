@@ -1,4 +1,4 @@
-"""``collab-llm bench verifier --hostile``, ``bench dragon-hostile``: attacks, and what robots notice.
+"""``collab-llm bench verifier --hostile`` and ``bench dragon-hostile``: what robots notice.
 
 Each attack meets a server of its own: a process with the embedded model, TLS, a token, metrics and
 a log of JSON; with ``--front`` HAProxy stands before it, has the TLS, and is configured as shipped.
