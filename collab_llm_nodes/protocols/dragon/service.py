@@ -176,7 +176,7 @@ class DragonService(StreamService[Reply]):
                     raise InvalidInput(
                         f"has {len(data)} bytes",
                         field="message",
-                        remedy=f"{most} at most, from the open law's max_support and the vocabulary",
+                        remedy=f"at most {most}, by the law's max_support and the vocabulary",
                     )
                 message = codec.decode_device(data)
                 if isinstance(message, Open):
