@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from collab_llm_nodes.bench.dragon.latency import (
     LIVE,
-    PREDICTED,
+    MACHINES,
     LatencyPlan,
     rules_of,
     run_latency,
@@ -39,7 +39,7 @@ def found() -> dict[str, Any]:
 def test_all_methods_with_the_cloud_write_one_answer(found: dict[str, Any]) -> None:
     assert found["mismatches"] == 0
     rows = found["latency"]["80"]
-    tokens = {method: rows[method]["acceptance_device"] for method in LIVE if method != "device"}
+    tokens = {method: rows[method]["acceptance_device"] for method in MACHINES}
     assert len(set(tokens.values())) == 1  # the same drafts meet the same fate everywhere
     assert len(found["fates"]) >= 2
 
@@ -51,10 +51,25 @@ def test_synchronised_tokens_take_a_round_trip_each(found: dict[str, Any]) -> No
     assert rows["dragon_device"]["handovers"] == rows["dragon_cloud"]["handovers"] == 0
     assert rows["device"]["bytes_up"] == 0
     assert rows["dragon_device"]["bytes_up"] < rows["dragon_cloud"]["bytes_up"]
-    for method in (*LIVE, *PREDICTED):
+    for method in LIVE:
         assert rows[method]["predicted_ms"] > 0
         assert rows[method]["predicted_ttft_ms"] > 0
     assert rows["drdg_sw_full"]["predicted_ms"] > rows["drdg_sw_compact"]["predicted_ms"]
+
+
+def test_each_baseline_waits_for_what_it_waits_for(found: dict[str, Any]) -> None:
+    near, far = found["latency"]["0"], found["latency"]["80"]
+    for method in ("drcg_text", "drcg_kv", "drdg_sw_compact", "drdg_sw_full"):
+        assert far[method]["ttft_ms"] >= 0.8 * 80
+    vectors_ms = 6 * 2 * 50_272 * 8 / (PLAN.mbit_s * 1e6) * 1e3  # six tokens
+    assert near["drdg_sw_full"]["ttft_ms"] >= vectors_ms
+    assert near["drdg_sw_full"]["bytes_down"] > 2 * 50_272
+    assert near["drcg_kv"]["bytes_down"] > 10 * near["drcg_text"]["bytes_down"]
+    assert near["crcg"]["bytes_up"] == near["crcg"]["bytes_down"] == 0
+    reading = near["drcg_text"]["predicted_ttft_ms"] - near["drcg_kv"]["predicted_ttft_ms"]
+    assert near["drcg_text"]["ttft_ms"] >= 0.8 * reading
+    for method in ("crcg", "drcg_text", "drcg_kv", "drdg_sw_full"):
+        assert near[method]["ms_per_token"] >= PLAN.decode_ms[0] * 0.99
 
 
 def test_pinned_to_the_device_no_private_words_leave_but_in_the_answer(
@@ -65,7 +80,7 @@ def test_pinned_to_the_device_no_private_words_leave_but_in_the_answer(
 
 
 def test_each_method_has_rules_of_its_own() -> None:
-    chosen = {m: rules_of(m, PLAN).schedule.aggregate_on for m in LIVE}
+    chosen = {m: rules_of(m, PLAN).schedule.aggregate_on for m in MACHINES}
     assert chosen["dragon"] == "auto"
     assert chosen["dragon_follow"] == "follow"
     assert chosen["dragon_cloud"] == "cloud"

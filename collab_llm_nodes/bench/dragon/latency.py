@@ -1,9 +1,8 @@
 """Time per token and to the first token by round trip (paper 001, figures 6 to 8).
 
-Live: both sides with the real model, over gRPC and a link that delays, passes at a stated pace.
-Predicted: the closed forms of ``protocols/dragon/latency.py`` with the measured costs. The
-baselines that put all documents into one context, and the exchange of whole sequences, are
-predicted only.
+Live: both sides with the real model, over gRPC and a link that delays, passes at a stated pace; the
+baselines too (``baselines.py``). Predicted: the closed forms of ``protocols/dragon/latency.py``,
+with the measured costs.
 """
 
 from __future__ import annotations
@@ -11,13 +10,20 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from collab_llm_nodes.bench.dragon.baselines import (
+    BASELINES,
+    SEQUENCE,
+    SEQUENCE_FULL,
+    VOCABULARY,
+    Written,
+)
 from collab_llm_nodes.bench.dragon.privacy import leaks
 from collab_llm_nodes.bench.dragon.sites import Answered, Sites, sites
 from collab_llm_nodes.bench.harness import save_plot, subplots
@@ -35,8 +41,9 @@ from collab_llm_nodes.protocols.dragon.simulation import Delays, Trace, simulate
 
 DEVICE, DRAGON, TOKEN_WISE = "device", "dragon", "drdg_tw"
 STATIC = ("dragon_device", "dragon_cloud")
-LIVE = (DEVICE, DRAGON, *STATIC, "dragon_follow", "dragon_delta_z", TOKEN_WISE)
-PREDICTED = ("drdg_sw_compact", "drdg_sw_full", "crcg", "drcg_text", "drcg_kv")
+MACHINES = (DRAGON, *STATIC, "dragon_follow", "dragon_delta_z", TOKEN_WISE)
+"""Methods that DRAGON's machines carry out: all write the same answer."""
+LIVE = (DEVICE, *MACHINES, *BASELINES)
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,8 @@ class LatencyPlan:
         rtts_ms: round trips that the link adds; its jitter is a fifth of each.
         decode_ms: of a pass on device, on cloud, at least.
         questions, tokens: of each method at each round trip.
-        prefill_ms: of one token of a document that the device reads; for predictions.
-        mbit_s: of the link, for predictions of what is sent at once.
+        prefill_ms: for the device to read one token of a document's text.
+        mbit_s: of the link, each way.
         law: see ``AggregationConfig``.
     """
 
@@ -82,27 +89,33 @@ def run_latency(
     """Measure and predict.
 
     Returns:
-        ``settings``; ``latency.<rtt_ms>.<method>`` with ``ms_per_token`` and ``ttft_ms`` (live
-        methods), ``predicted_ms`` per token, ``predicted_ttft_ms``, ``discarded_tokens``,
-        ``handovers``, ``acceptance_device``, ``acceptance_cloud``, ``bytes_up`` and ``bytes_down``
-        per token; ``mismatches``: answers of methods with the cloud that differ from one another;
+        ``settings``; ``latency.<rtt_ms>.<method>`` with ``ms_per_token`` and ``ttft_ms``,
+        ``predicted_ms`` per token, ``predicted_ttft_ms``, ``discarded_tokens``, ``handovers``,
+        ``acceptance_device`` and ``acceptance_cloud`` (None: nothing was judged), ``bytes_up`` and
+        ``bytes_down`` per token; ``mismatches``: answers of ``MACHINES`` that differ from one
+        another;
         ``privacy.<policy>``: private runs of tokens that left the device in and outside the answer,
         with the aggregator pinned to the device and with policy auto; ``fates``: of both sides'
         drafts, token by token.
     """
-    latency: dict[str, dict[str, Any]] = {}
+    latency: dict[str, dict[str, dict[str, float | None]]] = {}
     privacy: dict[str, dict[str, float]] = {}
     fates: list[tuple[bool, bool]] = []
     mismatches = 0
     with sites(engine, config, plan.seed) as (both, questions):
         for rtt_ms in plan.rtts_ms:
-            both.set((plan.decode_ms[0] / 1e3, plan.decode_ms[1] / 1e3), rtt_ms / 1e3)
+            both.set(
+                (plan.decode_ms[0] / 1e3, plan.decode_ms[1] / 1e3),
+                rtt_ms / 1e3,
+                mbit_s=plan.mbit_s,
+                prefill_s=plan.prefill_ms / 1e3,
+            )
             with console.status(f"round trip {rtt_ms} ms ..."):
-                answers = _answers(both, questions[: plan.questions], plan)
-            written = [[a.told.tokens for a in answers[name]] for name in LIVE if name != DEVICE]
+                answers, others = _answers(both, questions[: plan.questions], plan)
+            written = [[a.told.tokens for a in answers[name]] for name in MACHINES]
             mismatches += sum(row != written[0] for row in written[1:])
             costs = _costs(both, engine, config, plan, rtt_ms / 1e3, answers)
-            latency[str(rtt_ms)] = _rows(answers, costs, plan)
+            latency[str(rtt_ms)] = _rows(answers, costs) | _other_rows(others, costs)
             fates += [fate for answer in answers[DRAGON] for fate in answer.fates]
             for method in (DRAGON, "dragon_device"):
                 found = _leaked(answers[method], both, engine)
@@ -139,21 +152,23 @@ def _leaked(answers: Sequence[Answered], both: Sites, engine: Engine) -> dict[st
     return counts
 
 
-def _answers(both: Sites, questions: Sequence[str], plan: LatencyPlan) -> dict[str, list[Answered]]:
-    """Return the answers of each live method; the methods take turns."""
-    found: dict[str, list[Answered]] = {method: [] for method in LIVE}
+def _answers(
+    both: Sites, questions: Sequence[str], plan: LatencyPlan
+) -> tuple[dict[str, list[Answered]], dict[str, list[Written]]]:
+    """Return the answers of the machines and of the baselines; the methods take turns."""
+    found: dict[str, list[Answered]] = {method: [] for method in (DEVICE, *MACHINES)}
+    others: dict[str, list[Written]] = {method: [] for method in BASELINES}
     for number, question in enumerate(questions):
-        for method in LIVE:
-            found[method].append(
-                both.ask(
-                    question,
-                    rules_of(method, plan),
-                    tokens=plan.tokens,
-                    seed=plan.seed + number,
-                    cloud=method != DEVICE,
-                )
+        seed = plan.seed + number
+        for method, given in found.items():
+            rules = rules_of(method, plan)
+            given.append(
+                both.ask(question, rules, tokens=plan.tokens, seed=seed, cloud=method != DEVICE)
             )
-    return found
+        law = rules_of(DRAGON, plan).aggregation
+        for method, written in others.items():
+            written.append(both.baselines.ask(method, question, law, tokens=plan.tokens, seed=seed))
+    return found, others
 
 
 def _costs(
@@ -182,7 +197,7 @@ def _costs(
         rtt_s=rtt_s,
         bytes_per_s=plan.mbit_s * 1e6 / 8,
         documents=config.retrieval.chunks,
-        document_tokens=config.document_tokens,
+        document_tokens=both.document_tokens,
         text_bytes=4.0,
         kv_bytes=2.0 * model.num_hidden_layers * heads * width * size,
         draft_bytes=sum(metrics.bytes_down for metrics in pinned) / max(1, tokens),
@@ -198,16 +213,16 @@ def _acceptance(answers: Sequence[Answered]) -> Pair:
 
 
 def _rows(
-    answers: Mapping[str, Sequence[Answered]], costs: Costs, plan: LatencyPlan
-) -> dict[str, dict[str, float]]:
-    rows = {}
+    answers: Mapping[str, Sequence[Answered]], costs: Costs
+) -> dict[str, dict[str, float | None]]:
+    rows: dict[str, dict[str, float | None]] = {}
     for method, given in answers.items():
         measured = [answer.told.metrics for answer in given]
         tokens = sum(metrics.tokens for metrics in measured)
         behind = [
             (m.total_s - m.time_to_first_token_s) / (m.tokens - 1) for m in measured if m.tokens > 1
         ]
-        acceptance = _acceptance(given)
+        acceptance = _acceptance(given) if method != DEVICE else (None, None)
         rows[method] = {
             "ms_per_token": 1e3 * statistics.fmean(behind) if behind else 0.0,
             "ttft_ms": 1e3 * statistics.fmean(m.time_to_first_token_s for m in measured),
@@ -219,8 +234,33 @@ def _rows(
             "bytes_down": sum(m.bytes_down for m in measured) / tokens,
             **_predicted(method, costs),
         }
-    for method in PREDICTED:
-        rows[method] = _predicted(method, costs)
+    return rows
+
+
+def _other_rows(
+    answers: Mapping[str, Sequence[Written]], costs: Costs
+) -> dict[str, dict[str, float | None]]:
+    rows: dict[str, dict[str, float | None]] = {}
+    for method, given in answers.items():
+        tokens = sum(len(written.tokens) for written in given)
+        per_token = [
+            # A sequence comes as a whole: its time is that of all its tokens.
+            written.total_s / len(written.tokens)
+            if method in (SEQUENCE, SEQUENCE_FULL)
+            else (written.total_s - written.first_s) / max(1, len(written.tokens) - 1)
+            for written in given
+        ]
+        rows[method] = {
+            "ms_per_token": 1e3 * statistics.fmean(per_token),
+            "ttft_ms": 1e3 * statistics.fmean(written.first_s for written in given),
+            "discarded_tokens": None,
+            "handovers": None,
+            "acceptance_device": None,
+            "acceptance_cloud": None,
+            "bytes_up": sum(written.bytes_up for written in given) / tokens,
+            "bytes_down": sum(written.bytes_down for written in given) / tokens,
+            **_predicted(method, costs),
+        }
     return rows
 
 
@@ -239,11 +279,7 @@ def _predicted(method: str, costs: Costs) -> dict[str, float]:
 
 
 def _with_vectors(costs: Costs) -> Costs:
-    return Costs(**{**asdict(costs), "draft_bytes": 2.0 * VOCABULARY})
-
-
-VOCABULARY = 50_272
-"""Entries of a full vector, as in paper 001 (OPT)."""
+    return replace(costs, draft_bytes=costs.draft_bytes + 2.0 * VOCABULARY)
 
 
 # ------------------------------------------------------- the scheduler in virtual time
@@ -296,17 +332,13 @@ def show_latency(results: Mapping[str, Any], console: Console) -> None:
     table = Table(
         title=f"ms per token (predicted); passes of {plan['decode_ms_device']:g} and"
         f" {plan['decode_ms_cloud']:g} ms, EMULATED",
-        caption="drdg_sw, crcg, drcg: predicted only",
     )
     table.add_column("method", no_wrap=True)
     for rtt_ms in latency:
         table.add_column(f"{rtt_ms} ms", justify="right")
-    for method in (*LIVE, *PREDICTED):
-        cells = []
-        for row in latency.values():
-            figures = row[method]
-            live = f"{figures['ms_per_token']:.0f} " if "ms_per_token" in figures else ""
-            cells.append(f"{live}({figures['predicted_ms']:.0f})")
+    for method in LIVE:
+        figures = [row[method] for row in latency.values()]
+        cells = [f"{row['ms_per_token']:.0f} ({row['predicted_ms']:.0f})" for row in figures]
         table.add_row(method, *cells)
     console.print(table)
 
