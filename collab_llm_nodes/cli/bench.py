@@ -285,30 +285,40 @@ def bench_dragon(
         tuple[float, float],
         typer.Option(help="EMULATION: a pass on device, on cloud, takes at least this time [ms]."),
     ] = (50.0, 50.0),
+    mbit_s: Annotated[
+        float, typer.Option(help="EMULATION: of the link, each way.", min=0.1)
+    ] = 20.0,
     questions: Annotated[int, typer.Option(help="Questions for each method.", min=1)] = 4,
     tokens: Annotated[int, typer.Option(help="Longest answer.", min=2, max=512)] = 20,
     documents: Annotated[int, typer.Option(help="Documents of each side.", min=1)] = 2,
-    answers: Annotated[int, typer.Option(help="Simulated answers at each point.", min=1)] = 50,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One question, two round trips, small samples.")
+    ] = False,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
-    """DRAGON's latency by round trip beside its baselines, and its scheduler (paper 001).
+    """DRAGON beside its baselines: latency, scheduler, quality and privacy (paper 001).
 
     Exits with 0 only if all goals are met.
     """
-    from collab_llm_nodes.bench.dragon.report import run_dragon
+    from collab_llm_nodes.bench.dragon.latency import LatencyPlan
+    from collab_llm_nodes.bench.dragon.report import QUICK, Sizes, run_dragon
 
+    found = _numbers(rtts, "--rtts", 0)
     results = on_this_machine(
         run_dragon,
         model=model,
-        rtts_ms=_numbers(rtts, "--rtts", 0),
-        decode_ms=decode_ms,
-        questions=questions,
-        tokens=tokens,
+        plan=LatencyPlan(
+            rtts_ms=(found[0], found[-1]) if quick else tuple(found),
+            decode_ms=decode_ms,
+            questions=1 if quick else questions,
+            tokens=tokens,
+            mbit_s=mbit_s,
+            seed=seed,
+        ),
         documents=documents,
-        answers=answers,
-        seed=seed,
+        sizes=QUICK if quick else Sizes(),
         plot=plot,
         console=console,
     )

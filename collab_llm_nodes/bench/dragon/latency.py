@@ -24,10 +24,12 @@ from collab_llm_nodes.bench.dragon.baselines import (
     VOCABULARY,
     Written,
 )
+from collab_llm_nodes.bench.dragon.case import run_case
 from collab_llm_nodes.bench.dragon.privacy import leaks
+from collab_llm_nodes.bench.dragon.replayed import point_name
 from collab_llm_nodes.bench.dragon.sites import Answered, Sites, sites
 from collab_llm_nodes.bench.harness import save_plot, subplots
-from collab_llm_nodes.decoding.aggregation import AggregationConfig, Pair
+from collab_llm_nodes.decoding.aggregation import AggregationConfig, Pair, Party
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.protocols.dragon import codec
 from collab_llm_nodes.protocols.dragon.device import Rules
@@ -89,14 +91,14 @@ def run_latency(
     """Measure and predict.
 
     Returns:
-        ``settings``; ``latency.<rtt_ms>.<method>`` with ``ms_per_token`` and ``ttft_ms``,
-        ``predicted_ms`` per token, ``predicted_ttft_ms``, ``discarded_tokens``, ``handovers``,
-        ``acceptance_device`` and ``acceptance_cloud`` (None: nothing was judged), ``bytes_up`` and
-        ``bytes_down`` per token; ``mismatches``: answers of ``MACHINES`` that differ from one
-        another;
-        ``privacy.<policy>``: private runs of tokens that left the device in and outside the answer,
-        with the aggregator pinned to the device and with policy auto; ``fates``: of both sides'
-        drafts, token by token.
+        ``settings``; ``latency.<rtt_ms>.<method>`` with ``ms_per_token`` (behind the first; of a
+        sequence: all), ``ttft_ms``, ``ms_per_token_of_all``, ``predicted_ms`` per token,
+        ``predicted_ttft_ms``, ``discarded_tokens``, ``handovers``, ``acceptance_device`` and
+        ``acceptance_cloud`` (None: nothing was judged, or the cloud keeps its own to itself),
+        ``bytes_up`` and ``bytes_down`` per token; ``mismatches``: answers of ``MACHINES`` that
+        differ from one another; ``privacy.<policy>``: private runs of tokens that left the device
+        in and outside the answer, with the aggregator pinned to the device and with policy auto;
+        ``fates``: of both sides' drafts, token by token; ``case``, see ``run_case``.
     """
     latency: dict[str, dict[str, dict[str, float | None]]] = {}
     privacy: dict[str, dict[str, float]] = {}
@@ -121,6 +123,10 @@ def run_latency(
                 found = _leaked(answers[method], both, engine)
                 before = privacy.setdefault(method, dict.fromkeys(found, 0.0))
                 privacy[method] = {name: before[name] + found[name] for name in found}
+        with console.status("figure 9 ..."):
+            decode_s = (plan.decode_ms[0] / 1e3, plan.decode_ms[1] / 1e3)
+            rules = rules_of("dragon_delta_z", plan)
+            case = run_case(both, questions[0], rules, decode_s, seed=plan.seed)
     settings = {**asdict(plan), "decode_ms_device": plan.decode_ms[0]}
     settings |= {"decode_ms_cloud": plan.decode_ms[1], "emulated": True}
     return {
@@ -129,6 +135,7 @@ def run_latency(
         "privacy": privacy,
         "mismatches": mismatches,
         "fates": fates,
+        "case": case,
     }
 
 
@@ -222,10 +229,15 @@ def _rows(
         behind = [
             (m.total_s - m.time_to_first_token_s) / (m.tokens - 1) for m in measured if m.tokens > 1
         ]
-        acceptance = _acceptance(given) if method != DEVICE else (None, None)
+        acceptance: tuple[float | None, float | None] = (None, None)
+        if method != DEVICE:
+            acceptance = _acceptance(given)
+        if method == STATIC[Party.CLOUD]:
+            acceptance = acceptance[0], None
         rows[method] = {
             "ms_per_token": 1e3 * statistics.fmean(behind) if behind else 0.0,
             "ttft_ms": 1e3 * statistics.fmean(m.time_to_first_token_s for m in measured),
+            "ms_per_token_of_all": 1e3 * sum(m.total_s for m in measured) / tokens,
             "discarded_tokens": sum(m.discarded for m in measured),
             "handovers": sum(m.handovers for m in measured),
             "acceptance_device": acceptance[0],
@@ -253,6 +265,7 @@ def _other_rows(
         rows[method] = {
             "ms_per_token": 1e3 * statistics.fmean(per_token),
             "ttft_ms": 1e3 * statistics.fmean(written.first_s for written in given),
+            "ms_per_token_of_all": 1e3 * sum(written.total_s for written in given) / tokens,
             "discarded_tokens": None,
             "handovers": None,
             "acceptance_device": None,
@@ -298,12 +311,8 @@ def run_scheduler(
         ``<point>`` with ``<policy>_ms`` per token, ``virtual_ms`` (policy auto) and
         ``best_static_ms``.
     """
-    chance = random.Random(0)
-    windows = []
-    for _ in range(answers):
-        first = chance.randrange(len(fates))
-        windows.append([fates[(first + i) % len(fates)] for i in range(tokens)])
     found = {}
+    windows = windows_of(fates, answers, tokens)
     for decode_s, rtt_s in points:
         delays = Delays.sinusoidal(decode_s, rtt_s)
         row = {}
@@ -317,9 +326,15 @@ def run_scheduler(
             row[f"{policy}_ms"] = 1e3 * statistics.fmean(times) / tokens
         row["virtual_ms"] = row["auto_ms"]
         row["best_static_ms"] = min(row["device_ms"], row["cloud_ms"])
-        name = f"{1e3 * decode_s[0]:g}_{1e3 * decode_s[1]:g}_{1e3 * rtt_s:g}"
-        found[name] = row
+        found[point_name(decode_s, rtt_s)] = row
     return found
+
+
+def windows_of(fates: Trace, count: int, tokens: int) -> list[Trace]:
+    """Return ``count`` windows of ``tokens`` fates, which begin anywhere."""
+    chance = random.Random(0)
+    firsts = [chance.randrange(len(fates)) for _ in range(count)]
+    return [[fates[(first + i) % len(fates)] for i in range(tokens)] for first in firsts]
 
 
 # ------------------------------------------------------- for people
