@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,8 +15,9 @@ from dataclasses import replace
 import pytest
 from dragon_sides import EOS, VOCAB, Serve, Tables, TableSide, ask, connect, serve
 from typer.testing import CliRunner
+from waiting import wait_for
 
-from collab_llm_nodes.bench import wire
+from collab_llm_nodes.bench import http2, wire
 from collab_llm_nodes.bench.hostile import DRAGON_ATTACK_NAMES
 from collab_llm_nodes.bench.hostile.attacker import ATTACKS
 from collab_llm_nodes.bench.hostile.attacks import Attacker
@@ -105,6 +107,31 @@ def test_every_attack_on_the_cloud_is_described_and_sends(name: str, serve: Serv
 
     asyncio.run(begin())
     assert sum(attacker.sent.values()) >= 3, attacker.sent
+
+
+def test_a_connection_that_is_lost_before_the_first_word_gets_out_leaves_no_trace(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    side = TableSide(Party.CLOUD, Tables())
+    cloud = serve(side)
+
+    async def go_silent() -> None:
+        connection = await wire.connect(f"127.0.0.1:{cloud.port}")
+        # INITIAL_WINDOW_SIZE 0: the server may send nothing on new streams.
+        connection.send(http2.frame(http2.SETTINGS, payload=b"\0\4" + bytes(4)))
+        for _ in range(8):
+            await connection.call(codec.ANSWER, WAIT_S).write(an_answer().opened)
+        deadline = time.monotonic() + WAIT_S
+        while cloud.sessions < 8 and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        connection.close()
+
+    asyncio.run(within(go_silent(), WAIT_S))
+    assert len(side.decoders) > 0
+    wait_for(lambda: cloud.sessions == 0)
+    wait_for(lambda: all(decoder.closed for decoder in side.decoders))
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 def failure_of(port: int, *messages: bytes) -> pb.Failure:
