@@ -101,7 +101,7 @@ def run_latency(
         ``fates``: of both sides' drafts, token by token; ``case``, see ``run_case``.
     """
     latency: dict[str, dict[str, dict[str, float | None]]] = {}
-    privacy: dict[str, dict[str, float]] = {}
+    audited: dict[str, list[Answered]] = {DRAGON: [], STATIC[Party.DEVICE]: []}
     fates: list[tuple[bool, bool]] = []
     mismatches = 0
     with sites(engine, config, plan.seed) as (both, questions):
@@ -119,14 +119,13 @@ def run_latency(
             costs = _costs(both, engine, config, plan, rtt_ms / 1e3, answers)
             latency[str(rtt_ms)] = _rows(answers, costs) | _other_rows(others, costs)
             fates += [fate for answer in answers[DRAGON] for fate in answer.fates]
-            for method in (DRAGON, "dragon_device"):
-                found = _leaked(answers[method], both, engine)
-                before = privacy.setdefault(method, dict.fromkeys(found, 0.0))
-                privacy[method] = {name: before[name] + found[name] for name in found}
+            for method, given in audited.items():
+                given += answers[method]
         with console.status("figure 9 ..."):
             decode_s = (plan.decode_ms[0] / 1e3, plan.decode_ms[1] / 1e3)
             rules = rules_of("dragon_delta_z", plan)
             case = run_case(both, questions[0], rules, decode_s, seed=plan.seed)
+        privacy = {method: _leaked(given, both, engine) for method, given in audited.items()}
     settings = {**asdict(plan), "decode_ms_device": plan.decode_ms[0]}
     settings |= {"decode_ms_cloud": plan.decode_ms[1], "emulated": True}
     return {
@@ -140,23 +139,29 @@ def run_latency(
 
 
 def _leaked(answers: Sequence[Answered], both: Sites, engine: Engine) -> dict[str, float]:
-    """Count private runs of tokens in all that left the device."""
+    """Count private runs of tokens in all bytes that left the device, and these bytes per token."""
 
     def ids(text: str) -> list[int]:
         found: list[int] = engine.loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
         return found
 
     documents = [ids(text) for text in both.private]
-    counts = {"private_ngrams_outside_answer": 0.0, "private_ngrams_in_answer": 0.0}
+    counts = dict.fromkeys(_COUNTS, 0.0)
     for answer in answers:
         messages = [codec.decode_device(data) for data in answer.sent]
         drafts = [(m.position, m.draft.token) for m in messages if isinstance(m, Draft)]
+        # Frames may cut a message in two: so it is searched as a whole, too.
+        left = (answer.wire, *answer.sent)
         found = leaks(
-            answer.sent, documents, ids(answer.question), answer.told.tokens, engine.decode, drafts
+            left, documents, ids(answer.question), answer.told.tokens, engine.decode, drafts
         )
-        counts["private_ngrams_outside_answer"] += found.outside_answer
-        counts["private_ngrams_in_answer"] += found.in_answer
+        for name, count in zip(_COUNTS, (found.outside_answer, found.in_answer), strict=True):
+            counts[name] += count
+        counts["bytes_up_per_token"] += len(answer.wire) / len(answer.told.tokens) / len(answers)
     return counts
+
+
+_COUNTS = ("private_ngrams_outside_answer", "private_ngrams_in_answer", "bytes_up_per_token")
 
 
 def _answers(

@@ -21,20 +21,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from collab_llm_nodes.bench.dragon.served import Served, served
 from collab_llm_nodes.bench.link.lane import LinkProfile
-from collab_llm_nodes.bench.link.proxy import LinkProxy
 from collab_llm_nodes.decoding.aggregation import AggregationConfig, Pair, Party
 from collab_llm_nodes.errors import Cancelled
 from collab_llm_nodes.knowledge.retrieval import Retrieved
 from collab_llm_nodes.protocols.base import Control
-from collab_llm_nodes.protocols.dragon.client import CloudConfig, DragonClient
 from collab_llm_nodes.protocols.dragon.device import DeviceAnswer, Question, Rules, Told
 from collab_llm_nodes.protocols.dragon.link import PatienceConfig
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
-from collab_llm_nodes.protocols.dragon.service import CloudServiceConfig, DragonService
 from collab_llm_nodes.protocols.dragon.side import SideInfo
 from collab_llm_nodes.protocols.dragon.simulation import Trace
-from collab_llm_nodes.transport.server import ServerHandle
 
 _INFO = SideInfo("trace", "trace", "trace", 3, frozenset())
 _ACCEPTED = np.array([1.0, 0.0, 0.0], np.float32)
@@ -110,10 +107,8 @@ class TraceSide:
 class Replay:
     """Both sides over a link whose delay swings as figure 8 says; made by :func:`replay`."""
 
-    def __init__(
-        self, sides: tuple[TraceSide, TraceSide], client: DragonClient, link: LinkProxy
-    ) -> None:
-        self._sides, self._client, self._link = sides, client, link
+    def __init__(self, sides: tuple[TraceSide, TraceSide], cloud: Served) -> None:
+        self._sides, self._client, self._link = sides, cloud.client, cloud.link
         self._compute = ThreadPoolExecutor(1, "bench-replay")
 
     def run(self, trace: Trace, decode_s: Pair, rtt_s: float, policy: str) -> Told:
@@ -162,15 +157,8 @@ class Replay:
 @contextlib.contextmanager
 def replay() -> Iterator[Replay]:
     """Serve a cloud without a model, and yield both sides."""
-    with contextlib.ExitStack() as stack:
-        device, cloud = TraceSide(Party.DEVICE), TraceSide(Party.CLOUD)
-        config = CloudServiceConfig(address="127.0.0.1:0")
-        server = stack.enter_context(ServerHandle(DragonService(config, cloud, "trace", "")))
-        link = stack.enter_context(LinkProxy(f"127.0.0.1:{server.port}"))
-        client = stack.enter_context(DragonClient(CloudConfig(address=link.address)))
-        client.describe(60.0)
-        made = Replay((device, cloud), client, link)
-        stack.callback(made.close)
+    device, cloud = TraceSide(Party.DEVICE), TraceSide(Party.CLOUD)
+    with served(cloud, "trace") as way, contextlib.closing(Replay((device, cloud), way)) as made:
         yield made
 
 

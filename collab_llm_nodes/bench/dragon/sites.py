@@ -19,22 +19,19 @@ from numpy.typing import NDArray
 
 from collab_llm_nodes.bench.dragon.baselines import Baselines, Pace, baselines
 from collab_llm_nodes.bench.dragon.material import make_house
+from collab_llm_nodes.bench.dragon.served import Audit, Served, served
 from collab_llm_nodes.bench.link.lane import LinkProfile
-from collab_llm_nodes.bench.link.proxy import LinkProxy
 from collab_llm_nodes.decoding.aggregation import Pair
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import Cancelled
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.protocols.base import Control
-from collab_llm_nodes.protocols.dragon.client import CloudConfig, DragonClient
 from collab_llm_nodes.protocols.dragon.device import DeviceAnswer, Question, Rules, Told
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
 from collab_llm_nodes.protocols.dragon.index import Index
 from collab_llm_nodes.protocols.dragon.machine import SideMachine
-from collab_llm_nodes.protocols.dragon.service import CloudServiceConfig, DragonService
 from collab_llm_nodes.protocols.dragon.side import SideInfo
 from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
-from collab_llm_nodes.transport.server import ServerHandle
 
 JITTER = 0.2
 """Largest deviation of the link's delay, as a share of it (figures 6 to 8)."""
@@ -107,13 +104,15 @@ class Answered:
     Attributes:
         told: tokens and figures.
         fates: of both sides' drafts, by position.
-        sent: messages that left the device.
+        sent: messages that left the device, as they stand on the wire.
+        wire: all bytes that left the device.
     """
 
     question: str
     told: Told
     fates: tuple[tuple[bool, bool], ...]
     sent: tuple[bytes, ...]
+    wire: bytes
 
 
 class Sites:
@@ -129,13 +128,12 @@ class Sites:
         self,
         device: PacedSide,
         cloud: PacedSide,
-        client: DragonClient,
-        link: LinkProxy,
+        served: Served,
         baselines: Baselines,
         private: Sequence[str],
         document_tokens: int,
     ) -> None:
-        self.device, self.cloud, self.client, self.link = device, cloud, client, link
+        self.device, self.cloud, self._served = device, cloud, served
         self.baselines = baselines
         self.private, self.document_tokens = private, document_tokens
         self._compute = ThreadPoolExecutor(1, "bench-device")
@@ -151,9 +149,9 @@ class Sites:
         """
         self.device.pass_s, self.cloud.pass_s = decode_s
         profile = LinkProfile(rtt_s / 2, JITTER * rtt_s / 2, 1e6 * mbit_s)
-        self.link.change(profile)
+        self._served.link.change(profile)
         self.baselines.set(Pace(decode_s[0], prefill_s), Pace(decode_s[1]), profile)
-        self.client.rtt_s = 0.0
+        self._served.client.rtt_s = 0.0
 
     def ask(
         self,
@@ -173,15 +171,15 @@ class Sites:
         answer = DeviceAnswer(
             self.device,
             self._compute,
-            self.client if cloud else None,
+            self._served.client if cloud else None,
             rules,
             Question(query, tokens, 1.0, seed),
         )
-        sent: list[bytes] = []
-        self.client.tap = sent.append
+        audit = Audit(self._served)
         begun = time.monotonic()
         told = answer.run(lambda so_far: watch(answer.machine), Control(begun + _ANSWER_S), begun)
-        return Answered(query, told, tuple(answer.machine.figures.fates), tuple(sent))
+        wire, sent = audit.end()
+        return Answered(query, told, tuple(answer.machine.figures.fates), sent, wire)
 
     def close(self) -> None:
         """End the compute thread."""
@@ -212,18 +210,13 @@ def sites(engine: Engine, config: SideConfig, seed: int) -> Iterator[tuple[Sites
         questions = [exchange.question for exchange in house.talk]
         random.Random(seed).shuffle(questions)
         device, cloud = PacedSide(sides[0], 0.0), PacedSide(sides[1], 0.0)
-        service = DragonService(CloudServiceConfig(address="127.0.0.1:0"), cloud, "bench", "")
-        server = stack.enter_context(ServerHandle(service))
-        link = stack.enter_context(LinkProxy(f"127.0.0.1:{server.port}"))
-        client = stack.enter_context(DragonClient(CloudConfig(address=link.address)))
-        client.describe(60.0)
+        way = stack.enter_context(served(cloud, "bench"))
         others = stack.enter_context(baselines(engines, (sides[0], sides[1])))
         lengths = [len(layout.document(text)) for text in house.documents]
         made = Sites(
             device,
             cloud,
-            client,
-            link,
+            way,
             others,
             house.documents[0::2],
             round(statistics.fmean(lengths)),
