@@ -146,7 +146,7 @@ def _leaked(answers: Sequence[Answered], both: Sites, engine: Engine) -> dict[st
         return found
 
     documents = [ids(text) for text in both.private]
-    counts = dict.fromkeys(_COUNTS, 0.0)
+    outside = inside = 0
     for answer in answers:
         messages = [codec.decode_device(data) for data in answer.sent]
         drafts = [(m.position, m.draft.token) for m in messages if isinstance(m, Draft)]
@@ -155,13 +155,14 @@ def _leaked(answers: Sequence[Answered], both: Sites, engine: Engine) -> dict[st
         found = leaks(
             left, documents, ids(answer.question), answer.told.tokens, engine.decode, drafts
         )
-        for name, count in zip(_COUNTS, (found.outside_answer, found.in_answer), strict=True):
-            counts[name] += count
-        counts["bytes_up_per_token"] += len(answer.wire) / len(answer.told.tokens) / len(answers)
-    return counts
-
-
-_COUNTS = ("private_ngrams_outside_answer", "private_ngrams_in_answer", "bytes_up_per_token")
+        outside += found.outside_answer
+        inside += found.in_answer
+    tokens = sum(len(answer.told.tokens) for answer in answers)
+    return {
+        "private_ngrams_outside_answer": outside,
+        "private_ngrams_in_answer": inside,
+        "bytes_up_per_token": sum(len(answer.wire) for answer in answers) / tokens,
+    }
 
 
 def _answers(
