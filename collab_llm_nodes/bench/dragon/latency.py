@@ -37,6 +37,7 @@ from collab_llm_nodes.protocols.dragon.latency import Costs, predict
 from collab_llm_nodes.protocols.dragon.link import PatienceConfig
 from collab_llm_nodes.protocols.dragon.machine import AheadConfig
 from collab_llm_nodes.protocols.dragon.messages import Draft
+from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN
 from collab_llm_nodes.protocols.dragon.scheduler import POLICIES, ScheduleConfig
 from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
 from collab_llm_nodes.protocols.dragon.simulation import Delays, Trace, simulate_trace
@@ -323,12 +324,12 @@ def run_scheduler(
         delays = Delays.sinusoidal(decode_s, rtt_s)
         row = {}
         for policy in POLICIES:
-            times = [
-                simulate_trace(
-                    window, delays, ScheduleConfig(aggregate_on=policy, seed=number)
-                ).total_s
-                for number, window in enumerate(windows)
-            ]
+            times, acceptance = list[float](), UNKNOWN
+            for number, window in enumerate(windows):
+                schedule = ScheduleConfig(aggregate_on=policy, seed=number)
+                run = simulate_trace(window, delays, schedule, acceptance=acceptance)
+                times.append(run.total_s)
+                acceptance = run.acceptance  # the device remembers it
             row[f"{policy}_ms"] = 1e3 * statistics.fmean(times) / tokens
         row["virtual_ms"] = row["auto_ms"]
         row["best_static_ms"] = min(row["device_ms"], row["cloud_ms"])

@@ -29,6 +29,7 @@ from collab_llm_nodes.knowledge.retrieval import Retrieved
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.dragon.device import DeviceAnswer, Question, Rules, Told
 from collab_llm_nodes.protocols.dragon.link import PatienceConfig
+from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
 from collab_llm_nodes.protocols.dragon.side import SideInfo
 from collab_llm_nodes.protocols.dragon.simulation import Trace
@@ -110,6 +111,7 @@ class Replay:
     def __init__(self, sides: tuple[TraceSide, TraceSide], cloud: Served) -> None:
         self._sides, self._client, self._link = sides, cloud.client, cloud.link
         self._compute = ThreadPoolExecutor(1, "bench-replay")
+        self._acceptance: dict[str, Pair] = {}  # what a device with this policy remembers
 
     def run(self, trace: Trace, decode_s: Pair, rtt_s: float, policy: str) -> Told:
         """Return the answer in which the drafts meet the fates of ``trace``."""
@@ -123,9 +125,18 @@ class Replay:
         with self._swinging(rtt_s):
             self._client.rtt_s = 0.0
             question = Question("trace", len(trace), 0.0)
-            answer = DeviceAnswer(self._sides[0], self._compute, self._client, rules, question)
+            answer = DeviceAnswer(
+                self._sides[0],
+                self._compute,
+                self._client,
+                rules,
+                question,
+                acceptance=self._acceptance.get(policy, UNKNOWN),
+            )
             begun = time.monotonic()
-            return answer.run(lambda told: None, Control(begun + _ANSWER_S), begun)
+            told = answer.run(lambda told: None, Control(begun + _ANSWER_S), begun)
+            self._acceptance[policy] = answer.machine.profiler.acceptance
+            return told
 
     def close(self) -> None:
         """End the compute thread."""

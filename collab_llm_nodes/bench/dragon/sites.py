@@ -30,6 +30,7 @@ from collab_llm_nodes.protocols.dragon.device import DeviceAnswer, Question, Rul
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
 from collab_llm_nodes.protocols.dragon.index import Index
 from collab_llm_nodes.protocols.dragon.machine import SideMachine
+from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN
 from collab_llm_nodes.protocols.dragon.side import SideInfo
 from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
 
@@ -137,6 +138,7 @@ class Sites:
         self.baselines = baselines
         self.private, self.document_tokens = private, document_tokens
         self._compute = ThreadPoolExecutor(1, "bench-device")
+        self._acceptance: dict[Rules, Pair] = {}  # what a device with these rules remembers
 
     def set(
         self, decode_s: Pair, rtt_s: float, *, mbit_s: float = 0.0, prefill_s: float = 0.0
@@ -152,6 +154,7 @@ class Sites:
         self._served.link.change(profile)
         self.baselines.set(Pace(decode_s[0], prefill_s), Pace(decode_s[1]), profile)
         self._served.client.rtt_s = 0.0
+        self._acceptance.clear()
 
     def ask(
         self,
@@ -174,10 +177,12 @@ class Sites:
             self._served.client if cloud else None,
             rules,
             Question(query, tokens, 1.0, seed),
+            acceptance=self._acceptance.get(rules, UNKNOWN),
         )
         audit = Audit(self._served)
         begun = time.monotonic()
         told = answer.run(lambda so_far: watch(answer.machine), Control(begun + _ANSWER_S), begun)
+        self._acceptance[rules] = answer.machine.profiler.acceptance
         wire, sent = audit.end()
         return Answered(query, told, tuple(answer.machine.figures.fates), sent, wire)
 
