@@ -10,7 +10,12 @@ from dragon_bed import config_of, engine_of, row_of
 
 from collab_llm_nodes.bench.dragon.baselines import CRCG, KV, SEQUENCE, SEQUENCE_FULL, TEXT
 from collab_llm_nodes.bench.dragon.sites import Sites, sites
-from collab_llm_nodes.decoding.aggregation import AggregationConfig, AggregationLaw, Party
+from collab_llm_nodes.decoding.aggregation import (
+    AggregationConfig,
+    AggregationLaw,
+    Party,
+    SideDraft,
+)
 from collab_llm_nodes.engine.engine import Engine
 
 LAW = AggregationConfig()
@@ -67,7 +72,7 @@ def test_sequences_are_judged_position_by_position(
 ) -> None:
     both, query = asked
     law = AggregationLaw(LAW, engine.vocab_size, 1.0, 3)
-    drafts = []
+    drafts: list[list[SideDraft]] = []
     for party, paced in zip(Party, (both.device, both.cloud), strict=True):
         decoder = paced.side.decoder(query, TOKENS)
         drafts.append([])
