@@ -15,6 +15,7 @@ from rich.console import Console
 from tiny_models import tiny_folder
 from typer.testing import CliRunner
 
+from collab_llm_nodes.bench.dragon import report as report_module
 from collab_llm_nodes.bench.dragon.case import RTT_S, plot_case
 from collab_llm_nodes.bench.dragon.latency import (
     LIVE,
@@ -180,7 +181,14 @@ def test_figures_and_goals(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_measures_prints_and_draws(tmp_path: Path) -> None:
+def test_the_command_measures_prints_and_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for quality, which needs a model that knows a chat (test_bench_dragon.py)."""
+    told = {"unsaturated": {"gain": {"512": {"16": {"dragon": 2.0}}}}, "attack": {"chance": 0.5}}
+    monkeypatch.setattr(report_module, "run_quality", lambda *_, **__: dict(told))
+    sizes = replace(report_module.QUICK, answers=1, live=(((0.002, 0.002), 0.02),))
+    monkeypatch.setattr(report_module, "QUICK", sizes)
     report, plot = tmp_path / "dragon.json", tmp_path / "dragon.png"
     asked = ["bench", "dragon", "--model", str(tiny_folder("llama")), "--rtts", "0,20"]
     asked += ["--decode-ms", "3", "3", "--quick", "--tokens", "3"]
@@ -192,3 +200,9 @@ def test_the_command_measures_prints_and_draws(tmp_path: Path) -> None:
     assert results["settings"]["emulated"]
     assert plot.stat().st_size > 1000
     assert "drdg_tw" in ran.output
+    assert results["privacy"]["attack"] == told["attack"]
+    assert results["scheduler"]["2_2_20"]["live_ms"] > 0
+    assert (tmp_path / "dragon_case.png").stat().st_size > 1000
+    for row in results["latency"]["20"].values():
+        assert {"ms_per_token", "ttft_ms", "predicted_ms", "discarded_tokens"} <= set(row)
+        assert {"handovers", "acceptance_device", "acceptance_cloud"} <= set(row)
