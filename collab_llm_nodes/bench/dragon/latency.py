@@ -67,7 +67,7 @@ class LatencyPlan:
     questions: int = 4
     tokens: int = 20
     prefill_ms: float = 2.0
-    mbit_s: float = 20.0
+    mbit_s: float = 5.0
     law: str = "shared"
     top_p: float = 0.8
     seed: int = 0
