@@ -285,9 +285,7 @@ def bench_dragon(
         tuple[float, float],
         typer.Option(help="EMULATION: a pass on device, on cloud, takes at least this time [ms]."),
     ] = (50.0, 50.0),
-    mbit_s: Annotated[
-        float, typer.Option(help="EMULATION: of the link, each way.", min=0.1)
-    ] = 5.0,
+    mbit_s: Annotated[float, typer.Option(help="EMULATION: of the link, each way.", min=0.1)] = 5.0,
     questions: Annotated[int, typer.Option(help="Questions for each method.", min=1)] = 4,
     tokens: Annotated[int, typer.Option(help="Longest answer.", min=2, max=512)] = 20,
     documents: Annotated[int, typer.Option(help="Documents of each side.", min=1)] = 2,
