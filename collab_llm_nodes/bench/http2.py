@@ -11,7 +11,7 @@ from collections.abc import Iterable
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 """Kinds of frames."""
-END_STREAM, ACK, END_HEADERS = 1, 1, 4
+END_STREAM, ACK, END_HEADERS, PADDED = 1, 1, 4, 8
 """Flags."""
 CANCEL = 8
 """A reason for ``reset``."""

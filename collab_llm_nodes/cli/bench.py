@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from collab_llm_nodes.bench.harness import on_this_machine
-from collab_llm_nodes.bench.hostile import ATTACK_NAMES
+from collab_llm_nodes.bench.hostile import ATTACK_NAMES, DRAGON_ATTACK_NAMES
 from collab_llm_nodes.bench.jupiter import PARTS as JUPITER_PARTS
 from collab_llm_nodes.bench.jupiter import QUICK, Sizes
 from collab_llm_nodes.cli.options import JsonOption, PlotOption, SeedOption
@@ -76,18 +77,23 @@ def bench_engine(
     raise typer.Exit(0 if results["mismatches"] == 0 else 1)
 
 
-def _known_attacks(names: list[str] | None) -> list[str] | None:
-    """Return ``names``.
+def _known_attacks(
+    known: tuple[str, ...],
+) -> Callable[[list[str] | None], list[str] | None]:
+    """Return a check that all names given are ``known``; it raises ``typer.BadParameter``.
 
-    Raises:
-        typer.BadParameter: a name is unknown; the message tells the nearest and all known ones.
+    The message tells the nearest and all known ones.
     """
-    for name in names or ():
-        if name not in ATTACK_NAMES:
-            close = difflib.get_close_matches(name, ATTACK_NAMES, 1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise typer.BadParameter(f"{name!r} is unknown; {hint}known: {', '.join(ATTACK_NAMES)}")
-    return names
+
+    def check(names: list[str] | None) -> list[str] | None:
+        for name in names or ():
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {close[0]}? " if close else ""
+                raise typer.BadParameter(f"{name!r} is unknown; {hint}known: {', '.join(known)}")
+        return names
+
+    return check
 
 
 @app.command("verifier")
@@ -103,7 +109,7 @@ def bench_verifier(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            callback=_known_attacks,
+            callback=_known_attacks(ATTACK_NAMES),
             help=f"With --hostile: only this one; repeat. Names: {', '.join(ATTACK_NAMES)}.",
         ),
     ] = None,
@@ -123,9 +129,11 @@ def bench_verifier(
         raise typer.BadParameter("only with --hostile", param_hint="--attack, --front")
     if hostile:
         from collab_llm_nodes.bench.hostile.report import run_hostile
+        from collab_llm_nodes.bench.hostile.verifier_server import VERIFIER
 
         results = on_this_machine(
             run_hostile,
+            server=VERIFIER,
             attacks=attack or list(ATTACK_NAMES),
             seconds=seconds,
             seed=seed,
@@ -288,31 +296,74 @@ def bench_dragon(
         tuple[float, float],
         typer.Option(help="EMULATION: a pass on device, on cloud, takes at least this time [ms]."),
     ] = (50.0, 50.0),
+    mbit_s: Annotated[float, typer.Option(help="EMULATION: of the link, each way.", min=0.1)] = 5.0,
     questions: Annotated[int, typer.Option(help="Questions for each method.", min=1)] = 4,
     tokens: Annotated[int, typer.Option(help="Longest answer.", min=2, max=512)] = 20,
     documents: Annotated[int, typer.Option(help="Documents of each side.", min=1)] = 2,
-    answers: Annotated[int, typer.Option(help="Simulated answers at each point.", min=1)] = 50,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One question, two round trips, small samples.")
+    ] = False,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
-    """DRAGON's latency by round trip beside its baselines, and its scheduler (paper 001).
+    """DRAGON beside its baselines: latency, scheduler, quality and privacy (paper 001).
 
     Exits with 0 only if all goals are met.
     """
-    from collab_llm_nodes.bench.dragon.report import run_dragon
+    from collab_llm_nodes.bench.dragon.latency import LatencyPlan
+    from collab_llm_nodes.bench.dragon.report import QUICK, Sizes, run_dragon
 
+    found = _numbers(rtts, "--rtts", 0)
     results = on_this_machine(
         run_dragon,
         model=model,
-        rtts_ms=_numbers(rtts, "--rtts", 0),
-        decode_ms=decode_ms,
-        questions=questions,
-        tokens=tokens,
+        plan=LatencyPlan(
+            rtts_ms=(found[0], found[-1]) if quick else tuple(found),
+            decode_ms=decode_ms,
+            questions=1 if quick else questions,
+            tokens=tokens,
+            mbit_s=mbit_s,
+            seed=seed,
+        ),
         documents=documents,
-        answers=answers,
-        seed=seed,
+        sizes=QUICK if quick else Sizes(),
         plot=plot,
+        console=console,
+    )
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["ok"] else 1)
+
+
+@app.command("dragon-hostile")
+def bench_dragon_hostile(
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            callback=_known_attacks(DRAGON_ATTACK_NAMES),
+            help=f"Only this one; repeat. Names: {', '.join(DRAGON_ATTACK_NAMES)}.",
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Length of each measurement.", min=1.0)] = 10.0,
+    front: Annotated[bool, typer.Option("--front", help="HAProxy before the cloud.")] = False,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """DRAGON's cloud with a few devices beside attackers.
+
+    Exits with 0 only if the devices' waits, the cloud's memory, log and end stay within goals.
+    """
+    from collab_llm_nodes.bench.hostile.dragon_server import DRAGON
+    from collab_llm_nodes.bench.hostile.report import run_hostile
+
+    results = on_this_machine(
+        run_hostile,
+        server=DRAGON,
+        attacks=attack or list(DRAGON_ATTACK_NAMES),
+        seconds=seconds,
+        seed=seed,
+        front=front,
         console=console,
     )
     write_json(json_file, results)
@@ -421,8 +472,6 @@ def bench_minions(
 
     Exits with 0 only if all goals are reached; with --quick only if nothing leaks or escapes.
     """
-    from dataclasses import replace
-
     from collab_llm_nodes.bench.minions.report import QUICK, Sizes, run_minions
 
     sizes = QUICK if quick else Sizes()

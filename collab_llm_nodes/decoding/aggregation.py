@@ -296,16 +296,17 @@ def shared_acceptance(q: Probabilities, target: Probabilities) -> float:
     both = np.flatnonzero((q > 0) & (target > 0))
     if not len(both):
         return 0.0
-    with np.errstate(divide="ignore"):
-        support = np.flatnonzero((q > 0) | (target > 0))
-        ratio = q[support] / target[support]  # inf where target is 0
+    support = np.flatnonzero((q > 0) | (target > 0))
+    with np.errstate(divide="ignore", over="ignore"):
+        ratio = q[support] / target[support]  # inf where target is 0, or nearly so
     order = support[np.argsort(ratio, kind="stable")]
     below = np.concatenate(([0.0], np.cumsum(target[order])))  # target mass of smaller ratios
     above = np.concatenate((np.cumsum(q[order][::-1])[::-1], [0.0]))  # q mass from here on
     place = np.empty(len(q), np.intp)
     place[order] = np.arange(len(order))
     at = place[both]
-    return float((1.0 / (above[at] / q[both] + below[at] / target[both])).sum())
+    with np.errstate(over="ignore"):  # what hardly anyone picks is hardly ever agreed upon
+        return float((1.0 / (above[at] / q[both] + below[at] / target[both])).sum())
 
 
 def _raised(p: Probabilities, temperature: float) -> Probabilities:
@@ -318,6 +319,7 @@ def _raised(p: Probabilities, temperature: float) -> Probabilities:
         return one_hot
     raised = np.zeros(len(p))
     support = p.nonzero()[0]
-    logs = np.log(p[support]) / temperature
-    raised[support] = np.exp(logs - logs.max())
+    logs = np.log(p[support])
+    with np.errstate(over="ignore"):  # by a temperature near 0, all but the largest become -inf
+        raised[support] = np.exp((logs - logs.max()) / temperature)
     return raised / raised.sum()

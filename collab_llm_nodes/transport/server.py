@@ -199,7 +199,12 @@ class Server(Generic[S]):
     async def _session(self, _: object, context: grpc.aio.ServicerContext) -> None:
         metadata = await self._authenticate(context)
         peer = Peer.behind(context.peer(), metadata, self._config.client_header)
-        await self.service.converse(_GrpcStream(context), peer)
+        stream = _GrpcStream(context)
+        await self.service.converse(stream, peer)
+        if stream.broken:
+            # After a first write that failed, gRPC would send its headers again, and log that it
+            # cannot (grpcio 1.85.1). A call that is cancelled ends without a word.
+            raise asyncio.CancelledError
 
     async def _authenticate(self, context: grpc.aio.ServicerContext) -> dict[str, str]:
         """Return the call's metadata if its token is right; else end the call."""
@@ -246,10 +251,15 @@ _LOST = (grpc.aio.BaseError, asyncio.InvalidStateError)  # raised on a stream wh
 
 
 class _GrpcStream:
-    """One call, as a ``streams.Stream``."""
+    """One call, as a ``streams.Stream``.
+
+    Attributes:
+        broken: a message could not be sent.
+    """
 
     def __init__(self, context: grpc.aio.ServicerContext) -> None:
         self._context = context
+        self.broken = False
 
     async def read(self) -> bytes | None:
         try:
@@ -262,6 +272,7 @@ class _GrpcStream:
         try:
             await self._context.write(data)
         except _LOST as error:
+            self.broken = True
             raise ConnectionError(repr(error)) from error
 
 

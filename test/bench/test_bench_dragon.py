@@ -23,6 +23,7 @@ from collab_llm_nodes.bench.dragon.answers import (
     make_puzzle,
     measure_answers,
 )
+from collab_llm_nodes.bench.dragon.material import make_house
 from collab_llm_nodes.bench.dragon.privacy import AttackPlan
 from collab_llm_nodes.bench.dragon.quality import (
     BASELINES,
@@ -45,6 +46,7 @@ from collab_llm_nodes.bench.dragon.quality import (
 )
 from collab_llm_nodes.bench.dragon.quality_report import run_quality
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.knowledge.retrieval import Retrieved, retrieve, softmax
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder
@@ -149,6 +151,21 @@ def test_the_talk_marks_the_tokens_that_only_documents_tell(engine: Engine) -> N
         assert all(text.startswith(f"In {house.name}:") for text in house.documents)
         assert {exchange.document for exchange in house.talk} <= set(range(4))
     quality.close()
+
+
+def test_each_short_document_of_a_house_states_a_fact_of_its_own() -> None:
+    most = 44  # characters behind the house's name: most facts are longer
+
+    def fits(text: str) -> bool:
+        return len(text.partition(":")[2]) <= most
+
+    house = make_house("short", 16, 32, fits)
+    assert len(set(house.documents)) == 16
+    assert all(fits(text) for text in house.documents)
+    assert all(text.partition(":")[2] for text in house.documents)
+    assert {exchange.document for exchange in house.talk} == set(range(16))
+    with pytest.raises(InvalidInput, match="no fact fits"):
+        make_house("short", 1, 1, lambda text: False)
 
 
 def test_scores_and_gains_by_hand() -> None:

@@ -21,11 +21,13 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-from collab_llm_nodes.bench.hostile import ATTACK_NAMES, report
-from collab_llm_nodes.bench.hostile.attacks import ATTACKS, Attacker
+from collab_llm_nodes.bench.hostile import ATTACK_NAMES, report, verifier_server
+from collab_llm_nodes.bench.hostile.attacks import Attacker
 from collab_llm_nodes.bench.hostile.pictures import flat_png, progressive_jpeg
 from collab_llm_nodes.bench.hostile.report import GOALS, Site, read_log, withstand
 from collab_llm_nodes.bench.hostile.robots import DEADLINE_S, ROBOTS, Door, Robots, percentiles
+from collab_llm_nodes.bench.hostile.verifier_attacks import ATTACKS
+from collab_llm_nodes.bench.hostile.verifier_server import VERIFIER
 from collab_llm_nodes.bench.verifier import Recording
 from collab_llm_nodes.bench.wire import connect
 from collab_llm_nodes.cli import app
@@ -77,7 +79,8 @@ class StandIn:
         address, metrics = (
             f"127.0.0.1:{port}" for port in (self.server.port, self.server.metrics_port)
         )
-        self.site = Site(ThisProcess(folder / "log"), address, metrics, token=TOKEN)  # type: ignore[arg-type]
+        process = ThisProcess(folder / "log")
+        self.site = Site(VERIFIER, process, address, metrics, token=TOKEN)  # type: ignore[arg-type]
         self.recording = asyncio.run(within(self._record(), WAIT_S))
 
     def _wait(self, layer: int) -> None:
@@ -127,7 +130,14 @@ def test_every_attack_is_described_and_sends(name: str, stand_in: StandIn) -> No
     drafts = [draft for draft, _ in recording.drafts]
     draft = codec.encode(Draft(0, 0, (3,)))  # there is a token to replay
     attacker = Attacker(
-        site.address, site.metrics_address, None, TOKEN, recording.opened, [draft, *drafts]
+        site.address,
+        site.metrics_address,
+        None,
+        TOKEN,
+        codec.SESSION,
+        recording.opened,
+        VERIFIER.recorded(recording).light,
+        [draft, *drafts],
     )
 
     async def begin() -> None:
@@ -161,7 +171,8 @@ def test_wrong_tokens_and_refusals_are_noticed(stand_in: StandIn) -> None:
 
     def work(recording: Recording, token: str) -> tuple[int, int]:
         async def ask() -> tuple[int, int]:
-            robots = Robots(Door(stand_in.site.address, token=token), [recording])
+            door = Door(stand_in.site.address, token=token)
+            robots = Robots(door, [recording], VERIFIER.converse)
             seen = await robots.work(0.0)
             robots.close()
             return seen.wrong, len(seen.failures)
@@ -200,11 +211,9 @@ def test_the_command_says_whether_all_goals_are_met(
     status: int,
 ) -> None:
     """Goals that a busy machine may miss are put off, but that of SIGTERM."""
-    monkeypatch.setattr(report, "record", lambda prompts: [stand_in.recording])
-    monkeypatch.setattr(report, "scene_prompts", lambda count, seed: [])
-    monkeypatch.setattr(
-        report, "verifier_site", lambda front: contextlib.nullcontext(stand_in.site)
-    )
+    recorded = replace(VERIFIER, prepare=lambda folder, seed: ({}, [stand_in.recording]))
+    monkeypatch.setattr(verifier_server, "VERIFIER", recorded)
+    monkeypatch.setattr(report, "running", lambda *_: contextlib.nullcontext(stand_in.site))
     monkeypatch.setattr(report, "SIGTERM_S", stopped_s)
     monkeypatch.setattr(report, "SIGTERM_AFTER_S", 0.1)
     for name in GOALS:

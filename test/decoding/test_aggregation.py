@@ -126,6 +126,22 @@ def check_all(law: ModuleType) -> None:
 # ------------------------------------------------------- the real law
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("temperature", [1e-320, 1e-10, 1.0, 1e300])
+@pytest.mark.parametrize("law", ["shared", "coin"])
+def test_extreme_weights_and_temperatures_of_a_peer_are_computed_without_a_word(
+    law: str, temperature: float
+) -> None:
+    """NumPy writes a line to the log for each overflow, and a peer chooses these numbers."""
+    own = aggregation.AggregationLaw(AggregationConfig(law=law), 4, temperature)
+    sides = [np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.1, 0.2, 0.3, 0.4])]
+    for weights in ((0.0, -720.0), (-740.0, 0.0), (3e38, -3e38), (-math.inf, -math.inf)):
+        drafts = [own.propose(p, weights[s], 3, s) for s, p in zip(Party, sides, strict=True)]
+        judged = own.judge((drafts[0], drafts[1]), 3)
+        assert 0 <= judged.token < 4
+        assert all(0 <= share <= 1 + 1e-9 for share in judged.expected)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 @pytest.mark.parametrize("gamma", [0.0, 0.3, 0.5, 1.0])

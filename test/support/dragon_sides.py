@@ -65,6 +65,9 @@ class TableDecoder:
             raise Cancelled("ended")
         return self._side.model(self._side.party, tuple(self._pushed))
 
+    def read_on(self, tokens: int) -> bool:
+        return False
+
     def push(self, token: int) -> None:
         assert 0 <= token < VOCAB
         self._pushed.append(token)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.training.text.facts import Fields, Kind
 from collab_llm_nodes.training.text.passages import Writer
@@ -19,8 +20,9 @@ from collab_llm_nodes.training.text.world import World
 
 _MENTION_EVERY = 4
 """Questions from one mention of the house to the next."""
-_TRIES = 8
-"""Facts that are drawn for a document; those that do not fit are left out."""
+_TRIES, _MOST_TRIES = 8, 400
+"""Facts that are drawn for a document, and for one in which none fits at first; those that do not
+fit are left out."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,9 @@ def make_house(
         exchanges: of the talk; each fact comes up once before one comes up again.
         fits: returns False for a text that is too long for a document.
         held_out: draw names and wordings that the text models were never trained on.
+
+    Raises:
+        InvalidInput: the documents are too short for a fact.
     """
     rng = random.Random(seed)
     world = World(rng, held_out)
@@ -73,12 +78,19 @@ def make_house(
     texts = []
     for number in range(documents):
         text = f"In {name}:"
-        for _ in range(_TRIES):
+        held = len(stated)
+        for attempt in range(_MOST_TRIES):
+            if attempt >= _TRIES and len(stated) > held:
+                break
             kind, fields = writer.first()
             longer = f"{text} {_sentence(say(kind.statements[writer.style], Voice(rng), fields))}"
             if fits(longer):
                 text = longer
                 stated.append((kind, fields, number))
+        if len(stated) == held:
+            raise InvalidInput(
+                "no fact fits into a document", field="fits", remedy="allow longer documents"
+            )
         texts.append(text)
     talk: list[Exchange] = []
     while len(talk) < exchanges:

@@ -3,15 +3,18 @@
 :func:`leaks` searches all that left for runs of tokens that only a private document has.
 
 :func:`measure_attack` plays a cloud that knows which documents there may be, and has the device's
-model. It guesses which of them the device has and retrieved: from the exchanged distributions and
-weights where the cloud aggregates, from the answer alone where the device does.
+model. It guesses which of them the device has and retrieved, from the bytes that leave the device
+over real gRPC: from distributions and weights where the cloud aggregates, from the target tokens
+where the device does.
 """
 
 from __future__ import annotations
 
 import random
 import struct
+import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -19,17 +22,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collab_llm_nodes.bench.dragon.material import House, make_house
-from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution, to_wire
+from collab_llm_nodes.bench.dragon.served import Audit, served
+from collab_llm_nodes.decoding.aggregation import AggregationConfig, SideDraft
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.knowledge.chunking import ChunkPlan
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig, Retrieved, softmax
 from collab_llm_nodes.knowledge.store import Hit, Store
+from collab_llm_nodes.protocols.base import Control
+from collab_llm_nodes.protocols.dragon import codec
+from collab_llm_nodes.protocols.dragon.device import DeviceAnswer, Question, Rules
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
 from collab_llm_nodes.protocols.dragon.index import Index
+from collab_llm_nodes.protocols.dragon.link import PatienceConfig
+from collab_llm_nodes.protocols.dragon.messages import Draft, Target
 from collab_llm_nodes.protocols.dragon.relevance import Relevance
+from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
 from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
 
 Run = tuple[int, ...]
+_ANSWER_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -192,15 +203,21 @@ def _attacked(engine: Engine, plan: AttackPlan, number: int) -> dict[str, bool]:
         _fill(device, held, config, rng.sample(texts, plan.held))
         question = house.talk[0].question
         true = {hit.chunk.text for hit in device.retrieve(question).hits}
-        answer, rows, log_weight = _written(device.decoder(question, plan.tokens), plan.tokens)
+        pinned = _exchanged(engine, device, config, question, plan, "device", 1.0)
+        sent = {
+            top_p: _exchanged(engine, device, config, question, plan, "cloud", top_p)
+            for top_p in plan.top_p
+        }
         every = replace(config, retrieval=replace(config.retrieval, chunks=plan.candidates))
         hits = list(attacker.retrieve(question, every).hits)
         likely = hits[0].chunk.text
         rng.shuffle(hits)
+        answer = pinned.answer  # the most likely one, which truncation does not change
         each = [_read(engine, attacker, config, question, hit, answer) for hit in hits]
     guesses = {"answer": _by_answer(answer, each)}
-    for top_p in plan.top_p:
-        guesses[f"distributions_{top_p:g}"] = _by_distributions(rows, each, top_p)
+    for top_p, exchanged in sent.items():
+        guesses[f"distributions_{top_p:g}"] = _by_distributions(exchanged.drafts, each)
+    log_weight = sent[plan.top_p[0]].drafts[0].log_weight
     for step in plan.rounded:
         guesses[f"weight_{step:g}"] = _by_weight(log_weight, hits, plan, step)
     found = {name: hits[guess].chunk.text in true for name, guess in guesses.items()}
@@ -221,15 +238,44 @@ def _house(side: ModelSide, plan: AttackPlan, number: int) -> House:
 Rows = list[NDArray[np.float32]]
 
 
-def _written(decoder: DocumentsDecoder, tokens: int) -> tuple[list[int], Rows, float]:
-    """Return an answer from one side's documents, its distributions, and the first log weight."""
-    answer, rows, log_weight = list[int](), Rows(), decoder.next()[1]
-    for _ in range(tokens):
-        rows.append(decoder.next()[0])
-        answer.append(int(rows[-1].argmax()))
-        decoder.push(answer[-1])
-    decoder.close()
-    return answer, rows, log_weight
+@dataclass(frozen=True)
+class _Exchanged:
+    """The cloud's knowledge of one answer: its tokens, and the device's drafts that it was sent."""
+
+    answer: list[int]
+    drafts: list[SideDraft]
+
+
+def _exchanged(
+    engine: Engine,
+    device: ModelSide,
+    config: SideConfig,
+    question: str,
+    plan: AttackPlan,
+    policy: str,
+    top_p: float,
+) -> _Exchanged:
+    """Have the device answer ``question`` greedily, and read the bytes that leave it.
+
+    The cloud has no documents, so that all the device's drafts are accepted.
+    """
+    rules = Rules(
+        AggregationConfig(top_p=top_p),
+        ScheduleConfig(aggregate_on=policy),
+        patience=PatienceConfig(patience_s=_ANSWER_S, silence_s=_ANSWER_S),
+    )
+    asked = Question(question, plan.tokens, 0.0)
+    cloud = ModelSide(Engine(engine.loaded), None, config)
+    with served(cloud, "attacker") as way, ThreadPoolExecutor(1, "bench-device") as compute:
+        audit = Audit(way)
+        begun = time.monotonic()
+        answer = DeviceAnswer(device, compute, way.client, rules, asked)
+        told = answer.run(lambda so_far: None, Control(begun + _ANSWER_S), begun)
+        messages = [codec.decode_device(data) for data in audit.end()[1]]
+    if policy == "device":  # each target token is told
+        return _Exchanged([m.token for m in messages if isinstance(m, Target)], [])
+    drafts = {m.position: m.draft for m in messages if isinstance(m, Draft)}
+    return _Exchanged(list(told.tokens), [drafts[place] for place in range(len(told.tokens))])
 
 
 def _read(
@@ -262,14 +308,12 @@ def _by_answer(answer: Sequence[int], each: Sequence[Rows]) -> int:
     return int(np.argmax(logs))
 
 
-def _by_distributions(rows: Rows, each: Sequence[Rows], top_p: float) -> int:
+def _by_distributions(drafts: Sequence[SideDraft], each: Sequence[Rows]) -> int:
     """Return the document whose distributions are nearest to those exchanged (cross-entropy)."""
-    law = SamplingConfig(temperature=1.0, top_p=top_p)
-    sent = [to_wire(distribution(np.log(row + 1e-30), law), len(row)) for row in rows]
     logs = [
         sum(
-            float(kept.law @ np.log(row[kept.ids] + 1e-30))
-            for kept, row in zip(sent, own, strict=True)
+            float(draft.kept.law @ np.log(row[draft.kept.ids] + 1e-30))
+            for draft, row in zip(drafts, own, strict=False)
         )
         for own in each
     ]

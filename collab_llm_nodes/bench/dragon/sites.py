@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,23 +17,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from collab_llm_nodes.bench.dragon.baselines import Baselines, Pace, baselines
 from collab_llm_nodes.bench.dragon.material import make_house
+from collab_llm_nodes.bench.dragon.served import Audit, Served, served
 from collab_llm_nodes.bench.link.lane import LinkProfile
-from collab_llm_nodes.bench.link.proxy import LinkProxy
 from collab_llm_nodes.decoding.aggregation import Pair
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import Cancelled
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.protocols.base import Control
-from collab_llm_nodes.protocols.dragon.client import CloudConfig, DragonClient
 from collab_llm_nodes.protocols.dragon.device import DeviceAnswer, Question, Rules, Told
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
 from collab_llm_nodes.protocols.dragon.index import Index
-from collab_llm_nodes.protocols.dragon.service import CloudServiceConfig, DragonService
+from collab_llm_nodes.protocols.dragon.machine import SideMachine
+from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN
 from collab_llm_nodes.protocols.dragon.side import SideInfo
 from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
-from collab_llm_nodes.transport.server import ServerHandle
 
+JITTER = 0.2
+"""Largest deviation of the link's delay, as a share of it (figures 6 to 8)."""
 _ANSWER_S = 300.0
 
 
@@ -49,6 +52,7 @@ class PacedDecoder:
         self._ended = threading.Event()
         self.open, self.push = decoder.open, decoder.push
         self.rollback, self.close = decoder.rollback, decoder.close
+        self.read_on = decoder.read_on
 
     def next(self) -> tuple[NDArray[np.float32], float]:
         """Return what the decoder gives, at its pace."""
@@ -106,54 +110,86 @@ class Answered:
     Attributes:
         told: tokens and figures.
         fates: of both sides' drafts, by position.
-        sent: messages that left the device.
+        sent: messages that left the device, as they stand on the wire.
+        wire: all bytes that left the device.
     """
 
     question: str
     told: Told
     fates: tuple[tuple[bool, bool], ...]
     sent: tuple[bytes, ...]
+    wire: bytes
 
 
 class Sites:
     """Both sides around one model; made by :func:`sites`.
 
     Attributes:
+        baselines: other ways to answer, over a link of the same kind.
         private: texts of the device's documents.
+        document_tokens: mean length of a document of either side.
     """
 
     def __init__(
         self,
         device: PacedSide,
         cloud: PacedSide,
-        client: DragonClient,
-        link: LinkProxy,
+        served: Served,
+        baselines: Baselines,
         private: Sequence[str],
+        document_tokens: int,
     ) -> None:
-        self.device, self.cloud, self.client, self.link = device, cloud, client, link
-        self.private = private
+        self.device, self.cloud, self._served = device, cloud, served
+        self.baselines = baselines
+        self.private, self.document_tokens = private, document_tokens
         self._compute = ThreadPoolExecutor(1, "bench-device")
+        self._acceptance: dict[Rules, Pair] = {}  # what a device with these rules remembers
 
-    def set(self, decode_s: Pair, rtt_s: float, jitter: float = 0.2) -> None:
-        """Have passes and link take so long from now on; jitter is a share of the delay."""
+    def set(
+        self, decode_s: Pair, rtt_s: float, *, mbit_s: float = 0.0, prefill_s: float = 0.0
+    ) -> None:
+        """Have passes and links take so long from now on; the jitter is a fifth of the delay.
+
+        Args:
+            mbit_s: of the links; 0: unlimited.
+            prefill_s: for the device to read one token of a document's text.
+        """
         self.device.pass_s, self.cloud.pass_s = decode_s
-        self.link.change(LinkProfile(delay_s=rtt_s / 2, jitter_s=jitter * rtt_s / 2))
-        self.client.rtt_s = 0.0
+        profile = LinkProfile(rtt_s / 2, JITTER * rtt_s / 2, 1e6 * mbit_s)
+        self._served.link.change(profile)
+        self.baselines.set(Pace(decode_s[0], prefill_s), Pace(decode_s[1]), profile)
+        self._served.client.rtt_s = 0.0
+        self._acceptance.clear()
 
-    def ask(self, query: str, rules: Rules, *, tokens: int, seed: int, cloud: bool) -> Answered:
-        """Return one answer of ``tokens`` tokens at most, sampled at temperature 1."""
+    def ask(
+        self,
+        query: str,
+        rules: Rules,
+        *,
+        tokens: int,
+        seed: int,
+        cloud: bool,
+        watch: Callable[[SideMachine], None] = lambda machine: None,
+    ) -> Answered:
+        """Return one answer of ``tokens`` tokens at most, sampled at temperature 1.
+
+        Args:
+            watch: told the device's machine whenever the answer has grown.
+        """
         answer = DeviceAnswer(
             self.device,
             self._compute,
-            self.client if cloud else None,
+            self._served.client if cloud else None,
             rules,
             Question(query, tokens, 1.0, seed),
+            acceptance=self._acceptance.get(rules, UNKNOWN),
         )
-        sent: list[bytes] = []
-        self.client.tap = sent.append
+        audit = Audit(self._served)
         begun = time.monotonic()
-        told = answer.run(lambda so_far: None, Control(begun + _ANSWER_S), begun)
-        return Answered(query, told, tuple(answer.machine.figures.fates), tuple(sent))
+        told = answer.run(lambda so_far: watch(answer.machine), Control(begun + _ANSWER_S), begun)
+        self._acceptance[rules] = answer.machine.profiler.acceptance
+        wire, sent = audit.end()
+        return Answered(query, told, tuple(answer.machine.figures.fates), sent, wire)
 
     def close(self) -> None:
         """End the compute thread."""
@@ -168,10 +204,8 @@ def sites(engine: Engine, config: SideConfig, seed: int) -> Iterator[tuple[Sites
     """
     with contextlib.ExitStack() as stack:
         stores = [stack.enter_context(Store(None, config.limits)) for _ in range(2)]
-        sides = [
-            ModelSide(own, store, config)
-            for own, store in zip((engine, Engine(engine.loaded)), stores, strict=True)
-        ]
+        engines = (engine, Engine(engine.loaded))
+        sides = [ModelSide(own, store, config) for own, store in zip(engines, stores, strict=True)]
         layout = sides[0].layout
         house = make_house(
             f"latency {seed}",
@@ -186,11 +220,16 @@ def sites(engine: Engine, config: SideConfig, seed: int) -> Iterator[tuple[Sites
         questions = [exchange.question for exchange in house.talk]
         random.Random(seed).shuffle(questions)
         device, cloud = PacedSide(sides[0], 0.0), PacedSide(sides[1], 0.0)
-        service = DragonService(CloudServiceConfig(address="127.0.0.1:0"), cloud, "bench", "")
-        server = stack.enter_context(ServerHandle(service))
-        link = stack.enter_context(LinkProxy(f"127.0.0.1:{server.port}"))
-        client = stack.enter_context(DragonClient(CloudConfig(address=link.address)))
-        client.describe(60.0)
-        made = Sites(device, cloud, client, link, house.documents[0::2])
+        way = stack.enter_context(served(cloud, "bench"))
+        others = stack.enter_context(baselines(engines, (sides[0], sides[1])))
+        lengths = [len(layout.document(text)) for text in house.documents]
+        made = Sites(
+            device,
+            cloud,
+            way,
+            others,
+            house.documents[0::2],
+            round(statistics.fmean(lengths)),
+        )
         stack.callback(made.close)
         yield made, questions

@@ -2,7 +2,7 @@
 
 Says "attacking" when its first words are sent, goes on for as long as the briefing says, and ends
 with what it sent, as JSON. It is of low priority: on a machine of its own it would take nothing
-from the verifier.
+from the server.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from collab_llm_nodes.bench.hostile.attacks import ATTACKS, Attacker
+from collab_llm_nodes.bench.hostile import dragon_attacks, verifier_attacks
+from collab_llm_nodes.bench.hostile.attacks import Attacker
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.transport.background import within
 
+ATTACKS = {"verifier": verifier_attacks.ATTACKS, "dragon": dragon_attacks.ATTACKS}
+"""All attacks, by the kind of server and by name."""
 NICE = 10
 """An attacker with 19 would hardly send anything where others use the cores as well."""
 
@@ -30,21 +33,24 @@ class Briefing:
     """The orders of an attacker's process, in a file of JSON.
 
     Attributes:
-        attack: a name in ``ATTACKS``.
+        server, attack: names in ``ATTACKS``.
         seconds: how long.
-        address, metrics_address: of the verifier.
+        address, metrics_address: of the server.
         ca: file with the authority of its certificate; empty: no TLS.
         token: the right one.
-        opened, drafts: messages of an honest session, in Base64.
+        method, opened, light, drafts: see ``Attacker``; messages in Base64.
     """
 
+    server: str
     attack: str
     seconds: float
     address: str
     metrics_address: str
     ca: str
     token: str
+    method: str
     opened: str
+    light: str
     drafts: tuple[str, ...]
 
     def write(self, file: Path) -> None:
@@ -74,7 +80,9 @@ def main() -> None:
         briefing.metrics_address,
         tls_context(briefing.ca),
         briefing.token,
+        briefing.method,
         b64decode(briefing.opened),
+        b64decode(briefing.light),
         [b64decode(draft) for draft in briefing.drafts],
     )
     os.nice(NICE)
@@ -83,12 +91,14 @@ def main() -> None:
 
 
 async def _attack(briefing: Briefing, attacker: Attacker) -> None:
-    """Again and again until the time is over, whatever the verifier does against it."""
+    """Again and again until the time is over, whatever the server does against it."""
+
+    attack = ATTACKS[briefing.server][briefing.attack]
 
     async def go_on() -> None:
         while True:
             try:
-                await ATTACKS[briefing.attack](attacker)
+                await attack(attacker)
             except (CollabError, OSError, asyncio.TimeoutError):
                 attacker.sent["cut_off"] += 1
                 await asyncio.sleep(0.05)

@@ -1,9 +1,10 @@
-"""The attacks: each a coroutine that goes through one attack and is called again when it returns.
+"""Attacks on any server: each a coroutine that goes through one, and is called again at its end.
 
-To add one, write a coroutine with one sentence of documentation, put it into ``ATTACKS``, and its
-name into ``ATTACK_NAMES`` of the package.
-Payloads are made beforehand and sending is paced: an attacker shares the cores of the verifier
-here, and what it computes must not become what is measured.
+Those on one server's own messages are in ``verifier_attacks.py`` and ``dragon_attacks.py``. To add
+one, write a coroutine with one sentence of documentation, put it into the table at the end of its
+file, and its name into the package's list. Payloads are made
+beforehand and sending is paced: an attacker shares the cores of the server here, and what it
+computes must not become what is measured.
 """
 
 from __future__ import annotations
@@ -12,17 +13,12 @@ import asyncio
 import contextlib
 import random
 import ssl
-import struct
-import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from collab_llm_nodes.bench import http2
-from collab_llm_nodes.bench.hostile.pictures import flat_png, progressive_jpeg
 from collab_llm_nodes.bench.wire import Call, Connection, connect
-from collab_llm_nodes.protocols.edge_cloud import codec
-from collab_llm_nodes.protocols.edge_cloud import verifier_pb2 as pb
 from collab_llm_nodes.transport.background import within
 
 ADDRESS = "127.0.0.66"
@@ -37,10 +33,12 @@ class Attacker:
     """The means of an attack.
 
     Attributes:
-        address, metrics_address: of the verifier, host:port.
+        address, metrics_address: of the server, host:port.
         tls: how to check its certificate; None: it has none.
         token: the right one, for attacks by somebody who has it.
-        opened, drafts: encoded messages of an honest session, picture included.
+        method: of the server's stream.
+        opened, drafts: encoded messages of an honest session; the first opens it.
+        light: another first message, which costs the server as little as possible.
         sent: what was sent so far, by kind.
     """
 
@@ -48,7 +46,9 @@ class Attacker:
     metrics_address: str
     tls: ssl.SSLContext | None
     token: str
+    method: str
     opened: bytes
+    light: bytes
     drafts: Sequence[bytes]
     sent: Counter[str] = field(default_factory=Counter)
     random: random.Random = field(default_factory=lambda: random.Random(1))
@@ -68,7 +68,7 @@ class Attacker:
     def begin(self, connection: Connection) -> Call:
         """Begin a stream and send nothing on it."""
         self.sent["streams"] += 1
-        return connection.call(codec.SESSION, CALL_S)
+        return connection.call(self.method, CALL_S)
 
     async def open(self, connection: Connection, opened: bytes) -> Call:
         """Begin a stream and send one message."""
@@ -81,62 +81,6 @@ class Attacker:
         self.sent["messages"] += 1
         self.sent["bytes"] += len(message)
         await call.write(message)
-
-    def open_with(self, pictures: Sequence[bytes] = (), replay: Sequence[int] = ()) -> bytes:
-        """Return the Open of an honest session with other pictures and tokens to replay."""
-        changed = pb.ClientMessage.FromString(self.opened)
-        del changed.open.images[:]
-        changed.open.images.extend(pictures)
-        changed.open.replay.extend(replay)
-        data: bytes = changed.SerializeToString()
-        return data
-
-
-# Pictures, by somebody with a token.
-
-
-async def progressive_scans(attacker: Attacker) -> None:
-    """Ask for a picture of 25 megapixels in 500 scans (22 kB, half a minute), and hang up."""
-    for side in (4992, 1024):  # the second may be within a limit of pixels
-        opened = attacker.open_with([progressive_jpeg(side, side, 500)])
-        async with attacker.connection() as connection:
-            await attacker.open(connection, opened)
-            await asyncio.sleep(2.0)
-
-
-async def large_pictures(attacker: Attacker) -> None:
-    """Open 60 sessions with four pictures of 25 megapixels each (0.7 kB, 1.5 s)."""
-    opened = attacker.open_with(4 * [progressive_jpeg(5000, 5000, 14)])
-    async with attacker.connection() as connection:
-        for _ in range(60):
-            await attacker.open(connection, opened)
-        await asyncio.sleep(5.0)
-
-
-async def png_bomb(attacker: Attacker) -> None:
-    """Open two sessions a second with four pictures of 100 kB that unpack to 100 MB each."""
-    opened = attacker.open_with(4 * [flat_png(5000, 5000)])
-    async with attacker.connection() as connection:
-        while connection.open:
-            await attacker.open(connection, opened)
-            await asyncio.sleep(0.5)
-
-
-async def large_messages(attacker: Attacker) -> None:
-    """Open 60 sessions with four pictures of 64 pixels and 2 MB each, most of them a comment."""
-    opened = attacker.open_with(4 * [_padded_png(2 << 20)])
-    async with attacker.connection() as connection:
-        for _ in range(60):
-            await attacker.open(connection, opened)
-        await asyncio.sleep(5.0)
-
-
-def _padded_png(size: int) -> bytes:
-    """Return a picture of ``size`` bytes, all but some of them in a chunk of text."""
-    picture = flat_png(8, 8)
-    text = b"tEXt" + bytes(size - len(picture) - 12)
-    chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))
-    return picture[:-12] + chunk + picture[-12:]  # before the chunk that ends it
 
 
 # Streams, by somebody with a token.
@@ -153,8 +97,7 @@ async def streams(attacker: Attacker) -> None:
 
 async def idle_sessions(attacker: Attacker) -> None:
     """Hold 600 sessions of one connection that send no draft."""
-    opened = attacker.open_with()
-    await _hold_calls(attacker, 600, lambda connection: attacker.open(connection, opened))
+    await _hold_calls(attacker, 600, lambda connection: attacker.open(connection, attacker.light))
 
 
 async def _hold_calls(
@@ -182,7 +125,7 @@ async def abandoned(attacker: Attacker) -> None:
 
 async def garbage(attacker: Attacker) -> None:
     """Send 500 messages a second that were valid before a few bytes were changed."""
-    messages = (attacker.open_with(), *attacker.drafts)
+    messages = (attacker.light, *attacker.drafts)
     async with attacker.connection() as connection:
         while connection.open:
             call = await attacker.open(connection, messages[0])
@@ -190,19 +133,6 @@ async def garbage(attacker: Attacker) -> None:
                 await attacker.write(call, mutated(message, attacker.random))
             call.done_writing()
             await asyncio.sleep(TICK_S / 2)
-
-
-async def replays(attacker: Attacker) -> None:
-    """Open 20 sessions a second that replay 200 tokens, and keep the last 300 of them."""
-    drafted = pb.ClientMessage.FromString(attacker.drafts[0]).draft.tokens
-    opened = attacker.open_with(replay=[drafted[0]] * 200)
-    kept: deque[Call] = deque()
-    async with attacker.connection() as connection:
-        while connection.open:
-            kept.append(await attacker.open(connection, opened))
-            if len(kept) > 300:
-                kept.popleft().reset()
-            await asyncio.sleep(0.05)
 
 
 def mutated(message: bytes, chance: random.Random) -> bytes:
@@ -254,7 +184,7 @@ async def rapid_reset(attacker: Attacker) -> None:
 async def _flood(attacker: Attacker, end: bytes) -> None:
     """Begin streams with a headers frame and ``end``, a frame to be numbered, or nothing."""
     scheme = "http" if attacker.tls is None else "https"
-    block = http2.header_block(http2.grpc_fields(codec.SESSION, attacker.address, scheme=scheme))
+    block = http2.header_block(http2.grpc_fields(attacker.method, attacker.address, scheme=scheme))
     begin, number = http2.headers(0, block), 1
     async with attacker.connection(token=False) as connection:
         while connection.open:
@@ -274,7 +204,7 @@ def _numbered(frame: bytes, number: int) -> bytes:
 async def forged_log(attacker: Attacker) -> None:
     """Say goodbye with lines for the log, and give metadata that are no text."""
     line = b'\n{"level": "ERROR", "message": "forged"}\nforged\n'
-    fields: list[tuple[str, str | bytes]] = [*http2.grpc_fields(codec.SESSION, attacker.address)]
+    fields: list[tuple[str, str | bytes]] = [*http2.grpc_fields(attacker.method, attacker.address)]
     broken = [*fields, ("authorization", b"Bearer \xff\xfe"), ("x-\n", b"\xc3\x28\r\n")]
     for why, debug in ((0, line), (11, b"too_many_pings" + line), (2, 50 * line)):
         async with attacker.connection(token=False) as connection:
@@ -332,23 +262,16 @@ def _client_hello() -> bytes:
     return sending.read()
 
 
-ATTACKS: dict[str, Callable[[Attacker], Awaitable[None]]] = {
-    attack.__name__: attack
-    for attack in (
-        progressive_scans,
-        large_pictures,
-        png_bomb,
-        large_messages,
-        streams,
-        idle_sessions,
-        abandoned,
-        garbage,
-        replays,
-        silent_connections,
-        slow_handshakes,
-        headers_flood,
-        rapid_reset,
-        forged_log,
-        metrics_slow,
-    )
-}
+Attack = Callable[[Attacker], Awaitable[None]]
+
+
+def by_name(*attacks: Attack) -> dict[str, Attack]:
+    """Return ``attacks`` by their functions' names."""
+    return {attack.__name__: attack for attack in attacks}
+
+
+STREAMS = by_name(streams, idle_sessions, abandoned, garbage)
+STRANGERS = by_name(
+    silent_connections, slow_handshakes, headers_flood, rapid_reset, forged_log, metrics_slow
+)
+"""Attacks before authentication."""

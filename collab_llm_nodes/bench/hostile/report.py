@@ -1,9 +1,9 @@
-"""``collab-llm bench verifier --hostile``: a verifier for each attack, robots beside it, a verdict.
+"""``collab-llm bench verifier --hostile`` and ``bench dragon-hostile``: what robots notice.
 
-Each verifier is a process of its own with the embedded target, TLS, a token, metrics and a log of
-JSON; with ``--front`` HAProxy stands before it, has the TLS, and is configured as shipped. The
-robots (``robots.py``) work undisturbed, then beside the attacker (``attacker.py``), then alone
-again. Last, a verifier that reads a slow picture is told to end.
+Each attack meets a server of its own: a process with the embedded model, TLS, a token, metrics and
+a log of JSON; with ``--front`` HAProxy stands before it, has the TLS, and is configured as shipped.
+The robots (``robots.py``) work undisturbed, then beside the attacker (``attacker.py``), then alone
+again. Last, a server under attack is told to end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,20 +31,11 @@ from rich.table import Table
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.bench.hostile.attacker import Briefing, base64, tls_context
 from collab_llm_nodes.bench.hostile.robots import Door, Pace, Robots, Seen, percentiles
+from collab_llm_nodes.bench.hostile.server import Server
 from collab_llm_nodes.bench.safety.usage import family_mb
-from collab_llm_nodes.bench.scenes import scene_prompts
-from collab_llm_nodes.bench.verifier import (
-    PROMPTS,
-    WARM_UP_S,
-    Recording,
-    record,
-    run_to_the_millisecond,
-)
+from collab_llm_nodes.bench.verifier import WARM_UP_S, run_to_the_millisecond
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.processes import Process, free_port, run_process
-from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
-from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
-from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.transport.background import within
 
 GOALS = {
@@ -67,36 +58,46 @@ ATTACKER_END_S = 60.0
 """An attacker that goes on so long beyond its time hangs."""
 SIGTERM_S = 90.0
 """Time between SIGTERM and SIGKILL [s]."""
-SIGTERM_ATTACK, SIGTERM_AFTER_S = "progressive_scans", 3.0
+SIGTERM_AFTER_S = 3.0
+"""Length of the attack before it [s]."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """A verifier that runs, and what clients must know.
+    """A server that runs, and what clients must know.
 
     Attributes:
+        server: its kind.
         process: its own.
         address, metrics_address: host:port.
         ca: file with the authority of its certificate; empty: no TLS.
         token: the right one.
     """
 
+    server: Server
     process: Process
     address: str
     metrics_address: str
     ca: str = ""
     token: str = ""
 
-    def briefing(self, attack: str, seconds: float, honest: Recording) -> Briefing:
-        """Return what the attacker is told."""
-        drafts = tuple(base64(draft) for draft, _ in honest.drafts)
-        opened = base64(honest.opened)
+    def briefing(self, attack: str, seconds: float, answer: object) -> Briefing:
+        """Return what the attacker is told; ``answer`` is one that robots replay."""
+        server, honest = self.server, self.server.recorded(answer)
         door = (self.address, self.metrics_address, self.ca, self.token)
-        return Briefing(attack, seconds, *door, opened, drafts)
+        opened, light = base64(honest.opened), base64(honest.light)
+        messages = tuple(map(base64, honest.messages))
+        return Briefing(server.name, attack, seconds, *door, server.method, opened, light, messages)
 
 
 def run_hostile(
-    *, attacks: Sequence[str], seconds: float, seed: int, front: bool, console: Console
+    *,
+    server: Server,
+    attacks: Sequence[str],
+    seconds: float,
+    seed: int,
+    front: bool,
+    console: Console,
 ) -> dict[str, Any]:
     """Try each of ``attacks``, robots working undisturbed and beside it ``seconds`` each.
 
@@ -105,64 +106,60 @@ def run_hostile(
             has no goal.
 
     Returns:
-        ``hostile.<attack>`` as :func:`withstand` returns it, ``hostile.sigterm_s`` (from SIGTERM,
-        while a slow picture is read, to the verifier's end), ``hostile.drain_s`` (what is
-        configured), ``goals`` and ``ok``.
+        ``hostile.<attack>`` as :func:`withstand` returns it, ``hostile.sigterm_s`` (from SIGTERM
+        under an attack to the server's end), ``hostile.drain_s`` (what is configured), ``goals``
+        and ``ok``.
     """
-    with console.status("recording what the pair proposes ..."):
-        recordings = record(scene_prompts(PROMPTS, seed))
     found: dict[str, Any] = {}
-    for attack in attacks:
-        with console.status(f"{attack} ..."), verifier_site(front) as site:
-            found[attack] = run_to_the_millisecond(withstand(site, attack, recordings, seconds))
-            site.process.check()
-    with console.status("SIGTERM ..."), verifier_site(front) as site:
-        briefing = site.briefing(SIGTERM_ATTACK, SIGTERM_AFTER_S, recordings[0])
-        run_to_the_millisecond(_attack_alone(briefing))
-        sigterm_s = site.process.stop(SIGTERM_S)
-    drain_s = VerifierConfig().drain_s
+    with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
+        with console.status("recording the robots' answers ..."):
+            settings, answers = server.prepare(Path(folder), seed)
+        for attack in attacks:
+            with console.status(f"{attack} ..."), running(server, settings, front) as site:
+                found[attack] = run_to_the_millisecond(withstand(site, attack, answers, seconds))
+                site.process.check()
+        with console.status("SIGTERM ..."), running(server, settings, front) as site:
+            briefing = site.briefing(server.last_attack, SIGTERM_AFTER_S, answers[0])
+            run_to_the_millisecond(_attack_alone(briefing))
+            sigterm_s = site.process.stop(SIGTERM_S)
     results: dict[str, Any] = {
         "cores": len(os.sched_getaffinity(0)),
         "seconds": seconds,
         "seed": seed,
         "front": front,
-        "goals": {**GOALS, "sigterm_s": drain_s + 1.0},
+        "goals": {**GOALS, "sigterm_s": server.drain_s + 1.0},
         "ok": all(found[name]["ok"] for name in attacks if front or name not in FRONT_ONLY)
-        and sigterm_s <= drain_s + 1.0,
-        "hostile": {**found, "sigterm_s": sigterm_s, "drain_s": drain_s},
+        and sigterm_s <= server.drain_s + 1.0,
+        "hostile": {**found, "sigterm_s": sigterm_s, "drain_s": server.drain_s},
     }
     show(results, list(attacks), console)
     return results
 
 
 @contextlib.contextmanager
-def verifier_site(front: bool) -> Iterator[Site]:
-    """Run a verifier as it should face strangers, with the limits of the shipped configuration."""
+def running(server: Server, settings: Mapping[str, Any], front: bool) -> Iterator[Site]:
+    """Run ``server`` as it should face strangers."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="collab_llm_")))
         address, metrics, behind = (f"127.0.0.1:{free_port()}" for _ in range(3))
         cert, key = _certificate(folder)
         token = secrets.token_hex(16)
-        settings = yaml.safe_load(config_file("verifier_embedded.yaml").read_text(encoding="utf-8"))
-        settings |= {"token": token, "metrics_address": metrics, "log_format": "json"}
+        own = {**settings, "token": token, "metrics_address": metrics, "log_format": "json"}
         if front:
             command = _haproxy(folder, address, behind, token)
             stack.enter_context(run_process("haproxy", command))
-            settings |= {"client_header": "x-client"}
+            own |= {"address": behind, "client_header": "x-client"}
         else:
-            settings |= {"tls_cert": cert, "tls_key": key}
-        config = folder / "verifier.yaml"
-        config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-        own = behind if front else address
-        process = stack.enter_context(verifier_process(own, config=config))
-        link = ClientLinkConfig(address=address, tls=True, tls_ca=cert, token=token)
-        with VerifierClient(link) as client:
-            wait_for_verifier(client, process)
-        yield Site(process, address, metrics, cert, token)
+            own |= {"address": address, "tls_cert": cert, "tls_key": key}
+        config = folder / "server.yaml"
+        config.write_text(yaml.safe_dump(own), encoding="utf-8")
+        process = stack.enter_context(server.start(config))
+        server.wait(process, address, cert, token)
+        yield Site(server, process, address, metrics, cert, token)
 
 
 def _haproxy(folder: Path, address: str, behind: str, token: str) -> list[str]:
-    """Return the command for HAProxy before the verifier ``behind``."""
+    """Return the command for HAProxy before the server ``behind``."""
     found = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
     if found is None:
         raise CollabError("no haproxy", remedy="install HAProxy, or leave --front out")
@@ -193,13 +190,13 @@ def _certificate(folder: Path) -> tuple[str, str]:
 
 
 async def withstand(
-    site: Site, attack: str, recordings: Sequence[Recording], seconds: float
+    site: Site, attack: str, answers: Sequence[Any], seconds: float
 ) -> dict[str, Any]:
     """Let robots work undisturbed, beside the attacker, and alone again.
 
     Returns:
-        ``normal_p50_ms``, ``normal_p99_ms`` (a robot's draft to its verdict, beside the attack),
-        ``opening_p50_ms``, ``opening_p99_ms`` (the wish for an answer to its first verdict);
+        ``normal_p50_ms``, ``normal_p99_ms`` (a robot's message to its reply, beside the attack),
+        ``opening_p50_ms``, ``opening_p99_ms`` (the wish for an answer to its first reply);
         ``normal_p99_ratio``, ``opening_p99_ratio`` over ``undisturbed``; ``undisturbed`` and
         ``after`` with the same four times; ``wrong``, ``failed`` (of all phases), ``failures``
         (their words); ``rss_growth_mb`` (from before to after); ``thread_growth``, ``metrics_s``
@@ -207,13 +204,13 @@ async def withstand(
         began; ``sent`` by the attacker; ``ok``: all goals are met.
     """
     door = Door(site.address, tls_context(site.ca), site.token)
-    pid, robots = site.process.pid, Robots(door, recordings)
+    pid, robots = site.process.pid, Robots(door, answers, site.server.converse)
     loop = asyncio.get_running_loop()
     try:
         await robots.work(2 * WARM_UP_S)
         undisturbed = await robots.work(seconds)
         memory_mb, threads, logged = family_mb(pid), _threads(pid), site.process.log.stat().st_size
-        async with _attacker(site.briefing(attack, seconds + 1.0, recordings[0])) as sent:
+        async with _attacker(site.briefing(attack, seconds + 1.0, answers[0])) as sent:
             metrics = loop.run_in_executor(None, _ask_metrics, site.metrics_address, seconds / 2)
             attacked = await robots.work(seconds)
             thread_growth = _threads(pid) - threads
@@ -315,13 +312,13 @@ def show(results: dict[str, Any], attacks: Sequence[str], console: Console) -> N
     """Print a table of 80 columns: the main figures, and every goal missed with its figure."""
     table = Table(
         title="Robots beside an attack; below each head: its goal, at most",
-        caption="verdict, opening: p99 of the waits, undisturbed = 1\n"
+        caption="reply, opening: p99 of the waits, undisturbed = 1\n"
         "missed: any of the goals, named as in the JSON\n"
         "no goal: only a proxy can hold it off (--front)",
     )
     table.add_column("attack", no_wrap=True)
     heads = {
-        "normal_p99_ratio": "verdict",
+        "normal_p99_ratio": "reply",
         "opening_p99_ratio": "opening",
         "failed": "failed",
         "rss_growth_mb": "MB",

@@ -1,4 +1,4 @@
-"""Honest clients: a few robots that replay recorded answers, each with its picture, and wait."""
+"""Honest clients: a few robots that replay recorded answers and wait for what they are due."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import ssl
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from collab_llm_nodes.bench.verifier import Answer, Load, Recording, Tally
+from collab_llm_nodes.bench.verifier import Tally
 from collab_llm_nodes.bench.wire import Connection, connect
 from collab_llm_nodes.errors import CollabError, DeadlineExceeded
 from collab_llm_nodes.protocols.edge_cloud.link import LinkConfig
@@ -19,12 +20,33 @@ ROBOTS = 4
 DRAFTING_S = 0.02
 """A robot's draft takes so long, whatever it took when it was recorded."""
 DEADLINE_S = LinkConfig().verdict_deadline_s
-"""A robot that waits longer for a connection or a verdict has failed."""
+"""A robot that waits longer for a connection or a reply has failed."""
+
+
+class Conversation(Protocol):
+    """One answer of a robot, replayed on a connection; raises CollabError where it fails."""
+
+    async def open(self, tally: Tally) -> None:
+        """Say what is wanted, and wait for the first reply."""
+
+    @property
+    def left(self) -> int:
+        """Replies to come."""
+
+    async def decode(self, tally: Tally, rounds: int) -> int:
+        """Have so many further replies; ``tally`` takes their times and those that are wrong."""
+
+    def close(self) -> None:
+        """The robot wants no more."""
+
+
+Converse = Callable[[Connection, Any], Conversation]
+"""Begins a recorded answer on a connection."""
 
 
 @dataclass(frozen=True)
 class Door:
-    """The way to the verifier.
+    """The way to the server.
 
     Attributes:
         address: host:port.
@@ -42,9 +64,9 @@ class Seen:
     """The robots' waits and failures in one phase.
 
     Attributes:
-        rounds_s: from a draft's sending to its verdict.
-        openings_s: from the wish for an answer to its first verdict: connection, picture, prompt.
-        wrong: verdicts with other tokens than those of a session alone.
+        rounds_s: from a message's sending to its reply.
+        openings_s: from the wish for an answer to its first reply: connection, prompt, documents.
+        wrong: replies with other tokens than those of a session alone.
         failures: why answers ended early.
     """
 
@@ -90,9 +112,11 @@ def _mean(times_s: Sequence[float]) -> float:
 class Robots:
     """Some robots, each at an address of its own; every other one reconnects for each answer."""
 
-    def __init__(self, door: Door, recordings: Sequence[Recording]) -> None:
+    def __init__(self, door: Door, recordings: Sequence[Any], converse: Converse) -> None:
         self._recordings = recordings
-        self._robots = [_Robot(door, f"127.0.0.{10 + i}", keeps=bool(i % 2)) for i in range(ROBOTS)]
+        self._robots = [
+            _Robot(door, f"127.0.0.{10 + i}", converse, keeps=bool(i % 2)) for i in range(ROBOTS)
+        ]
         self._asked = 0
 
     async def work(self, seconds: float) -> Seen:
@@ -116,13 +140,14 @@ class Robots:
 
 
 class _Robot:
-    def __init__(self, door: Door, source: str, *, keeps: bool) -> None:
+    def __init__(self, door: Door, source: str, converse: Converse, *, keeps: bool) -> None:
         self._door = door
+        self._converse = converse
         self._source = source
         self._keeps = keeps
         self._connection: Connection | None = None
 
-    async def ask(self, recording: Recording, seen: Seen) -> None:
+    async def ask(self, recording: Any, seen: Seen) -> None:
         """Have one answer."""
         tally = Tally()
         waits_s = seen.openings_s
@@ -137,7 +162,7 @@ class _Robot:
             answer.close()
         except (CollabError, OSError, asyncio.TimeoutError) as error:
             seen.failures.append(str(error) or DeadlineExceeded.code)
-            waits_s.append(DEADLINE_S)  # also one that failed at once has no verdict
+            waits_s.append(DEADLINE_S)  # also one that failed at once has no reply
             self.hang_up()
             await asyncio.sleep(DRAFTING_S)
         seen.rounds_s.extend(tally.rounds_s)
@@ -145,18 +170,18 @@ class _Robot:
         if not self._keeps:
             self.hang_up()
 
-    async def _open(self, recording: Recording, tally: Tally) -> Answer:
+    async def _open(self, recording: Any, tally: Tally) -> Conversation:
         if self._connection is None or not self._connection.open:
             door = self._door
             self._connection = await connect(
                 door.address, tls=door.tls, token=door.token, source=self._source
             )
-        answer = Answer(self._connection, recording, Load())
+        answer = self._converse(self._connection, recording)
         await answer.open(tally)
         return answer
 
     def hang_up(self) -> None:
-        """Leave the verifier."""
+        """Leave the server."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -37,6 +37,8 @@ class LinkProxy:
     Args:
         target: host:port that the link leads to.
         profile: of each direction; ``loss`` and ``reorder`` must be 0.
+        tap: told all bytes that enter the link, with the direction and number of their connection,
+            such as "up 1"; called in the proxy's thread.
         enter: called in the proxy's thread before it connects anywhere, e.g. to enter a network
             namespace; the listening socket is that of the caller.
 
@@ -49,8 +51,10 @@ class LinkProxy:
         target: str,
         profile: LinkProfile | None = None,
         *,
+        tap: Callable[[str, bytes], object] = lambda lane, data: None,
         enter: Callable[[], None] = lambda: None,
     ) -> None:
+        self._tap = tap
         self._host, _, port = target.rpartition(":")
         self._port = int(port)
         self._profile = _checked(profile or LinkProfile())
@@ -241,7 +245,8 @@ class _End(asyncio.Protocol):
 
     def __init__(self, proxy: LinkProxy, connection: _Connection, direction: str) -> None:
         self._proxy, self._connection, self._direction = proxy, connection, direction
-        self.lane = Lane(proxy._profile, f"{direction} {proxy._accepted}")
+        self._name = f"{direction} {proxy._accepted}"
+        self.lane = Lane(proxy._profile, self._name)
         self._wire: Wire[Callable[[], None]] = Wire(self._on_due)
         self._transport: asyncio.Transport | None = None
         self._held: list[Callable[[], None]] = []  # due, but there is no way out
@@ -259,6 +264,7 @@ class _End(asyncio.Protocol):
         self.peer.release()
 
     def data_received(self, data: bytes) -> None:
+        self._proxy._tap(self._name, data)
         now, rate = self._wire.now(), self.lane.profile.rate_bps
         step = _SEGMENT if rate else len(data)
         for begin in range(0, len(data), step):

@@ -72,9 +72,10 @@ class Passes:
     """The model's work on one answer, done in the side's compute thread, one pass at a time.
 
     Args:
-        compute: an executor with one thread; answers take turns in it, pass by pass.
+        compute: runs one job at a time; answers take turns in it, pass by pass.
         open_decoder: finds the documents and opens the decoder.
         tell: takes what becomes of the work; called in the compute thread.
+        part: tokens of a prompt that are read in one turn at most; None: all.
 
     Attributes:
         running: the pass under way.
@@ -86,8 +87,10 @@ class Passes:
         compute: Executor,
         open_decoder: Callable[[], SideDecoder],
         tell: Callable[[ModelEvent], None],
+        part: int | None = None,
     ) -> None:
         self._compute = compute
+        self._part = part
         self._open_decoder = open_decoder
         self._tell = tell
         self._decoder: SideDecoder | None = None
@@ -136,10 +139,14 @@ class Passes:
 
     def _run(self, wanted: Pass, asked_at: float) -> None:
         decoder = self._decoder
-        assert decoder is not None
+        if decoder is None:  # closed between two parts of the prompt
+            return
         with self._telling():
             self._align(decoder, wanted.prefix)
             try:
+                if self._part is not None and decoder.read_on(self._part):
+                    self._future = self._submit(lambda: self._run(wanted, asked_at))
+                    return
                 p, log_weight = decoder.next()
             except Cancelled:
                 self._tell(Ended(wanted))
@@ -182,10 +189,14 @@ class SideLoop:
 
     Args:
         send: takes the messages for the peer; called in the loop's thread.
+        part: see :class:`Passes`.
     """
 
-    def __init__(self, machine: SideMachine, send: Callable[[Message], None]) -> None:
+    def __init__(
+        self, machine: SideMachine, send: Callable[[Message], None], part: int | None = None
+    ) -> None:
         self.machine = machine
+        self._part = part
         self._send = send
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._passes: Passes | None = None
@@ -196,7 +207,7 @@ class SideLoop:
 
     def begin(self, compute: Executor, open_decoder: Callable[[], SideDecoder]) -> None:
         """Have the documents found; drafting begins as soon as they are."""
-        self._passes = Passes(compute, open_decoder, self.post)
+        self._passes = Passes(compute, open_decoder, self.post, self._part)
         self._passes.open()
 
     def next_event(self, due: float) -> object | None:

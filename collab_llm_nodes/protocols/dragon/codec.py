@@ -98,6 +98,11 @@ def decode_cloud(data: bytes) -> CloudMessage:
     raise ProtocolError("empty or unknown message", field="message", remedy=UPDATE)
 
 
+def largest_draft(law: AggregationConfig, vocab_size: int) -> int:
+    """Return the bytes that a draft has at most: five for each gap, two for each probability."""
+    return 128 + 7 * min(law.max_support, vocab_size)
+
+
 def encode_info(info: CloudInfo) -> bytes:
     """Serialise the answer to Describe."""
     return pb.CloudInfo(

@@ -8,7 +8,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
-from collab_llm_nodes.decoding.aggregation import AggregationConfig, AggregationLaw, Party
+from collab_llm_nodes.decoding.aggregation import (
+    AggregationConfig,
+    AggregationLaw,
+    Pair,
+    Party,
+)
 from collab_llm_nodes.errors import (
     Busy,
     Cancelled,
@@ -23,7 +28,7 @@ from collab_llm_nodes.protocols.dragon.link import DeviceLink, PatienceConfig, S
 from collab_llm_nodes.protocols.dragon.machine import AheadConfig, SideMachine
 from collab_llm_nodes.protocols.dragon.messages import Identity, Line, Message, Open, Opened
 from collab_llm_nodes.protocols.dragon.metrics import DragonMetrics
-from collab_llm_nodes.protocols.dragon.profiler import Profiler, ProfilerConfig
+from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN, Profiler, ProfilerConfig
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig, Scheduler
 from collab_llm_nodes.protocols.dragon.side import Side, SideInfo
 
@@ -74,6 +79,7 @@ class DeviceAnswer:
         compute: the device's compute thread.
         client: None: there is no cloud, the device answers alone.
         decode: the line of the device's passes, if it was measured.
+        acceptance: of earlier answers; see ``Profiler.acceptance`` for what to keep of this one.
     """
 
     def __init__(
@@ -84,6 +90,7 @@ class DeviceAnswer:
         rules: Rules,
         question: Question,
         decode: Line | None = None,
+        acceptance: Pair = UNKNOWN,
     ) -> None:
         self._side, self._compute, self._client = side, compute, client
         self._rules, self._question = rules, question
@@ -96,7 +103,7 @@ class DeviceAnswer:
             Party.DEVICE,
             law,
             Scheduler(rules.schedule),
-            Profiler(rules.profiler, rtt_s=rtt_s),
+            Profiler(rules.profiler, rtt_s=rtt_s, acceptance=acceptance),
             vocab_size=info.vocab_size,
             eos=info.eos,
             max_tokens=question.max_tokens,

@@ -83,15 +83,16 @@ class DocumentsDecoder:
     def next(self) -> tuple[NDArray[np.float32], float]:
         """Return mixture and log weight, as ``SideDecoder.next``."""
         if self._given is None:
-            with self._lock:
-                self._running, self._cancelled = True, False
-            try:
-                self._read()
-            finally:
-                with self._lock:
-                    self._running = False
+            self._read()
             self._given = self._mixture()
         return self._given
+
+    def read_on(self, tokens: int) -> bool:
+        """Read a part of prompt and answer, as ``SideDecoder.read_on``."""
+        if len(self._prompt) + len(self._answer) - self._fed <= tokens:
+            return False
+        self._read(self._fed + tokens)
+        return True
 
     def push(self, token: int) -> None:
         """Append ``token`` to the answer."""
@@ -124,9 +125,19 @@ class DocumentsDecoder:
 
     # --- Within ----------------------------------------------------------------------------------
 
-    def _read(self) -> None:
-        """Feed what has been pushed; all sequences take it, or none does."""
-        context, rows = [*self._prompt, *self._answer], self._rows
+    def _read(self, end: int | None = None) -> None:
+        """Feed prompt and answer up to the token ``end``; all sequences take it, or none does."""
+        with self._lock:
+            self._running, self._cancelled = True, False
+        try:
+            self._feed([*self._prompt, *self._answer][:end])
+        finally:
+            with self._lock:
+                self._running = False
+
+    def _feed(self, context: list[int]) -> None:
+        """Feed what is new in ``context``, a beginning of prompt and answer."""
+        rows = self._rows
         # The logits behind the last token fed are gone after a rollback. They tell the next token,
         # or how likely each document made the one pushed since: then that token is fed again.
         needed = self._fed == len(context) or self._relevance.needs_likelihoods
@@ -157,10 +168,11 @@ class DocumentsDecoder:
         Args:
             rows: log-probabilities [documents, n, V]; the last is behind the last token.
         """
-        count = len(self._answer) - len(self._evidence)
-        if not count:
+        known, held = len(self._evidence), max(0, self._fed - len(self._prompt))
+        count = held - known
+        if count <= 0:
             return
-        tokens = torch.tensor(self._answer[-count:], device=rows.device)
+        tokens = torch.tensor(self._answer[known:held], device=rows.device)
         judged = rows[:, -count - 1 : -1].gather(2, tokens.expand(len(rows), -1)[..., None])
         for likelihoods in judged[..., 0].T.double().cpu().numpy():
             self._evidence.append(self._relevance.judged(self._last_evidence(), likelihoods))

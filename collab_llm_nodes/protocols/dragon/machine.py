@@ -293,8 +293,9 @@ class SideMachine:
         judged = self._law.judge((pair[0].draft, pair[1].draft), position)
         self.profiler.on_judged(judged.expected)
         self._settle(judged.token, judged.accepted)
+        fresh = not any(self._epochs)
         following = self._scheduler.choose(
-            self.party, judged.accepted, self.profiler.estimates(position)
+            self.party, judged.accepted, self.profiler.estimates(position), fresh
         )
         self._hand_over(following)
         self._targets_at[len(self.answer)] = now

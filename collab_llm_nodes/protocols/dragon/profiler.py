@@ -135,6 +135,8 @@ class Average:
         self.value += max(self._weight, 1.0 / self._count) * (value - self.value)
 
 
+UNKNOWN = (0.5, 0.5)
+"""Acceptance before anything is known of it."""
 _SURE = 4
 """Tokens that the first guess of an acceptance counts for: one rejection is no reason to move."""
 
@@ -202,6 +204,7 @@ class Profiler:
     Args:
         prompt_tokens: tokens that a pass reads before the answer.
         rtt_s: of the link as it was measured before; 0: unknown.
+        acceptance: of device and cloud in earlier answers; nothing is known of them by default.
     """
 
     def __init__(
@@ -209,12 +212,13 @@ class Profiler:
         config: ProfilerConfig,
         prompt_tokens: int = 0,
         rtt_s: float = 0.0,
+        acceptance: Pair = UNKNOWN,
     ) -> None:
         self._config = config
         self._decode: list[DecodeModel | None] = [None, None]  # until a side's first pass or line
         self._prompt_tokens = prompt_tokens
         self._told_rtt_s = rtt_s
-        self._acceptance = [Average(config.acceptance_weight, 0.5, _SURE) for _ in Party]
+        self._acceptance = [Average(config.acceptance_weight, share, _SURE) for share in acceptance]
         self.link = LinkModel(config.link_weight)
 
     def on_line(self, party: Party, line: tuple[float, float, float] | None) -> None:
@@ -245,6 +249,11 @@ class Profiler:
             self._told_rtt_s = seconds
 
     @property
+    def acceptance(self) -> Pair:
+        """The share of drafts of device and of cloud that are accepted."""
+        return self._acceptance[0].value, self._acceptance[1].value
+
+    @property
     def rtt_s(self) -> float:
         """The round trip [s], measured here or, without that, told; 0: unknown."""
         return self.link.rtt_s if self.link.known else self._told_rtt_s
@@ -261,5 +270,5 @@ class Profiler:
         return Estimates(
             (self.decode_s(Party.DEVICE, position), self.decode_s(Party.CLOUD, position)),
             self.rtt_s,
-            (self._acceptance[0].value, self._acceptance[1].value),
+            self.acceptance,
         )

@@ -16,6 +16,7 @@ from collab_llm_nodes.protocols.dragon.device import DeviceAnswer, Question, Tol
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
 from collab_llm_nodes.protocols.dragon.index import Index
 from collab_llm_nodes.protocols.dragon.messages import Line
+from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN
 from collab_llm_nodes.protocols.dragon.relevance import scorer_name
 from collab_llm_nodes.protocols.dragon.settings import DragonConfig
 from collab_llm_nodes.protocols.dragon.side import SideInfo
@@ -79,6 +80,7 @@ class Dragon:
         self.parallel = config.max_answers
         self._client = client
         self._decode = decode
+        self._acceptance = UNKNOWN  # of the answers so far: where the next one begins best
         self._compute = ThreadPoolExecutor(1, "dragon-compute")
 
     def run(self, request: Request, emit: Callable[[Progress], None], control: Control) -> Answer:
@@ -95,6 +97,7 @@ class Dragon:
             config.rules(sampling),
             Question(request.prompt, limit, sampling.temperature, sampling.seed),
             self._decode,
+            self._acceptance,
         )
 
         def progress(told: Told, *, final: bool = False) -> Progress:
@@ -118,6 +121,7 @@ class Dragon:
             if not answer.machine.answer:
                 raise
             return Answer(**vars(progress(answer.told, final=True)), error=error)
+        self._acceptance = answer.machine.profiler.acceptance
         return Answer(**vars(progress(told, final=True)))
 
     def health(self) -> Mapping[str, object]:

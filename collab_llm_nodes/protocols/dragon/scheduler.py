@@ -148,9 +148,17 @@ class Scheduler:
         return Party.CLOUD if self._config.aggregate_on == "cloud" else Party.DEVICE
 
     def choose(
-        self, now_at: Party, accepted: tuple[bool, bool], estimates: Estimates | None
+        self,
+        now_at: Party,
+        accepted: tuple[bool, bool],
+        estimates: Estimates | None,
+        fresh: bool = False,
     ) -> Party:
-        """Return the side that aggregates after one aggregation at ``now_at``."""
+        """Return the side that aggregates after one aggregation at ``now_at``.
+
+        Args:
+            fresh: no draft of either side has been rejected in this answer.
+        """
         policy = self._config.aggregate_on
         if self.pinned:
             return self.first
@@ -162,7 +170,7 @@ class Scheduler:
             return now_at
         if policy == "delta_z":
             return self._by_delta_z(now_at, estimates)
-        return self._by_all(now_at, accepted, estimates)
+        return self._by_all(now_at, accepted, estimates, fresh)
 
     def _by_delta_z(self, now_at: Party, known: Estimates) -> Party:
         """Return the better static side (Eq. 8), with hysteresis."""
@@ -172,16 +180,23 @@ class Scheduler:
         present = per_token(c[now_at], c[other], rtt, alpha[other])
         return other if gain > self._config.hysteresis * present else now_at
 
-    def _by_all(self, now_at: Party, accepted: tuple[bool, bool], known: Estimates) -> Party:
-        """Follow rejections where that is clearly shorter, else return the better static side."""
+    def _by_all(
+        self, now_at: Party, accepted: tuple[bool, bool], known: Estimates, fresh: bool
+    ) -> Party:
+        """Follow rejections where that is clearly shorter, else return the better static side.
+
+        The better static side also begins: as long as no draft was rejected, a move costs nothing,
+        since both sides draft on meanwhile. Behind a rejection it costs half a round trip.
+        """
         c, alpha, rtt = known.decode_s, known.acceptance, known.rtt_s
         static = [
             per_token_ahead(c[side], c[side.other], rtt, alpha[side], alpha[side.other])
             for side in Party
         ]
-        if per_token_following(c, rtt, alpha) < _WORTH_FOLLOWING * min(static):
-            return _follow(now_at, accepted)
         gain = static[now_at] - static[now_at.other]
+        follows = per_token_following(c, rtt, alpha) < _WORTH_FOLLOWING * min(static)
+        if follows and (sum(accepted) == 1 or not fresh):
+            return _follow(now_at, accepted)
         return now_at.other if gain > self._config.hysteresis * static[now_at] else now_at
 
 

@@ -1,8 +1,8 @@
 """The cloud's side as a service: each stream is one answer, written together with one device.
 
 ``transport/streams.py`` admits, times and ends streams; here is what is said on them. Each answer
-has a thread that runs its machine (``answering.py``); all share one compute thread, in which they
-take turns pass by pass.
+has a thread that runs its machine (``answering.py``). All share one compute thread, pass by pass;
+each address gets an equal share of its time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from collab_llm_nodes.config import setting
@@ -44,6 +43,7 @@ from collab_llm_nodes.protocols.dragon.messages import (
 from collab_llm_nodes.protocols.dragon.profiler import Profiler, ProfilerConfig
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig, Scheduler
 from collab_llm_nodes.protocols.dragon.side import Side, SideInfo
+from collab_llm_nodes.serving.fair_thread import FairThread
 from collab_llm_nodes.transport.settings import ServerConfig, StreamLimits
 from collab_llm_nodes.transport.streams import ClientSession, StreamService, Unary
 
@@ -77,6 +77,13 @@ class CloudServiceConfig(ServerConfig):
     address: str = setting("127.0.0.1:50552", "Listen here, host:port; port 0 takes a free one.")
     limits: Limits = field(default_factory=Limits)
     profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
+    prefill_tokens: int = setting(
+        256,
+        "Tokens of a prompt that are read in one pass at most; between two passes, other answers"
+        " have their turn.",
+        low=8,
+        high=1 << 20,
+    )
     other_models: bool = setting(
         False,
         "Take part in answers of devices with another model of the same vocabulary. The answer is"
@@ -116,12 +123,12 @@ class DragonService(StreamService[Reply]):
 
     def start(self) -> None:
         super().start()
-        self.compute = ThreadPoolExecutor(1, "dragon-compute")
+        self.compute = FairThread("dragon-compute")
 
     async def stop(self) -> bool:
         for answer in list(self._answers):
             answer.leave()
-        self.compute.shutdown(wait=False)
+        self.compute.shutdown()
         due = time.monotonic() + _FREE_S
         while self._answers and time.monotonic() < due:
             await asyncio.sleep(0.01)
@@ -162,8 +169,15 @@ class DragonService(StreamService[Reply]):
                 "the first message must be Open", field="message", remedy="send Open first"
             )
         answer = self._begin(client, opened)
+        most = codec.largest_draft(opened.law, self._info.vocab_size)
         try:
             while (data := await self.read(client)) is not None:
+                if len(data) > most:  # to read a million tokens would hold up everybody
+                    raise InvalidInput(
+                        f"has {len(data)} bytes",
+                        field="message",
+                        remedy=f"at most {most}, by the law's max_support and the vocabulary",
+                    )
                 message = codec.decode_device(data)
                 if isinstance(message, Open):
                     raise ProtocolError(
@@ -220,7 +234,7 @@ class _Answer:
         self.heard_at = time.monotonic()
         self._client = client
         self._opened = opened
-        self._compute = service.compute
+        self._compute = service.compute.share(client.owner)
         self._left = threading.Event()
         schedule = ScheduleConfig(aggregate_on=opened.aggregate_on)
         law = AggregationLaw(opened.law, info.vocab_size, opened.temperature, opened.seed)
@@ -237,7 +251,7 @@ class _Answer:
         )
         machine.profiler.on_line(Party.CLOUD, service.decode)
         machine.profiler.on_line(Party.DEVICE, opened.decode)
-        self._loop = SideLoop(machine, client.post)
+        self._loop = SideLoop(machine, client.post, service.config.prefill_tokens)
 
     def start(self, side: Side, ended: Callable[[_Answer], None]) -> None:
         """Begin; ``ended`` is called with this answer at the end."""

@@ -57,6 +57,15 @@ class SideDecoder(Protocol):
                 and ``rollback`` may be called as before.
         """
 
+    def read_on(self, tokens: int) -> bool:
+        """Read the next ``tokens`` of prompt and answer; False: no more than so many are left.
+
+        Others can have a turn between two parts of a long prompt. ``next`` reads what is left.
+
+        Raises:
+            Cancelled: as ``next``.
+        """
+
     def push(self, token: int) -> None:
         """Append ``token`` to the answer. Costs nothing: ``next`` runs the pass."""
 

@@ -19,7 +19,7 @@ from collab_llm_nodes.decoding.sampling import SparseDistribution
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.protocols.dragon.machine import AheadConfig, Law, Pass, SideMachine
 from collab_llm_nodes.protocols.dragon.messages import Message
-from collab_llm_nodes.protocols.dragon.profiler import Profiler, ProfilerConfig
+from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN, Profiler, ProfilerConfig
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig, Scheduler
 
 Distributions = Callable[[Party, tuple[int, ...]], tuple[np.ndarray, float]]
@@ -68,6 +68,7 @@ class Run:
         discarded: drafts that were forgotten, of device and cloud.
         handovers: changes of the aggregator.
         messages: sent by device, by cloud.
+        acceptance: of device and cloud, as the device knows it in the end.
     """
 
     tokens: tuple[int, ...] = ()
@@ -75,6 +76,7 @@ class Run:
     discarded: tuple[int, int] = (0, 0)
     handovers: int = 0
     messages: list[int] = field(default_factory=lambda: [0, 0])
+    acceptance: Pair = UNKNOWN
 
     @property
     def total_s(self) -> float:
@@ -116,6 +118,7 @@ class Simulation:
         figures = [machine.figures for machine in self.machines]
         self.run.discarded = (figures[0].discarded, figures[1].discarded)
         self.run.handovers = figures[0].handovers
+        self.run.acceptance = device.profiler.acceptance
         return self.run
 
     def _at(self, time: float, event: Callable[[], None]) -> None:
@@ -181,15 +184,20 @@ def two_machines(
     max_tokens: int,
     eos: frozenset[int] = frozenset(),
     ahead: AheadConfig | None = None,
+    acceptance: Pair = UNKNOWN,
 ) -> tuple[SideMachine, SideMachine]:
-    """Return the machines of device and cloud for one answer."""
+    """Return the machines of device and cloud for one answer.
+
+    Args:
+        acceptance: of earlier answers, which the device remembers.
+    """
 
     def side(party: Party) -> SideMachine:
         return SideMachine(
             party,
             law,
             Scheduler(schedule),
-            Profiler(ProfilerConfig()),
+            Profiler(ProfilerConfig(), acceptance=acceptance if party is Party.DEVICE else UNKNOWN),
             vocab_size=vocab_size,
             eos=eos,
             max_tokens=max_tokens,
@@ -206,10 +214,20 @@ def simulate_trace(
     *,
     tokens: int = 0,
     ahead: AheadConfig | None = None,
+    acceptance: Pair = UNKNOWN,
 ) -> Run:
-    """Replay ``trace``, repeated to ``tokens`` tokens (0: once), and return the run."""
+    """Replay ``trace``, repeated to ``tokens`` tokens (0: once), and return the run.
+
+    Args:
+        acceptance: see :func:`two_machines`.
+    """
     machines = two_machines(
-        TraceLaw(trace), schedule, vocab_size=2, max_tokens=tokens or len(trace), ahead=ahead
+        TraceLaw(trace),
+        schedule,
+        vocab_size=2,
+        max_tokens=tokens or len(trace),
+        ahead=ahead,
+        acceptance=acceptance,
     )
     nothing = np.ones(2)
     return Simulation(machines, lambda party, prefix: (nothing, 0.0), delays).finish()

@@ -64,7 +64,7 @@ def test_the_mixture_is_that_of_documents_read_apart(rule: dict[str, Any], backe
 
 
 STEPS = st.one_of(
-    st.just("next"), st.just("cancelled"), st.integers(0, 90), st.floats(0, 1, width=16)
+    st.sampled_from(["next", "part", "cancelled"]), st.integers(0, 90), st.floats(0, 1, width=16)
 )
 
 
@@ -82,6 +82,8 @@ def test_no_schedule_of_pushes_rollbacks_and_cancels_changes_it(
     for step in steps:
         if step == "next":
             same(decoder.next(), wanted.next(tuple(answer)))
+        elif step == "part":
+            decoder.read_on(3)
         elif step == "cancelled":
             cancelled_once(decoder, engine)
         elif isinstance(step, int):
@@ -92,6 +94,34 @@ def test_no_schedule_of_pushes_rollbacks_and_cancels_changes_it(
             decoder.rollback(len(answer))
     same(decoder.next(), wanted.next(tuple(answer)))
     decoder.close()
+
+
+def test_a_prompt_can_be_read_in_parts() -> None:
+    engine, config = engine_of(), config_of(documents=2)
+    side = side_with(TEXTS, engine, config)
+    wanted = reference(side, engine, config)
+    decoder = side.decoder(QUESTION, 20)
+    passes = passes_of(engine)
+    while decoder.read_on(5):
+        pass
+    same(decoder.next(), wanted.next(()))
+    assert len(passes) == -(-len(side.layout.behind(QUESTION)) // 5)
+    assert max(passes) == 5
+    assert not decoder.read_on(5)
+    decoder.close()
+
+
+def passes_of(engine: Engine) -> list[int]:
+    """Return a list that gets the number of tokens of each pass from now on."""
+    run: Callable[..., Any] = engine.run
+    found: list[int] = []
+
+    def counted(feeds: Any, **options: Any) -> Any:
+        found.append(len(feeds[0].ids))
+        return run(feeds, **options)
+
+    engine.run = counted  # type: ignore[method-assign]
+    return found
 
 
 def cancelled_once(decoder: DocumentsDecoder, engine: Engine) -> int:

@@ -20,7 +20,7 @@ from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, 
 from collab_llm_nodes.protocols.dragon.client import CloudConfig, DragonClient
 from collab_llm_nodes.protocols.dragon.generation import ModelSide
 from collab_llm_nodes.protocols.dragon.link import PatienceConfig
-from collab_llm_nodes.protocols.dragon.profiler import ProfilerConfig
+from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN, ProfilerConfig
 from collab_llm_nodes.protocols.dragon.running import Dragon, check
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
 from collab_llm_nodes.protocols.dragon.service import CloudServiceConfig, DragonService
@@ -108,6 +108,18 @@ def test_two_models_write_the_answer_of_a_plain_loop(
     assert len(answer.ends) == len(answer.tokens)
     assert all(answer.text.startswith(part.text) for part in heard[:-1])
     assert answer.metrics.figures()["acceptance_cloud"] <= 1
+
+
+def test_acceptance_is_remembered_for_the_next_answer(world: World) -> None:
+    made = Dragon(world.sides[0], world.dragon._client, CONFIG)
+    assert made._acceptance == UNKNOWN
+    made.run(request_of(CONFIG, SAMPLED), lambda progress: None, Control())
+    after = made._acceptance
+    assert after != UNKNOWN
+    assert all(0 <= share <= 1 for share in after)
+    alone = replace(CONFIG, use_cloud=False)  # nothing is learned of the cloud
+    made.run(request_of(alone, SAMPLED), lambda progress: None, Control())
+    assert made._acceptance == after
 
 
 def test_both_sides_documents_count(world: World) -> None:

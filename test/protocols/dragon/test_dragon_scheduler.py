@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from collab_llm_nodes.decoding.aggregation import Pair, Party
 from collab_llm_nodes.protocols.dragon.machine import MOST_AHEAD, AheadConfig
-from collab_llm_nodes.protocols.dragon.profiler import Estimates
+from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN, Estimates
 from collab_llm_nodes.protocols.dragon.scheduler import (
     ScheduleConfig,
     Scheduler,
@@ -196,6 +196,41 @@ def test_delta_z_moves_for_a_gain_and_no_less() -> None:
     assert scheduler.choose(CLOUD, both, None) is CLOUD
     bottleneck = Estimates((0.5, 0.05), 0.3, (1.0, 0.0))  # the slow side always judges
     assert scheduler.choose(DEVICE, both, bottleneck) is DEVICE
+
+
+def test_auto_begins_on_the_better_side_and_moves_without_a_reason_only_before_a_rejection() -> (
+    None
+):
+    scheduler = Scheduler(ScheduleConfig(aggregate_on="auto"))
+    better_there = Estimates((0.005, 0.005), 0.3, (0.85, 0.8))  # both rules gain by following
+    both, cloud_rejected = (True, True), (True, False)
+    assert scheduler.choose(DEVICE, both, better_there, fresh=True) is CLOUD
+    assert scheduler.choose(DEVICE, both, better_there) is DEVICE
+    assert scheduler.choose(DEVICE, cloud_rejected, better_there) is CLOUD
+    assert scheduler.choose(CLOUD, both, better_there, fresh=True) is CLOUD
+
+
+@pytest.mark.parametrize("rates", [(1.0, 0.9), (0.99, 0.85)])
+def test_what_is_remembered_spares_the_first_hand_over_behind_a_rejection(rates: Pair) -> None:
+    """At 5 ms per token, half a round trip of 300 ms is a twentieth of an answer."""
+    delays = Delays.sinusoidal((0.005, 0.005), 0.3)
+
+    def mean(policy: str, *, remembers: bool) -> float:
+        times, acceptance = [], UNKNOWN
+        for seed in range(6):
+            run = simulate_trace(
+                random_trace(rates, 100, seed),
+                delays,
+                ScheduleConfig(aggregate_on=policy),
+                acceptance=acceptance if remembers else UNKNOWN,
+            )
+            acceptance = run.acceptance
+            times.append(run.total_s)
+        return fmean(times)
+
+    best = mean("cloud", remembers=False)
+    assert mean("auto", remembers=True) <= best
+    assert mean("auto", remembers=False) > 1.02 * best
 
 
 def test_follow_goes_to_the_side_that_alone_was_rejected() -> None:
