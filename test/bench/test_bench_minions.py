@@ -21,6 +21,7 @@ from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Usage
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.config import from_yaml
+from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.minions import prompts
@@ -159,8 +160,8 @@ def test_a_pretrained_worker_is_shown_solved_examples() -> None:
         name = "parrot"
 
         def ask(
-            self, requests: list[ChatRequest], control: object, told: object = None
-        ) -> list[Reply]:
+            self, requests: Sequence[ChatRequest], control: object, told: object = None
+        ) -> list[Reply | CollabError]:
             self.seen = requests
             return [Reply("None", Finish.STOP) for _ in requests]
 

@@ -38,7 +38,7 @@ def test_every_text_comes_back(text: str) -> None:
 def test_text_that_is_shown_stays(text: str) -> None:
     """A joiner at the end shows nothing, so no character is taken back when a word follows."""
     ids = encode(text)
-    shown = Detokeniser(tokenizer().decode)
+    shown = Detokeniser(lambda tokens: str(tokenizer().decode(list(tokens))))
     before = ""
     for n in range(1, len(ids) + 1):
         shown.update(ids[:n])
