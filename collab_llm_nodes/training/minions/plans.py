@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from collab_llm_nodes.training.text.plans import Stage
+from collab_llm_nodes.training.text.plans import GUIDANCE, Stage
 
 STAGES = ("worker", "planner")
 
@@ -35,14 +35,22 @@ class MinionsPlan:
 
 CPU = MinionsPlan(
     worker=Stage(
-        4, 1e-3, steps=800, warmup=20, muon=0.012, compile=True, bfloat16=True, measure_every=100
+        4,
+        1e-3,
+        steps=800,
+        warmup=20,
+        muon=0.012,
+        compile=True,
+        bfloat16=True,
+        measure_every=100,
+        guidance=GUIDANCE,
     ),
     planner=Stage(4, 4e-3, steps=600, warmup=20, bfloat16=True, measure_every=100, decay=0.0),
 )
 """Some 20 minutes of one core by estimate; a run gives the same models again."""
 
 TINY = MinionsPlan(
-    worker=Stage(2, 1e-3, steps=2, warmup=1, measure_every=2),
+    worker=Stage(2, 1e-3, steps=2, warmup=1, measure_every=2, guidance=GUIDANCE),
     planner=Stage(2, 1e-3, steps=2, warmup=1, measure_every=2),
     length=512,
     planner_length=256,

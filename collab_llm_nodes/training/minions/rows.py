@@ -159,11 +159,11 @@ def rows(trees: Iterable[Tree], length: int, padding: int) -> Iterator[Row]:
 
 def plain_rows(documents: Iterable[Document], length: int, count: int, padding: int) -> list[Row]:
     """Return rows of whole documents in causal order, as the text family is trained."""
-    ids, classes = pack(documents, length, count, padding)
     found = []
-    for row_ids, row_classes in zip(ids, classes, strict=True):
+    for ids, classes, sources in zip(*pack(documents, length, count, padding), strict=True):
         row = _empty(length, padding)
-        _put(row, 0, row_ids.tolist(), 0, 1, 0, row_classes.tolist())
+        _put(row, 0, ids.tolist(), 0, 1, 0, classes.tolist())
+        row[SOURCE] = sources
         found.append(row)
     return found
 

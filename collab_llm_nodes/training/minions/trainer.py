@@ -39,7 +39,7 @@ from collab_llm_nodes.training.minions.rows import (
 )
 from collab_llm_nodes.training.text.export import export, read
 from collab_llm_nodes.training.text.forward import TextForward
-from collab_llm_nodes.training.text.learners import RowLearner
+from collab_llm_nodes.training.text.learners import RowLearner, looks
 from collab_llm_nodes.training.text.packing import Document
 from collab_llm_nodes.training.text.plans import Stage
 from collab_llm_nodes.training.text.rendering import ANSWERED
@@ -52,8 +52,6 @@ _LEARNT_OF_ROW = 448
 """Places of a row that are learnt at most: logits of all would be a third of the work."""
 _REPLAYED_AT_MOST = 64
 """Documents to fill the replayed rows of a batch with."""
-_GUIDANCE = 0.5
-"""Weight of where to look."""
 _SHORT_REPLY = 10
 """Tokens; the reply of a job without an answer has fewer, one with an answer more."""
 
@@ -231,13 +229,8 @@ class ForestLearner(RowLearner):
         loss = (said * learnt).sum() / learnt.sum().clamp(min=1.0)
         if not attention:
             return {"loss": loss, "nats": loss}
-        known = (source >= 0).float()
-        looks = torch.zeros((), device=ids.device)
-        for law in attention:
-            missed = -law.gather(2, source.clamp(min=0)[..., None])[..., 0]
-            looks = looks + (missed * known).sum() / known.sum().clamp(min=1.0)
-        looks = looks / len(attention)
-        return {"loss": loss + _GUIDANCE * looks, "nats": loss, "looks": looks}
+        looked = looks(attention, source)
+        return {"loss": loss + self._stage.guidance * looked, "nats": loss, "looks": looked}
 
     def _run(
         self, rows: Tensor, guided: Sequence[int] = (), wanted: Tensor | None = None

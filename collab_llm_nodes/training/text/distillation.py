@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.training.text.checker import check
 from collab_llm_nodes.training.text.forward import TextForward
-from collab_llm_nodes.training.text.packing import pack
+from collab_llm_nodes.training.text.packing import NOWHERE, pack
 from collab_llm_nodes.training.text.plans import Answers
 from collab_llm_nodes.training.text.rendering import (
     ANSWERED,
@@ -183,15 +183,15 @@ class Teacher:
                 ids = np.array([*question.ids, *answer], np.uint16)
                 kinds = np.full(len(ids), ANSWERED, np.uint8)
                 kinds[: len(question.ids)] = ASKED
-                documents.append((ids, kinds))
+                documents.append((ids, kinds, np.full(len(ids), NOWHERE, np.int16)))
         if not documents:
             raise ModelError(
                 f"not one of {len(asked)} answers of the target was right",
                 field="target",
                 remedy="train the target longer",
             )
-        total = sum(len(ids) for ids, _ in documents)
+        total = sum(len(ids) for ids, *_ in documents)
         length = self._forward.cos.shape[0]
-        rows, kinds = pack(documents, length, -(-total // length), self._renderer.text_end)
-        write_rows(file, rows, kinds)
+        rows = pack(documents, length, -(-total // length), self._renderer.text_end)
+        write_rows(file, *rows)
         return len(documents) / len(asked)

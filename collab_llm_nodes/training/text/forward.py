@@ -45,6 +45,24 @@ class TextForward(nn.Module):
             layers.append(x)
         return layers
 
+    def looking(
+        self, ids: Tensor, guided: Sequence[int], wanted: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run texts with causal attention, and tell what some heads attend to.
+
+        Args:
+            ids: int64 [B, T].
+            guided: numbers of layers from 0.
+            wanted: int64 [B, N], the places in a row whose attention is asked for.
+
+        Returns:
+            The last layer's output, [B, T, hidden], and of each guided layer the logarithm of what
+            its first head attends to, [B, N, T].
+        """
+        seen = torch.arange(ids.shape[1], device=ids.device) <= wanted[..., None]
+        cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
+        return self._guided(ids, cos, sin, None, guided, wanted, seen)
+
     def packed(
         self,
         ids: Tensor,
@@ -58,27 +76,39 @@ class TextForward(nn.Module):
         Args:
             ids, positions: int64 [B, T]; positions are those within a text.
             visible: bool [B, T, T], the tokens that each token sees.
-            guided: numbers of layers from 0.
+            guided: as in ``looking``.
             wanted: int64 [B, N], the places in a row that are asked for; None: all.
 
         Returns:
-            The last layer's output at these places, [B, N, hidden], and of each guided layer the
-            logarithm of what its first head attends to, [B, N, T].
+            The last layer's output at these places, [B, N, hidden], and their attention.
         """
-        x = self._embed(ids)
+        if wanted is None:
+            wanted = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        seen = visible.gather(1, wanted[..., None].expand(-1, -1, ids.shape[1]))
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
-        places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        places = (places if wanted is None else wanted)[..., None]
-        attention = []
+        x, attention = self._guided(ids, cos, sin, visible[:, None], guided, wanted, seen)
+        return x.gather(1, wanted[..., None].expand(-1, -1, x.shape[-1])), attention
+
+    def _guided(
+        self,
+        ids: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None,
+        guided: Sequence[int],
+        wanted: Tensor,
+        seen: Tensor,
+    ) -> tuple[Tensor, list[Tensor]]:
+        x, attention = self._embed(ids), []
+        places = wanted[..., None].expand(-1, -1, self.head_size)
         for number, layer in enumerate(self.model.model.layers):
             query, key, value = self._project(layer, x, cos, sin)
             if number in guided:
-                asking = query[:, 0].gather(1, places.expand(-1, -1, self.head_size))
+                asking = query[:, 0].gather(1, places)
                 scores = asking @ key[:, 0].transpose(1, 2) * self.head_size**-0.5
-                seen = visible.gather(1, places.expand(-1, -1, ids.shape[1]))
                 attention.append(scores.float().masked_fill(~seen, -1e9).log_softmax(-1))
-            x = self._finish(layer, x, _attend(query, key, value, visible[:, None]))
-        return x.gather(1, places.expand(-1, -1, x.shape[-1])), attention
+            x = self._finish(layer, x, _attend(query, key, value, mask))
+        return x, attention
 
     def normed(self, hidden: Tensor) -> Tensor:
         """Return what the LM head and Medusa heads read of the last layer's output."""

@@ -58,10 +58,10 @@ def _documents(
 
 def one_a_row(documents: list[Document], length: int) -> tuple[Tensor, Tensor]:
     """Return ids int64 and classes uint8 [documents, widest], cut at ``length``, padded with 0."""
-    widest = min(length, max(len(ids) for ids, _ in documents))
+    widest = min(length, max(len(ids) for ids, *_ in documents))
     ids = np.zeros((len(documents), widest), np.int64)
     kinds = np.zeros((len(documents), widest), np.uint8)
-    for row, (tokens, classes) in enumerate(documents):
+    for row, (tokens, classes, _) in enumerate(documents):
         ids[row, : len(tokens)] = tokens[:widest]
         kinds[row, : len(classes)] = classes[:widest]
     return torch.from_numpy(ids), torch.from_numpy(kinds)

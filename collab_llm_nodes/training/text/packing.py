@@ -6,14 +6,18 @@ from collections.abc import Iterable
 
 import numpy as np
 
-Document = tuple[np.ndarray, np.ndarray]
-"""Ids uint16 [n] and classes uint8 [n]."""
+NOWHERE = -1
+Document = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Ids uint16 [n], classes uint8 [n] and sources int16 [n]: the place in the document of the token
+that the next one is copied from, NOWHERE where that is not known."""
 
 
 def pack(
     documents: Iterable[Document], length: int, rows: int, padding: int, waiting: int = 256
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids uint16 and classes uint8 [rows, length], from as many documents as are needed.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return ids, classes and sources [rows, length], from as many documents as are needed.
+
+    Sources are places in a row.
 
     A row takes the longest waiting document that still fits, until none does; the rest of it is
     ``padding`` of class 0. Documents longer than a row are left out.
@@ -24,6 +28,7 @@ def pack(
     source = iter(documents)
     ids = np.full((rows, length), padding, np.uint16)
     kinds = np.zeros((rows, length), np.uint8)
+    sources = np.full((rows, length), NOWHERE, np.int16)
     pool: list[Document] = []
     for row in range(rows):
         used = 0
@@ -35,17 +40,19 @@ def pack(
             best = 0 if not used and pool else _longest(pool, length - used)
             if best < 0:
                 break
-            tokens, classes = pool.pop(best)
-            ids[row, used : used + len(tokens)] = tokens
-            kinds[row, used : used + len(tokens)] = classes
+            tokens, classes, places = pool.pop(best)
+            here = slice(used, used + len(tokens))
+            ids[row, here] = tokens
+            kinds[row, here] = classes
+            sources[row, here] = np.where(places >= 0, places + used, NOWHERE)
             used += len(tokens)
-    return ids, kinds
+    return ids, kinds, sources
 
 
 def _longest(pool: list[Document], room: int) -> int:
     """Return the index of the longest document of at most ``room`` tokens, -1 if there is none."""
     best, longest = -1, 0
-    for index, (tokens, _) in enumerate(pool):
+    for index, (tokens, *_) in enumerate(pool):
         if longest < len(tokens) <= room:
             best, longest = index, len(tokens)
     return best

@@ -144,6 +144,14 @@ _OPPOSED = {"job": "work", "work": "job"}  # one states what the other asks
 
 
 @dataclass(frozen=True)
+class Quote:
+    """Words of an answer that stand in a `line` of the prompt, where a network may copy them."""
+
+    words: str
+    line: str
+
+
+@dataclass(frozen=True)
 class Question:
     """A question on a passage.
 
@@ -161,6 +169,12 @@ class Question:
     answer: str
     lines: tuple[str, ...]
     distractors: int
+
+    def quotes(self, *, whole_line: bool) -> tuple[Quote, ...]:
+        """Return what an answer copies: its words and, in a citation, the whole last line."""
+        found = [Quote(self.answer, line) for line in self.lines if self.answer in line][-1:]
+        cited = [Quote(line, line) for line in self.lines[-1:] if whole_line]
+        return (*cited, *found)
 
 
 @dataclass(frozen=True)

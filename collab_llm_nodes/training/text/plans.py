@@ -39,6 +39,8 @@ class Stage:
     """Learning rate of Muon for the matrices of the layers; 0: AdamW moves everything."""
     compile: bool = False
     bfloat16: bool = False
+    guidance: float = 0.0
+    """Weight of looking at what is copied, beside saying it."""
     measure_every: int = 500
     growing: tuple[tuple[int, int], ...] = ()
     """(length, steps) of the beginning: rows of ``length`` tokens for ``steps`` steps, in turn.
@@ -132,6 +134,7 @@ class TextPlan:
 
 
 GROWING = ((128, 600), (320, 800))
+GUIDANCE = 0.5
 
 
 def _gpu(batch: int, rate: float, minutes: float, warmup: int) -> Stage:
@@ -159,10 +162,10 @@ GPU = TextPlan(
     worker_size=WORKER,
     draft_size=DRAFT,
     exit_layers=(2, 3, 4, 5),
-    target=replace(_gpu(96, 2.5e-3, 9.0, 400), growing=GROWING),
+    target=replace(_gpu(96, 2.5e-3, 9.0, 400), growing=GROWING, guidance=GUIDANCE),
     base=Stage(64, 3e-3, steps=150, warmup=50, compile=True, bfloat16=True),
     draft=_gpu(64, 3e-3, 0.6, 50),
-    worker=replace(_gpu(96, 2.5e-3, 2.2, 200), growing=GROWING),
+    worker=replace(_gpu(96, 2.5e-3, 2.2, 200), growing=GROWING, guidance=GUIDANCE),
     guesses=_gpu(32, 2e-3, 1.0, 50),
     answers=Answers(units=6, prompts=4096),
 )
@@ -179,10 +182,10 @@ CPU = replace(
     shards=160,
     short_shards=16,
     first_shards=160,
-    target=replace(_cpu(2_200), growing=GROWING),
+    target=replace(_cpu(3_200), growing=GROWING, guidance=GUIDANCE),
     base=_cpu(400),
     draft=_cpu(750),
-    worker=replace(_cpu(1_600), growing=GROWING),
+    worker=replace(_cpu(1_600), growing=GROWING, guidance=GUIDANCE),
     guesses=Stage(4, 2e-3, steps=500, warmup=50, bfloat16=True),
     answers=Answers(units=40, prompts=64),
 )

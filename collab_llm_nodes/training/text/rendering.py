@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from tokenizers.pre_tokenizers import ByteLevel
@@ -11,6 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.tokenizer import JOINER, OPENING, TEXT_SPECIAL
 from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.training.text.packing import NOWHERE, Document
+from collab_llm_nodes.training.text.passages import Quote
 from collab_llm_nodes.training.text.samples import Sample
 
 WEIGHTS = np.array([0.0, 0.2, 1.0, 5.0], np.float32)
@@ -32,6 +36,10 @@ def _turn_text(turn: Turn) -> str:
 def raw_text(sample: Sample) -> str:
     """Return a sample as plain text without roles, as benchmarks continue it."""
     return "\n".join(turn.content for turn in sample.turns)
+
+
+Encoded = tuple[str, Sequence[int], Sequence[int]]
+"""A text, the ids of its tokens and the places in it at which they begin."""
 
 
 class Renderer:
@@ -76,8 +84,8 @@ class Renderer:
             joined = number in self._joining
         return places
 
-    def chats(self, samples: Sequence[Sample]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return ids (uint16) and classes (uint8) of each chat, ``<|endoftext|>`` at the end.
+    def chats(self, samples: Sequence[Sample]) -> list[Document]:
+        """Return each chat, ``<|endoftext|>`` at the end.
 
         Prompt and answers are encoded apart, so that the ids are those that a prompt has when the
         model is used.
@@ -98,27 +106,72 @@ class Renderer:
             pieces.append(asked + "<|endoftext|>")
             answers.append(False)
             ends.append(len(pieces))
-        encoded = self.encode(pieces)
+        encoded = self.encode_with_places(pieces)
         found, first = [], 0
-        for end in ends:
-            ids, kinds = [], []
-            for piece, answer in zip(encoded[first:end], answers[first:end], strict=True):
-                ids += piece
-                said = SHORT if len(piece) <= SHORT_ANSWER else ANSWERED
-                kinds += [said if answer else ASKED] * len(piece)
-            found.append((np.array(ids, np.uint16), np.array(kinds, np.uint8)))
+        for sample, end in zip(samples, ends, strict=True):
+            ids: list[int] = []
+            kinds: list[int] = []
+            sources: list[int] = []
+            quoted = iter(sample.quoted)
+            for piece in range(first, end):
+                own, places = encoded[piece]
+                answer = answers[piece]
+                said = SHORT if len(own) <= SHORT_ANSWER else ANSWERED
+                kinds += [said if answer else ASKED] * len(own)
+                sources += [NOWHERE] * len(own)
+                for quote in next(quoted, ()) if answer else ():
+                    prompt = (pieces[first], *encoded[first])
+                    for token, source in self._copied(quote, prompt, (pieces[piece], own, places)):
+                        sources[len(ids) + token - 1] = source  # a place says the next token
+                ids += own
+            document = np.array(ids, np.uint16), np.array(kinds, np.uint8)
+            found.append((*document, np.array(sources, np.int16)))
             first = end
         return found
 
-    def raw(self, samples: Sequence[Sample]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return ids and classes of the samples as raw text, all of it to be learnt."""
+    def _copied(self, quote: Quote, prompt: Encoded, answer: Encoded) -> Iterator[tuple[int, int]]:
+        """Yield the tokens of ``answer`` that are copied, each with the token of ``prompt``.
+
+        Nothing is yielded if the quoted words stand nowhere, or at several places of their line.
+        """
+        (text, ids, _), (reply, said, places) = prompt, answer
+        line, here = text.find(quote.line), reply.rfind(quote.words)
+        within = [match.start() for match in _whole_words(quote.words).finditer(quote.line)]
+        if line < 0 or here < 0 or len(within) != 1:
+            return
+        source, token = self._token_at(prompt, line + within[0]), self._token_at(answer, here)
+        while token < len(said) and places[token] < here + len(quote.words):
+            if ids[source] != said[token]:
+                return
+            yield token, source
+            source, token = source + 1, token + 1
+
+    def _token_at(self, encoded: Encoded, place: int) -> int:
+        """Return the first token of the word at ``place``, which may begin at the space before."""
+        text, ids, starts = encoded
+        token = bisect_left(starts, place - (text[place - 1 : place] == " "))
+        while ids[token] in self._joining:
+            token += 1
+        return token
+
+    def raw(self, samples: Sequence[Sample]) -> list[Document]:
+        """Return the samples as raw text, all of it to be learnt."""
         for sample in samples:
             for turn in sample.turns:
                 _refuse_control_tokens(turn.content)
         encoded = self.encode([raw_text(sample) + "<|endoftext|>" for sample in samples])
         return [
-            (np.array(ids, np.uint16), np.full(len(ids), ANSWERED, np.uint8)) for ids in encoded
+            (
+                np.array(ids, np.uint16),
+                np.full(len(ids), ANSWERED, np.uint8),
+                np.full(len(ids), NOWHERE, np.int16),
+            )
+            for ids in encoded
         ]
+
+
+def _whole_words(words: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\w){re.escape(words)}(?!\w)")
 
 
 def _refuse_control_tokens(text: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.training.text import skills
+from collab_llm_nodes.training.text.passages import Quote
 from collab_llm_nodes.training.text.world import World
 
 SUB_DOMAINS = ("conversation", "instructions", "reports")
@@ -46,12 +47,14 @@ class Sample:
     Attributes:
         turns: an optional system turn, then user and assistant in turn; the last is the answer.
         facts: what the checker needs, for example ``{"answer": "3", "distractors": 5}``.
+        quoted: what each assistant's turn copies from the prompt, as far as that is known.
     """
 
     sub_domain: str
     skill: str
     turns: tuple[Turn, ...]
     facts: Mapping[str, object]
+    quoted: tuple[tuple[Quote, ...], ...] = ()
 
 
 def make_sample(
@@ -68,8 +71,7 @@ def make_sample(
         )
     if skill not in SKILLS:
         raise ConfigError(repr(skill), field="skill", remedy=f"choose of {', '.join(SKILLS)}")
-    turns, facts = _MAKE[skill](World(rng, held_out), sub_domain)
-    return Sample(sub_domain, skill, turns, facts)
+    return Sample(sub_domain, skill, *_MAKE[skill](World(rng, held_out), sub_domain))
 
 
 def draw_sample(

@@ -89,7 +89,7 @@ def documents(
     mix: Mapping[tuple[str, str], float],
     held_out: bool = False,
 ) -> Iterator[Document]:
-    """Yield samples without end, as token ids and classes; a share of the plain ones is raw."""
+    """Yield samples without end; a share of the plain ones is raw text."""
     renderer = Renderer(tokenizer)
     while True:
         chats: list[Sample] = []
@@ -104,7 +104,7 @@ def documents(
 
 
 def make_shard(tokenizer: PreTrainedTokenizerBase, corpus: Corpus, shard: int) -> None:
-    """Write one shard, uint16 [2, rows, length]: ids, then classes; atomically."""
+    """Write one shard; see ``write_rows``."""
     mix = SKILL_MIX if is_skill_shard(shard) else DEFAULT_MIX
     name = f"text {corpus.seed} {corpus.held_out} {shard}"
     if corpus.short:
@@ -112,15 +112,15 @@ def make_shard(tokenizer: PreTrainedTokenizerBase, corpus: Corpus, shard: int) -
     rng = random.Random(name)
     renderer = Renderer(tokenizer)
     source = documents(tokenizer, rng, mix, corpus.held_out)
-    ids, kinds = pack(source, corpus.length, corpus.rows, renderer.text_end)
-    write_rows(corpus.file(shard), ids, kinds)
+    rows = pack(source, corpus.length, corpus.rows, renderer.text_end)
+    write_rows(corpus.file(shard), *rows)
 
 
-def write_rows(file: Path, ids: np.ndarray, kinds: np.ndarray) -> None:
-    """Write rows of ids and classes, both [rows, length], to one file; atomically."""
+def write_rows(file: Path, ids: np.ndarray, kinds: np.ndarray, sources: np.ndarray) -> None:
+    """Write what ``pack`` returns to one file, int16 [3, rows, length]; atomically."""
     building = file.with_suffix(f".{os.getpid()}.part")
     with building.open("wb") as stream:
-        np.save(stream, np.stack([ids, kinds.astype(np.uint16)]))
+        np.save(stream, np.stack([plane.astype(np.int16) for plane in (ids, kinds, sources)]))
     os.replace(building, file)
 
 
@@ -206,6 +206,10 @@ class Makers:
             working[0].join(0.5)
 
 
+IDS, SOURCES = range(2)
+"""Planes of a batch."""
+
+
 class Rows:
     """Rows of shards, held on a device; batches follow from seed, step and the rows held."""
 
@@ -214,18 +218,17 @@ class Rows:
         self.seed = seed
         self._device = device
         self._files: set[Path] = set()
-        # torch has few operations for uint16; ids are far below 32,768
-        self._ids = torch.empty(0, length, dtype=torch.int16, device=device)
-        self._kinds = torch.empty(0, length, dtype=torch.uint8, device=device)
+        # Ids, classes, sources; torch has few operations for uint16, ids are far below 32,768.
+        self._rows = torch.empty(3, 0, length, dtype=torch.int16, device=device)
         self._weights = torch.from_numpy(WEIGHTS).to(device)
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return self._rows.shape[1]
 
     @property
     def tokens(self) -> int:
         """Tokens held that are no padding."""
-        return int((self._kinds > 0).sum())
+        return int((self._rows[1] > 0).sum())
 
     def add(self, files: Iterable[Path]) -> None:
         """Read those of ``files`` that are not held yet.
@@ -236,7 +239,7 @@ class Rows:
         new = sorted(set(files) - self._files)
         if not new:
             return
-        ids, kinds = [self._ids], [self._kinds]
+        held = [self._rows]
         for file in new:
             rows = np.load(file)
             if rows.shape[-1] != self.length:
@@ -245,16 +248,20 @@ class Rows:
                     field="length",
                     remedy="use another folder for another plan",
                 )
-            ids.append(torch.from_numpy(rows[0].astype(np.int16)).to(self._device))
-            kinds.append(torch.from_numpy(rows[1].astype(np.uint8)).to(self._device))
-        self._ids, self._kinds = torch.cat(ids), torch.cat(kinds)
+            held.append(torch.from_numpy(rows).to(self._device))
+        self._rows = torch.cat(held, dim=1)
         self._files.update(new)
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """Return ids int64 and loss weights float32, both [size, length], drawn for ``step``."""
+        """Return a batch that is drawn for ``step``.
+
+        Returns:
+            int64 [size, 2, length], ids and sources, and loss weights float32 [size, length].
+        """
         rng = np.random.default_rng((self.seed, step))
         drawn = torch.from_numpy(rng.integers(0, len(self), size)).to(self._device)
-        return self._ids[drawn].long(), self._weights[self._kinds[drawn].long()]
+        ids, kinds, sources = self._rows[:, drawn].long()
+        return torch.stack([ids, sources], dim=1), self._weights[kinds]
 
 
 def some_documents(

@@ -10,7 +10,7 @@ from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.jupiter.outline import OUTLINE_DIRECTIVE, POINT_DIRECTIVE
 from collab_llm_nodes.training.text import conversation, facts, instructions, names, reports
 from collab_llm_nodes.training.text.fact_kinds import KINDS
-from collab_llm_nodes.training.text.passages import FILLERS, Passage, Question, Writer
+from collab_llm_nodes.training.text.passages import FILLERS, Passage, Question, Quote, Writer
 from collab_llm_nodes.training.text.phrases import Grammar, Voice, pick, say, says
 from collab_llm_nodes.training.text.tasks import Task
 from collab_llm_nodes.training.text.world import World
@@ -20,8 +20,9 @@ DOMAINS: Mapping[str, ModuleType] = {
     "instructions": instructions,
     "reports": reports,
 }
-Made = tuple[tuple[Turn, ...], dict[str, object]]
-"""Turns and facts of a sample."""
+Quoted = tuple[tuple[Quote, ...], ...]
+Made = tuple[tuple[Turn, ...], dict[str, object], Quoted]
+"""Turns and facts of a sample, and what each answer copies."""
 
 _ask = Grammar()
 GRAMMAR = Grammar()
@@ -122,7 +123,8 @@ def _asked(world: World, style: str, passage: Passage, as_json: bool) -> Made:
         "distance_words": distance,
         "near_miss": last.answer == "None" and last.distractors > 0,
     }
-    return tuple(turns), made
+    quoted = tuple(question.quotes(whole_line=as_json) for question in passage.questions)
+    return tuple(turns), made, quoted
 
 
 def _question(writer: Writer, world: World, distractors: int, as_json: bool) -> Question:
@@ -218,10 +220,12 @@ def document(world: World, style: str) -> Made:
     for _ in range(max(asked, 1)):
         wanted.append(writer.first())
     documents: list[list[str]] = [[] for _ in range(count)]
+    quoted: list[Quote] = []
     for kind, fields in wanted if asked else []:
         lines = documents[world.whole(0, count - 1)]
         if sum(len(line.split()) for line in lines) < 40:
             lines.append(say(kind.statements[style], voice, fields))
+            quoted.append(Quote(fields[kind.value], lines[-1]))
         else:
             wanted = [pair for pair in wanted if pair[1] is not fields]
     texts = [_one_document(world, style, lines, writer) for lines in documents]
@@ -232,7 +236,7 @@ def document(world: World, style: str) -> Made:
         last = task.turns[-1]
         turns = (*task.turns[:-1], Turn(last.role, context + last.content))
         made = plain_facts(task) | {"relevant": False, "generic": True}
-        return (*turns, Turn("assistant", task.answer)), made
+        return (*turns, Turn("assistant", task.answer)), made, ()
     questions = [pick(kind.questions, voice, f, world.held_out) for kind, f in wanted]
     user["question"] = " ".join(questions)
     prompt = context + pick(_DOCUMENT_QUESTIONS[style], voice, user, world.held_out)
@@ -246,7 +250,7 @@ def document(world: World, style: str) -> Made:
         answer = say(_UNKNOWN[style], voice, {"about": about})
         mentions = [about]
     made = {"mentions": tuple(mentions), "relevant": bool(asked), "generic": False}
-    return (Turn("user", prompt), Turn("assistant", answer)), made
+    return (Turn("user", prompt), Turn("assistant", answer)), made, (tuple(quoted),)
 
 
 def _one_document(world: World, style: str, lines: list[str], writer: Writer) -> str:
@@ -298,7 +302,7 @@ def outline(world: World, style: str) -> Made:
     """Make a question whose answer is to be an outline."""
     task = DOMAINS[style].draw(world)
     turns, text = _outlined(world, task)
-    return (*turns, Turn("assistant", text)), _outline_facts(task)
+    return (*turns, Turn("assistant", text)), _outline_facts(task), ()
 
 
 def _outline_facts(task: Task) -> dict[str, object]:
@@ -320,7 +324,7 @@ def point(world: World, style: str) -> Made:
     ]
     mentions = tuple(m for m in task.mentions if says(chosen.text, m))
     made = {"point": number, "title": chosen.title, "mentions": mentions}
-    return tuple(turns), made | {"vocabulary": chosen.words}
+    return tuple(turns), made | {"vocabulary": chosen.words}, ()
 
 
 _COPY = {
@@ -371,13 +375,13 @@ def copy(world: World, style: str) -> Made:
         text = " ".join(said)
     prompt = pick(_COPY[style], Voice(world.rng), {"text": text}, world.held_out)
     made: dict[str, object] = {"answer": text, "words": len(text.split())}
-    return (Turn("user", prompt), Turn("assistant", text)), made
+    return (Turn("user", prompt), Turn("assistant", text)), made, ((Quote(text, text),),)
 
 
 def plain(world: World, style: str) -> Made:
     """Make a question with its whole answer."""
     task = DOMAINS[style].draw(world)
-    return (*task.turns, Turn("assistant", task.answer)), plain_facts(task)
+    return (*task.turns, Turn("assistant", task.answer)), plain_facts(task), ()
 
 
 def plain_facts(task: Task) -> dict[str, object]:

@@ -30,7 +30,15 @@ from collab_llm_nodes.training.text.plans import PLANS, STAGES, TextPlan
 from collab_llm_nodes.training.text.samples import vocabulary_text
 from collab_llm_nodes.training.text.shards import Corpus, Makers, Rows, is_skill_shard
 
-_SHOWN = ("loss", "nats", "tokens_per_s", "right", "extract", *(f"exit_{n}" for n in range(1, 6)))
+_SHOWN = (
+    "loss",
+    "nats",
+    "looks",
+    "tokens_per_s",
+    "right",
+    "extract",
+    *(f"exit_{n}" for n in range(1, 6)),
+)
 _LOOK_EVERY = 50
 """Steps between two looks for new shards."""
 

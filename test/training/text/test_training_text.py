@@ -28,11 +28,11 @@ from collab_llm_nodes.training.text.curves import write_curves
 from collab_llm_nodes.training.text.distillation import questions
 from collab_llm_nodes.training.text.export import export
 from collab_llm_nodes.training.text.forward import TextForward
-from collab_llm_nodes.training.text.learners import GuessLearner, LanguageLearner
-from collab_llm_nodes.training.text.packing import Document, pack
+from collab_llm_nodes.training.text.learners import GuessLearner, LanguageLearner, looks
+from collab_llm_nodes.training.text.packing import NOWHERE, Document, pack
 from collab_llm_nodes.training.text.plans import MODELS, STAGES, TINY_PLAN, Stage
 from collab_llm_nodes.training.text.rendering import ANSWERED, ASKED, SHORT, Renderer, prompt_text
-from collab_llm_nodes.training.text.samples import Sample, draw_sample, make_sample
+from collab_llm_nodes.training.text.samples import SUB_DOMAINS, Sample, draw_sample, make_sample
 from collab_llm_nodes.training.text.shards import Corpus, Makers, Rows, make_shard
 
 CPU = torch.device("cpu")
@@ -60,6 +60,11 @@ def some_ids(rows: int, length: int, vocabulary: int) -> torch.Tensor:
     return torch.randint(3, vocabulary, (rows, length), generator=torch.Generator().manual_seed(5))
 
 
+def batch_of(ids: torch.Tensor, sources: torch.Tensor | None = None) -> torch.Tensor:
+    """Return rows as ``Rows.batch`` does; nothing is copied unless ``sources`` say so."""
+    return torch.stack([ids, torch.full_like(ids, NOWHERE) if sources is None else sources], dim=1)
+
+
 # ---------------------------------------------------------------- texts and rows
 
 
@@ -78,7 +83,7 @@ def test_training_ids_are_those_of_the_chat_template(
 ) -> None:
     rng = random.Random(1)
     samples = [make_sample(rng, sub_domain, skill) for skill in ("plain", "extract")]
-    for sample, (ids, kinds) in zip(samples, Renderer(tokenizer).chats(samples), strict=True):
+    for sample, (ids, kinds, _) in zip(samples, Renderer(tokenizer).chats(samples), strict=True):
         chat: Any = [{"role": t.role, "content": t.content} for t in sample.turns]
         prompt = tokenizer.apply_chat_template(
             chat[:-1], add_generation_prompt=True, tokenize=False
@@ -106,10 +111,13 @@ def test_rows_hold_whole_documents_and_begin_with_one() -> None:
     made: list[Document] = []
     for number in range(1, 200):
         ids = np.full(int(rng.integers(1, 80)), number, np.uint16)
-        made.append((ids, np.full(len(ids), 2, np.uint8)))
-    ids, kinds = pack(iter(made), LENGTH, 60, padding=0)
-    lengths = {int(tokens[0]): len(tokens) for tokens, _ in made}
+        made.append((ids, np.full(len(ids), 2, np.uint8), np.arange(len(ids), dtype=np.int16) - 1))
+    ids, kinds, sources = pack(iter(made), LENGTH, 60, padding=0)
+    lengths = {int(tokens[0]): len(tokens) for tokens, *_ in made}
     assert np.array_equal(kinds > 0, ids > 0)
+    row, place = np.nonzero(sources >= 0)
+    assert (sources[row, place] == place - 1).all()  # places in the row, not in the document
+    assert (sources < 0).sum() == (ids == 0).sum() + len(np.unique(ids[ids > 0]))
     assert (ids[:, 0] > 0).all()
     found, counts = np.unique(ids[ids > 0], return_counts=True)
     assert all(lengths[n] == count for n, count in zip(found.tolist(), counts, strict=True))
@@ -155,7 +163,7 @@ def test_an_error_in_a_data_process_ends_the_run(tmp_path: Path) -> None:
 
 def test_batches_follow_from_seed_and_step(tmp_path: Path) -> None:
     for number in range(3):
-        rows = np.full((2, 4, LENGTH), number, np.uint16)
+        rows = np.full((3, 4, LENGTH), number, np.int16)
         np.save(tmp_path / f"{number}.npy", rows)
     files = sorted(tmp_path.glob("*.npy"))
     one, other = Rows(LENGTH, 7, CPU), Rows(LENGTH, 7, CPU)
@@ -220,6 +228,7 @@ def test_resumed_training_equals_uninterrupted(
     plan, teacher = stage(), shaken(tokenizer, 3)
     ids = some_ids(2, LENGTH, len(tokenizer))
     weights = torch.ones(ids.shape)
+    rows = batch_of(ids)
 
     def fresh(kind: str) -> Any:
         if kind == "guesses":
@@ -231,13 +240,13 @@ def test_resumed_training_equals_uninterrupted(
     for kind in ("language", "distilled", "guesses"):
         straight, stopped, resumed = fresh(kind), fresh(kind), fresh(kind)
         for _ in range(4):
-            straight.learn(ids, weights)
+            straight.learn(rows, weights)
         for _ in range(2):
-            stopped.learn(ids, weights)
+            stopped.learn(rows, weights)
         loop.save(stopped, tmp_path / kind)
         loop.restore(resumed, tmp_path / kind, CPU)
         for _ in range(2):
-            resumed.learn(ids, weights)
+            resumed.learn(rows, weights)
         for ours, theirs in zip(
             resumed.trained.parameters(), straight.trained.parameters(), strict=True
         ):
@@ -251,13 +260,13 @@ def test_a_model_learns_and_a_draft_closes_in_on_its_teacher(
     weights = torch.ones(ids.shape)
     model: Any = build(TINY, tokenizer, 0)
     plain = LanguageLearner(model, stage(), stage().pace, LENGTH)
-    nats = [plain.learn(ids, weights)["nats"] for _ in range(40)]
+    nats = [plain.learn(batch_of(ids), weights)["nats"] for _ in range(40)]
     assert nats[-1] < 0.6 * nats[0]
     taught = LanguageLearner(
         build(TINY, tokenizer, 1), stage(), stage().pace, LENGTH, teacher=model
     )
     before = model.lm_head.weight.clone()
-    losses = [taught.learn(ids, weights)["loss"] for _ in range(40)]
+    losses = [taught.learn(batch_of(ids), weights)["loss"] for _ in range(40)]
     assert losses[-1] < 0.6 * losses[0]
     assert torch.equal(before, model.lm_head.weight)  # the teacher stays as it is
 
@@ -269,7 +278,45 @@ def test_padding_does_not_count(tokenizer: PreTrainedTokenizerBase) -> None:
     weights[:, 40:] = 0
     other = ids.clone()
     other[:, 40:] = 0
-    assert learner.losses(ids, weights)["loss"] == learner.losses(other, weights)["loss"]
+    first, second = (learner.losses(batch_of(each), weights)["loss"] for each in (ids, other))
+    assert first == second
+
+
+def test_guidance_turns_heads_to_what_is_copied(tokenizer: PreTrainedTokenizerBase) -> None:
+    """The second half of each row repeats the first; guided heads look at the first half."""
+    half = some_ids(4, LENGTH // 2, len(tokenizer))
+    ids = torch.cat([half, half], dim=1)
+    place = torch.arange(LENGTH).expand_as(ids)
+    sources = torch.where(place >= LENGTH // 2 - 1, place - LENGTH // 2 + 1, NOWHERE)
+    sources[:, -1] = NOWHERE
+    assert torch.equal(
+        ids.gather(1, sources.clamp(min=0))[:, LENGTH // 2 : -1], ids[:, LENGTH // 2 + 1 :]
+    )
+    weights, seen = torch.ones(ids.shape), {}
+    for guidance in (0.0, 0.5):
+        plan = stage(guidance=guidance)
+        learner = LanguageLearner(build(TINY, tokenizer, 0), plan, plan.pace, LENGTH)
+        for _ in range(30):
+            learner.learn(batch_of(ids, sources), weights)
+        wanted = (sources >= 0).nonzero()[:, 1].view(4, -1)
+        _, attention = learner.forward.looking(ids, (1,), wanted)
+        seen[guidance] = float(looks(attention, sources.gather(1, wanted)).detach())
+    assert seen[0.5] < 0.7 * seen[0.0]
+
+
+@pytest.mark.parametrize("skill", ["recall", "extract", "copy", "document"])
+def test_sources_are_the_tokens_that_an_answer_copies(
+    tokenizer: PreTrainedTokenizerBase, skill: str
+) -> None:
+    samples = [make_sample(random.Random(n), SUB_DOMAINS[n % 3], skill) for n in range(60)]
+    copied = 0
+    for ids, kinds, sources in Renderer(tokenizer).chats(samples):
+        (places,) = np.nonzero(sources >= 0)
+        assert (ids[sources[places]] == ids[places + 1]).all()
+        assert (kinds[places + 1] >= ANSWERED).all()
+        assert (kinds[sources[places]] == ASKED).all()
+        copied += len(places) > 0
+    assert copied > 30
 
 
 def test_a_head_learns_the_token_after_its_place(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -280,10 +327,10 @@ def test_a_head_learns_the_token_after_its_place(tokenizer: PreTrainedTokenizerB
     model: Any = build(TINY, tokenizer, 0)
     target = LanguageLearner(model, plan, plan.pace, LENGTH)
     for _ in range(60):
-        target.learn(circle, weights)
+        target.learn(batch_of(circle), weights)
     guesses = GuessLearner(model, (1, 2), plan, plan.pace, LENGTH)
     for _ in range(90):
-        last = guesses.learn(circle, weights)
+        last = guesses.learn(batch_of(circle), weights)
     assert last["head_1"] > 0.9
     assert last["exit_2"] > 0.9
     with torch.no_grad():
@@ -327,8 +374,8 @@ def test_rows_grow_as_the_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     plan = replace(TINY_PLAN, target=target)
     config = stages.TrainText(tmp_path, plan, device="cpu", stages=("tokenizer", "target"))
     assert stages.train_text(config)
-    assert shapes == [(16, 128), (16, 128), (8, 256), (2, 1024)]
-    ids, kinds = np.load(tmp_path / "data-128" / "shard-00000.npy")
+    assert shapes == [(16, 2, 128), (16, 2, 128), (8, 2, 256), (2, 2, 1024)]
+    ids, kinds, _ = np.load(tmp_path / "data-128" / "shard-00000.npy")
     assert ids.shape == (32, 128)
     assert (kinds > 0).mean() > 0.8
 
