@@ -172,10 +172,10 @@ class _Evaluation:
         studied = some_documents(
             self._tokenizer, f"n-gram {config.seed}", DEFAULT_MIX, config.ngram_documents, False
         )
-        ngram = NGram([ids for ids, _ in studied], len(self._tokenizer), config.ngram_order)
+        ngram = NGram([ids for ids, *_ in studied], len(self._tokenizer), config.ngram_order)
         found: dict[str, Any] = {
             "ngram_order": config.ngram_order,
-            "ngram_tokens": sum(len(ids) for ids, _ in studied),
+            "ngram_tokens": sum(len(ids) for ids, *_ in studied),
         }
         for sub_domain in SUB_DOMAINS:
             seed, mix = f"perplexity {config.seed}", {(sub_domain, "plain"): 1.0}
@@ -190,7 +190,7 @@ class _Evaluation:
             surprise = np.concatenate(
                 [
                     -np.log(ngram.probabilities(tokens)[1:])[classes[1:] > 1]
-                    for tokens, classes in documents
+                    for tokens, classes, _ in documents
                 ]
             )
             found[sub_domain]["ngram"] = float(np.exp(surprise.mean()))
