@@ -6,13 +6,13 @@ A cloud with tables for a model, in this process, stands in for the real one.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from attacking import assert_attacks
 from dragon_sides import EOS, VOCAB, Serve, Tables, TableSide, ask, connect, serve
 from typer.testing import CliRunner
 from waiting import wait_for
@@ -25,7 +25,6 @@ from collab_llm_nodes.bench.hostile.dragon_server import DRAGON, CloudAnswer, cl
 from collab_llm_nodes.bench.hostile.robots import ROBOTS, Door, Robots, Seen
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.decoding.aggregation import Party
-from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.protocols.dragon import codec
 from collab_llm_nodes.protocols.dragon import dragon_pb2 as pb
 from collab_llm_nodes.protocols.dragon.service import Limits
@@ -93,20 +92,7 @@ def test_every_attack_on_the_cloud_is_described_and_sends(name: str, serve: Serv
         recorded.messages,
     )
 
-    async def begin() -> None:
-        attacking = asyncio.ensure_future(attack(attacker))
-        deadline = time.monotonic() + WAIT_S
-        while sum(attacker.sent.values()) < 3 and time.monotonic() < deadline:
-            await asyncio.wait({attacking}, timeout=0.05)
-            if attacking.done():
-                with contextlib.suppress(CollabError, OSError):  # cut off
-                    attacking.result()
-                attacking = asyncio.ensure_future(attack(attacker))
-        attacking.cancel()
-        await asyncio.wait({attacking})
-
-    asyncio.run(begin())
-    assert sum(attacker.sent.values()) >= 3, attacker.sent
+    assert_attacks(attacker, attack)
 
 
 def test_a_connection_that_is_lost_before_the_first_word_gets_out_leaves_no_trace(

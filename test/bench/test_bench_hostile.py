@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from attacking import assert_attacks
 from fake_models import VOCABULARY, FakeEngine, as_engine, encode
 from PIL import Image
 from rich.console import Console
@@ -32,7 +33,6 @@ from collab_llm_nodes.bench.verifier import Recording
 from collab_llm_nodes.bench.wire import connect
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open, Verdict
@@ -140,20 +140,7 @@ def test_every_attack_is_described_and_sends(name: str, stand_in: StandIn) -> No
         [draft, *drafts],
     )
 
-    async def begin() -> None:
-        attacking = asyncio.ensure_future(attack(attacker))
-        deadline = time.monotonic() + WAIT_S
-        while sum(attacker.sent.values()) < 3 and time.monotonic() < deadline:
-            await asyncio.wait({attacking}, timeout=0.05)
-            if attacking.done():
-                with contextlib.suppress(CollabError, OSError):  # cut off
-                    attacking.result()
-                attacking = asyncio.ensure_future(attack(attacker))
-        attacking.cancel()
-        await asyncio.wait({attacking})
-
-    asyncio.run(begin())
-    assert sum(attacker.sent.values()) >= 3, attacker.sent
+    assert_attacks(attacker, attack)
 
 
 def test_a_long_wait_counts_as_all_that_would_have_begun_meanwhile() -> None:
