@@ -601,7 +601,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
             run_.memory = result.text
         elif run_ is self._run:
             said = "it does not know of it" if result is None else result.status.message
-            self.get_logger().warning(f"the memory has no answer: {said}")
+            told = f"the memory has no answer: {said}"
+            self.get_logger().warning(told, throttle_duration_sec=_LOG_S)
 
     # Generations.
 

@@ -298,7 +298,7 @@ def test_a_number_beyond_all_ranges_is_bad_input(served: Served, value: str) -> 
         (Progress(), "Progress, expected Answer"),
         (Answer(tokens=(2**31,)), "signed int"),
         (Answer(tokens=("x",)), "str"),  # type: ignore[arg-type]
-        (Answer(sources=(4,)), "source 4, expected 0 to 3"),
+        (Answer(sources=(6,)), "source 6, expected 0 to 5"),
         (Answer(sources=(-1,)), "unsigned byte"),
         (Answer(metrics=GenerationMetrics(rounds=-1)), "unsigned int"),
         (Answer(error=ValueError("x")), "expected CollabError"),  # type: ignore[arg-type]

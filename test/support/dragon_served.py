@@ -36,6 +36,7 @@ class _HeldDecoder:
         self._decoder, self._left = decoder, passes
         self._ended = threading.Event()
         self.push, self.rollback, self.close = decoder.push, decoder.rollback, decoder.close
+        self.read_on = decoder.read_on
 
     def next(self) -> tuple[np.ndarray, float]:
         if not self._left:
