@@ -19,7 +19,8 @@ from collab_llm_nodes.training.text.phrases import Voice, say
 from collab_llm_nodes.training.text.world import World
 
 STYLE = "reports"
-_LEFT_OUT = ("job", "work")  # one states what the other asks
+_LEFT_OUT = ("job", "work", "view")
+"""The first two state what the other asks; the third has no form in a log."""
 _SINGLE = {kind.name: kind for kind in KINDS if kind.name not in _LEFT_OUT}
 _EVENTS: Mapping[str, Callable[[World], Fields]] = {
     "alarm": fields_of("room", "time"),

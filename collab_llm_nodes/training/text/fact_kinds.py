@@ -31,6 +31,14 @@ def _kind(
     return Kind(name, draw, tuple(key.split()), value, statements, questions_, GRAMMAR(*reply))
 
 
+_EPISODES = (
+    "At {time} on {day}, seen from {spot}: the {thing} is {direction} and {distance}.",
+    "At {time} on {day}, seen from {spot}: i see the {thing} {direction}, {distance}.",
+    "At {time} on {day}, seen from {spot}: {distance} and {direction} there is the {thing}.",
+    "At {time} on {day}, seen from {spot}: {direction} stands the {thing}, {distance}.",
+)
+"""Sentences of the robot's memory (``robot.episodes``) about what its model sees."""
+
 KINDS = (
     _kind(
         "where",
@@ -574,5 +582,24 @@ KINDS = (
             "Whom should I thank for the {machine} in the {room}?",
         ),
         ("{person} repaired the {machine} in the {room}.",),
+    ),
+    _kind(
+        "view",
+        "thing direction distance spot time day",
+        "thing",
+        "spot",
+        *(_EPISODES,) * 3,
+        (
+            "Where did you last see the {thing}?",
+            "Where was the {thing} last in view?",
+            "From where was the {thing} seen?",
+            "From which place did the robot see the {thing}?",
+            "At which point did you see the {thing}?",
+            "Where were you when you saw the {thing}?",
+        ),
+        (
+            "At {time} on {day} the {thing} was {direction} and {distance}, seen from {spot}.",
+            "The {thing} was {direction} and {distance} at {time} on {day}, seen from {spot}.",
+        ),
     ),
 )

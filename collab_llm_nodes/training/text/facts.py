@@ -92,6 +92,10 @@ _DRAW: dict[str, Callable[[World], str]] = {
     "job": lambda world: world.any(names.JOBS),
     "robot": lambda world: world.robot(),
     "date": lambda world: world.date(),
+    "spot": lambda world: f"({world.metres()}, {world.metres()})",
+    "direction": lambda world: world.any(names.DIRECTIONS),
+    "distance": lambda world: world.any(names.DISTANCES),
+    "day": lambda world: f"2026-{world.whole(1, 12):02d}-{world.whole(1, 28):02d}",
 }
 
 

@@ -75,6 +75,16 @@ MONTHS = _list(
     "January February March April May June July August September October November December"
 )
 
+DIRECTIONS = (
+    "on the far left",
+    "on the left",
+    "straight ahead",
+    "on the right",
+    "on the far right",
+)
+DISTANCES = ("very close", "close", "near", "some way off", "distant")
+"""The words of the navigation models for what they see."""
+
 ROOMS = _list(
     "kitchen pantry bathroom bedroom hallway garage cellar attic office library workshop studio "
     "laundry nursery veranda greenhouse garden terrace lobby storeroom corridor classroom archive "

@@ -93,10 +93,11 @@ def recall(world: World, style: str) -> Made:
     """
     writer = Writer(world, style, key_first=True)
     kinds = [writer.kind() for _ in range(world.whole(1, 3))]
-    count = 2 + int(11 * world.rng.random() ** 2)
+    as_json = world.chance(0.25)
+    count = 2 + int((7 if as_json else 11) * world.rng.random() ** 2)
     questions = [writer.ask(0, absent=False, kind=world.any(kinds)) for _ in range(count)]
     world.rng.shuffle(questions)
-    return _asked(world, style, writer.passage(questions), as_json=world.chance(0.25))
+    return _asked(world, style, writer.passage(questions), as_json)
 
 
 def _asked(world: World, style: str, passage: Passage, as_json: bool) -> Made:
@@ -225,7 +226,7 @@ def document(world: World, style: str) -> Made:
         lines = documents[world.whole(0, count - 1)]
         if sum(len(line.split()) for line in lines) < 40:
             lines.append(say(kind.statements[style], voice, fields))
-            quoted.append(Quote(fields[kind.value], lines[-1]))
+            quoted += [Quote(words, lines[-1]) for words in fields.values()]
         else:
             wanted = [pair for pair in wanted if pair[1] is not fields]
     texts = [_one_document(world, style, lines, writer) for lines in documents]

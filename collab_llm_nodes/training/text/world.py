@@ -171,6 +171,10 @@ class World:
         """Return a day of the year: "4 May"."""
         return self._fresh(lambda: f"{self.whole(1, 28)} {self.any(names.MONTHS)}", split=False)
 
+    def metres(self) -> str:
+        """Return a coordinate: "-1.4"."""
+        return f"{self.whole(-99, 99) / 10:.1f}"
+
     def code(self) -> str:
         """Return a door code or part number, in one of several forms."""
         return self._fresh(self._code)
