@@ -305,6 +305,8 @@ class Quality:
 
     def _rows(self, readers: Sequence[_Reader], window: Window, first: int, last: int) -> Tensor:
         """Return log-probabilities [readers, last - first, V] of the tokens of a block."""
+        if not readers:  # the query has found nothing
+            return torch.empty(0, last - first, self._engine.vocab_size)
         found = []
         for result in self._engine.run([r.feed(window.ids, first, last) for r in readers]):
             if isinstance(result, Exception):
