@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -96,6 +96,25 @@ def _known_attacks(
     return check
 
 
+def _withstand(
+    server: Any, attacks: list[str], seconds: float, seed: int, front: bool, json_file: Path | None
+) -> NoReturn:
+    """Measure ``server`` under ``attacks``, and exit: with 0 if it stayed within its goals."""
+    from collab_llm_nodes.bench.hostile.report import run_hostile
+
+    results = on_this_machine(
+        run_hostile,
+        server=server,
+        attacks=attacks,
+        seconds=seconds,
+        seed=seed,
+        front=front,
+        console=console,
+    )
+    write_json(json_file, results)
+    raise typer.Exit(0 if results["ok"] else 1)
+
+
 @app.command("verifier")
 def bench_verifier(
     clients: Annotated[str, typer.Option(help="Numbers of robots, separated by commas.")] = (
@@ -128,20 +147,9 @@ def bench_verifier(
     if not hostile and (attack or front):
         raise typer.BadParameter("only with --hostile", param_hint="--attack, --front")
     if hostile:
-        from collab_llm_nodes.bench.hostile.report import run_hostile
         from collab_llm_nodes.bench.hostile.verifier_server import VERIFIER
 
-        results = on_this_machine(
-            run_hostile,
-            server=VERIFIER,
-            attacks=attack or list(ATTACK_NAMES),
-            seconds=seconds,
-            seed=seed,
-            front=front,
-            console=console,
-        )
-        write_json(json_file, results)
-        raise typer.Exit(0 if results["ok"] else 1)
+        _withstand(VERIFIER, attack or list(ATTACK_NAMES), seconds, seed, front, json_file)
     from collab_llm_nodes.bench.verifier import run_verifier
 
     counts = _numbers(clients, "--clients", 1)
@@ -355,19 +363,8 @@ def bench_dragon_hostile(
     Exits with 0 only if the devices' waits, the cloud's memory, log and end stay within goals.
     """
     from collab_llm_nodes.bench.hostile.dragon_server import DRAGON
-    from collab_llm_nodes.bench.hostile.report import run_hostile
 
-    results = on_this_machine(
-        run_hostile,
-        server=DRAGON,
-        attacks=attack or list(DRAGON_ATTACK_NAMES),
-        seconds=seconds,
-        seed=seed,
-        front=front,
-        console=console,
-    )
-    write_json(json_file, results)
-    raise typer.Exit(0 if results["ok"] else 1)
+    _withstand(DRAGON, attack or list(DRAGON_ATTACK_NAMES), seconds, seed, front, json_file)
 
 
 @app.command("dragon-quality")

@@ -222,7 +222,7 @@ class CheckpointFacts:
     config: ModelConfig
 
     def without_weights(self) -> LoadedModel:
-        """Return a model that has no weights and computes nothing."""
+        """Return a model that has no weights and computes nothing: facts and a tokenizer."""
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(self.architecture)
         return LoadedModel(model, self.tokenizer, None, None, self.config)
@@ -251,15 +251,6 @@ def read_facts(config: ModelConfig) -> CheckpointFacts:
         facts,
         config,
     )
-
-
-def load_without_weights(config: ModelConfig) -> LoadedModel:
-    """Return a text model that has no weights and computes nothing: its facts and its tokenizer.
-
-    Raises:
-        ModelError: as ``read_facts``.
-    """
-    return read_facts(config).without_weights()
 
 
 def _check_text(model_type: str) -> None:

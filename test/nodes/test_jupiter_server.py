@@ -24,7 +24,7 @@ from collab_llm.action import Generate
 from collab_llm.msg import JupiterStages, Status
 from collab_llm.srv import JupiterGenerate, JupiterPlan
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.models.loading import ModelConfig, load_without_weights
+from collab_llm_nodes.models.loading import ModelConfig, read_facts
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.nodes.jupiter_server import JupiterServer
 from collab_llm_nodes.ros.convert import figures_from
@@ -39,7 +39,7 @@ TOKENS = 16
 
 def right(text: str = QUESTION, tokens: int = TOKENS) -> list[int]:
     """Return the answer of the whole model on one device."""
-    loaded = load_without_weights(ModelConfig(str(folder())))
+    loaded = read_facts(ModelConfig(str(folder()))).without_weights()
     return alone(encode(Prompt(text), loaded).ids, tokens)
 
 

@@ -312,7 +312,7 @@ def test_a_model_over_workers_of_one_machine(package: Package) -> None:
 
 
 def test_a_model_over_workers_of_several_hosts(package: Package, tmp_path: Path) -> None:
-    """What the server is told is read while it runs: the launch removes the file."""
+    """Read what the server is told while it runs: the launch removes the file."""
     (config := tmp_path / "worker.yaml").write_text("{}")
     (package.prefix / "lib/collab_llm/protocol_server").write_text(
         RECORD.format(name="protocol_server", calls=package.calls, seen=package.seen).replace(

@@ -30,6 +30,7 @@ from collab_llm_nodes.training.minions.chats import worker_group
 WAYS = ("local_only", "rag_bm25", "minions")
 _LINES = 6
 """Lines of the log of an example."""
+_EXAMPLES = 4
 _LIMITS = BatchConfig(max_batch=16, prefill_tokens=1024, kept_tokens=1 << 15)
 
 
@@ -103,8 +104,8 @@ def reality(bench: Bench, folder: Path, sizes: RealitySizes) -> Mapping[str, Any
     limits = InProcessConfig(_LIMITS, max_jobs=1 << 16)
     shown = ShownExamples(
         InProcessChat(engine, limits, folder.name),
-        examples("job", 4, f"jobs {bench.seed}"),
-        examples("direct", 4, f"direct {bench.seed}"),
+        examples("job", _EXAMPLES, f"jobs {bench.seed}"),
+        examples("direct", _EXAMPLES, f"direct {bench.seed}"),
     )
     worker = WindowedChat(shown, bench.count)
     cases = make_cases(
@@ -114,4 +115,4 @@ def reality(bench: Bench, folder: Path, sizes: RealitySizes) -> Mapping[str, Any
     rows, _ = own.protocols(cases, WAYS)
     worker.close()
     engine.close()
-    return {"model": folder.name, "examples": 4, "protocols": rows}
+    return {"model": folder.name, "examples": _EXAMPLES, "protocols": rows}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from collab_llm_nodes.errors import ConfigError, DeadlineExceeded, InvalidInput, Unavailable
 from collab_llm_nodes.models.detokenising import Detokeniser
-from collab_llm_nodes.models.loading import load_without_weights
+from collab_llm_nodes.models.loading import read_facts
 from collab_llm_nodes.models.prompt import Prompt, check_prompt, encode
 from collab_llm_nodes.models.vocabulary import vocabulary_hash
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources, Source
@@ -105,7 +105,7 @@ class Jupiter:
 
     def __init__(self, config: JupiterConfig) -> None:
         self._config = config
-        self._loaded = load_without_weights(config.model)
+        self._loaded = read_facts(config.model).without_weights()
         self._vocabulary = vocabulary_hash(self._loaded.tokenizer)
         planning = config.planning
         self._facts = model_facts(config.model)

@@ -151,6 +151,10 @@ class Quote:
     line: str
 
 
+Quoted = tuple[tuple[Quote, ...], ...]
+"""What each answer of a chat copies, as far as that is known."""
+
+
 @dataclass(frozen=True)
 class Question:
     """A question on a passage.

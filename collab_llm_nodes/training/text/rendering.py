@@ -14,7 +14,7 @@ from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.tokenizer import JOINER, OPENING, TEXT_SPECIAL
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.training.text.packing import NOWHERE, Document
-from collab_llm_nodes.training.text.passages import Quote
+from collab_llm_nodes.training.text.passages import Quote, Quoted
 from collab_llm_nodes.training.text.samples import Sample
 
 WEIGHTS = np.array([0.0, 0.2, 1.0, 5.0], np.float32)
@@ -90,8 +90,7 @@ class Renderer:
         Prompt and answers are encoded apart, so that the ids are those that a prompt has when the
         model is used.
         """
-        pieces: list[str] = []
-        answers: list[bool] = []
+        pieces: list[str] = []  # of each sample: a prompt, its answer, ..., and the end
         ends = []
         for sample in samples:
             asked = ""
@@ -99,35 +98,38 @@ class Renderer:
                 _refuse_control_tokens(turn.content)
                 if turn.role == "assistant":
                     pieces += [asked + "<|im_start|>assistant\n", turn.content + "<|im_end|>"]
-                    answers += [False, True]
                     asked = "\n"
                 else:
                     asked += _turn_text(turn)
             pieces.append(asked + "<|endoftext|>")
-            answers.append(False)
             ends.append(len(pieces))
-        encoded = self.encode_with_places(pieces)
-        found, first = [], 0
-        for sample, end in zip(samples, ends, strict=True):
-            ids: list[int] = []
-            kinds: list[int] = []
-            sources: list[int] = []
-            quoted = iter(sample.quoted)
-            for piece in range(first, end):
-                own, places = encoded[piece]
-                answer = answers[piece]
-                said = SHORT if len(own) <= SHORT_ANSWER else ANSWERED
-                kinds += [said if answer else ASKED] * len(own)
-                sources += [NOWHERE] * len(own)
-                for quote in next(quoted, ()) if answer else ():
-                    prompt = (pieces[first], *encoded[first])
-                    for token, source in self._copied(quote, prompt, (pieces[piece], own, places)):
+        encoded = [
+            (piece, *found)
+            for piece, found in zip(pieces, self.encode_with_places(pieces), strict=True)
+        ]
+        return [
+            self._chat(encoded[first:end], sample.quoted)
+            for sample, first, end in zip(samples, [0, *ends], ends, strict=False)
+        ]
+
+    def _chat(self, pieces: Sequence[Encoded], quoted: Quoted) -> Document:
+        """Return the chat of ``pieces``, a prompt and its answer in turn."""
+        ids: list[int] = []
+        kinds: list[int] = []
+        sources: list[int] = []
+        quotes = iter(quoted)
+        for number, piece in enumerate(pieces):
+            own = piece[1]
+            sources += [NOWHERE] * len(own)
+            if number % 2:
+                kinds += [SHORT if len(own) <= SHORT_ANSWER else ANSWERED] * len(own)
+                for quote in next(quotes, ()):
+                    for token, source in self._copied(quote, pieces[0], piece):
                         sources[len(ids) + token - 1] = source  # a place says the next token
-                ids += own
-            document = np.array(ids, np.uint16), np.array(kinds, np.uint8)
-            found.append((*document, np.array(sources, np.int16)))
-            first = end
-        return found
+            else:
+                kinds += [ASKED] * len(own)
+            ids += own
+        return np.array(ids, np.uint16), np.array(kinds, np.uint8), np.array(sources, np.int16)
 
     def _copied(self, quote: Quote, prompt: Encoded, answer: Encoded) -> Iterator[tuple[int, int]]:
         """Yield the tokens of ``answer`` that are copied, each with the token of ``prompt``.

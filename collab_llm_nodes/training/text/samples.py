@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.training.text import skills
-from collab_llm_nodes.training.text.passages import Quote
+from collab_llm_nodes.training.text.passages import Quoted
 from collab_llm_nodes.training.text.world import World
 
 SUB_DOMAINS = ("conversation", "instructions", "reports")
@@ -54,7 +54,7 @@ class Sample:
     skill: str
     turns: tuple[Turn, ...]
     facts: Mapping[str, object]
-    quoted: tuple[tuple[Quote, ...], ...] = ()
+    quoted: Quoted = ()
 
 
 def make_sample(

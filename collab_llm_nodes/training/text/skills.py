@@ -10,7 +10,14 @@ from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.jupiter.outline import OUTLINE_DIRECTIVE, POINT_DIRECTIVE
 from collab_llm_nodes.training.text import conversation, facts, instructions, names, reports
 from collab_llm_nodes.training.text.fact_kinds import KINDS
-from collab_llm_nodes.training.text.passages import FILLERS, Passage, Question, Quote, Writer
+from collab_llm_nodes.training.text.passages import (
+    FILLERS,
+    Passage,
+    Question,
+    Quote,
+    Quoted,
+    Writer,
+)
 from collab_llm_nodes.training.text.phrases import Grammar, Voice, pick, say, says
 from collab_llm_nodes.training.text.tasks import Task
 from collab_llm_nodes.training.text.world import World
@@ -20,7 +27,6 @@ DOMAINS: Mapping[str, ModuleType] = {
     "instructions": instructions,
     "reports": reports,
 }
-Quoted = tuple[tuple[Quote, ...], ...]
 Made = tuple[tuple[Turn, ...], dict[str, object], Quoted]
 """Turns and facts of a sample, and what each answer copies."""
 

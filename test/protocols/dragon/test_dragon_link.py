@@ -86,7 +86,7 @@ def test_a_refusal_is_final() -> None:
     )
 )
 def test_every_wait_ends(events: list[tuple[str, float]]) -> None:
-    """Whatever has happened: with a cloud that brings nothing more, the end comes in time."""
+    """The end comes in time with a cloud that brings nothing more, whatever has happened before."""
     link, now = DeviceLink(CONFIG, 0.0), 0.0
     for kind, after in events:
         now += after

@@ -162,7 +162,7 @@ def test_passes_that_cannot_be_run_end_the_chain_with_a_typed_error() -> None:
 
 
 def test_a_flood_of_streams_and_of_damaged_messages_changes_no_answer() -> None:
-    """By somebody who has the token, beside a coordinator at work."""
+    """The sender has the token, and a coordinator is at work beside it."""
     ids = prompt(30)
     right = alone(ids, 12)
     with guarded(2) as (addresses, made):

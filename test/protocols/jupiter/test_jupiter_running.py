@@ -25,7 +25,7 @@ from collab_llm_nodes.errors import (
     InvalidInput,
     ModelError,
 )
-from collab_llm_nodes.models.loading import ModelConfig, load_without_weights
+from collab_llm_nodes.models.loading import ModelConfig, read_facts
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.processes import free_port
@@ -47,7 +47,7 @@ def request(config: JupiterConfig, text: str = QUESTION, **fields: Any) -> Reque
 
 def ids_of(text: str) -> tuple[int, ...]:
     """Return the question as the model reads it."""
-    return encode(Prompt(text), load_without_weights(ModelConfig(str(folder())))).ids
+    return encode(Prompt(text), read_facts(ModelConfig(str(folder()))).without_weights()).ids
 
 
 @contextmanager
