@@ -30,6 +30,7 @@ Proposed = Callable[[int, Draw, list[Proposal | None]], None]
 Failed = Callable[[int, CollabError], None]
 """Takes the index of a draft model, and why it has failed."""
 
+_COMMAND = (sys.executable, "-m", "collab_llm_nodes.protocols.collective.child")
 _START_DEADLINE_S = 120.0
 _STOP_DEADLINE_S = 5.0
 _SEND_DEADLINE_S = 2
@@ -230,10 +231,9 @@ class DraftProcess:
         self._known: set[str] = set()
         self._pending: dict[tuple[int, int], Draw] = {}
         self._ready: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
-        command = [sys.executable, "-m", "collab_llm_nodes.protocols.collective.child"]
         with theirs:
             self._child = subprocess.Popen(
-                [*command, str(theirs.fileno())],
+                [*_COMMAND, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},

@@ -1,20 +1,39 @@
-"""A draft model in a process of its own: ended, stopped, replaced."""
+"""A draft model in a process of its own: killed, stopped, replaced.
+
+The process is a small program that speaks as ``child.py`` does, for that one takes long to load.
+"""
 
 from __future__ import annotations
 
 import os
 import queue
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from collective_models import config
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.collective import workers
-from collab_llm_nodes.protocols.collective.messages import Ask, Draw
+from collab_llm_nodes.protocols.collective.messages import Ask, Draw, Proposal
 from collab_llm_nodes.protocols.collective.workers import DraftProcess
+
+CHILD = """
+import json, socket, sys
+with socket.socket(fileno=int(sys.argv[1])) as parent, parent.makefile("rb") as lines:
+    next(lines)
+    parent.sendall(b'{"vocabulary": "v"}\\n')
+    for line in lines:
+        told = json.loads(line)
+        says = {"tokens": [len(told["asks"][0].get("first", {}))], "q": None}
+        answer = {"batch": told["batch"], "step": told["step"], "proposals": [says]}
+        parent.sendall(json.dumps(answer).encode() + b"\\n")
+"""
+"""Proposes 3 for a request that it is told about in full (three fields), else 0."""
+FIRST, AGAIN = [Proposal((3,))], [Proposal((0,))]
 
 Told = queue.SimpleQueue[Any]
 
@@ -30,30 +49,34 @@ def told() -> Told:
 
 
 @pytest.fixture
-def worker(told: Told) -> Iterator[DraftProcess]:
-    model = config().drafts.models()[0]
+def worker(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DraftProcess]:
+    program = tmp_path / "child.py"
+    program.write_text(CHILD, encoding="utf-8")
+    monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-S", str(program)))
     made = DraftProcess(
         0,
-        model,
+        ModelConfig(),
         frozenset(),
         lambda index, asked, proposals: told.put((asked.batch, proposals)),
-        lambda index, error: told.put(error),
+        lambda index, error: told.put(str(error)),
     )
-    made.vocabulary()
+    assert made.vocabulary() == "v"
     yield made
     made.close()
 
 
 def test_a_new_process_abstains_until_its_model_is_loaded(worker: DraftProcess, told: Told) -> None:
     worker.draw(draw(0))
-    _, before = told.get(timeout=60)
-    worker.recover()
-    assert "ended with status -9" in str(told.get(timeout=60))
+    assert told.get(timeout=60) == (0, FIRST)
     worker.draw(draw(1))
-    assert told.get(timeout=60) == (1, [None]), "nobody waits for the load"
-    worker.vocabulary()
+    assert told.get(timeout=60) == (1, AGAIN)
+    worker.recover()
+    assert "ended with status -9" in told.get(timeout=60)
     worker.draw(draw(2))
-    assert told.get(timeout=60) == (2, before), "and it knows the request anew"
+    assert told.get(timeout=60) == (2, [None]), "nobody waits for the load"
+    worker.vocabulary()
+    worker.draw(draw(3))
+    assert told.get(timeout=60) == (3, FIRST), "the new one is told all anew"
 
 
 def test_a_stopped_process_holds_nobody_up(worker: DraftProcess, told: Told) -> None:
@@ -61,7 +84,7 @@ def test_a_stopped_process_holds_nobody_up(worker: DraftProcess, told: Told) -> 
     assert worker._child is not None
     os.kill(worker._child.pid, signal.SIGSTOP)
     worker.draw(draw(0, answer=1_000_000))
-    assert "ended with status -9" in str(told.get(timeout=60))
+    assert "ended with status -9" in told.get(timeout=60)
 
 
 def test_a_load_that_takes_too_long_is_given_up(
