@@ -35,7 +35,7 @@ class Sizes:
 QUICK = Sizes(
     batches=(1, 8),
     prompts=4,
-    per_place=3,
+    per_place=2,
     repeats=2,
     max_tokens=32,
     lengths=(0, 2, 4, 8),
