@@ -229,7 +229,7 @@ class DraftProcess:
         self._load_due = time.monotonic() + _START_DEADLINE_S
         self.held_bytes = 0
         self._known: set[str] = set()
-        self._pending: dict[tuple[int, int], Draw] = {}
+        self._pending: dict[tuple[Any, Any], Draw] = {}
         self._ready: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
         with theirs:
             self._child = subprocess.Popen(
@@ -269,15 +269,14 @@ class DraftProcess:
 
     def _hear(self, message: Mapping[str, Any]) -> None:
         self.held_bytes = message.get("held_bytes", self.held_bytes)
-        if "vocabulary" in message:
-            self._loaded = True
+        if not self._loaded:  # its first word tells whether it is
+            self._loaded = "vocabulary" in message
             self._ready.put(message)
-        elif "error" in message:
-            self._ready.put(message)
+        with self._lock:
+            draw = self._pending.pop((message.get("batch"), message.get("step")), None)
+        if "error" in message:
             self._failed(self._index, ModelError(str(message["error"])))
-        elif "proposals" in message:
-            with self._lock:
-                draw = self._pending.pop((message["batch"], message["step"]))
+        elif draw is not None:
             self._proposed(self._index, draw, proposals_from_json(message["proposals"]))
 
 

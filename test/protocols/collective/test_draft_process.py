@@ -30,16 +30,21 @@ with socket.socket(fileno=int(sys.argv[1])) as parent, parent.makefile("rb") as 
         told = json.loads(line)
         says = {"tokens": [len(told["asks"][0].get("first", {}))], "q": None}
         answer = {"batch": told["batch"], "step": told["step"], "proposals": [says]}
+        if told["asks"][0]["count"] == 0:
+            answer["error"] = "no memory"
         parent.sendall(json.dumps(answer).encode() + b"\\n")
 """
-"""Proposes 3 for a request that it is told about in full (three fields), else 0."""
+"""Proposes 3 for a request that it is told about in full (three fields), else 0.
+
+It fails where no token is wanted.
+"""
 FIRST, AGAIN = [Proposal((3,))], [Proposal((0,))]
 
 Told = queue.SimpleQueue[Any]
 
 
-def draw(batch: int, answer: int = 1) -> Draw:
-    ask = Ask("a", (5, 6, 7), (5,) * answer, 3, SamplingConfig())
+def draw(batch: int, answer: int = 1, count: int = 3) -> Draw:
+    ask = Ask("a", (5, 6, 7), (5,) * answer, count, SamplingConfig())
     return Draw(batch, 0, (0,), (ask,))
 
 
@@ -77,6 +82,16 @@ def test_a_new_process_abstains_until_its_model_is_loaded(worker: DraftProcess, 
     worker.vocabulary()
     worker.draw(draw(3))
     assert told.get(timeout=60) == (3, FIRST), "the new one is told all anew"
+
+
+def test_a_draw_that_fails_is_told_and_forgotten(worker: DraftProcess, told: Told) -> None:
+    """A model that fails again and again must not fill the memory with what it was asked."""
+    for batch in range(3):
+        worker.draw(draw(batch, count=0))
+        assert told.get(timeout=60) == "no memory"
+    assert not worker._pending
+    worker.draw(draw(3))
+    assert told.get(timeout=60) == (3, AGAIN)
 
 
 def test_a_stopped_process_holds_nobody_up(worker: DraftProcess, told: Told) -> None:
