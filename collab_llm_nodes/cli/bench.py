@@ -223,12 +223,12 @@ def bench_collective(
     from collab_llm_nodes.bench.collective.report import run_collective
 
     asked = {
-        "batches": batches and tuple(_numbers(batches, "--batches", 1)),
+        "batches": None if batches is None else tuple(_numbers(batches, "--batches", 1)),
         "prompts": prompts,
         "per_place": per_place,
         "repeats": repeats,
         "max_tokens": tokens,
-        "lengths": lengths and tuple(_numbers(lengths, "--lengths", 0)),
+        "lengths": None if lengths is None else tuple(_numbers(lengths, "--lengths", 0)),
         "sub_domains": sub_domains,
     }
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}

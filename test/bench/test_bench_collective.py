@@ -321,7 +321,7 @@ def test_goals_follow_from_the_figures() -> None:
         batch: {way: {"tokens_per_s": n} for way, n in zip(ways, row, strict=True)}
         for batch, row in rows.items()
     }
-    results = {
+    results: dict[str, Any] = {
         "acceptance": {
             "reports": {"ssm_reports": 0.8, "vote": 0.795},
             MIXED: {"ssm_reports": 0.5, "vote": 0.5},
@@ -345,7 +345,7 @@ def test_goals_follow_from_the_figures() -> None:
         "mismatches": False,
     }
     assert found["pipeline over autoregressive"]["measured"] == 119 / 123
-    del results["ladder"]["1"], results["ladder"]["16"]  # type: ignore[attr-defined]
+    results["ladder"] = {}
     assert not any("pipeline" in name for name in goals_of(results)), "nothing is known of them"
 
 
