@@ -309,6 +309,7 @@ def test_a_part_that_fails_leaves_the_others_their_results(
     told = "MemoryError: no room"
     assert found["failed"] == dict.fromkeys(("ladder, batch 1", "variants", "time lines"), told)
     assert set(found["adaptive"]) == {"1"}
+    assert set(found["failed"]) < set(found["seconds"])
     assert found["pool"]["controlled"]["peak_kv_bytes"] > 0
     assert found["overhead_share"] is None
     plots.plot_all(found, tmp_path / "what_there_is.png")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -62,7 +63,7 @@ def run_collective(
         ``adaptive.<batch>.{best_fixed_s, best_fixed_tokens_per_s, adaptive_tokens_per_s, ...}``;
         ``overhead.<batch>.<part>`` and ``overhead_share``, the largest of them; ``variants``;
         ``time_lines``; ``pool``; ``mismatches``, ``near_ties``, ``peer_differences``; ``goals``;
-        ``failed``: the error of each part that has failed.
+        ``failed``: the error of each part that has failed; ``seconds`` that each part has taken.
 
     Raises:
         ConfigError: a model is missing, tokenizers differ, or a number makes no sense.
@@ -79,6 +80,7 @@ def run_collective(
         lambda text: console.print(text, highlight=False),
     )
     middle = min(sizes.batches, key=lambda batch: abs(batch - PAPER_BATCH))
+    begun = time.monotonic()
     singles = measure.drafts(bench, middle)  # all others need the best draft
     results: Results = {
         "models": str(models),
@@ -104,15 +106,18 @@ def run_collective(
         "time_lines": {},
         "pool": {},
         "failed": {},
+        "seconds": {"drafts": time.monotonic() - begun},
     }
     _summarise(results, bench)
     save(results)
     for name, measured in _parts(bench, middle, results):
+        begun = time.monotonic()
         try:
             measured()
         except Exception as error:  # noqa: BLE001 - it is told, and the other parts go on
             results["failed"][name] = f"{type(error).__name__}: {error}"
             console.print(f"{name} has failed: {results['failed'][name]}", markup=False)
+        results["seconds"][name] = time.monotonic() - begun
         _summarise(results, bench)
         save(results)
     print_tables(results, console)
