@@ -218,7 +218,7 @@ def bench_collective(
     """Collective speculation step by step, beside trees and transformers (paper 002).
 
     All ways answer the same prompts, in turn. Results are written after each part. Exits with 0
-    only if every answer is the target's and no part has failed.
+    only if every answer is the target's and no part has failed. With all defaults it takes hours.
     """
     from collab_llm_nodes.bench.collective.report import run_collective
 

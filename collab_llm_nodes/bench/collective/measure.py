@@ -37,7 +37,8 @@ from collab_llm_nodes.training.text.samples import SUB_DOMAINS
 
 VOTED, ADAPTIVE, PRINTED_RULE = "vote", "adaptive", "printed"
 PIPELINE = "pipeline"
-PEERS = ("generate", "assisted")
+ASSISTED = "assisted"
+PEERS = ("generate", ASSISTED)
 """Ways of transformers. Their answers are compared too, but are no mismatches of ours."""
 SHOWN_S = 0.5
 """Part of a run that the time line shows (paper 002, Figure 3)."""
@@ -80,6 +81,8 @@ class Bench:
         """Have each way answer the same prompts, by turns.
 
         The first turn warms up: it is not measured, and takes no more prompts than are in flight.
+        Assisted generation answers one prompt after the other, so its speed is not the batch's: it
+        takes as many as at a batch of 1.
         """
         prompts = self.prompts[stream][: self.sizes.count(batch)]
         runs: Runs = {name: [] for name in ways}
@@ -87,7 +90,9 @@ class Bench:
             made = {name: stack.enter_context(closing(make())) for name, make in ways.items()}
             for turn in range(repeats + 1):
                 for name, way in made.items():
-                    asked = prompts if turn else prompts[: IN_FLIGHT * batch]
+                    places = 1 if name == ASSISTED else batch
+                    most = self.sizes.count(places) if turn else IN_FLIGHT * places
+                    asked = prompts[:most]
                     run = way.run(asked)
                     self._compare(name, asked, run.answers)
                     if turn:
@@ -209,7 +214,7 @@ def ladder(bench: Bench, stream: str, batch: int, repeats: int) -> Runs:
         "autoregressive": bench.collective(batch, [], length=fixed(0)),
         "tree": lambda: Tree(family, batch, tokens),
         "generate": lambda: Transformers(family, batch, tokens),
-        "assisted": lambda: Transformers(family, batch, tokens, family.peer_drafts[best]),
+        ASSISTED: lambda: Transformers(family, batch, tokens, family.peer_drafts[best]),
     }
     return bench.in_turn("ladder", stream, batch, ways, repeats)
 
