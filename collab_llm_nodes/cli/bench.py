@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
+from collab_llm_nodes.bench.collective import QUICK as COLLECTIVE_QUICK
+from collab_llm_nodes.bench.collective import Sizes as CollectiveSizes
 from collab_llm_nodes.bench.harness import on_this_machine
 from collab_llm_nodes.bench.hostile import ATTACK_NAMES, DRAGON_ATTACK_NAMES
 from collab_llm_nodes.bench.jupiter import PARTS as JUPITER_PARTS
@@ -185,46 +188,61 @@ def bench_collective(
     models: Annotated[Path, typer.Option(help="Folder of the text family's models.")] = Path(
         "models"
     ),
-    batches: Annotated[str, typer.Option(help="Sizes of a batch, separated by commas.")] = (
-        "1,8,16,32"
-    ),
-    prompts: Annotated[
-        int, typer.Option(help="Prompts of a run; at least 4 for each place of a batch.", min=1)
-    ] = 24,
-    repeats: Annotated[int, typer.Option(help="Measured turns.", min=2)] = 4,
-    tokens: Annotated[int, typer.Option(help="Longest answer.", min=2, max=512)] = 128,
+    batches: Annotated[
+        str | None, typer.Option(help="Sizes of a batch, separated by commas.")
+    ] = None,
+    prompts: Annotated[int | None, typer.Option(help="Fewest prompts of a run.", min=1)] = None,
+    per_place: Annotated[
+        int | None,
+        typer.Option(help="Fewest prompts of a run for each place of a batch.", min=1),
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(help="Measured turns.", min=2)] = None,
+    tokens: Annotated[int | None, typer.Option(help="Longest answer.", min=2, max=512)] = None,
     lengths: Annotated[
-        str, typer.Option(help="Fixed speculation lengths to compare, separated by commas.")
-    ] = "0,1,2,3,4,5,6,7,8,9,10,11,12",
+        str | None, typer.Option(help="Fixed speculation lengths to compare, separated by commas.")
+    ] = None,
     sub_domains: Annotated[
-        bool, typer.Option(help="The ladder on each sub-domain too, not only on the mixture.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--sub-domains/--no-sub-domains",
+            help="The ladder on each sub-domain too, not only on the mixture.",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="All parts but the sub-domains, small.")
+    ] = False,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
     """Collective speculation step by step, beside trees and transformers (paper 002).
 
-    All ways answer the same prompts, in turn. Exits with 0 only if every answer is the target's.
-    With all defaults it takes more than an hour.
+    All ways answer the same prompts, in turn. Results are written after each part. Exits with 0
+    only if every answer is the target's and no part has failed. With all defaults it takes hours.
     """
     from collab_llm_nodes.bench.collective.report import run_collective
 
+    asked = {
+        "batches": None if batches is None else tuple(_numbers(batches, "--batches", 1)),
+        "prompts": prompts,
+        "per_place": per_place,
+        "repeats": repeats,
+        "max_tokens": tokens,
+        "lengths": None if lengths is None else tuple(_numbers(lengths, "--lengths", 0)),
+        "sub_domains": sub_domains,
+    }
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     results = on_this_machine(
         run_collective,
         models=models,
-        batches=_numbers(batches, "--batches", 1),
-        prompts=prompts,
-        repeats=repeats,
-        max_tokens=tokens,
-        lengths=_numbers(lengths, "--lengths", 0),
-        sub_domains=sub_domains,
+        sizes=replace(COLLECTIVE_QUICK if quick else CollectiveSizes(), **given),
         seed=seed,
         plot=plot,
+        save=partial(write_json, json_file),
         console=console,
     )
     write_json(json_file, results)
-    raise typer.Exit(0 if results["mismatches"] == 0 else 1)
+    raise typer.Exit(0 if results["mismatches"] == 0 and not results["failed"] else 1)
 
 
 @app.command("jupiter")

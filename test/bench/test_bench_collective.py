@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from rich.console import Console
 from text_family import write_family
 from typer.testing import CliRunner
 
-from collab_llm_nodes.bench.collective import report, ways
+from collab_llm_nodes.bench.collective import Sizes, measure, plots, report, ways
+from collab_llm_nodes.bench.collective.goals import goals_of
 from collab_llm_nodes.bench.collective.material import (
     DRAFTS,
     MIXED,
@@ -25,7 +27,8 @@ from collab_llm_nodes.bench.collective.material import (
     partial_prompts,
 )
 from collab_llm_nodes.bench.collective.measure import PIPELINE, Bench, fixed, ladder
-from collab_llm_nodes.bench.collective.report import BESIDE, LADDER, run_collective
+from collab_llm_nodes.bench.collective.report import run_collective
+from collab_llm_nodes.bench.collective.tables import BESIDE, LADDER
 from collab_llm_nodes.bench.collective.ways import (
     Collective,
     Run,
@@ -147,7 +150,8 @@ def test_a_wrong_answer_is_a_mismatch(family: Family, prompts: list[Ids]) -> Non
             pass
 
     right = RightAnswers(family, TOKENS)
-    bench = Bench(family, {MIXED: prompts}, right, TOKENS, 1, 7, lambda text: None)
+    sizes = Sizes(prompts=7, repeats=1, max_tokens=TOKENS)
+    bench = Bench(family, {MIXED: prompts}, right, sizes, lambda text: None)
     bench.in_turn("test", MIXED, 1, {"ours": Wrong, "generate": Wrong}, repeats=2)
     assert bench.mismatches + bench.near_ties == 3, "one in each turn"
     assert bench.peer_differences == 3
@@ -178,21 +182,25 @@ def test_ways_take_turns(
     family: Family, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns: list[tuple[int, bool]] = []
+    counts: list[int] = []
     run = Collective.run
 
     def noted(self: Collective, asked: Any) -> Run:
         turns.append((id(self), self._pipelined))
+        counts.append(len(asked))
         return run(self, asked)
 
     monkeypatch.setattr(Collective, "run", noted)
     right = RightAnswers(family, TOKENS)
-    bench = Bench(family, {MIXED: prompts}, right, TOKENS, 2, 4, lambda text: None)
+    sizes = Sizes(prompts=4, repeats=2, max_tokens=TOKENS)
+    bench = Bench(family, {MIXED: prompts}, right, sizes, lambda text: None)
     bench.best_draft, bench.worst_draft = {MIXED: 0}, {MIXED: 2}
     runs = ladder(bench, MIXED, 1, repeats=2)
     assert set(runs) == {*LADDER, *BESIDE}
     assert {len(own) for own in runs.values()} == {2}
     ours = len(turns) // 3
-    assert turns == turns[:ours] * 3, "the first turn warms up"
+    assert turns == turns[:ours] * 3
+    assert counts == [2] * ours + [4] * 2 * ours, "the first turn warms up with what is in flight"
     assert Counter(piped for _, piped in turns[:ours]) == {False: 5, True: 1}
 
 
@@ -200,7 +208,7 @@ def test_ways_take_turns(
 @pytest.mark.usefixtures("drafts_in_threads")
 def test_the_command_measures_what_it_names(folder: Path, tmp_path: Path) -> None:
     figures, plot = tmp_path / "collective.json", tmp_path / "collective.png"
-    options = ["--batches", "2", "--prompts", "3", "--repeats", "2", "--tokens", "10"]
+    options = ["--quick", "--sub-domains", "--batches", "2", "--tokens", "10"]
     files = ["--json", str(figures), "--plot", str(plot), "--models", str(folder)]
     done = CliRunner().invoke(
         app, ["bench", "collective", *options, "--lengths", "0,2,4", *files], env={"COLUMNS": "200"}
@@ -213,6 +221,13 @@ def test_the_command_measures_what_it_names(folder: Path, tmp_path: Path) -> Non
         assert set(row) == {*DRAFTS, "vote"}
         assert row["ssm_conversation"] == 1.0, "it is the target itself"
         assert row["ssm_reports"] < row["vote"]
+    assert found["failed"] == {}
+    assert (
+        found["variants"]["every_token"]["acceptance"] >= found["acceptance"][MIXED]["ssm_reports"]
+    )
+    for row in found["variants"].values():
+        assert 0 < row["acceptance"] <= 1 < row["tokens_per_s"]
+    assert found["goals"]["mismatches"] == {"wanted": 0, "measured": 0, "reached": True}
     for by_length in found["acceptance_by_length"].values():
         assert set(by_length["ssm_conversation"].values()) == {1.0}
         assert set(by_length["ssm_reports"]) == {"2", "4"}
@@ -245,32 +260,99 @@ def test_the_command_measures_what_it_names(folder: Path, tmp_path: Path) -> Non
     assert "1.99x OPT-13B, 2.63x Llama2-70B-chat" in " ".join(done.output.split())
 
 
-@pytest.mark.parametrize(("mismatches", "status"), [(0, 0), (1, 1)])
-def test_answers_that_differ_are_an_error_status(
-    mismatches: int, status: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("mismatches", "failed", "status"), [(0, {}, 0), (1, {}, 1), (0, {"pool": "no memory"}, 1)]
+)
+def test_answers_that_differ_and_parts_that_fail_are_an_error_status(
+    mismatches: int, failed: dict[str, str], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "run_collective", lambda **_: {"mismatches": mismatches})
+    found = {"mismatches": mismatches, "failed": failed}
+    monkeypatch.setattr(report, "run_collective", lambda **_: found)
     assert CliRunner().invoke(app, ["bench", "collective"]).exit_code == status
 
 
-def run_with(**changed: Any) -> None:
+def run_with(folder: Path, **changed: Any) -> dict[str, Any]:
+    """Run the benchmark, as small as it can be; the results must be those that were saved last."""
     plain: dict[str, Any] = {
-        "batches": [1],
-        "prompts": 1,
+        "batches": (1,),
+        "prompts": 2,
+        "per_place": 1,
         "repeats": 2,
         "max_tokens": 4,
-        "lengths": [0],
+        "lengths": (0, 2),
         "sub_domains": False,
-        "seed": 0,
-        "plot": None,
-        "console": Console(quiet=True),
     }
-    run_collective(**{**plain, **changed})
+    saved: list[dict[str, Any]] = []
+    results = run_collective(
+        models=folder,
+        sizes=Sizes(**{**plain, **changed}),
+        seed=0,
+        plot=None,
+        save=lambda found: saved.append(copy.deepcopy(found)),
+        console=Console(quiet=True),
+    )
+    assert results == saved[-1]
+    assert len(saved) > 1, "after each part"
+    return results
+
+
+@pytest.mark.usefixtures("drafts_in_threads")
+def test_a_part_that_fails_leaves_the_others_their_results(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    for part in ("ladder", "variants", "time_lines"):
+        monkeypatch.setattr(measure, part, broken)
+    found = run_with(folder)
+    told = "MemoryError: no room"
+    assert found["failed"] == dict.fromkeys(("ladder, batch 1", "variants", "time lines"), told)
+    assert set(found["adaptive"]) == {"1"}
+    assert set(found["failed"]) < set(found["seconds"])
+    assert found["pool"]["controlled"]["peak_kv_bytes"] > 0
+    assert found["overhead_share"] is None
+    plots.plot_all(found, tmp_path / "what_there_is.png")
+
+
+def test_goals_follow_from_the_figures() -> None:
+    ways = ("selector", PIPELINE, "autoregressive", "generate")
+    rows = {"1": (90.0, 100.0, 75.0, 50.0), "16": (100.0, 119.0, 123.0, 40.0)}
+    speeds = {
+        batch: {way: {"tokens_per_s": n} for way, n in zip(ways, row, strict=True)}
+        for batch, row in rows.items()
+    }
+    results: dict[str, Any] = {
+        "acceptance": {
+            "reports": {"ssm_reports": 0.8, "vote": 0.795},
+            MIXED: {"ssm_reports": 0.5, "vote": 0.5},
+        },
+        "ladder": speeds,
+        "adaptive": {
+            "16": {"adaptive_tokens_per_s": 97.0, "best_fixed_tokens_per_s": 100.0},
+        },
+        "overhead_share": None,
+        "mismatches": 1,
+    }
+    found = goals_of(results)
+    assert {name: row["reached"] for name, row in found.items()} == {
+        "vote as good as the best draft, reports": True,
+        "vote above every draft, mixed": False,
+        "pipeline over selector, batch 8 or 16": False,
+        "pipeline over autoregressive": False,
+        "pipeline over autoregressive, batch 1": True,
+        "pipeline over generate, batch 16": True,
+        "adaptive over the best fixed length, batch 16": True,
+        "mismatches": False,
+    }
+    assert found["pipeline over autoregressive"]["measured"] == 119 / 123
+    results["ladder"] = {}
+    assert not any("pipeline" in name for name in goals_of(results)), "nothing is known of them"
 
 
 def test_models_that_are_missing_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"lacks text-target, ssm-conversation") as refused:
-        run_with(models=tmp_path)
+        run_with(tmp_path)
     assert refused.value.field == "--models"
 
 
@@ -280,17 +362,17 @@ def test_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "ssm-reports").unlink()
     write_random_model(tmp_path / "ssm-reports", "llama")
     with pytest.raises(ConfigError, match="ssm-reports .* have different tokenizers"):
-        run_with(models=tmp_path)
+        run_with(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("changed", "field"), [({"repeats": 1}, "--repeats"), ({"lengths": [13]}, "--lengths")]
+    ("changed", "field"), [({"repeats": 1}, "--repeats"), ({"lengths": (13,)}, "--lengths")]
 )
 def test_numbers_that_make_no_sense_are_refused(
     changed: dict[str, Any], field: str, folder: Path
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        run_with(models=folder, **changed)
+        run_with(folder, **changed)
     assert refused.value.field == field
 
 

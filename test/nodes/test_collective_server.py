@@ -77,12 +77,12 @@ def test_several_prompts_in_one_call(served: Served) -> None:
 
 
 def test_a_prompt_that_is_refused_does_not_disturb_the_others(served: Served) -> None:
-    answer = served.ask(PROMPTS[0], "", PROMPTS[1])
+    answer = served.ask(PROMPTS[0], "", "ball " * 2000, PROMPTS[1])
     codes = [status.code for status in answer.statuses]
-    assert codes == [Status.OK, Status.INVALID_INPUT, Status.OK]
+    assert codes == [Status.OK, Status.INVALID_INPUT, Status.INVALID_INPUT, Status.OK]
     assert answer.status == answer.statuses[1]
-    assert answer.texts[1] == ""
-    assert answer.texts[2] == target().decode(alone(PROMPTS[1]))
+    assert list(answer.texts[1:3]) == ["", ""]
+    assert answer.texts[3] == target().decode(alone(PROMPTS[1]))
 
 
 def test_a_deadline_marks_those_that_are_not_complete(served: Served) -> None:
@@ -92,9 +92,10 @@ def test_a_deadline_marks_those_that_are_not_complete(served: Served) -> None:
 
 
 def test_more_prompts_than_may_wait_are_busy(served: Served) -> None:
-    answer = served.ask(*(f"ball {i}" for i in range(14)))
+    answer = served.ask(*(f"ball {i}" for i in range(500)))
     codes = [status.code for status in answer.statuses]
-    assert sorted(codes) == [Status.OK] * 12 + [Status.BUSY] * 2
+    assert set(codes) == {Status.OK, Status.BUSY}
+    assert codes.count(Status.OK) >= 12, "places become free while the others are still read"
     assert answer.status.code == Status.BUSY
 
 

@@ -1,1 +1,44 @@
 """``collab-llm bench collective``: collective adaptive speculation (paper 002), step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The extent of a run.
+
+    Attributes:
+        batches: sizes of a batch; the one nearest to the paper's is that of figures with only one.
+        prompts: of a run, at least.
+        per_place: prompts of a run for each place of a batch, at least: requests come and go.
+        repeats: measured turns, at least 2.
+        max_tokens: longest answer.
+        lengths: fixed speculation lengths that adaptive ones are compared with.
+        sub_domains: also climb the ladder on each sub-domain, with half the turns.
+    """
+
+    batches: tuple[int, ...] = (1, 8, 16, 32)
+    prompts: int = 24
+    per_place: int = 4
+    repeats: int = 4
+    max_tokens: int = 128
+    lengths: tuple[int, ...] = tuple(range(13))
+    sub_domains: bool = True
+
+    def count(self, batch: int) -> int:
+        """Return the number of prompts that a run at ``batch`` takes."""
+        return max(self.prompts, self.per_place * batch)
+
+
+QUICK = Sizes(
+    batches=(1, 8),
+    prompts=4,
+    per_place=2,
+    repeats=2,
+    max_tokens=32,
+    lengths=(0, 2, 4, 8),
+    sub_domains=False,
+)
+"""Sizes of ``--quick``: all parts but the sub-domains run, and their figures mean little."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from collab_llm_nodes.bench.collective import Sizes
 from collab_llm_nodes.bench.collective.material import (
     DRAFTS,
     MIXED,
@@ -18,7 +19,16 @@ from collab_llm_nodes.bench.collective.material import (
     RightAnswers,
 )
 from collab_llm_nodes.bench.collective.watch import PARTS, Span
-from collab_llm_nodes.bench.collective.ways import Collective, Run, Transformers, Tree, Way
+from collab_llm_nodes.bench.collective.ways import (
+    IN_FLIGHT,
+    Collective,
+    Run,
+    Transformers,
+    Tree,
+    Way,
+)
+from collab_llm_nodes.decoding.weights import VOTED as VOTED_WEIGHTS
+from collab_llm_nodes.decoding.weights import WeightsConfig
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.collective.length import FIXED, PRINTED, LengthConfig
 from collab_llm_nodes.protocols.collective.messages import Ids
@@ -27,10 +37,9 @@ from collab_llm_nodes.training.text.samples import SUB_DOMAINS
 
 VOTED, ADAPTIVE, PRINTED_RULE = "vote", "adaptive", "printed"
 PIPELINE = "pipeline"
-PEERS = ("generate", "assisted")
+ASSISTED = "assisted"
+PEERS = ("generate", ASSISTED)
 """Ways of transformers. Their answers are compared too, but are no mismatches of ours."""
-PER_PLACE = 4
-"""Fewest prompts of a run for each place of a batch: requests come and go."""
 SHOWN_S = 0.5
 """Part of a run that the time line shows (paper 002, Figure 3)."""
 
@@ -49,8 +58,6 @@ class Bench:
 
     Attributes:
         prompts: of each stream; a run takes the first ones.
-        repeats: measured turns.
-        fewest: prompts of a run at least.
         mismatches: answers of ours that differ from the target's, near ties left out.
         near_ties: answers of ours that differ only where two tokens are as likely but for rounding.
         peer_differences: answers of batched or assisted generate that differ, near ties included.
@@ -60,9 +67,7 @@ class Bench:
     family: Family
     prompts: Prompts
     right: RightAnswers
-    max_tokens: int
-    repeats: int
-    fewest: int
+    sizes: Sizes
     tell: Callable[[str], None]
     mismatches: int = 0
     near_ties: int = 0
@@ -70,22 +75,26 @@ class Bench:
     best_draft: dict[str, int] = field(default_factory=dict)
     worst_draft: dict[str, int] = field(default_factory=dict)
 
-    def count(self, batch: int) -> int:
-        """Return the number of prompts in a run."""
-        return prompts_of_run(self.fewest, batch)
-
     def in_turn(
         self, title: str, stream: str, batch: int, ways: Mapping[str, Make], repeats: int
     ) -> Runs:
-        """Have each way answer the same prompts, by turns; the first turn is not measured."""
-        prompts = self.prompts[stream][: self.count(batch)]
+        """Have each way answer the same prompts, by turns.
+
+        The first turn warms up: it is not measured, and takes no more prompts than are in flight.
+        Assisted generation answers one prompt after the other, so its speed is not the batch's: it
+        takes as many as at a batch of 1.
+        """
+        prompts = self.prompts[stream][: self.sizes.count(batch)]
         runs: Runs = {name: [] for name in ways}
         with ExitStack() as stack:
             made = {name: stack.enter_context(closing(make())) for name, make in ways.items()}
             for turn in range(repeats + 1):
                 for name, way in made.items():
-                    run = way.run(prompts)
-                    self._compare(name, prompts, run.answers)
+                    places = 1 if name == ASSISTED else batch
+                    most = self.sizes.count(places) if turn else IN_FLIGHT * places
+                    asked = prompts[:most]
+                    run = way.run(asked)
+                    self._compare(name, asked, run.answers)
                     if turn:
                         runs[name].append(run)
                 self.tell(f"{title}, {stream}, batch {batch}: {turn} of {repeats} turns")
@@ -94,7 +103,7 @@ class Bench:
     def collective(self, batch: int, drafts: Sequence[int] | None = None, **options: Any) -> Make:
         """Return what makes collective speculation with all drafts, or those named."""
         used = range(len(self.family.drafts)) if drafts is None else drafts
-        return lambda: Collective(self.family, list(used), batch, self.max_tokens, **options)
+        return lambda: Collective(self.family, list(used), batch, self.sizes.max_tokens, **options)
 
     def _compare(self, name: str, prompts: Sequence[Ids], answers: Sequence[Ids]) -> None:
         for prompt, answer in zip(prompts, answers, strict=True):
@@ -108,11 +117,6 @@ class Bench:
                 self.mismatches += 1
 
 
-def prompts_of_run(fewest: int, batch: int) -> int:
-    """Return the number of prompts that a run at ``batch`` takes."""
-    return max(fewest, PER_PLACE * batch)
-
-
 def fixed(s: int) -> LengthConfig:
     """Return the setting that keeps the speculation length ``s``."""
     return LengthConfig(FIXED, initial=s)
@@ -122,13 +126,13 @@ def fixed(s: int) -> LengthConfig:
 
 
 @torch.inference_mode()
-def by_length(bench: Bench, lengths: Sequence[int]) -> dict[str, Any]:
+def by_length(bench: Bench) -> dict[str, Any]:
     """Return each draft's acceptance by stream and speculation length (paper 002, Figure 1).
 
     One pass over the target's answer tells what the draft says at every place of it.
     """
     found: dict[str, Any] = {}
-    count = bench.count(1)
+    count = bench.sizes.count(1)
     for sub_domain in SUB_DOMAINS:
         found[sub_domain] = {}
         for name, engine in zip(DRAFTS, bench.family.drafts, strict=True):
@@ -141,7 +145,9 @@ def by_length(bench: Bench, lengths: Sequence[int]) -> dict[str, Any]:
                 said = logits.argmax(dim=-1).tolist()
                 matches.append([a == b for a, b in zip(said, answer, strict=True)])
             found[sub_domain][name] = {
-                str(s): _share(accepted_in_rounds(row, s) for row in matches) for s in lengths if s
+                str(s): _share(accepted_in_rounds(row, s) for row in matches)
+                for s in bench.sizes.lengths
+                if s
             }
     return found
 
@@ -160,18 +166,36 @@ def drafts(bench: Bench, batch: int) -> dict[str, Any]:
     ways = {name: bench.collective(batch, [i]) for i, name in enumerate(DRAFTS)}
     ways[VOTED] = bench.collective(batch)
     for stream in STREAMS:
-        runs = bench.in_turn("drafts", stream, batch, ways, bench.repeats)
-        found[stream] = {
-            name: {
-                "acceptance": statistics.median(run.acceptance for run in own),
-                "tokens_per_s": tokens_per_s(own),
-            }
-            for name, own in runs.items()
-        }
+        runs = bench.in_turn("drafts", stream, batch, ways, bench.sizes.repeats)
+        found[stream] = {name: _accepted_and_speed(own) for name, own in runs.items()}
         single = [found[stream][name]["acceptance"] for name in DRAFTS]
         bench.best_draft[stream] = single.index(max(single))
         bench.worst_draft[stream] = single.index(min(single))
     return found
+
+
+def variants(bench: Bench, batch: int) -> dict[str, Any]:
+    """Return acceptance and throughput of other ways to vote, and to overlap the models' work.
+
+    Each differs in one thing from ``whole_drafts``: the vote on whole drafts, weights per request,
+    all in sequence.
+    """
+    ways = {
+        "whole_drafts": bench.collective(batch),
+        "every_token": bench.collective(batch, vote_every_token=True),
+        "voted_weights": bench.collective(batch, weights=WeightsConfig(VOTED_WEIGHTS)),
+        "threads": bench.collective(batch, pipelined=True, in_threads=True),
+        "processes": bench.collective(batch, pipelined=True),
+    }
+    runs = bench.in_turn("variants", MIXED, batch, ways, bench.sizes.repeats)
+    return {name: _accepted_and_speed(own) for name, own in runs.items()}
+
+
+def _accepted_and_speed(runs: Sequence[Run]) -> dict[str, float]:
+    return {
+        "acceptance": statistics.median(run.acceptance for run in runs),
+        "tokens_per_s": tokens_per_s(runs),
+    }
 
 
 # ---------------------------------------------------------------- the ladder
@@ -179,7 +203,7 @@ def drafts(bench: Bench, batch: int) -> dict[str, Any]:
 
 def ladder(bench: Bench, stream: str, batch: int, repeats: int) -> Runs:
     """Run each step of the paper's ladder, and the ways beside it (Figures 8 to 10 and 13)."""
-    best, tokens = bench.best_draft[stream], bench.max_tokens
+    best, tokens = bench.best_draft[stream], bench.sizes.max_tokens
     family = bench.family
     ways: dict[str, Make] = {
         "default": bench.collective(batch, [best]),
@@ -190,7 +214,7 @@ def ladder(bench: Bench, stream: str, batch: int, repeats: int) -> Runs:
         "autoregressive": bench.collective(batch, [], length=fixed(0)),
         "tree": lambda: Tree(family, batch, tokens),
         "generate": lambda: Transformers(family, batch, tokens),
-        "assisted": lambda: Transformers(family, batch, tokens, family.peer_drafts[best]),
+        ASSISTED: lambda: Transformers(family, batch, tokens, family.peer_drafts[best]),
     }
     return bench.in_turn("ladder", stream, batch, ways, repeats)
 
@@ -225,16 +249,17 @@ def tokens_per_s(runs: Sequence[Run]) -> float:
 # ---------------------------------------------------------------- length
 
 
-def lengths(bench: Bench, batch: int, tried: Sequence[int]) -> dict[str, Any]:
+def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     """Compare fixed speculation lengths with both adaptive rules (Figures 2 and 12).
 
     The best fixed length is chosen by every second turn, and all are scored on the other ones:
     else chance would favour the fixed length that it chose.
     """
+    tried = bench.sizes.lengths
     ways = {str(s): bench.collective(batch, length=fixed(s)) for s in tried}
     ways[ADAPTIVE] = bench.collective(batch, length=LengthConfig())
     ways[PRINTED_RULE] = bench.collective(batch, length=LengthConfig(PRINTED))
-    runs = bench.in_turn("lengths", MIXED, batch, ways, bench.repeats)
+    runs = bench.in_turn("lengths", MIXED, batch, ways, bench.sizes.repeats)
     by_s = {str(s): runs[str(s)] for s in tried}
     best = max(by_s, key=lambda s: tokens_per_s(by_s[s][0::2]))
     scored = {name: tokens_per_s(own[1::2]) for name, own in runs.items()}
@@ -264,10 +289,10 @@ def time_lines(bench: Bench, batch: int) -> dict[str, Any]:
     Times are in ms from the middle of a run.
     """
     found = {}
-    prompts = bench.prompts[MIXED][: bench.count(batch)]
+    prompts = bench.prompts[MIXED][: bench.sizes.count(batch)]
     for name, pipelined in (("in_sequence", False), ("pipelined", True)):
         way = Collective(
-            bench.family, range(len(DRAFTS)), batch, bench.max_tokens, pipelined=pipelined
+            bench.family, range(len(DRAFTS)), batch, bench.sizes.max_tokens, pipelined=pipelined
         )
         with closing(way):
             way.run(prompts)
@@ -291,14 +316,14 @@ def pool(bench: Bench, batch: int) -> dict[str, Any]:
 
     All requests come at once and may be active; without control, drafting never pauses.
     """
-    prompts = bench.prompts[MIXED][: bench.count(batch)]
+    prompts = bench.prompts[MIXED][: bench.sizes.count(batch)]
     found = {}
     for name, high in (("controlled", 0), ("uncontrolled", len(prompts) + 1)):
         way = Collective(
             bench.family,
             range(len(DRAFTS)),
             batch,
-            bench.max_tokens,
+            bench.sizes.max_tokens,
             length=LengthConfig(),
             pipelined=True,
             pool_high=high,

@@ -15,14 +15,18 @@ Results = Mapping[str, Any]
 
 
 def plot_all(results: Results, file: Path) -> None:
-    """Draw Figures 1 to 3 and 7 to 14 with this machine's numbers, one panel each."""
+    """Draw Figures 1 to 3 and 7 to 14 with this machine's numbers, one panel each.
+
+    A panel whose part has failed is left out.
+    """
     figure, grid = subplots(4, 3, figsize=(17, 18))
-    for axis, (title, draw) in zip(grid.flat, _PANELS.items(), strict=False):
+    panels = [(title, draw) for title, (key, draw) in _PANELS.items() if results[key]]
+    for axis, (title, draw) in zip(grid.flat, panels, strict=False):
         axis.set_title(title, fontsize=10)
         draw(axis, results)
         if axis.get_legend_handles_labels()[1]:
             axis.legend(fontsize=7)
-    for axis in list(grid.flat)[len(_PANELS) :]:
+    for axis in list(grid.flat)[len(panels) :]:
         axis.set_axis_off()
     save_plot(figure, file)
 
@@ -86,9 +90,10 @@ def _systems(key: str, title: str) -> Callable[[Any, Results], None]:
 
 
 def _breakdown(axis: Any, results: Results) -> None:
-    batch = str(results["batch"])
+    batch = _middle(results, "ladder")
     streams = {"mixed": results["ladder"][batch]}
-    streams |= {name: own[batch] for name, own in results["ladder_by_stream"].items()}
+    by_stream = results["ladder_by_stream"].items()
+    streams |= {name: own[batch] for name, own in by_stream if batch in own}
     for number, (stream, row) in enumerate(streams.items()):
         base = row["default"]["tokens_per_s"]
         heights = [row[name]["tokens_per_s"] / base for name in LADDER]
@@ -113,14 +118,15 @@ def _single_drafts(axis: Any, results: Results) -> None:
 
 
 def _fixed_and_adaptive(axis: Any, results: Results) -> None:
-    row = results["adaptive"][str(results["batch"])]
+    batch = _middle(results, "adaptive")
+    row = results["adaptive"][batch]
     speeds = {s: own["tokens_per_s"] for s, own in row["by_length"].items()}
     for name in (ADAPTIVE, PRINTED_RULE):
         speeds[name] = row[f"{name}_tokens_per_s"]
     axis.bar([*speeds], [*speeds.values()])
     axis.axhline(row["best_fixed_tokens_per_s"], color="red")
     axis.tick_params(axis="x", labelsize=7)
-    _label(axis, f"speculation length, batch {results['batch']}", "tokens/s")
+    _label(axis, f"speculation length, batch {batch}", "tokens/s")
 
 
 def _trees(axis: Any, results: Results) -> None:
@@ -145,21 +151,27 @@ def _overhead(axis: Any, results: Results) -> None:
     _label(axis, "batch", "share of the time [%]")
 
 
+def _middle(results: Results, key: str) -> str:
+    """Return the batch of figures with only one, or the one measured that is nearest to it."""
+    return min(results[key], key=lambda batch: abs(int(batch) - results["batch"]))
+
+
 def _label(axis: Any, x: str, y: str) -> None:
     axis.set_xlabel(x, fontsize=8)
     axis.set_ylabel(y, fontsize=8)
 
 
-_PANELS: Mapping[str, Callable[[Any, Results], None]] = {
-    "Figure 1: acceptance of the drafts": _acceptance_by_length,
-    "Figure 2: time of the target": _llm_time,
-    "Figure 3: drafting and verification": _time_lines,
-    "Figure 7: drafts that wait, requests, memory": _pool,
-    "Figure 8: normalised latency": _systems("normalised_latency_ms", "ms per token"),
-    "Figure 9: throughput": _systems("tokens_per_s", "tokens/s"),
-    "Figure 10: the ladder": _breakdown,
-    "Figure 11: single drafts and the vote": _single_drafts,
-    "Figure 12: fixed and adaptive length": _fixed_and_adaptive,
-    "Figure 13: against the tree (SpecInfer)": _trees,
-    "Figure 14: overhead": _overhead,
+_PANELS: Mapping[str, tuple[str, Callable[[Any, Results], None]]] = {
+    "Figure 1: acceptance of the drafts": ("acceptance_by_length", _acceptance_by_length),
+    "Figure 2: time of the target": ("adaptive", _llm_time),
+    "Figure 3: drafting and verification": ("time_lines", _time_lines),
+    "Figure 7: drafts that wait, requests, memory": ("pool", _pool),
+    "Figure 8: normalised latency": ("ladder", _systems("normalised_latency_ms", "ms per token")),
+    "Figure 9: throughput": ("ladder", _systems("tokens_per_s", "tokens/s")),
+    "Figure 10: the ladder": ("ladder", _breakdown),
+    "Figure 11: single drafts and the vote": ("throughput", _single_drafts),
+    "Figure 12: fixed and adaptive length": ("adaptive", _fixed_and_adaptive),
+    "Figure 13: against the tree (SpecInfer)": ("ladder", _trees),
+    "Figure 14: overhead": ("overhead", _overhead),
 }
+"""Title of each panel, the results that it is drawn of, and what draws it."""

@@ -1,15 +1,17 @@
-"""The whole benchmark: what is measured in which order, and the tables of it."""
+"""The whole benchmark: its parts in order, and what they find."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from collab_llm_nodes.bench.collective import measure
+from collab_llm_nodes.bench.collective import Sizes, measure
+from collab_llm_nodes.bench.collective.goals import goals_of
 from collab_llm_nodes.bench.collective.material import (
     DRAFTS,
     MIXED,
@@ -19,77 +21,70 @@ from collab_llm_nodes.bench.collective.material import (
     load_family,
     partial_prompts,
 )
-from collab_llm_nodes.bench.collective.measure import ADAPTIVE, PIPELINE, PRINTED_RULE, Bench
+from collab_llm_nodes.bench.collective.measure import PIPELINE, Bench
 from collab_llm_nodes.bench.collective.plots import plot_all
-from collab_llm_nodes.bench.collective.ways import IN_FLIGHT, S
+from collab_llm_nodes.bench.collective.tables import PAPER_TOTALS, print_tables
+from collab_llm_nodes.bench.collective.ways import IN_FLIGHT
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.protocols.collective.length import LengthConfig
 from collab_llm_nodes.training.text.samples import SUB_DOMAINS
 
-PAPER_TOTALS = {"OPT-13B": 1.99, "Llama2-70B-chat": 2.63}
-"""+Pipeline over Default in paper 002, Figure 10 (finance, batch 16)."""
-PAPER_OVERHEAD = 0.0237
-LADDER = ("default", "majority", "selector", PIPELINE)
-BESIDE = ("default_worst", "autoregressive", "tree", "generate", "assisted")
 PAPER_BATCH = 16
 """Batch of the paper's Figures 10 to 12."""
 LONGEST = LengthConfig().longest
+
+Results = dict[str, Any]
+Part = tuple[str, Callable[[], None]]
+"""The name of a part, and what measures it and adds it to the results."""
 
 
 def run_collective(
     *,
     models: Path,
-    batches: Sequence[int],
-    prompts: int,
-    repeats: int,
-    max_tokens: int,
-    lengths: Sequence[int],
-    sub_domains: bool,
+    sizes: Sizes,
     seed: int,
     plot: Path | None,
+    save: Callable[[Results], None],
     console: Console,
-) -> dict[str, Any]:
+) -> Results:
     """Measure collective speculation with the text family in ``models``.
 
+    A part that fails is named, and the others go on.
+
     Args:
-        batches: sizes of a batch; the one nearest to the paper's is that of figures with only one.
-        prompts: of a run; at least four for each place of a batch.
-        repeats: measured turns, at least 2.
-        lengths: fixed speculation lengths that adaptive ones are compared with.
-        sub_domains: also climb the ladder on each sub-domain, with half the turns.
+        save: given the results so far after each part, so that what ends the run loses little.
 
     Returns:
         ``acceptance.<stream>.<draft or vote>``, ``throughput`` likewise; ``acceptance_by_length``;
         ``ladder.<batch>.<way>.{tokens_per_s, normalised_latency_ms}`` on the mixed stream, and
         ``ladder_by_stream.<sub-domain>.<batch>.<way>``; ``ladder_total.<batch>``;
         ``adaptive.<batch>.{best_fixed_s, best_fixed_tokens_per_s, adaptive_tokens_per_s, ...}``;
-        ``overhead.<batch>.<part>`` and ``overhead_share``, the largest of them; ``time_lines``;
-        ``pool``; ``mismatches``, ``near_ties``, ``peer_differences``.
+        ``overhead.<batch>.<part>`` and ``overhead_share``, the largest of them; ``variants``;
+        ``time_lines``; ``pool``; ``mismatches``, ``near_ties``, ``peer_differences``; ``goals``;
+        ``failed``: the error of each part that has failed; ``seconds`` that each part has taken.
 
     Raises:
         ConfigError: a model is missing, tokenizers differ, or a number makes no sense.
         ModelError: a model cannot be loaded.
     """
-    _check(repeats, lengths)
+    _check(sizes.repeats, sizes.lengths)
     set_threads(*(ModelConfig(path=str(models / name)) for name in (TARGET, *DRAFTS.values())))
     family = load_family(models)
-    most = measure.prompts_of_run(prompts, max(batches))
     bench = Bench(
         family,
-        partial_prompts(family, most, seed),
-        RightAnswers(family, max_tokens),
-        max_tokens,
-        repeats,
-        prompts,
+        partial_prompts(family, sizes.count(max(sizes.batches)), seed),
+        RightAnswers(family, sizes.max_tokens),
+        sizes,
         lambda text: console.print(text, highlight=False),
     )
-    middle = min(batches, key=lambda batch: abs(batch - PAPER_BATCH))
-    singles = measure.drafts(bench, middle)
-    results: dict[str, Any] = {
+    middle = min(sizes.batches, key=lambda batch: abs(batch - PAPER_BATCH))
+    begun = time.monotonic()
+    singles = measure.drafts(bench, middle)  # all others need the best draft
+    results: Results = {
         "models": str(models),
-        "max_tokens": max_tokens,
+        "max_tokens": sizes.max_tokens,
         "in_flight_per_place": IN_FLIGHT,
         "paper_ladder_totals": PAPER_TOTALS,
         "batch": middle,
@@ -102,38 +97,79 @@ def run_collective(
             }
             for stream in STREAMS
         },
-        "acceptance_by_length": measure.by_length(bench, lengths),
+        "acceptance_by_length": {},
         "ladder": {},
+        "ladder_by_stream": {},
         "overhead": {},
         "adaptive": {},
+        "variants": {},
+        "time_lines": {},
+        "pool": {},
+        "failed": {},
+        "seconds": {"drafts": time.monotonic() - begun},
     }
-    for batch in batches:
-        runs = measure.ladder(bench, MIXED, batch, repeats)
+    _summarise(results, bench)
+    save(results)
+    for name, measured in _parts(bench, middle, results):
+        begun = time.monotonic()
+        try:
+            measured()
+        except Exception as error:  # noqa: BLE001 - it is told, and the other parts go on
+            results["failed"][name] = f"{type(error).__name__}: {error}"
+            console.print(f"{name} has failed: {results['failed'][name]}", markup=False)
+        results["seconds"][name] = time.monotonic() - begun
+        _summarise(results, bench)
+        save(results)
+    print_tables(results, console)
+    if plot is not None:
+        plot_all(results, plot)
+    return results
+
+
+def _parts(bench: Bench, middle: int, results: Results) -> Iterator[Part]:
+    """Yield the parts: first what most figures are of."""
+
+    def put(key: str, measured: Callable[..., Any], *arguments: Any) -> None:
+        results[key] = measured(bench, *arguments)
+
+    def climb(batch: int) -> None:
+        runs = measure.ladder(bench, MIXED, batch, bench.sizes.repeats)
         results["ladder"][str(batch)] = measure.figures(runs)
         results["overhead"][str(batch)] = measure.overhead(runs[PIPELINE])
-        results["adaptive"][str(batch)] = measure.lengths(bench, batch, lengths)
-    results["ladder_by_stream"] = {
-        stream: {
-            str(batch): measure.figures(measure.ladder(bench, stream, batch, max(1, repeats // 2)))
-            for batch in batches
-        }
-        for stream in (SUB_DOMAINS if sub_domains else ())
-    }
+
+    def adapt(batch: int) -> None:
+        results["adaptive"][str(batch)] = measure.lengths(bench, batch)
+
+    def climb_on(stream: str, batch: int) -> None:
+        runs = measure.ladder(bench, stream, batch, max(1, bench.sizes.repeats // 2))
+        rows = results["ladder_by_stream"].setdefault(stream, {})
+        rows[str(batch)] = measure.figures(runs)
+
+    batches = bench.sizes.batches
+    for batch in batches:
+        yield f"ladder, batch {batch}", partial(climb, batch)
+    for batch in batches:
+        yield f"lengths, batch {batch}", partial(adapt, batch)
+    yield "acceptance by length", partial(put, "acceptance_by_length", measure.by_length)
+    yield "variants", partial(put, "variants", measure.variants, middle)
+    yield "time lines", partial(put, "time_lines", measure.time_lines, middle)
+    yield "pool", partial(put, "pool", measure.pool, middle)
+    for stream in SUB_DOMAINS if bench.sizes.sub_domains else ():
+        for batch in batches:
+            yield f"ladder on {stream}, batch {batch}", partial(climb_on, stream, batch)
+
+
+def _summarise(results: Results, bench: Bench) -> None:
+    """Set the figures that follow from those of the parts."""
     results["ladder_total"] = {
         batch: row[PIPELINE]["tokens_per_s"] / row["default"]["tokens_per_s"]
         for batch, row in results["ladder"].items()
     }
-    results["overhead_share"] = max(
-        sum(part["share"] for part in parts.values()) for parts in results["overhead"].values()
-    )
-    results["time_lines"] = measure.time_lines(bench, middle)
-    results["pool"] = measure.pool(bench, middle)
+    shares = (sum(p["share"] for p in parts.values()) for parts in results["overhead"].values())
+    results["overhead_share"] = max(shares, default=None)
     for name in ("mismatches", "near_ties", "peer_differences"):
         results[name] = getattr(bench, name)
-    _print(results, console)
-    if plot is not None:
-        plot_all(results, plot)
-    return results
+    results["goals"] = goals_of(results)
 
 
 def _check(repeats: int, lengths: Sequence[int]) -> None:
@@ -153,85 +189,3 @@ def _check(repeats: int, lengths: Sequence[int]) -> None:
 
 def _column(found: Mapping[str, Mapping[str, Mapping[str, float]]], key: str) -> dict[str, Any]:
     return {stream: {name: row[key] for name, row in own.items()} for stream, own in found.items()}
-
-
-# ---------------------------------------------------------------- tables
-
-
-def _print(results: Mapping[str, Any], console: Console) -> None:
-    console.print(_acceptance(results))
-    console.print(_ladder(results, MIXED, results["ladder"]))
-    for stream, by_batch in results["ladder_by_stream"].items():
-        console.print(_ladder(results, stream, by_batch))
-    console.print(_adaptive(results))
-    share, paper = results["overhead_share"], PAPER_OVERHEAD
-    pools = results["pool"]
-    console.print(
-        f"overhead of vote, monitor and weights: {share:.2%} at most (paper {paper:.2%})\n"
-        "most drafts that waited, with and without control:"
-        f" {pools['controlled']['peak_drafts_waiting']},"
-        f" {pools['uncontrolled']['peak_drafts_waiting']}\n"
-        "most memory of KV caches, with and without control [MB]:"
-        f" {_megabytes(pools, 'peak_kv_bytes')} of the target,"
-        f" {_megabytes(pools, 'peak_drafts_kv_bytes')} of the drafts\n"
-        f"answers of ours that differ from the target's: {results['mismatches']},"
-        f" and {results['near_ties']} near ties;"
-        f" of transformers' batched and assisted: {results['peer_differences']}",
-        highlight=False,
-    )
-
-
-def _megabytes(pools: Mapping[str, Mapping[str, Any]], key: str) -> str:
-    return ", ".join(f"{pools[name][key] / 1e6:.1f}" for name in ("controlled", "uncontrolled"))
-
-
-def _acceptance(results: Mapping[str, Any]) -> Table:
-    table = Table(
-        "stream", *results["acceptance"][MIXED], title=f"acceptance and tokens/s, s = {S}"
-    )
-    for stream, row in results["acceptance"].items():
-        speeds = results["throughput"][stream]
-        table.add_row(stream, *(f"{rate:.3f}  {speeds[name]:.0f}" for name, rate in row.items()))
-    return table
-
-
-def _ladder(results: Mapping[str, Any], stream: str, by_batch: Mapping[str, Any]) -> Table:
-    papers = ", ".join(f"{total}x {name}" for name, total in PAPER_TOTALS.items())
-    drafts = results["default_draft"][stream]
-    table = Table(
-        title=f"{stream}: times the throughput of Default ({drafts['best']}; worst:"
-        f" {drafts['worst']}), and normalised latency in ms; the paper's ladder: {papers}"
-    )
-    table.add_column("batch", justify="right")
-    for name in (*LADDER, *BESIDE):
-        table.add_column(name, justify="right")
-    for batch, row in by_batch.items():
-        base = row["default"]["tokens_per_s"]
-        table.add_row(
-            batch,
-            *(
-                f"{row[name]['tokens_per_s'] / base:.2f}x\n{row[name]['normalised_latency_ms']:.1f}"
-                for name in (*LADDER, *BESIDE)
-            ),
-        )
-    return table
-
-
-def _adaptive(results: Mapping[str, Any]) -> Table:
-    table = Table(
-        "batch",
-        "best fixed s",
-        "tokens/s",
-        ADAPTIVE,
-        PRINTED_RULE,
-        title="speculation length: fixed and adaptive, share of the best fixed one's throughput",
-    )
-    for batch, row in results["adaptive"].items():
-        table.add_row(
-            batch,
-            str(row["best_fixed_s"]),
-            f"{row['best_fixed_tokens_per_s']:.0f}",
-            f"{1 - row['regret']:.3f}",
-            f"{1 - row['printed_regret']:.3f}",
-        )
-    return table

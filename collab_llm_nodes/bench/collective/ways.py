@@ -20,6 +20,7 @@ from typing import Protocol
 from collab_llm_nodes.bench.collective.material import Family, transformers_answers
 from collab_llm_nodes.bench.collective.watch import PARTS, WatchedMachine, WatchedTarget
 from collab_llm_nodes.decoding.sampling import SamplingConfig, most_likely
+from collab_llm_nodes.decoding.weights import WeightsConfig
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import DeadlineExceeded
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
@@ -36,6 +37,7 @@ from collab_llm_nodes.protocols.collective.workers import (
     DraftWorker,
     Failed,
     Here,
+    InThread,
     LocalDraft,
     Proposed,
 )
@@ -114,7 +116,8 @@ class Collective:
         drafts: which of the family's draft models take part; none: the target decodes alone.
         batch: requests drafted, and verified, in one pass.
         pipelined: each draft model has a process of its own, and drafts during verifications.
-        pool_high: see ``ScheduleConfig``.
+        in_threads: a thread of this process instead.
+        vote_every_token, pool_high: see ``ScheduleConfig``.
         in_flight: requests at a time.
 
     Attributes:
@@ -131,11 +134,15 @@ class Collective:
         max_tokens: int,
         length: LengthConfig | None = None,
         *,
+        weights: WeightsConfig | None = None,
         pipelined: bool = False,
+        in_threads: bool = False,
+        vote_every_token: bool = False,
         pool_high: int = 0,
         in_flight: int = 0,
     ) -> None:
-        self._family, self._drafts, self._pipelined = family, drafts, pipelined
+        self._family, self._drafts = family, drafts
+        self._pipelined, self._in_threads = pipelined, in_threads
         self._max_tokens = max_tokens
         self._in_flight = in_flight or IN_FLIGHT * batch
         schedule = ScheduleConfig(
@@ -144,11 +151,13 @@ class Collective:
             pool_high=pool_high,
             max_active=self._in_flight,
             draft_timeout_s=DRAFT_TIMEOUT_S,
+            vote_every_token=vote_every_token,
         )
         self.machine = WatchedMachine(
             len(drafts),
             family.target.eos,
             schedule=schedule,
+            weights=weights,
             length=length or LengthConfig(FIXED, initial=S),
             pipelined=pipelined,
         )
@@ -173,10 +182,14 @@ class Collective:
 
     def _workers(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
         eos = self._family.target.eos
-        if not self._pipelined:
+        if self._in_threads or not self._pipelined:
             return [
                 LocalDraft(
-                    own, DraftModel(self._family.drafts[i], eos, own), Here(), proposed, failed
+                    own,
+                    DraftModel(self._family.drafts[i], eos, own),
+                    InThread(f"draft-{own}") if self._in_threads else Here(),
+                    proposed,
+                    failed,
                 )
                 for own, i in enumerate(self._drafts)
             ]

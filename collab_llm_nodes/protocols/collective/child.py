@@ -47,16 +47,13 @@ def main(descriptor: int) -> None:
 
 
 def _answer(model: DraftModel, message: dict[str, Any], known: dict[str, Ask]) -> dict[str, Any]:
+    named = {"batch": message["batch"], "step": message["step"]}
     try:
         proposals = model.draw(asks_from_json(message, known))
     except Exception as error:  # noqa: BLE001 - the parent leaves this model out for a while
-        return {"error": f"{type(error).__name__}: {error}"}
-    return {
-        "batch": message["batch"],
-        "step": message["step"],
-        "proposals": proposals_to_json(proposals),
-        "held_bytes": model.sessions.held_bytes,
-    }
+        return {**named, "error": f"{type(error).__name__}: {error}"}
+    held = model.sessions.held_bytes
+    return {**named, "proposals": proposals_to_json(proposals), "held_bytes": held}
 
 
 if __name__ == "__main__":

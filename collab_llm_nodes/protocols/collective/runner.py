@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -117,8 +118,7 @@ class Runner:
             self._log.error(f"collective speculation has failed: {error!r}")
             self._failure = as_model_error(error)
             self._break_off(self._failure)
-            while not self._closing:
-                self._wait()
+            self._refuse()
 
     def _act(self) -> None:
         # The target last: its thread then takes the interpreter from this one.
@@ -152,6 +152,13 @@ class Runner:
                 event = self._inbox.get_nowait()
         except queue.Empty:
             pass
+
+    def _refuse(self) -> None:
+        """Tell the failure to all who still ask, until this is closed."""
+        while not self._closing:
+            event = self._inbox.get()
+            with contextlib.suppress(Exception):  # the machine may be in any state
+                event(time.monotonic())
 
     def _break_off(self, error: CollabError) -> None:
         for id, listener in self._listeners.items():

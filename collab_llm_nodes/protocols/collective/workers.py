@@ -10,9 +10,11 @@ import json
 import os
 import queue
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -28,8 +30,11 @@ Proposed = Callable[[int, Draw, list[Proposal | None]], None]
 Failed = Callable[[int, CollabError], None]
 """Takes the index of a draft model, and why it has failed."""
 
+_COMMAND = (sys.executable, "-m", "collab_llm_nodes.protocols.collective.child")
 _START_DEADLINE_S = 120.0
 _STOP_DEADLINE_S = 5.0
+_SEND_DEADLINE_S = 2
+"""Longest wait for a process to read what it is sent; it is idle then, or it hangs."""
 
 
 class Executor(Protocol):
@@ -136,6 +141,9 @@ class LocalDraft:
 class DraftProcess:
     """A draft model in a process of its own; a new one is started when it has ended.
 
+    While a new one loads the model, which may take longer than others wait for a draft, it proposes
+    nothing.
+
     Args:
         eos: the target's end tokens.
 
@@ -177,9 +185,14 @@ class DraftProcess:
         with self._lock:
             if self._child is None:
                 self._start()
-            self._pending[draw.batch, draw.step] = draw
-            message = draw_to_json(draw, self._known)
-            self._send(message)
+            loaded = self._loaded
+            if loaded:
+                self._pending[draw.batch, draw.step] = draw
+                self._send(draw_to_json(draw, self._known))
+            elif self._child is not None and time.monotonic() > self._load_due:
+                self._child.kill()
+        if not loaded:
+            self._proposed(self._index, draw, [None] * len(draw.asks))
 
     def release(self, id: str) -> None:
         with self._lock:
@@ -209,15 +222,18 @@ class DraftProcess:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
+        limit = struct.pack("ll", _SEND_DEADLINE_S, 0)  # a timeout of Python's would hold for reads
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._socket = ours
+        self._loaded = False
+        self._load_due = time.monotonic() + _START_DEADLINE_S
         self.held_bytes = 0
         self._known: set[str] = set()
-        self._pending: dict[tuple[int, int], Draw] = {}
+        self._pending: dict[tuple[Any, Any], Draw] = {}
         self._ready: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
-        command = [sys.executable, "-m", "collab_llm_nodes.protocols.collective.child"]
         with theirs:
             self._child = subprocess.Popen(
-                [*command, str(theirs.fileno())],
+                [*_COMMAND, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
@@ -229,8 +245,12 @@ class DraftProcess:
         self._listener.start()
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # it has ended: the listener notices
+        """Send a message; a process that does not read it is killed, and the listener tells."""
+        try:
             self._socket.sendall(line(message))
+        except OSError:
+            if self._child is not None:
+                self._child.kill()
 
     def _listen(self, own: socket.socket, child: subprocess.Popen[bytes]) -> None:
         """Pass on what the child says until it ends."""
@@ -249,14 +269,14 @@ class DraftProcess:
 
     def _hear(self, message: Mapping[str, Any]) -> None:
         self.held_bytes = message.get("held_bytes", self.held_bytes)
-        if "vocabulary" in message:
+        if not self._loaded:  # its first word tells whether it is
+            self._loaded = "vocabulary" in message
             self._ready.put(message)
-        elif "error" in message:
-            self._ready.put(message)
+        with self._lock:
+            draw = self._pending.pop((message.get("batch"), message.get("step")), None)
+        if "error" in message:
             self._failed(self._index, ModelError(str(message["error"])))
-        elif "proposals" in message:
-            with self._lock:
-                draw = self._pending.pop((message["batch"], message["step"]))
+        elif draw is not None:
             self._proposed(self._index, draw, proposals_from_json(message["proposals"]))
 
 

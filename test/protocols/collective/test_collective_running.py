@@ -290,10 +290,11 @@ def test_a_target_that_fails_ends_the_answers_with_its_error() -> None:
 def test_a_machine_that_fails_tells_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(config()) as collective:
 
-        def broken(now: float) -> Any:
+        def broken(*now: float) -> Any:
             raise ValueError("a bug")
 
         monkeypatch.setattr(collective.machine, "poll", broken)
+        monkeypatch.setattr(collective.machine, "wake_at", broken)
         for number in range(2):
             with pytest.raises(ModelError, match="a bug"):
                 collective.run(request(number), ignore, in_time())

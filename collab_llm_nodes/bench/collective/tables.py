@@ -1,0 +1,130 @@
+"""The tables of the benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from collab_llm_nodes.bench.collective.material import MIXED
+from collab_llm_nodes.bench.collective.measure import ADAPTIVE, PIPELINE, PRINTED_RULE
+from collab_llm_nodes.bench.collective.ways import S
+
+PAPER_TOTALS = {"OPT-13B": 1.99, "Llama2-70B-chat": 2.63}
+"""+Pipeline over Default in paper 002, Figure 10 (finance, batch 16)."""
+PAPER_OVERHEAD = 0.0237
+LADDER = ("default", "majority", "selector", PIPELINE)
+BESIDE = ("default_worst", "autoregressive", "tree", "generate", "assisted")
+
+
+def print_tables(results: Mapping[str, Any], console: Console) -> None:
+    """Print what was found; parts that have failed are left out."""
+    console.print(_acceptance(results))
+    for stream, by_batch in {MIXED: results["ladder"], **results["ladder_by_stream"]}.items():
+        console.print(_ladder(results, stream, by_batch))
+    console.print(_adaptive(results))
+    console.print(_variants(results))
+    if results["overhead_share"] is not None:
+        share = results["overhead_share"]
+        console.print(
+            f"overhead of vote, monitor and weights: {share:.2%} at most"
+            f" (paper {PAPER_OVERHEAD:.2%})",
+            highlight=False,
+        )
+    if pools := results["pool"]:
+        console.print(
+            "most drafts that waited, with and without control:"
+            f" {pools['controlled']['peak_drafts_waiting']},"
+            f" {pools['uncontrolled']['peak_drafts_waiting']}\n"
+            "most memory of KV caches, with and without control [MB]:"
+            f" {_megabytes(pools, 'peak_kv_bytes')} of the target,"
+            f" {_megabytes(pools, 'peak_drafts_kv_bytes')} of the drafts",
+            highlight=False,
+        )
+    console.print(
+        f"answers of ours that differ from the target's: {results['mismatches']},"
+        f" and {results['near_ties']} near ties;"
+        f" of transformers' batched and assisted: {results['peer_differences']}",
+        highlight=False,
+    )
+    console.print(_goals(results))
+    for name, error in results["failed"].items():
+        console.print(f"FAILED: {name}: {error}", markup=False, highlight=False)
+
+
+def _megabytes(pools: Mapping[str, Mapping[str, Any]], key: str) -> str:
+    return ", ".join(f"{pools[name][key] / 1e6:.1f}" for name in ("controlled", "uncontrolled"))
+
+
+def _acceptance(results: Mapping[str, Any]) -> Table:
+    table = Table(
+        "stream", *results["acceptance"][MIXED], title=f"acceptance and tokens/s, s = {S}"
+    )
+    for stream, row in results["acceptance"].items():
+        speeds = results["throughput"][stream]
+        table.add_row(stream, *(f"{rate:.3f}  {speeds[name]:.0f}" for name, rate in row.items()))
+    return table
+
+
+def _ladder(results: Mapping[str, Any], stream: str, by_batch: Mapping[str, Any]) -> Table:
+    papers = ", ".join(f"{total}x {name}" for name, total in PAPER_TOTALS.items())
+    drafts = results["default_draft"][stream]
+    table = Table(
+        title=f"{stream}: times the throughput of Default ({drafts['best']}; worst:"
+        f" {drafts['worst']}), and normalised latency in ms; the paper's ladder: {papers}"
+    )
+    table.add_column("batch", justify="right")
+    for name in (*LADDER, *BESIDE):
+        table.add_column(name, justify="right")
+    for batch, row in by_batch.items():
+        base = row["default"]["tokens_per_s"]
+        table.add_row(
+            batch,
+            *(
+                f"{row[name]['tokens_per_s'] / base:.2f}x\n{row[name]['normalised_latency_ms']:.1f}"
+                for name in (*LADDER, *BESIDE)
+            ),
+        )
+    return table
+
+
+def _adaptive(results: Mapping[str, Any]) -> Table:
+    table = Table(
+        "batch",
+        "best fixed s",
+        "tokens/s",
+        ADAPTIVE,
+        PRINTED_RULE,
+        title="speculation length: fixed and adaptive, share of the best fixed one's throughput",
+    )
+    for batch, row in results["adaptive"].items():
+        table.add_row(
+            batch,
+            str(row["best_fixed_s"]),
+            f"{row['best_fixed_tokens_per_s']:.0f}",
+            f"{1 - row['regret']:.3f}",
+            f"{1 - row['printed_regret']:.3f}",
+        )
+    return table
+
+
+def _variants(results: Mapping[str, Any]) -> Table:
+    table = Table(
+        "variant",
+        "acceptance",
+        "tokens/s",
+        title=f"other votes and pipelines, mixed, batch {results['batch']}, s = {S}",
+    )
+    for name, row in results["variants"].items():
+        table.add_row(name, f"{row['acceptance']:.3f}", f"{row['tokens_per_s']:.0f}")
+    return table
+
+
+def _goals(results: Mapping[str, Any]) -> Table:
+    table = Table("goal", "wanted", "measured", "reached")
+    for name, row in results["goals"].items():
+        wanted = f"{row['wanted']:.3g}"
+        table.add_row(name, wanted, f"{row['measured']:.3g}", "yes" if row["reached"] else "NO")
+    return table
