@@ -256,9 +256,11 @@ def bench_jupiter(
 ) -> None:
     """A model over several devices (paper 004): planner, emulated clusters, workers, quality.
 
-    Exits with 0 only if the planner equals brute force in all small cases, no prediction of an
-    emulated run is wrong by more than 10 %, and workers give the answers of one device, also when
-    some of them die.
+    --json is written after each part; a part that fails is named in it, and the others go on.
+
+    Exits with 0 only if no part fails, the planner equals brute force in all small cases, no
+    prediction of an emulated run is wrong by more than 10 %, and workers give the answers of one
+    device, also when some of them die.
     """
     from collab_llm_nodes.bench.jupiter.report import run_jupiter
 
@@ -266,6 +268,7 @@ def bench_jupiter(
     given: dict[str, Any] = {name: n for name, n in asked.items() if n is not None}
     results = on_this_machine(
         run_jupiter,
+        save=lambda found: write_json(json_file, found),
         parts=part or list(JUPITER_PARTS),
         sizes=replace(QUICK if quick else Sizes(), **given),
         model=model,

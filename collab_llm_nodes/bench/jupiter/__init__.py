@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-REAL_PARTS = ("prefill", "decode", "death", "quality")
-"""Parts with worker processes on this machine."""
-PARTS = ("planner", "router", "emulated", *REAL_PARTS)
-"""Parts that ``collab-llm bench jupiter`` runs, in this order."""
+PARTS = ("planner", "router", "emulated", "prefill", "decode", "death", "quality")
+"""Parts that ``collab-llm bench jupiter`` runs, in this order; the last four with real workers."""
 
 
 @dataclass(frozen=True)

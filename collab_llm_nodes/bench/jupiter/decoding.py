@@ -183,8 +183,9 @@ def run_decode(
         time: prompt, outline and reading of points included), ``acceptance`` (of drafted tokens),
         ``answer_tokens`` and ``passes``; ``sd_supposed`` and ``both_supposed``, the same with
         drafts that are right as often as :class:`Told` supposes; ``decode.speedup`` over naive;
-        ``mismatches``: answers with drafts, and points in lanes, that differ from those without;
-        ``head_layers`` and ``layers`` of each stage, ``slowdown``, ``memory``.
+        ``real.mismatches``: answers with drafts, and points in lanes, that differ from those
+        without; ``head_layers`` and ``layers`` of each stage, ``slowdown``, ``stages``, and
+        ``text_model_tensor_mb`` of the largest worker.
     """
     cores = sorted(os.sched_getaffinity(0))
     slowdown = slowdown or max(SLOWDOWN, 2.0 * stages / len(cores))
@@ -213,12 +214,12 @@ def run_decode(
                     mismatches += ways.differ_alone(points[1:])
     return {
         "decode": ways.figures(),
-        "mismatches": mismatches,
+        "real": {"mismatches": mismatches},
         "head_layers": head,
         "layers": [part.last - part.first for part in chain.parts],
         "slowdown": slowdown,
         "stages": stages,
-        "memory": {str(stages): {"largest_worker_tensor_mb": max(chain.bytes) / 1e6}},
+        "text_model_tensor_mb": max(chain.bytes) / 1e6,
     }
 
 
