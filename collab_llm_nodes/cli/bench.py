@@ -11,7 +11,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from collab_llm_nodes.bench.harness import on_this_machine
-from collab_llm_nodes.bench.hostile import ATTACK_NAMES, DRAGON_ATTACK_NAMES
+from collab_llm_nodes.bench.hostile import (
+    ATTACK_NAMES,
+    DRAGON_ATTACK_NAMES,
+    JUPITER_ATTACK_NAMES,
+)
 from collab_llm_nodes.bench.jupiter import PARTS as JUPITER_PARTS
 from collab_llm_nodes.bench.jupiter import QUICK, Sizes
 from collab_llm_nodes.cli.options import JsonOption, PlotOption, SeedOption
@@ -368,6 +372,31 @@ def bench_dragon_hostile(
     from collab_llm_nodes.bench.hostile.dragon_server import DRAGON
 
     _withstand(DRAGON, attack or list(DRAGON_ATTACK_NAMES), seconds, seed, front, json_file)
+
+
+@app.command("jupiter-hostile")
+def bench_jupiter_hostile(
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            callback=_known_attacks(JUPITER_ATTACK_NAMES),
+            help=f"Only this one; repeat. Names: {', '.join(JUPITER_ATTACK_NAMES)}.",
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Length of each measurement.", min=1.0)] = 10.0,
+    front: Annotated[bool, typer.Option("--front", help="HAProxy before the worker.")] = False,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """A stage worker of Jupiter with its coordinator beside attackers.
+
+    Exits with 0 only if the coordinator's waits, the worker's memory, log and end stay within
+    goals.
+    """
+    from collab_llm_nodes.bench.hostile.jupiter_server import JUPITER
+
+    _withstand(JUPITER, attack or list(JUPITER_ATTACK_NAMES), seconds, seed, front, json_file)
 
 
 @app.command("dragon-quality")
