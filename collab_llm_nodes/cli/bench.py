@@ -245,12 +245,12 @@ def bench_jupiter(
         typer.Option(help="Small clusters to compare the planner with brute force on.", min=1),
     ] = None,
     questions: Annotated[
-        int | None, typer.Option(help="Answers of each way of decoding.", min=1)
+        int | None, typer.Option(help="Questions, decoded once in each way.", min=1)
     ] = None,
     samples: Annotated[
         int | None, typer.Option(help="Questions of each category that are judged.", min=1)
     ] = None,
-    repeats: Annotated[int | None, typer.Option(help="Turns with real workers.", min=1)] = None,
+    repeats: Annotated[int | None, typer.Option(help="Turns of each prefill.", min=1)] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Every part, but small: to see that it runs.")
     ] = False,

@@ -17,9 +17,9 @@ class Sizes:
         large: layers, devices and tokens of the plan whose time is taken.
         brief: emulate the paper's 7B clusters at its slowest network only.
         tokens: lengths of the prompts that real workers read.
-        questions: decoded in each way.
+        questions: each is decoded once in each way.
         samples: questions of each category whose answers are judged.
-        repeats: turns with real workers.
+        repeats: turns of each prefill; half as many deaths of each kind.
     """
 
     cases: int = 40
@@ -27,7 +27,7 @@ class Sizes:
     brief: bool = False
     tokens: tuple[int, ...] = (512, 2048)
     questions: int = 4
-    samples: int = 24
+    samples: int = 16
     repeats: int = 3
 
 

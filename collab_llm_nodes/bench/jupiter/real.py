@@ -39,7 +39,7 @@ from collab_llm_nodes.protocols.jupiter.pipeline import (
 )
 from collab_llm_nodes.protocols.jupiter.process import LocalWorker, local_workers
 
-PARTS_TRIED = (2, 4, 8)
+PARTS_TRIED = (2, 4, 8, 16)
 """Numbers of equal sub-sequences that are tried where no plan is given; the fastest counts."""
 DEADLINE_S = 600.0
 PATIENT = LinkConfig(silence_s=30.0, connect_s=10.0)

@@ -84,7 +84,7 @@ def run_jupiter(
         "router": lambda: {"router": run_router(seed)},
         "emulated": lambda: run_emulated(seed, tell, brief=sizes.brief),
         "prefill": lambda: run_real_prefill(sizes, tell),
-        "decode": lambda: run_decode(model, sizes.questions, sizes.repeats, tell, seed=seed),
+        "decode": lambda: run_decode(model, sizes.questions, tell, seed=seed),
         "death": lambda: run_death(model, max(1, sizes.repeats // 2), tell),
         "quality": lambda: run_quality(model, sizes.samples, seed, tell),
     }
