@@ -107,8 +107,9 @@ def run_prefill(
         (in sub-sequences), ``ceiling_s`` (what the sub-sequences' times, each measured alone, allow
         without links), ``crowded_s`` (the same with the times that they take while other stages
         compute: what is lost against the ceiling is lost to shared memory and caches),
-        ``handover_s`` (waits of the last stage for states that were computed), ``parts``, ``speedup`` over one core and
-        ``of_ceiling``; ``max_abs_diff`` of the logits, ``memory``, ``stages`` and ``slowdown``.
+        ``handover_s`` (waits of the last stage for states that were computed), ``parts``,
+        ``speedup`` over one core and ``of_ceiling``; ``max_abs_diff`` of the logits, ``memory``,
+        ``stages`` and ``slowdown``.
     """
     found: dict[str, Any] = {"stages": stages, "slowdown": slowdown}
     with ExitStack() as stack:
