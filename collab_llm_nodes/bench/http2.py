@@ -23,6 +23,10 @@ def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> b
     return head + payload
 
 
+NO_WINDOW = frame(SETTINGS, payload=b"\0\4" + bytes(4))
+"""INITIAL_WINDOW_SIZE 0 (6.5.2): the other side may send nothing on new streams."""
+
+
 def grpc_fields(
     path: str | bytes, authority: str, *, scheme: str = "http", token: str = ""
 ) -> list[tuple[str, str | bytes]]:

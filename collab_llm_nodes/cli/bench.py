@@ -14,7 +14,11 @@ import typer
 from collab_llm_nodes.bench.collective import QUICK as COLLECTIVE_QUICK
 from collab_llm_nodes.bench.collective import Sizes as CollectiveSizes
 from collab_llm_nodes.bench.harness import on_this_machine
-from collab_llm_nodes.bench.hostile import ATTACK_NAMES, DRAGON_ATTACK_NAMES
+from collab_llm_nodes.bench.hostile import (
+    ATTACK_NAMES,
+    DRAGON_ATTACK_NAMES,
+    JUPITER_ATTACK_NAMES,
+)
 from collab_llm_nodes.bench.jupiter import PARTS as JUPITER_PARTS
 from collab_llm_nodes.bench.jupiter import QUICK, Sizes
 from collab_llm_nodes.cli.options import JsonOption, PlotOption, SeedOption
@@ -259,12 +263,12 @@ def bench_jupiter(
         typer.Option(help="Small clusters to compare the planner with brute force on.", min=1),
     ] = None,
     questions: Annotated[
-        int | None, typer.Option(help="Answers of each way of decoding.", min=1)
+        int | None, typer.Option(help="Questions, decoded once in each way.", min=1)
     ] = None,
     samples: Annotated[
         int | None, typer.Option(help="Questions of each category that are judged.", min=1)
     ] = None,
-    repeats: Annotated[int | None, typer.Option(help="Turns with real workers.", min=1)] = None,
+    repeats: Annotated[int | None, typer.Option(help="Turns of each prefill.", min=1)] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Every part, but small: to see that it runs.")
     ] = False,
@@ -274,9 +278,11 @@ def bench_jupiter(
 ) -> None:
     """A model over several devices (paper 004): planner, emulated clusters, workers, quality.
 
-    Exits with 0 only if the planner equals brute force in all small cases, no prediction of an
-    emulated run is wrong by more than 10 %, and workers give the answers of one device, also when
-    some of them die.
+    --json is written after each part; a part that fails is named in it, and the others go on.
+
+    Exits with 0 only if no part fails, the planner equals brute force in all small cases, no
+    prediction of an emulated run is wrong by more than 10 %, and workers give the answers of one
+    device, also when some of them die.
     """
     from collab_llm_nodes.bench.jupiter.report import run_jupiter
 
@@ -284,6 +290,7 @@ def bench_jupiter(
     given: dict[str, Any] = {name: n for name, n in asked.items() if n is not None}
     results = on_this_machine(
         run_jupiter,
+        save=lambda found: write_json(json_file, found),
         parts=part or list(JUPITER_PARTS),
         sizes=replace(QUICK if quick else Sizes(), **given),
         model=model,
@@ -383,6 +390,31 @@ def bench_dragon_hostile(
     from collab_llm_nodes.bench.hostile.dragon_server import DRAGON
 
     _withstand(DRAGON, attack or list(DRAGON_ATTACK_NAMES), seconds, seed, front, json_file)
+
+
+@app.command("jupiter-hostile")
+def bench_jupiter_hostile(
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            callback=_known_attacks(JUPITER_ATTACK_NAMES),
+            help=f"Only this one; repeat. Names: {', '.join(JUPITER_ATTACK_NAMES)}.",
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Length of each measurement.", min=1.0)] = 10.0,
+    front: Annotated[bool, typer.Option("--front", help="HAProxy before the worker.")] = False,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """A stage worker of Jupiter with its coordinator beside attackers.
+
+    Exits with 0 only if the coordinator's waits, the worker's memory, log and end stay within
+    goals.
+    """
+    from collab_llm_nodes.bench.hostile.jupiter_server import JUPITER
+
+    _withstand(JUPITER, attack or list(JUPITER_ATTACK_NAMES), seconds, seed, front, json_file)
 
 
 @app.command("dragon-quality")

@@ -14,9 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from collab_llm_nodes.bench.jupiter import (
-    PARTS,
     QUICK,
-    Sizes,
     cases,
     emulated,
     pipelines,
@@ -315,9 +313,9 @@ def test_the_plot_and_the_tables(
         seed=9,
         plot=None,
         console=console,
+        save=lambda found: None,
     )
     assert found["ok"] == (results["goals"]["largest_error"] <= 0.1)
-    assert found["paper_totals"]["env_a"]["jupiter"] == (16.5, 15.2, 14.9)
     told = console.export_text()
     assert "seed 9, brief: True" in told
     assert "out of memory; 53.5" in told, "beside what the paper prints"
@@ -402,31 +400,71 @@ def test_the_command_runs_parts(tmp_path: Path) -> None:
         CliRunner().invoke(app, ["bench", "jupiter", "--part", "planer"], catch_exceptions=False)
 
 
+@pytest.fixture
+def real_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Results that the parts with workers find; what is raised instead, where it is an error."""
+    found: dict[str, Any] = {
+        "decode": {"real": {"mismatches": 0}, "stages": 4},
+        "death": {
+            "worker_death": {"kill": {"identical": True, "detected_s": 0.1, "restored_s": 0.2}}
+        },
+    }
+
+    def find(part: str) -> Any:
+        if isinstance(found[part], Exception):
+            raise found[part]
+        return found[part]
+
+    monkeypatch.setattr(report, "run_decode", lambda *given, **options: find("decode"))
+    monkeypatch.setattr(report, "run_death", lambda *given, **options: find("death"))
+    return found
+
+
+def run_parts(file: Path, *parts: str) -> tuple[int, str, dict[str, Any]]:
+    """Run the command; return its status, its output and its results."""
+    options = ["bench", "jupiter", "--quick", "--json", str(file)]
+    told = CliRunner().invoke(app, [*options, *(word for p in parts for word in ("--part", p))])
+    return told.exit_code, told.output, json.loads(file.read_text())
+
+
 @pytest.mark.parametrize(
     ("mismatches", "identical", "ok"), [(0, True, True), (1, True, False), (0, False, False)]
 )
 def test_real_runs_decide_the_exit(
-    mismatches: int, identical: bool, ok: bool, monkeypatch: pytest.MonkeyPatch
+    mismatches: int, identical: bool, ok: bool, real_parts: dict[str, Any], tmp_path: Path
 ) -> None:
-    asked: dict[str, Any] = {}
+    real_parts["decode"]["real"]["mismatches"] = mismatches
+    real_parts["death"]["worker_death"]["kill"]["identical"] = identical
+    status, told, results = run_parts(tmp_path / "jupiter.json", "decode", "death")
+    assert (status == 0) == results["ok"] == ok
+    assert ("ANOTHER ANSWER" in told) == (not identical)
+    assert set(results["seconds"]) == {"decode", "death"}
 
-    def run(**options: Any) -> dict[str, Any]:
-        asked.update(options)
-        death = {"identical": identical, "detected_s": 0.1, "restored_s": 0.2}
-        return {
-            "real": {"mismatches": mismatches},
-            "memory": {"4": {"largest_worker_tensor_mb": 7.0}},
-            "worker_death": {"kill": death},
-        }
 
-    monkeypatch.setattr(report, "run_real", run)
-    options = ["bench", "jupiter", "--part", "decode", "--part", "death", "--questions", "2"]
-    told = CliRunner().invoke(app, options)
-    assert (told.exit_code == 0) == ok
-    assert ("ANOTHER ANSWER" in told.output) == (not identical)
-    assert asked["parts"] == ["decode", "death"]
-    assert asked["sizes"] == replace(Sizes(), questions=2)
-    assert set(asked["parts"]) < set(PARTS)
+def test_a_part_that_fails_loses_no_other(real_parts: dict[str, Any], tmp_path: Path) -> None:
+    real_parts["decode"] = ConfigError("no such model", field="--model")
+    status, told, results = run_parts(tmp_path / "jupiter.json", "router", "decode", "death")
+    assert status == 1
+    assert results["failed"] == {"decode": "--model: no such model"}
+    assert "part decode FAILED: --model: no such model" in told
+    assert results["router"]["coding"]["questions"] == 10
+    assert results["worker_death"]["kill"]["identical"]
+
+
+def test_the_results_are_written_after_each_part(
+    real_parts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, seen = tmp_path / "jupiter.json", dict[str, Any]()
+
+    def interrupted(*given: Any, **options: Any) -> dict[str, Any]:
+        seen.update(json.loads(file.read_text()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "run_death", interrupted)
+    options = ["bench", "jupiter", "--part", "decode", "--part", "death", "--json", str(file)]
+    assert CliRunner().invoke(app, options).exit_code != 0
+    assert seen["real"] == {"mismatches": 0}
+    assert json.loads(file.read_text()) == seen
 
 
 def test_shapes_are_those_of_llama() -> None:

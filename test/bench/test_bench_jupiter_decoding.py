@@ -38,8 +38,8 @@ def test_the_ways_of_decoding_give_their_figures(
     text_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Questions, "requests", lambda self, outline: POINTS)
-    found = run_decode(text_model, 2, 1, quiet, stages=3, slowdown=1.5)
-    assert found["mismatches"] == 0
+    found = run_decode(text_model, 2, quiet, stages=3, slowdown=1.5)
+    assert found["real"]["mismatches"] == 0
     assert found["slowdown"] == 1.5
     assert len(found["layers"]) <= 3
     decode = found["decode"]
@@ -61,9 +61,9 @@ def test_without_points_the_question_is_answered_in_sequence(
     text_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Questions, "requests", lambda self, outline: [])
-    found = run_decode(text_model, 1, 1, quiet, stages=1, slowdown=1.0)
+    found = run_decode(text_model, 1, quiet, stages=1, slowdown=1.0)
     decode = found["decode"]
-    assert found["mismatches"] == 0
+    assert found["real"]["mismatches"] == 0
     assert decode["op"]["answer_tokens"] == decode["naive"]["answer_tokens"]
     assert decode["op"]["passes"] > decode["naive"]["passes"]
 

@@ -13,6 +13,7 @@ from collab_llm_nodes.bench.jupiter import material, real
 from collab_llm_nodes.bench.jupiter.material import Questions
 from collab_llm_nodes.bench.link.proxy import LinkProxy
 from collab_llm_nodes.models.loading import ModelConfig, read_facts
+from collab_llm_nodes.protocols.jupiter.messages import Span
 from collab_llm_nodes.protocols.jupiter.outline import OUTLINE_DIRECTIVE, read_outline
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig
 
@@ -42,6 +43,7 @@ def test_prefill_is_timed_against_one_core_and_its_ceiling() -> None:
         assert row["speedup"] == pytest.approx(row["single_s"] / row["jupiter_s"])
         assert min(row["two_threads_s"], row["pipeline_s"], row["ceiling_s"]) > 0
         assert row["crowded_s"] > 0
+        assert row["handover_s"] > 0
     assert 0 <= found["max_abs_diff"] < 1e-4
     sizes = {n: row["largest_worker_tensor_mb"] for n, row in found["memory"].items()}
     assert 0 < sizes["2"] < sizes["1"]
@@ -66,6 +68,18 @@ def test_a_flow_shop_ends_when_its_last_job_does() -> None:
     assert real.makespan([[2.0, 2.0], [2.0, 2.0]]) == 6.0
     assert real.makespan([[1.0, 5.0], [1.0, 5.0]]) == 11.0
     assert real.makespan([[5.0, 1.0], [5.0, 1.0]]) == 11.0
+
+
+def test_a_handover_is_a_wait_for_states_that_are_computed() -> None:
+    late = [Span(0.0, 2.0), Span(2.5, 4.0)]
+    behind_another = [Span(2.0, 3.0), Span(4.0, 5.0)]
+    not_computed_yet = [Span(3.0, 7.0), Span(7.25, 8.0)]
+    assert real.handover([late]) == 0.5
+    assert real.handover([late, behind_another]) == 0.5
+    assert real.handover([late, behind_another, not_computed_yet]) == 0.75
+    assert real.handover([[Span(0.0, 1.0)], [Span(1.5, 2.0)]]) == 0.0, (
+        "one stage hands nothing over"
+    )
 
 
 def test_a_worker_that_is_cut_off_is_found_and_nothing_changes() -> None:

@@ -1,9 +1,10 @@
-"""``collab-llm bench verifier --hostile`` and ``bench dragon-hostile``: clients beside attackers.
+"""Honest clients beside attackers of a verifier, of DRAGON's cloud and of Jupiter's stage workers.
 
-``attacks.py``, ``verifier_attacks.py`` and ``dragon_attacks.py`` hold the attacks, one coroutine
-each; ``attacker.py`` is the process that runs one; ``robots.py`` holds the honest clients;
-``verifier_server.py`` and ``dragon_server.py`` say what is attacked; ``report.py`` starts a server
-for each attack and judges.
+``collab-llm bench verifier --hostile``, ``bench dragon-hostile`` and ``bench jupiter-hostile`` run
+it. ``attacks.py`` holds the attacks on any of them and ``<kind>_attacks.py`` those on one, a
+coroutine each; ``attacker.py`` is the process that runs one; ``robots.py`` holds the honest
+clients; ``<kind>_server.py`` says what is attacked; ``report.py`` starts a server for each attack
+and judges.
 """
 
 _ANY = (
@@ -45,3 +46,17 @@ DRAGON_ATTACK_NAMES = (
     *_STRANGERS,
 )
 """Likewise, of those on DRAGON's cloud."""
+JUPITER_ATTACK_NAMES = (
+    "foreign_loads",
+    "wrong_loads",
+    "guessed_links",
+    "malformed_tensors",
+    "huge_shapes",
+    "large_messages",
+    "slow_readers",
+    "pings",
+    "describes",
+    *_ANY,
+    *_STRANGERS,
+)
+"""Likewise, of those on a stage worker."""

@@ -17,12 +17,16 @@ from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from collab_llm_nodes.bench.hostile import dragon_attacks, verifier_attacks
+from collab_llm_nodes.bench.hostile import dragon_attacks, jupiter_attacks, verifier_attacks
 from collab_llm_nodes.bench.hostile.attacks import Attacker
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.transport.background import within
 
-ATTACKS = {"verifier": verifier_attacks.ATTACKS, "dragon": dragon_attacks.ATTACKS}
+ATTACKS = {
+    "verifier": verifier_attacks.ATTACKS,
+    "dragon": dragon_attacks.ATTACKS,
+    "jupiter": jupiter_attacks.ATTACKS,
+}
 """All attacks, by the kind of server and by name."""
 NICE = 10
 """An attacker with 19 would hardly send anything where others use the cores as well."""

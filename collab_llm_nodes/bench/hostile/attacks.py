@@ -1,8 +1,8 @@
 """Attacks on any server: each a coroutine that goes through one, and is called again at its end.
 
-Those on one server's own messages are in ``verifier_attacks.py`` and ``dragon_attacks.py``. To add
-one, write a coroutine with one sentence of documentation, put it into the table at the end of its
-file, and its name into the package's list. Payloads are made
+Those on one server's own messages are in ``verifier_attacks.py``, ``dragon_attacks.py`` and
+``jupiter_attacks.py``. To add one, write a coroutine with one sentence of documentation, put it
+into the table at the end of its file, and its name into the package's list. Payloads are made
 beforehand and sending is paced: an attacker shares the cores of the server here, and what it
 computes must not become what is measured.
 """
@@ -150,6 +150,30 @@ def mutated(message: bytes, chance: random.Random) -> bytes:
         return message + chance.randbytes(chance.randrange(1, 20))
     position = chance.randrange(len(message) + 1)
     return message[:position] + chance.randbytes(chance.randrange(1, 8)) + message[position:]
+
+
+async def hold_unread(attacker: Attacker, opened: bytes) -> None:
+    """Hold 600 streams of one connection that begin with ``opened``, and read nothing of them."""
+    calls: list[Call] = []
+    async with attacker.connection() as connection:
+        connection.send(http2.NO_WINDOW)
+        while connection.open:
+            calls = [call for call in calls if not call.ended]
+            for _ in range(min(600 - len(calls), 20)):
+                calls.append(await attacker.open(connection, opened))
+            await asyncio.sleep(0.1)
+
+
+async def ask_often(attacker: Attacker, method: str) -> None:
+    """Ask an empty question 500 times a second."""
+    async with attacker.connection() as connection:
+        while connection.open:
+            for _ in range(10):
+                attacker.sent["questions"] += 1
+                call = connection.call(method, 10.0)
+                await call.write(b"")
+                call.done_writing()
+            await asyncio.sleep(TICK_S)
 
 
 # Before authentication.

@@ -6,8 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from collab_llm_nodes.bench import http2
-from collab_llm_nodes.bench.hostile.attacks import STRANGERS, STREAMS, Attacker, by_name
+from collab_llm_nodes.bench.hostile.attacks import (
+    STRANGERS,
+    STREAMS,
+    Attacker,
+    ask_often,
+    by_name,
+    hold_unread,
+)
 from collab_llm_nodes.bench.wire import Call
 from collab_llm_nodes.protocols.dragon import codec
 from collab_llm_nodes.protocols.dragon import dragon_pb2 as pb
@@ -78,16 +84,7 @@ async def slow_readers(attacker: Attacker) -> None:
     def change(opened: pb.Open) -> None:
         opened.max_tokens, opened.max_ahead = 128, 64
 
-    opened = open_with(attacker, change)
-    calls: list[Call] = []
-    async with attacker.connection() as connection:
-        # INITIAL_WINDOW_SIZE (RFC 9113, 6.5.2): the server may send nothing on new streams.
-        connection.send(http2.frame(http2.SETTINGS, payload=b"\0\4" + bytes(4)))
-        while connection.open:
-            calls = [call for call in calls if not call.ended]
-            for _ in range(min(600 - len(calls), 20)):
-                calls.append(await attacker.open(connection, opened))
-            await asyncio.sleep(0.1)
+    await hold_unread(attacker, open_with(attacker, change))
 
 
 async def large_drafts(attacker: Attacker) -> None:
@@ -158,14 +155,7 @@ async def wrong_hashes(attacker: Attacker) -> None:
 
 async def describes(attacker: Attacker) -> None:
     """Ask 500 times a second for model and limits."""
-    async with attacker.connection() as connection:
-        while connection.open:
-            for _ in range(10):
-                attacker.sent["describes"] += 1
-                call = connection.call(codec.DESCRIBE, 10.0)
-                await call.write(b"")
-                call.done_writing()
-            await asyncio.sleep(0.02)
+    await ask_often(attacker, codec.DESCRIBE)
 
 
 ATTACKS = {

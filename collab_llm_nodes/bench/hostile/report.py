@@ -1,4 +1,4 @@
-"""``collab-llm bench verifier --hostile`` and ``bench dragon-hostile``: what robots notice.
+"""The figures of ``bench verifier --hostile`` and its like: what robots notice of attacks.
 
 Each attack meets a server of its own: a process with the embedded model, TLS, a token, metrics and
 a log of JSON; with ``--front`` HAProxy stands before it, has the TLS, and is configured as shipped.
@@ -204,7 +204,8 @@ async def withstand(
         began; ``sent`` by the attacker; ``ok``: all goals are met.
     """
     door = Door(site.address, tls_context(site.ca), site.token)
-    pid, robots = site.process.pid, Robots(door, answers, site.server.converse)
+    pid, server = site.process.pid, site.server
+    robots = Robots(door, answers, server.converse, server.robots)
     loop = asyncio.get_running_loop()
     try:
         await robots.work(2 * WARM_UP_S)

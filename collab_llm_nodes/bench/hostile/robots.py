@@ -110,12 +110,18 @@ def _mean(times_s: Sequence[float]) -> float:
 
 
 class Robots:
-    """Some robots, each at an address of its own; every other one reconnects for each answer."""
+    """Some robots, each at an address of its own.
 
-    def __init__(self, door: Door, recordings: Sequence[Any], converse: Converse) -> None:
+    Every other one reconnects for each answer; one alone keeps its connection.
+    """
+
+    def __init__(
+        self, door: Door, recordings: Sequence[Any], converse: Converse, count: int = ROBOTS
+    ) -> None:
         self._recordings = recordings
         self._robots = [
-            _Robot(door, f"127.0.0.{10 + i}", converse, keeps=bool(i % 2)) for i in range(ROBOTS)
+            _Robot(door, f"127.0.0.{10 + i}", converse, keeps=count == 1 or bool(i % 2))
+            for i in range(count)
         ]
         self._asked = 0
 

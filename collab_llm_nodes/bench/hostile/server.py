@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collab_llm_nodes.bench.hostile.robots import Converse
+from collab_llm_nodes.bench.hostile.robots import ROBOTS, Converse
 from collab_llm_nodes.processes import Process
 
 
@@ -36,6 +36,7 @@ class Server:
         wait: waits until it answers at an address, given its authority's file and the token.
         last_attack: the one under which it is told to end.
         drain_s: time that it has for that.
+        robots: honest clients at a time; a single one keeps its connection.
     """
 
     name: str
@@ -47,3 +48,4 @@ class Server:
     wait: Callable[[Process, str, str, str], None]
     last_attack: str
     drain_s: float
+    robots: int = ROBOTS

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-REAL_PARTS = ("prefill", "decode", "death", "quality")
-"""Parts with worker processes on this machine."""
-PARTS = ("planner", "router", "emulated", *REAL_PARTS)
-"""Parts that ``collab-llm bench jupiter`` runs, in this order."""
+PARTS = ("planner", "router", "emulated", "prefill", "decode", "death", "quality")
+"""Parts that ``collab-llm bench jupiter`` runs, in this order; the last four with real workers."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +17,9 @@ class Sizes:
         large: layers, devices and tokens of the plan whose time is taken.
         brief: emulate the paper's 7B clusters at its slowest network only.
         tokens: lengths of the prompts that real workers read.
-        questions: decoded in each way.
+        questions: each is decoded once in each way.
         samples: questions of each category whose answers are judged.
-        repeats: turns with real workers.
+        repeats: turns of each prefill; half as many deaths of each kind.
     """
 
     cases: int = 40
@@ -29,7 +27,7 @@ class Sizes:
     brief: bool = False
     tokens: tuple[int, ...] = (512, 2048)
     questions: int = 4
-    samples: int = 24
+    samples: int = 16
     repeats: int = 3
 
 

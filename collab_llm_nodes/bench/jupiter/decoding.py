@@ -164,7 +164,6 @@ class Ways:
 def run_decode(
     model: str,
     questions: int,
-    repeats: int,
     tell: Tell,
     *,
     stages: int = 4,
@@ -175,6 +174,7 @@ def run_decode(
 
     Args:
         model: a model of the text domain with Medusa heads.
+        questions: each is answered once in each way.
         slowdown: EMULATION: a pass takes so many times as long; 0: ``SLOWDOWN``, or as much as the
             stages on one core need.
 
@@ -183,8 +183,9 @@ def run_decode(
         time: prompt, outline and reading of points included), ``acceptance`` (of drafted tokens),
         ``answer_tokens`` and ``passes``; ``sd_supposed`` and ``both_supposed``, the same with
         drafts that are right as often as :class:`Told` supposes; ``decode.speedup`` over naive;
-        ``mismatches``: answers with drafts, and points in lanes, that differ from those without;
-        ``head_layers`` and ``layers`` of each stage, ``slowdown``, ``memory``.
+        ``real.mismatches``: answers with drafts, and points in lanes, that differ from those
+        without; ``head_layers`` and ``layers`` of each stage, ``slowdown``, ``stages``, and
+        ``text_model_tensor_mb`` of the largest worker.
     """
     cores = sorted(os.sched_getaffinity(0))
     slowdown = slowdown or max(SLOWDOWN, 2.0 * stages / len(cores))
@@ -199,26 +200,24 @@ def run_decode(
         made = stack.enter_context(pipeline(running, balanced_head(head), lanes=16))
         chain = made.chain(control().due)
         ways = Ways(made, reader)
-        for turn in range(repeats):
-            for number, (plain, directed) in enumerate(asked_of):
-                tell(f"decoding, turn {turn + 1}, question {number + 1} ...")
-                first = ways.in_sequence("naive", plain, NoDrafter())
-                points = ways.in_points("op", directed, plain, NoDrafter())
-                told = Told(tuple(lane.known for lane in (*first, *points)))
-                for suffix, drafter in (("", MedusaChain()), ("_supposed", told)):
-                    one = ways.in_sequence(f"sd{suffix}", plain, drafter)
-                    both = ways.in_points(f"both{suffix}", directed, plain, drafter)
-                    mismatches += _differ(first, one) + _differ(points, both)
-                if turn == 0:
-                    mismatches += ways.differ_alone(points[1:])
+        for number, (plain, directed) in enumerate(asked_of, 1):
+            tell(f"decoding, question {number} of {questions} ...")
+            first = ways.in_sequence("naive", plain, NoDrafter())
+            points = ways.in_points("op", directed, plain, NoDrafter())
+            told = Told(tuple(lane.known for lane in (*first, *points)))
+            for suffix, drafter in (("", MedusaChain()), ("_supposed", told)):
+                one = ways.in_sequence(f"sd{suffix}", plain, drafter)
+                both = ways.in_points(f"both{suffix}", directed, plain, drafter)
+                mismatches += _differ(first, one) + _differ(points, both)
+            mismatches += ways.differ_alone(points[1:])
     return {
         "decode": ways.figures(),
-        "mismatches": mismatches,
+        "real": {"mismatches": mismatches},
         "head_layers": head,
         "layers": [part.last - part.first for part in chain.parts],
         "slowdown": slowdown,
         "stages": stages,
-        "memory": {str(stages): {"largest_worker_tensor_mb": max(chain.bytes) / 1e6}},
+        "text_model_tensor_mb": max(chain.bytes) / 1e6,
     }
 
 

@@ -409,7 +409,8 @@ def run_emulated(seed: int, told: Callable[[str], None], *, brief: bool = False)
 
     Returns:
         ``emulated.<cluster>.<mbps>.<system>``; ``ablation``; ``decoding``; ``sweep``; ``points``;
-        ``timeline``; ``passes``; ``prefill_by_length``; ``goals``.
+        ``timeline``; ``passes``; ``prefill_by_length``; ``goals``; the paper's
+        tables IV and II as ``paper_totals`` and ``paper_ratios``.
     """
     found: dict[str, dict[str, dict[str, Row]]] = {}
     lengths = (PROMPT,) if brief else LENGTHS
@@ -440,6 +441,8 @@ def run_emulated(seed: int, told: Callable[[str], None], *, brief: bool = False)
         "timeline": timeline(slow_b),
         "passes": {name: passes(slow_a, way) for name, way in ways.items()},
         "prefill_by_length": {str(n): _by_length(slow_a, n) for n in lengths},
+        "paper_totals": PAPER_TOTALS,
+        "paper_ratios": PAPER_RATIOS,
     }
     results["goals"] = goals(results)
     return results

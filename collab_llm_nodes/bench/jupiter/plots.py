@@ -43,7 +43,8 @@ def plot_emulated(results: Results, file: Path) -> None:
 
 def plot_real(results: Results, file: Path) -> None:
     """Draw the parts with real workers that have been run: prefill, Table V, Table VII."""
-    prefill = {n: row for n, row in results["real"].items() if n.startswith("prefill_")}
+    real = results.get("real", {})
+    prefill = {name: row for name, row in real.items() if name.startswith("prefill_")}
     results = {**results, "prefill": prefill}
     every: dict[str, tuple[str, Callable[[Any, Results], None]]] = {
         "prefill": ("prefill over two workers, a core each", _prefill),

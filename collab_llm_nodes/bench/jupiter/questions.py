@@ -1,7 +1,7 @@
 """Questions with their categories, and how the router of outlines sorts them.
 
-Categories are those of paper 004's Table VII, and two more that it names. The same
-hand wrote the questions and the router's rules, so on other questions it errs more often. The
+Categories are those of paper 004's Table VII, two more that it names, and accounts of records. The
+same hand wrote the questions and the router's rules, so on other questions it errs more often. The
 samples of the text domain were not written for it.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from collab_llm_nodes.protocols.jupiter.outline import route
 from collab_llm_nodes.training.text.samples import SUB_DOMAINS, make_sample
 
-OUTLINED = ("generic", "knowledge", "counterfactual", "plain")
+OUTLINED = ("generic", "knowledge", "counterfactual", "conversation", "instructions")
 """Categories that suit an outline; all others are to be declined."""
 
 QUESTIONS: Mapping[str, Sequence[str]] = {
@@ -102,14 +102,22 @@ QUESTIONS: Mapping[str, Sequence[str]] = {
         "How tall is Mont Blanc?",
         "True or false: spiders are insects.",
     ),
+    "records": (
+        "Summarise these readings for the owner.\nMonday: 21 degrees\nTuesday: 24 degrees",
+        "Here are the expenses: rent 800; food 310; train 95. Write a statement for the tenants.",
+        "Write the minutes.\n10:05 Ben opens\n10:20 budget of 4,000 approved\n10:40 end",
+        "Make an inventory report: shelf A 12 lamps; shelf B 7 lamps; shelf C none.",
+        "Analyse our sales.\n2021 | 140\n2022 | 155\n2023 | 119",
+        "Tabulate and evaluate the runs.\nrun 1: 12.1 s\nrun 2: 11.8 s\nrun 3: 14.0 s",
+    ),
 }
 
 
 def run_router(seed: int, samples: int = 60) -> dict[str, Any]:
-    """Sort the questions, and samples of the text domain by skill.
+    """Sort the questions, and samples of the text domain by style or skill.
 
     Args:
-        samples: of each skill.
+        samples: of each.
 
     Returns:
         For each category ``questions``, ``declined``, and ``wrong``; and all together as ``error``,
@@ -117,12 +125,14 @@ def run_router(seed: int, samples: int = 60) -> dict[str, Any]:
     """
     rng = random.Random(seed)
     asked = {name: list(questions) for name, questions in QUESTIONS.items()}
-    for skill in ("plain", "extract", "copy"):
+    kinds = {sub_domain: ("plain", (sub_domain,)) for sub_domain in SUB_DOMAINS}
+    kinds |= {skill: (skill, SUB_DOMAINS) for skill in ("extract", "copy")}
+    for kind, (skill, sub_domains) in kinds.items():
         made = [
-            make_sample(rng, SUB_DOMAINS[i % len(SUB_DOMAINS)], skill, held_out=i % 2 == 0)
+            make_sample(rng, sub_domains[i % len(sub_domains)], skill, held_out=i % 2 == 0)
             for i in range(samples)
         ]
-        asked[skill] = [sample.turns[-2].content for sample in made]
+        asked[kind] = [sample.turns[-2].content for sample in made]
     found: dict[str, Any] = {}
     for name, questions in asked.items():
         declined = sum(not route(question).outline for question in questions)

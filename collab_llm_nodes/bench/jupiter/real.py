@@ -30,7 +30,7 @@ from collab_llm_nodes.protocols.jupiter.drafters import NoDrafter
 from collab_llm_nodes.protocols.jupiter.generation import Asked, answer
 from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer, Lengths, feed, whole
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig
-from collab_llm_nodes.protocols.jupiter.messages import Result, Step, Want
+from collab_llm_nodes.protocols.jupiter.messages import Result, Span, Step, Want
 from collab_llm_nodes.protocols.jupiter.pipeline import (
     Pipeline,
     PipelineConfig,
@@ -39,7 +39,7 @@ from collab_llm_nodes.protocols.jupiter.pipeline import (
 )
 from collab_llm_nodes.protocols.jupiter.process import LocalWorker, local_workers
 
-PARTS_TRIED = (2, 4, 8)
+PARTS_TRIED = (2, 4, 8, 16)
 """Numbers of equal sub-sequences that are tried where no plan is given; the fastest counts."""
 DEADLINE_S = 600.0
 PATIENT = LinkConfig(silence_s=30.0, connect_s=10.0)
@@ -106,9 +106,10 @@ def run_prefill(
         worker, two cores), ``pipeline_s`` (a worker for each stage, in one piece), ``jupiter_s``
         (in sub-sequences), ``ceiling_s`` (what the sub-sequences' times, each measured alone, allow
         without links), ``crowded_s`` (the same with the times that they take while other stages
-        compute: what is lost against the ceiling is lost to shared memory and caches; the rest of
-        ``jupiter_s`` goes to links and waiting), ``parts``, ``speedup`` over one core and
-        ``of_ceiling``; ``max_abs_diff`` of the logits, ``memory``, ``stages`` and ``slowdown``.
+        compute: what is lost against the ceiling is lost to shared memory and caches),
+        ``handover_s`` (waits of the last stage for states that were computed), ``parts``,
+        ``speedup`` over one core and ``of_ceiling``; ``max_abs_diff`` of the logits, ``memory``,
+        ``stages`` and ``slowdown``.
     """
     found: dict[str, Any] = {"stages": stages, "slowdown": slowdown}
     with ExitStack() as stack:
@@ -157,18 +158,19 @@ def _time_prefill(
     medians = {name: statistics.median(taken) for name, taken in times.items()}
     best = min(tried, key=lambda name: medians[name])
 
-    def median_of(times: Callable[[Pipeline, Ids, Lengths], list[list[float]]]) -> float:
-        return statistics.median(
-            makespan(times(several, ids, tried[best])) for _ in range(max(1, repeats // 2))
-        )
-
-    ceiling = median_of(times_alone)
+    turns = range(max(1, repeats // 2))
+    alone = [times_alone(several, ids, tried[best]) for _ in turns]
+    together = [spans_together(several, ids, tried[best]) for _ in turns]
+    ceiling = statistics.median(map(makespan, alone))
     return {
         **{f"{name}_s": medians[name] for name in whole_ones},
         "jupiter_s": medians[best],
         "tried_s": {name: medians[name] for name in tried},
         "ceiling_s": ceiling,
-        "crowded_s": median_of(times_together),
+        "crowded_s": statistics.median(
+            makespan([lengths_of(spans) for spans in run]) for run in together
+        ),
+        "handover_s": statistics.median(map(handover, together)),
         "parts": list(tried[best](len(ids))),
         "speedup": medians["single"] / medians[best],
         "of_ceiling": ceiling / medians[best],
@@ -183,8 +185,8 @@ def times_alone(made: Pipeline, ids: Ids, lengths: Lengths) -> list[list[float]]
     return found
 
 
-def times_together(made: Pipeline, ids: Ids, lengths: Lengths) -> list[list[float]]:
-    """Return the times of sub-sequences on stages [k, stages] that follow one another [s]."""
+def spans_together(made: Pipeline, ids: Ids, lengths: Lengths) -> list[tuple[Span, ...]]:
+    """Return the spans of sub-sequences on stages [k, stages] that follow one another."""
     due = control().due
     chain = made.chain(due)
     results: queue.SimpleQueue[Result | CollabError] = queue.SimpleQueue()
@@ -196,9 +198,22 @@ def times_together(made: Pipeline, ids: Ids, lengths: Lengths) -> list[list[floa
         result = results.get(timeout=DEADLINE_S)
         if isinstance(result, CollabError):
             raise result
-        found.append(durations(result))
+        found.append(result.spans)
     passed(made, [Step(0, close=True)])
     return found
+
+
+def handover(run: Sequence[Sequence[Span]]) -> float:
+    """Return how long the last stage waited for states that the stage before had computed [s].
+
+    Workers of one machine share its monotonic clock, so that their spans can be compared.
+    """
+    free, waited = 0.0, 0.0
+    for *before, last in run:
+        if before:
+            waited += last.begin - max(free, before[-1].end)
+        free = last.end
+    return waited
 
 
 def parts_of(ids: Ids, lengths: Lengths) -> list[Step]:
@@ -208,7 +223,12 @@ def parts_of(ids: Ids, lengths: Lengths) -> list[Step]:
 
 def durations(result: Result) -> list[float]:
     """Return the time of a pass in each stage [s]."""
-    return [span.end - span.begin for span in result.spans]
+    return lengths_of(result.spans)
+
+
+def lengths_of(spans: Sequence[Span]) -> list[float]:
+    """Return the time of each of ``spans`` [s]."""
+    return [span.end - span.begin for span in spans]
 
 
 def makespan(times: Sequence[Sequence[float]]) -> float:

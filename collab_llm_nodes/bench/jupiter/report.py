@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from collab_llm_nodes.bench.jupiter import PARTS, REAL_PARTS, Sizes
+from collab_llm_nodes.bench.jupiter import PARTS, Sizes
 from collab_llm_nodes.bench.jupiter.cases import run_planner
 from collab_llm_nodes.bench.jupiter.decoding import run_decode
 from collab_llm_nodes.bench.jupiter.emulated import (
     ACCEPTED,
     ANSWER,
     OUTLINE,
-    PAPER_RATIOS,
     PAPER_TOTALS,
     POINTS,
     PROMPT,
@@ -33,6 +33,8 @@ from collab_llm_nodes.errors import ConfigError, did_you_mean
 
 LARGEST_ERROR = 0.1
 """Largest error of a prediction, as a share of the emulated time."""
+SLOWED = 4.0
+"""EMULATION: four workers are so many times slower, so that two cores have room for all."""
 
 Tell = Callable[[str], None]
 
@@ -45,20 +47,23 @@ def run_jupiter(
     seed: int,
     plot: Path | None,
     console: Console,
+    save: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """Run the parts of the benchmark that are named.
+    """Run the parts of the benchmark that are named; one that fails does not end the others.
 
     Args:
         parts: of ``PARTS``.
         model: of the text domain, with Medusa heads, for ``decode``, ``death`` and ``quality``.
         plot: emulated clusters; what is real is drawn beside it, in a file with ``_real`` in its
             name.
+        save: takes the results so far, after each part.
 
     Returns:
         ``planner``: see ``run_planner``. ``router``: see ``run_router``. What ``run_emulated``
-        returns, with the paper's tables IV and II as ``paper_totals`` and ``paper_ratios``. What
-        ``run_real`` returns. ``ok``: the planner equals brute force in all cases, no prediction is
-        wrong by more than ``LARGEST_ERROR``, and no answer over workers differs.
+        returns, with the paper's tables IV and II as ``paper_totals`` and ``paper_ratios``.
+        ``real``: see ``run_real_prefill``, with the ``mismatches`` of decoding; ``memory``; what
+        ``run_decode``, ``run_death`` and ``run_quality`` return. ``seconds`` that each part took,
+        and ``failed``: the errors of parts, by name. ``ok``: see ``all_right``.
 
     Raises:
         ConfigError: a part is unknown.
@@ -74,59 +79,86 @@ def run_jupiter(
     def tell(text: str) -> None:
         console.print(text, highlight=False)
 
-    results: dict[str, Any] = {"ok": True}
-    if "planner" in parts:
-        results["planner"] = run_planner(sizes.cases, sizes.large, seed)
-        results["ok"] &= results["planner"]["equal_to_brute_force"] == sizes.cases
-        tell(_planner(results["planner"]))
-    if "router" in parts:
-        results["router"] = run_router(seed)
-        tell(_router(results["router"]))
-    if "emulated" in parts:
-        found = run_emulated(seed, tell, brief=sizes.brief)
-        results |= found | {"paper_totals": PAPER_TOTALS, "paper_ratios": PAPER_RATIOS}
-        results["ok"] &= found["goals"]["largest_error"] <= LARGEST_ERROR
-        _print_emulated(found, console)
-        if plot is not None:
-            plot_emulated(found, plot)
-    real = [name for name in parts if name in REAL_PARTS]
-    if real:
-        found = run_real(parts=real, sizes=sizes, model=model, seed=seed, tell=tell)
-        results |= found
-        deaths = found.get("worker_death", {}).values()
-        results["ok"] &= not found["real"].get("mismatches", 0)
-        results["ok"] &= all(death["identical"] for death in deaths)
-        print_real(found, console)
-        if plot is not None:
-            plot_real(found, plot.with_stem(f"{plot.stem}_real"))
+    run: Mapping[str, Callable[[], dict[str, Any]]] = {
+        "planner": lambda: {"planner": run_planner(sizes.cases, sizes.large, seed)},
+        "router": lambda: {"router": run_router(seed)},
+        "emulated": lambda: run_emulated(seed, tell, brief=sizes.brief),
+        "prefill": lambda: run_real_prefill(sizes, tell),
+        "decode": lambda: run_decode(model, sizes.questions, tell, seed=seed),
+        "death": lambda: run_death(model, max(1, sizes.repeats // 2), tell),
+        "quality": lambda: run_quality(model, sizes.samples, seed, tell),
+    }
+    results: dict[str, Any] = {"seconds": {}, "failed": {}}
+    for name in (name for name in PARTS if name in parts):
+        begun = time.monotonic()
+        try:
+            found = run[name]()
+        except Exception as error:  # noqa: BLE001 - hours of other parts must not be lost with it
+            console.print_exception()
+            results["failed"][name] = str(error) or repr(error)
+        else:
+            _merge(results, found)
+        results["seconds"][name] = time.monotonic() - begun
+        results["ok"] = all_right(results)
+        save(results)
+    _show(results, console)
+    if plot is not None:
+        if "emulated" in results:
+            plot_emulated(results, plot)
+        plot_real(results, plot.with_stem(f"{plot.stem}_real"))
     return results
 
 
-def run_real(
-    *, parts: Sequence[str], sizes: Sizes, model: str, seed: int, tell: Tell
-) -> dict[str, Any]:
-    """Run the parts with workers that are asked for.
+def run_real_prefill(sizes: Sizes, tell: Tell) -> dict[str, Any]:
+    """Run the prefill over two workers with a core each, then over four slowed-down ones.
 
     Returns:
-        ``real`` as ``run_prefill`` returns it, with the ``mismatches`` of decoding; ``memory``;
-        what ``run_decode``, ``run_death`` and ``run_quality`` return.
+        ``real`` as ``run_prefill`` returns it, with the second run as ``real.slowed``, and
+        ``memory``: the largest worker's tensors by number of workers.
     """
-    found: dict[str, Any] = {"real": {}, "memory": {}}
-    if "prefill" in parts:
-        with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
-            wide = write_wide_model(Path(folder), max(sizes.tokens) + 8)
-            found["real"] |= run_prefill(str(wide), sizes.tokens, sizes.repeats, tell)
-        found["memory"] |= found["real"].pop("memory")
-    if "decode" in parts:
-        decoded = run_decode(model, sizes.questions, sizes.repeats, tell, seed=seed)
-        found["memory"] |= decoded.pop("memory")
-        found["real"]["mismatches"] = decoded.pop("mismatches")
-        found |= decoded
-    if "death" in parts:
-        found |= run_death(model, max(1, sizes.repeats // 2), tell)
-    if "quality" in parts:
-        found |= run_quality(model, sizes.samples, seed, tell)
-    return found
+    tokens = sizes.tokens
+    with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
+        wide = str(write_wide_model(Path(folder), max(tokens) + 8))
+        real = run_prefill(wide, tokens, sizes.repeats, tell)
+        tell(f"four workers, EMULATED {SLOWED:g} times slower")
+        slowed = run_prefill(wide, tokens[:1], 1, tell, stages=4, slowdown=SLOWED)
+    memory = real.pop("memory") | slowed.pop("memory")
+    return {"real": {**real, "slowed": slowed}, "memory": memory}
+
+
+def all_right(results: Mapping[str, Any]) -> bool:
+    """Return True if every part that was run came to its end and found nothing wrong.
+
+    The planner equals brute force in all cases, no prediction is wrong by more than
+    ``LARGEST_ERROR``, and no answer over workers differs.
+    """
+    planner = results.get("planner", {"cases": 0, "equal_to_brute_force": 0})
+    return bool(
+        not results["failed"]
+        and planner["equal_to_brute_force"] == planner["cases"]
+        and results.get("goals", {}).get("largest_error", 0.0) <= LARGEST_ERROR
+        and not results.get("real", {}).get("mismatches", 0)
+        and all(death["identical"] for death in results.get("worker_death", {}).values())
+    )
+
+
+def _merge(results: dict[str, Any], found: Mapping[str, Any]) -> None:
+    """Add a part's results; several parts add to ``real``."""
+    for key, value in found.items():
+        results[key] = {**results[key], **value} if key in results else value
+
+
+def _show(results: Mapping[str, Any], console: Console) -> None:
+    """Print everything that was found."""
+    if "planner" in results:
+        console.print(_planner(results["planner"]), highlight=False)
+    if "router" in results:
+        console.print(_router(results["router"]), highlight=False)
+    if "emulated" in results:
+        _print_emulated(results, console)
+    _print_real(results, console)
+    for name, why in results["failed"].items():
+        console.print(f"part {name} FAILED: {why}", highlight=False, markup=False)
 
 
 def _planner(found: Mapping[str, Any]) -> str:
@@ -199,14 +231,14 @@ def _cell(cluster: str, mbps: str, name: str, row: Mapping[str, Any]) -> str:
     )
 
 
-def print_real(found: Mapping[str, Any], console: Console) -> None:
+def _print_real(found: Mapping[str, Any], console: Console) -> None:
     """Print what was measured with workers on this machine."""
-    lines = [
-        f"prefill of {name.removeprefix('prefill_')} tokens: {row['speedup']:.2f} times one core,"
-        f" {row['of_ceiling']:.2f} of the ceiling, {row['crowded_s'] / row['jupiter_s']:.2f} of it"
-        " with the times of stages that compute side by side"
-        for name, row in found["real"].items()
-        if name.startswith("prefill_")
+    real = found.get("real", {})
+    lines = _prefills(real)
+    slowed = real.get("slowed", {})
+    lines += [
+        f"{slowed['stages']} workers, EMULATED {slowed['slowdown']:g} times slower, {line}"
+        for line in _prefills(slowed)
     ]
     lines += [
         f"worker death, {kind}: found after {row['detected_s']:.2f} s, whole again after"
@@ -215,13 +247,24 @@ def print_real(found: Mapping[str, Any], console: Console) -> None:
     ]
     lines += [
         f"largest worker's tensors, {count} workers: {row['largest_worker_tensor_mb']:.1f} MB"
-        for count, row in found["memory"].items()
+        for count, row in found.get("memory", {}).items()
     ]
-    console.print("\n".join(lines), highlight=False)
+    if lines:
+        console.print("\n".join(lines), highlight=False)
     if "decode" in found:
         console.print(_decoding(found))
     if "quality" in found:
         console.print(_quality(found))
+
+
+def _prefills(real: Mapping[str, Any]) -> list[str]:
+    return [
+        f"prefill of {name.removeprefix('prefill_')} tokens: {row['speedup']:.2f} times one core,"
+        f" {row['of_ceiling']:.2f} of the ceiling, {row['crowded_s'] / row['jupiter_s']:.2f} of it"
+        " with the times of stages that compute side by side"
+        for name, row in real.items()
+        if name.startswith("prefill_")
+    ]
 
 
 def _decoding(found: Mapping[str, Any]) -> Table:

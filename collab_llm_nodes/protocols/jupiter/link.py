@@ -21,9 +21,11 @@ from collab_llm_nodes.protocols.jupiter import codec
 from collab_llm_nodes.protocols.jupiter.messages import (
     Failure,
     Order,
+    Pass,
     Ping,
     Pong,
     Report,
+    Taken,
     WorkerInfo,
 )
 from collab_llm_nodes.protocols.jupiter.pulse import Pulse
@@ -57,6 +59,14 @@ class LinkConfig:
         "A worker that says nothing for so long is lost [s].",
         low=0.3,
         high=600.0,
+        read_only=True,
+    )
+    least_mbps: float = setting(
+        20.0,
+        "Slowest link [10^6 bit/s]: while hidden states are under way, a worker may be silent for"
+        " as long as this link would take for them, and silence_s.",
+        low=0.001,
+        high=1e6,
         read_only=True,
     )
     max_message_bytes: int = setting(
@@ -110,6 +120,7 @@ class StageLink:
         self._outbox: asyncio.Queue[Order] = asyncio.Queue()
         self._outbox.put_nowait(first)
         self._pulse = Pulse(round(config.silence_s / _TICK_S))
+        self._bytes_of: dict[int, int] = {}  # of passes that have not been computed, by number
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def send(self, order: Order) -> None:
@@ -165,24 +176,32 @@ class StageLink:
             report = codec.decode_report(data)
             if isinstance(report, Failure):
                 raise report.error()
+            if isinstance(report, Taken):
+                self._bytes_of.pop(report.number, None)
             if not isinstance(report, Pong):
                 self._on_report(report)
 
     async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
         with contextlib.suppress(asyncio.InvalidStateError):  # its reader knows the reason
             while True:
-                await call.write(codec.encode(await self._outbox.get()))
+                order = await self._outbox.get()
+                data = codec.encode(order)
+                if isinstance(order, Pass):
+                    self._bytes_of[order.number] = len(data)
+                await call.write(data)
         await asyncio.Event().wait()
 
     async def _watch(self, call: grpc.aio.StreamStreamCall) -> None:
         """Ask for signs of life; raises when none come."""
-        while not self._pulse.tick():
-            self._outbox.put_nowait(Ping())
+        bytes_per_tick = self._config.least_mbps * 1e6 / 8 * _TICK_S
+        while not self._pulse.tick(sum(self._bytes_of.values()) / bytes_per_tick):
+            if self._outbox.empty():  # else the worker has something to answer anyway
+                self._outbox.put_nowait(Ping())
             await asyncio.sleep(_TICK_S)
         raise DeadlineExceeded(
-            f"nothing heard for {self._config.silence_s:g} s",
+            f"nothing heard for {self._config.silence_s:g} s, and states under way excuse no more",
             field=self._client.address,
-            remedy="check that the worker runs, and the link to it",
+            remedy="check that the worker runs, and the link; lower least_mbps if that is slow",
         )
 
 

@@ -2,7 +2,9 @@
 
 The answer is written in three stages. The model lists numbered points, each point is expanded in a
 lane of its own, and the texts are joined. Points do not see each other, so the answer differs from
-the one written in sequence; ``route`` declines questions where that would do harm.
+the one written in sequence; ``route`` declines questions where that would do harm: those with
+"chained logical dependencies", and those for short answers. An account of given records is such a
+chain, too. Its rows, sums and findings follow from one another, and all must agree.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ POINT_DIRECTIVE = "Write point {number} ({title}) in one or two sentences."
 LEAST_POINTS, MOST_POINTS = 3, 8
 
 CODE, MATHEMATICS, CHAINED, SHORT = "code", "mathematics", "chained reasoning", "short answer"
+RECORDS = "an account of records"
 """Reasons to decline an outline."""
 
 
@@ -45,11 +48,15 @@ def route(question: str, max_tokens: int | None = None) -> Route:
             return Route(reason)
     if len(_NUMBER.findall(question)) >= 2 and _AMOUNT.search(_last_paragraph(question)):
         return Route(MATHEMATICS)
+    if _ACCOUNT.search(question) and _count_records(question) >= LEAST_RECORDS:
+        return Route(RECORDS)
     return Route(SHORT if _wants_a_fact(_last_paragraph(question)) else "")
 
 
 LEAST_TOKENS = 48
 """Tokens of the shortest answer worth an outline: three points of a sentence each."""
+LEAST_RECORDS = 2
+"""Fewest records that an account of them adds up or compares."""
 
 _FLAGS = re.IGNORECASE | re.DOTALL
 _MAKE = r"\b(?:write|implement|fix|debug|refactor|optimi[sz]e|develop|create|define|review|test)\b"
@@ -108,6 +115,13 @@ _EXPLAINS = re.compile(
     r" (?:do|to|can|could|does|should|did|has|have))\b",
     re.IGNORECASE,
 )
+_ACCOUNT = re.compile(
+    r"\b(?:reports?|summar(?:y|ies|i[sz]e)|minutes|statements?|invoices?|bills?|inventor(?:y|ies)"
+    r"|balances?|accounts?|budgets?|tables?|tabulate|totals?|evaluat(?:e|ion)|analy(?:s[ei]s?|ze)"
+    r"|interpret)\b",
+    re.IGNORECASE,
+)
+_LIST_NUMBER = re.compile(r"\s*\d{1,2}[.)]\s")
 _SENTENCE = re.compile(r"[^.?!\n]+[.?!]*")
 _WORDS_OF_A_FACT = 16
 _WORDS_OF_A_CALL = 4
@@ -116,6 +130,12 @@ _WORDS_OF_A_CALL = 4
 def _last_paragraph(text: str) -> str:
     paragraphs = [part for part in re.split(r"\n\s*\n", text.strip()) if part.strip()]
     return paragraphs[-1] if paragraphs else ""
+
+
+def _count_records(text: str) -> int:
+    """Return how many lines, or parts between semicolons, have figures other than a list's."""
+    parts = re.split(r"[\n;]", text)
+    return sum(_NUMBER.search(_LIST_NUMBER.sub("", part, count=1)) is not None for part in parts)
 
 
 def _wants_a_fact(paragraph: str) -> bool:

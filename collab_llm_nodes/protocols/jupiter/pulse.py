@@ -21,7 +21,11 @@ class Pulse:
         """Note that the peer has said something."""
         self._missed = 0
 
-    def tick(self) -> bool:
-        """Count a tick; return True if the peer is lost."""
+    def tick(self, more: float = 0.0) -> bool:
+        """Count a tick; return True if the peer is lost.
+
+        Args:
+            more: further ticks that it has, because it cannot have heard everything yet.
+        """
         self._missed += 1
-        return self._missed > self._misses
+        return self._missed > self._misses + more

@@ -13,6 +13,7 @@ from collab_llm_nodes.protocols.jupiter.outline import (
     CHAINED,
     CODE,
     MATHEMATICS,
+    RECORDS,
     SHORT,
     Point,
     join_points,
@@ -31,7 +32,11 @@ from collab_llm_nodes.training.text.samples import SUB_DOMAINS, make_sample
         ("Explain how a diesel engine works.", ""),
         ("What if people lived for two hundred years?", ""),
         ("How do I prune an apple tree?", ""),
-        ("Write a report on the patrol of Tuesday, 24 October.\nData:\n18:55 office: in order", ""),
+        ("Write a report on the state of the bees in 2024.", ""),
+        ("Write a report on the patrol of 24 October.\n18:55 office: in order", RECORDS),
+        ("Summarise the stock: bolts 40; nuts 12; washers none.", RECORDS),
+        ("Evaluate these ideas:\n1. more light\n2. less noise\n3. better chairs", ""),
+        ("How do I get from gate 4 to gate 9;\nand what do I do if 2 trains are late?", ""),
         ("Implement quicksort as a function.", CODE),
         ("Why does this fail?\n```\nx = 1 +\n```", CODE),
         ("How do I read a CSV file in Python?", CODE),
@@ -61,7 +66,7 @@ def test_a_low_limit_of_tokens_needs_no_outline() -> None:
 
 @given(st.text(max_size=400))
 def test_any_text_has_a_route(question: str) -> None:
-    assert route(question).reason in ("", CODE, MATHEMATICS, CHAINED, SHORT)
+    assert route(question).reason in ("", CODE, MATHEMATICS, CHAINED, RECORDS, SHORT)
 
 
 @pytest.mark.parametrize("text", ["a" * 20000, "1 " * 10000, "who is " * 3000, "\n" * 20000])

@@ -66,6 +66,8 @@ def test_a_silent_peer_is_lost_after_the_ticks_it_has_and_no_sooner() -> None:
     assert [pulse.tick() for _ in range(7)] == [False] * 7
     pulse.heard()
     assert [pulse.tick() for _ in range(8)] == [*[False] * 7, True]
+    pulse.heard()
+    assert [pulse.tick(2.0) for _ in range(10)] == [*[False] * 9, True]
 
 
 def test_by_default_a_silent_worker_is_lost_within_a_second() -> None:
@@ -125,6 +127,27 @@ def test_a_cut_between_two_workers_is_found_by_the_one_that_sends(
             found = answer(made, ids, Asked(TOKENS), control(), after(3, between.half_open))
             assert found.tokens == alone(ids, TOKENS)
             assert [loss.device for loss in made.losses] == [addresses[1]]
+
+
+@pytest.mark.parametrize(("least_mbps", "lost"), [(0.002, False), (20.0, True)])
+def test_a_link_that_gets_slow_is_no_dead_worker(
+    least_mbps: float, lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hidden states take longer than silence may last; that is no silence of the worker."""
+    ids = prompt(30)
+    watchful = replace(WATCHFUL, silence_s=0.5, least_mbps=least_mbps)
+    with workers(2, next=watchful) as (_, addresses), LinkProxy(addresses[1]) as between:
+
+        def through(config: LinkConfig, address: str, *others: Any) -> StageLink:
+            return StageLink(config, between.address, *others)
+
+        monkeypatch.setattr(worker, "StageLink", through)
+        with Pipeline(config_of(addresses, PATIENT)) as made:
+            made.chain(control().due)
+            between.throttle(20_000.0)  # the prompt's states: 30 x 32 float32
+            found = answer(made, ids, Asked(4), control(), after(1, lambda: between.throttle(0.0)))
+            assert found.tokens == alone(ids, 4)
+            assert bool(made.losses) == lost
 
 
 def test_a_worker_is_replaced_also_where_states_go_by_gloo() -> None:
