@@ -173,9 +173,9 @@ def _chat(config: ChatModelConfig, field: str, opened: ExitStack) -> ChatModel:
             return WindowedChat(chat, token_count(loaded.tokenizer), config.window)
         return chat
     except CollabError as error:
-        error.field = ".".join(
-            filter(None, (field, "server" if config.at == SERVER else "model", error.field))
-        )
+        branch = "server" if config.at == SERVER else "model"
+        own = error.field if error.field == "role" else f"{branch}.{error.field}".rstrip(".")
+        error.field = f"{field}.{own}"
         raise
 
 

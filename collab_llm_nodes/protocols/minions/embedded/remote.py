@@ -25,7 +25,7 @@ from collab_llm_nodes.chat.base import (
 from collab_llm_nodes.chat.in_process import InProcessChat
 from collab_llm_nodes.chat.structured import last_object, text_of
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.errors import CollabError, ModelError
 from collab_llm_nodes.models.loading import ModelConfig, load, model_folder
 from collab_llm_nodes.models.low_rank import LowRank
 from collab_llm_nodes.models.turns import Turn
@@ -271,8 +271,15 @@ def open_planner(config: ModelConfig, name: str = ROLE, *, reduce: bool = True) 
     Raises:
         ModelError: the model or its role is absent, or they do not belong together.
     """
+    folder = model_folder(config)
+    if not (folder / f"{ROLE}.json").is_file():
+        raise ModelError(
+            f"{folder} holds no {ROLE}.json: this model has not learnt to plan",
+            field="role",
+            remedy="train it (collab-llm train minions), or name a remote of your own",
+        )
     planner, reader = load(config), load(config)
-    LowRank.load(model_folder(config), ROLE, planner.model).merge()
+    LowRank.load(folder, ROLE, planner.model).merge()
     length = token_count(reader.tokenizer)
 
     def count(turns: Sequence[Turn]) -> int:
