@@ -11,17 +11,17 @@ from text_family import write_family
 from typer.testing import CliRunner
 
 from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.bench.minions import report
+from collab_llm_nodes.bench.minions import PARTS, report
 from collab_llm_nodes.bench.minions.figures import break_even, interval, paired, row
 from collab_llm_nodes.bench.minions.material import make_case, make_cases, passages_of
 from collab_llm_nodes.bench.minions.oracle import Oracle
-from collab_llm_nodes.bench.minions.reality import ShownExamples, examples
+from collab_llm_nodes.bench.minions.shown import ShownExamples, examples
 from collab_llm_nodes.bench.minions.ways import WAYS, Answered, Models, answer_all
 from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Usage
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.config import from_yaml
-from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.minions import prompts
@@ -180,23 +180,50 @@ def test_a_pretrained_worker_is_shown_solved_examples() -> None:
     assert [request.turns for request in parrot.seen] == [(*jobs, asked[0]), (*questions, asked[1])]
 
 
+def test_a_part_that_fails_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(run: object) -> dict[str, object]:
+        raise Unavailable("no room")
+
+    fine = {"privacy": lambda run: {"privacy": {"canaries_seen": 0}}, "attacks": fails}
+    monkeypatch.setattr(report, "_PARTS", fine)
+    file = tmp_path / "m.json"
+    family = write_family(tmp_path / "family")
+    done = CliRunner().invoke(
+        app,
+        ["bench", "minions", "--quick", "--models", str(family), "--json", str(file)]
+        + ["--part", "privacy", "--part", "attacks"],
+    )
+    assert done.exit_code == 1, done.output
+    results = json.loads(file.read_text())
+    assert results["failed"] == {"attacks": "Unavailable: no room"}
+    assert results["goals"] == {"no canary seen": True, "no attack escapes or hangs": False}
+    assert not results["ok"]
+
+
+def test_an_unknown_part_is_refused() -> None:
+    done = CliRunner().invoke(app, ["bench", "minions", "--part", "privcy"])
+    assert isinstance(done.exception, ConfigError)
+    assert "did you mean privacy" in str(done.exception)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family = write_family(tmp_path / "family")
     small = report.Sizes(
-        questions=7,
+        questions=8,
         tokens=600,
-        per_log=7,
+        per_log=4,
         trained=0,
-        sweep=2,
+        few=2,
         sweep_tokens=500,
-        context=2,
         contexts=(400, 800),
         requests=1,
         plans=2,
         shape=report.JobsShape(1, 1, 1, 20, 150, 20, 2),
-        reality=report.RealitySizes(1, 400, 1),
+        repeats=1,
+        reality=1,
+        reality_tokens=400,
     )
     monkeypatch.setattr(report, "QUICK", small)
     for name in ("SEPARATE_CHUNKS", "CHUNKS_AT_ONCE", "SUB_TASKS", "SAMPLES", "TASKS", "ROUNDS"):
@@ -206,14 +233,18 @@ def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.Mon
     file, plot = tmp_path / "m.json", tmp_path / "m.png"
     done = CliRunner().invoke(
         app,
-        ["bench", "minions", "--quick", "--no-attacks", "--models", str(family)]
-        + ["--questions", "7", "--tokens", "600", "--json", str(file), "--plot", str(plot)]
-        + ["--pretrained", str(family / "text-target")],
+        ["bench", "minions", "--quick", "--processes", "2", "--models", str(family)]
+        + ["--json", str(file), "--plot", str(plot)]
+        + ["--pretrained", str(family / "text-target")]
+        + [word for part in PARTS if part != "attacks" for word in ("--part", part)],
     )
     assert done.exit_code == 0, done.output
     results = json.loads(file.read_text())
     assert results["protocols"]["remote_only"]["accuracy"] == 1.0
-    assert results["protocols"]["minions"]["questions"] == 7
+    assert results["protocols"]["minions"]["questions"] == 8
+    assert results["failed"] == {}
+    assert list(results["workers"]) == ["ssm-reports", "text-target", "text-worker"]
+    assert set(results["sweeps"]["carry"]) == {"retries", "scratchpad", "history"}
     assert results["privacy"]["canaries_seen"] == 0
     assert results["privacy"]["canaries_planted"] > 3
     assert results["parallel"]["both_s"] > 0

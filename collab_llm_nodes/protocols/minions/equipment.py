@@ -161,7 +161,7 @@ def _chat(config: ChatModelConfig, field: str, opened: ExitStack) -> ChatModel:
             )
         name = Path(config.model.path).name
         if config.role == ROLE:
-            planner = open_planner(config.model, name)
+            planner = open_planner(config.model, name, config.limits)
             opened.callback(planner.close)
             return planner
         loaded = load(config.model)

@@ -22,7 +22,7 @@ from collab_llm_nodes.chat.base import (
     Usage,
     tell_nobody,
 )
-from collab_llm_nodes.chat.in_process import InProcessChat
+from collab_llm_nodes.chat.in_process import InProcessChat, InProcessConfig
 from collab_llm_nodes.chat.structured import last_object, text_of
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError, ModelError
@@ -262,11 +262,18 @@ class Planner(PlannedRemote):
         return reply.text.strip() or UNKNOWN
 
 
-def open_planner(config: ModelConfig, name: str = ROLE, *, reduce: bool = True) -> Planner:
+def open_planner(
+    config: ModelConfig,
+    name: str = ROLE,
+    limits: InProcessConfig | None = None,
+    *,
+    reduce: bool = True,
+) -> Planner:
     """Return the embedded remote: the text target as planner, and as it is as reader.
 
     Args:
         name: of the model, in a price table.
+        limits: of the reader.
 
     Raises:
         ModelError: the model or its role is absent, or they do not belong together.
@@ -289,7 +296,7 @@ def open_planner(config: ModelConfig, name: str = ROLE, *, reduce: bool = True) 
     return Planner(
         name,
         InProcessChat(Engine(planner), name=ROLE),
-        WindowedChat(InProcessChat(Engine(reader), name="reader"), length),
+        WindowedChat(InProcessChat(Engine(reader), limits, "reader"), length),
         count,
         reduce=reduce,
     )
