@@ -11,7 +11,8 @@ from text_family import write_family
 from typer.testing import CliRunner
 
 from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.bench.minions import PARTS, report
+from collab_llm_nodes.bench.minions import PARTS, measure, report
+from collab_llm_nodes.bench.minions.crew import Desk, Staff, crew
 from collab_llm_nodes.bench.minions.figures import break_even, interval, paired, row
 from collab_llm_nodes.bench.minions.material import make_case, make_cases, passages_of
 from collab_llm_nodes.bench.minions.oracle import Oracle
@@ -117,6 +118,19 @@ def test_passages_are_found(method: str) -> None:
         (found,) = passages.find(method, "When did the heron fly?", 1)
         assert "heron" in found
         assert len(passages.find(method, "crow", 5)) == 5
+
+
+def test_a_perfect_worker_does_chunks_and_tasks_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "SEPARATE_CHUNKS", (1, 3))
+    desk = Desk()
+    with crew(desk, 1) as answer:
+        staff = Staff(Path("none"), Path("none"))
+        bench = measure.Bench(staff, desk, answer, PRICES, words, 0, lambda text: None)
+        found = measure.chunks_and_tasks(bench, Grep(), 3)  # type: ignore[arg-type]
+    assert found["separate"] == {"1": 1.0, "3": 1.0}
+    assert set(found["chunks_in_one_request"].values()) == {1.0}
+    assert set(found["separate_sub_tasks"].values()) == {1.0}
+    assert found["sub_tasks"] == {"1": 1.0, "2": 0.0, "3": 0.0, "4": 0.0}  # no line begins so
 
 
 def answered_as(*right: bool) -> list[Answered]:
@@ -227,9 +241,9 @@ def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.Mon
     )
     monkeypatch.setattr(report, "QUICK", small)
     for name in ("SEPARATE_CHUNKS", "CHUNKS_AT_ONCE", "SUB_TASKS", "SAMPLES", "TASKS", "ROUNDS"):
-        monkeypatch.setattr(report.measure, name, (1,))
-    monkeypatch.setattr(report.measure, "CHUNK_SIZES", (800,))
-    monkeypatch.setattr(report.measure, "RETRIEVED", (2, 4, 8))
+        monkeypatch.setattr(measure, name, (1,))
+    monkeypatch.setattr(measure, "CHUNK_SIZES", (800,))
+    monkeypatch.setattr(measure, "RETRIEVED", (2, 4, 8))
     file, plot = tmp_path / "m.json", tmp_path / "m.png"
     done = CliRunner().invoke(
         app,
