@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.bench.minions import PARTS, measure, report
-from collab_llm_nodes.bench.minions.crew import Desk, Staff, crew
+from collab_llm_nodes.bench.minions.crew import Desk, Staff, crew, read
 from collab_llm_nodes.bench.minions.figures import break_even, interval, paired, row
 from collab_llm_nodes.bench.minions.material import make_case, make_cases, passages_of
 from collab_llm_nodes.bench.minions.oracle import Oracle
@@ -23,6 +23,9 @@ from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.config import from_yaml
 from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
+from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.models.heads import head_fingerprint
+from collab_llm_nodes.models.low_rank import LowRank
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.minions import prompts
@@ -224,11 +227,14 @@ def test_an_unknown_part_is_refused() -> None:
 @pytest.mark.timeout(600)
 def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family = write_family(tmp_path / "family")
+    target = read(family / "text-target").model
+    role = LowRank(target, 2, head_fingerprint(decoder_parts(target)))
+    role.save(family / "text-target", "planner")
     small = report.Sizes(
         questions=8,
         tokens=600,
         per_log=4,
-        trained=0,
+        trained=1,
         few=2,
         sweep_tokens=500,
         contexts=(400, 800),
@@ -258,6 +264,9 @@ def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.Mon
     assert results["protocols"]["minions"]["questions"] == 8
     assert results["failed"] == {}
     assert list(results["workers"]) == ["ssm-reports", "text-target", "text-worker"]
+    assert results["remotes"]["oracle"]["minions"]["questions"] == 4
+    assert results["trained"]["protocols"]["minions"]["errors"] == 4  # random weights plan nothing
+    assert results["trained"]["plans"]["kinds"] == {"valid": 0.0, "right": 0.0}
     assert set(results["sweeps"]["carry"]) == {"retries", "scratchpad", "history"}
     assert results["privacy"]["canaries_seen"] == 0
     assert results["privacy"]["canaries_planted"] > 3

@@ -186,47 +186,68 @@ def chunks_and_tasks(bench: Bench, worker: ChatModel, requests: int) -> dict[str
     request each; right are only all of them together.
     """
     rng = random.Random(f"requests {bench.seed}")
-    found: dict[str, Any] = {
-        "chunks_in_one_request": {},
-        "separate": {},
+    found: dict[str, dict[str, float]] = {
+        "chunks_in_one_request": {
+            str(n): _chunks_together(bench, worker, rng, n, requests) for n in CHUNKS_AT_ONCE
+        },
+        "separate": {
+            str(n): _chunks_apart(bench, worker, rng, n, requests) for n in SEPARATE_CHUNKS
+        },
         "sub_tasks": {},
         "separate_sub_tasks": {},
     }
-    for n in CHUNKS_AT_ONCE:
-        asked, wanted = [], []
-        for _ in range(requests):
-            chunks, query, entry = _chunks(rng, n, bench.count)
-            asked.append(("\n".join(chunks), query.tasks[0]))
-            wanted.append(entry.fields[VALUE_OF[query.fact]])
-        right = sum(map(eq, _outputs(worker, asked), wanted))
-        found["chunks_in_one_request"][str(n)] = right / requests
-    for n in SEPARATE_CHUNKS:
-        tries, right = max(4, requests // n), 0
-        for _ in range(tries):
-            chunks, query, entry = _chunks(rng, n, bench.count)
-            outputs = _outputs(worker, [(chunk, query.tasks[0]) for chunk in chunks])
-            said = {output for output in outputs if output}
-            right += said == {entry.fields[VALUE_OF[query.fact]]}
-        found["separate"][str(n)] = right / tries
     for n in SUB_TASKS:
-        together, separate, wanted = [], [], []
-        for _ in range(requests):
-            writer = LogWriter(rng, held_out=True)
-            questions = [draw(writer, "lookup") for _ in range(n)]
-            groups = [each.planted[0] for each in questions]
-            text = writer.log(groups, _CHUNK_TOKENS // 2, bench.count).text
-            tasks = [each.query.tasks[0] for each in questions]
-            together.append((text, "; ".join(tasks)))
-            separate += [(text, task) for task in tasks]
-            wanted.append([each.answer for each in questions])
-        outputs = iter(_outputs(worker, separate))
-        alone = [[next(outputs) for _ in answers] for answers in wanted]
-        at_once = _outputs(worker, together)
-        right = sum(map(eq, at_once, map("; ".join, wanted)))
-        found["sub_tasks"][str(n)] = right / requests
-        found["separate_sub_tasks"][str(n)] = sum(map(eq, alone, wanted)) / requests
+        together, apart = _sub_tasks(bench, worker, rng, n, requests)
+        found["sub_tasks"][str(n)], found["separate_sub_tasks"][str(n)] = together, apart
     bench.tell(f"chunks and tasks in one request: {json.dumps(found)}")
     return found
+
+
+def _chunks_together(
+    bench: Bench, worker: ChatModel, rng: random.Random, n: int, requests: int
+) -> float:
+    jobs, wanted = [], []
+    for _ in range(requests):
+        chunks, query, entry = _chunks(rng, n, bench.count)
+        jobs.append(("\n".join(chunks), query.tasks[0]))
+        wanted.append(entry.fields[VALUE_OF[query.fact]])
+    return sum(map(eq, _outputs(worker, jobs), wanted)) / requests
+
+
+def _chunks_apart(
+    bench: Bench, worker: ChatModel, rng: random.Random, n: int, requests: int
+) -> float:
+    tries, right = max(4, requests // n), 0
+    for _ in range(tries):
+        chunks, query, entry = _chunks(rng, n, bench.count)
+        outputs = _outputs(worker, [(chunk, query.tasks[0]) for chunk in chunks])
+        said = {output for output in outputs if output}
+        right += said == {entry.fields[VALUE_OF[query.fact]]}
+    return right / tries
+
+
+def _sub_tasks(
+    bench: Bench, worker: ChatModel, rng: random.Random, n: int, requests: int
+) -> tuple[float, float]:
+    """Return the shares of right answers to ``n`` tasks in one request, and in one each."""
+    together, apart = [], []
+    wanted: list[list[str]] = []
+    for _ in range(requests):
+        writer = LogWriter(rng, held_out=True)
+        asked = [draw(writer, "lookup") for _ in range(n)]
+        groups = [each.planted[0] for each in asked]
+        text = writer.log(groups, _CHUNK_TOKENS // 2, bench.count).text
+        tasks = [each.query.tasks[0] for each in asked]
+        together.append((text, "; ".join(tasks)))
+        apart += [(text, task) for task in tasks]
+        wanted.append([each.answer for each in asked])
+    joined = _outputs(worker, together)
+    each_alone = iter(_outputs(worker, apart))
+    alone = [[next(each_alone) for _ in answers] for answers in wanted]
+    return (
+        sum(map(eq, joined, map("; ".join, wanted))) / requests,
+        sum(map(eq, alone, wanted)) / requests,
+    )
 
 
 def _chunks(

@@ -172,8 +172,8 @@ def run_minions(
     _print("remote: oracle", results.get("protocols", {}), console)
     _print("remote: trained", results.get("trained", {}).get("protocols", {}), console)
     _print("pretrained worker", results.get("reality", {}).get("protocols", {}), console)
-    for part, error in results["failed"].items():
-        console.print(f"FAILED   {part}: {error}", highlight=False, markup=False)
+    for part, reason in results["failed"].items():
+        console.print(f"FAILED   {part}: {reason}", highlight=False, markup=False)
     for goal, reached in results["goals"].items():
         console.print(f"{'reached' if reached else 'MISSED '}  {goal}", highlight=False)
     if plot is not None:
