@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +210,7 @@ def _chunks_together(
         chunks, query, entry = _chunks(rng, n, bench.count)
         jobs.append(("\n".join(chunks), query.tasks[0]))
         wanted.append(entry.fields[VALUE_OF[query.fact]])
-    return sum(map(eq, _outputs(worker, jobs), wanted)) / requests
+    return _agreement(_outputs(worker, jobs), wanted)
 
 
 def _chunks_apart(
@@ -244,10 +243,12 @@ def _sub_tasks(
     joined = _outputs(worker, together)
     each_alone = iter(_outputs(worker, apart))
     alone = [[next(each_alone) for _ in answers] for answers in wanted]
-    return (
-        sum(map(eq, joined, map("; ".join, wanted))) / requests,
-        sum(map(eq, alone, wanted)) / requests,
-    )
+    return _agreement(joined, ["; ".join(each) for each in wanted]), _agreement(alone, wanted)
+
+
+def _agreement(said: Sequence[object], wanted: Sequence[object]) -> float:
+    """Return the share of answers that are the wanted ones."""
+    return sum(a == b for a, b in zip(said, wanted, strict=True)) / len(wanted)
 
 
 def _chunks(
