@@ -21,6 +21,7 @@ from collab_llm_nodes.bench.hostile import (
 )
 from collab_llm_nodes.bench.jupiter import PARTS as JUPITER_PARTS
 from collab_llm_nodes.bench.jupiter import QUICK, Sizes
+from collab_llm_nodes.bench.minions import PARTS as MINIONS_PARTS
 from collab_llm_nodes.cli.options import JsonOption, PlotOption, SeedOption
 from collab_llm_nodes.cli.output import console, write_json
 
@@ -505,19 +506,26 @@ def bench_minions(
     quick: Annotated[
         bool, typer.Option("--quick", help="A few questions about short logs.")
     ] = False,
-    attacks: Annotated[bool, typer.Option(help="Also the hostile programs.")] = True,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Only this part; repeat. Parts: {', '.join(MINIONS_PARTS)}."),
+    ] = None,
     pretrained: Annotated[
         Path | None,
         typer.Option(help="Folder of a model to be the worker of some questions too."),
     ] = None,
-    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="CPU threads of each process.", min=1)] = 1,
+    processes: Annotated[
+        int, typer.Option(help="Processes that answer questions, about one log each.", min=1)
+    ] = 1,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
     """Minion, MinionS and baselines on long robot logs (paper 000): accuracy, tokens, cost.
 
-    Exits with 0 only if all goals are reached; with --quick only if nothing leaks or escapes.
+    The JSON is written after each part. Exits with 0 only if no part fails and all goals are
+    reached; with --quick if nothing leaks or escapes.
     """
     from collab_llm_nodes.bench.minions.report import QUICK, Sizes, run_minions
 
@@ -527,17 +535,19 @@ def bench_minions(
         run_minions,
         models=models,
         sizes=sizes,
-        attacks=attacks,
+        parts=part or (),
         threads=threads,
+        processes=processes,
         seed=seed,
         plot=plot,
         pretrained=pretrained,
         console=console,
+        save=partial(write_json, json_file),
     )
     write_json(json_file, results)
     safe = ("no canary seen", "no attack escapes or hangs")
     wanted = [ok for goal, ok in results["goals"].items() if not quick or goal in safe]
-    raise typer.Exit(0 if all(wanted) else 1)
+    raise typer.Exit(0 if all(wanted) and not results["failed"] else 1)
 
 
 @app.command("ros")

@@ -15,28 +15,38 @@ from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import ConfigError, did_you_mean
 
 C = TypeVar("C")
+_PRESET = "preset"
 
 
 def declare(node: Node, config_type: type[C]) -> C:
     """Declare one parameter per field of ``config_type`` and return the configured instance.
 
     A nested dataclass becomes dotted names (``executor.max_speed``). Descriptors carry the field's
-    documentation, range and read-only flag.
+    documentation, range and read-only flag. Where the class has ``of_preset``, the parameter
+    ``preset`` names the defaults of all others.
 
     Raises:
         ConfigError: a value is out of its range, of the wrong type, or breaks ``__post_init__``.
     """
-    for name, facts, default in flatten(config_type(), ""):
-        try:
-            node.declare_parameter(name, default, _descriptor(facts, default))
-        except (
-            rclpy.exceptions.InvalidParameterValueException,
-            rclpy.exceptions.InvalidParameterTypeException,
-        ) as error:
-            raise ConfigError(
-                str(error), field=name, remedy=facts.metadata.get("doc", "")
-            ) from None
+    defaults = flatten(config_type(), "")
+    of_preset = getattr(config_type, "of_preset", None)
+    if of_preset is not None:
+        _declare(node, *next(each for each in defaults if each[0] == _PRESET))
+        chosen = flatten(of_preset(node.get_parameter(_PRESET).value), "")
+        defaults = [each for each in chosen if each[0] != _PRESET]
+    for each in defaults:
+        _declare(node, *each)
     return read(node, config_type, {})
+
+
+def _declare(node: Node, name: str, facts: dataclasses.Field[Any], default: Any) -> None:
+    try:
+        node.declare_parameter(name, default, _descriptor(facts, default))
+    except (
+        rclpy.exceptions.InvalidParameterValueException,
+        rclpy.exceptions.InvalidParameterTypeException,
+    ) as error:
+        raise ConfigError(str(error), field=name, remedy=facts.metadata.get("doc", "")) from None
 
 
 def flatten(defaults: Any, prefix: str) -> list[tuple[str, dataclasses.Field[Any], Any]]:

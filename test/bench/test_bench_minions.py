@@ -11,17 +11,21 @@ from text_family import write_family
 from typer.testing import CliRunner
 
 from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.bench.minions import report
+from collab_llm_nodes.bench.minions import PARTS, measure, report
+from collab_llm_nodes.bench.minions.crew import Desk, Staff, crew, read
 from collab_llm_nodes.bench.minions.figures import break_even, interval, paired, row
 from collab_llm_nodes.bench.minions.material import make_case, make_cases, passages_of
 from collab_llm_nodes.bench.minions.oracle import Oracle
-from collab_llm_nodes.bench.minions.reality import ShownExamples, examples
+from collab_llm_nodes.bench.minions.shown import ShownExamples, examples
 from collab_llm_nodes.bench.minions.ways import WAYS, Answered, Models, answer_all
 from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Usage
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.config import from_yaml
-from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
+from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.models.heads import head_fingerprint
+from collab_llm_nodes.models.low_rank import LowRank
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.minions import prompts
@@ -119,6 +123,19 @@ def test_passages_are_found(method: str) -> None:
         assert len(passages.find(method, "crow", 5)) == 5
 
 
+def test_a_perfect_worker_does_chunks_and_tasks_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "SEPARATE_CHUNKS", (1, 3))
+    desk = Desk()
+    with crew(desk, 1) as answer:
+        staff = Staff(Path("none"), Path("none"))
+        bench = measure.Bench(staff, desk, answer, PRICES, words, 0, lambda text: None)
+        found = measure.chunks_and_tasks(bench, Grep(), 3)  # type: ignore[arg-type]
+    assert found["separate"] == {"1": 1.0, "3": 1.0}
+    assert set(found["chunks_in_one_request"].values()) == {1.0}
+    assert set(found["separate_sub_tasks"].values()) == {1.0}
+    assert found["sub_tasks"] == {"1": 1.0, "2": 0.0, "3": 0.0, "4": 0.0}  # no line begins so
+
+
 def answered_as(*right: bool) -> list[Answered]:
     asked = make_case("x", 300, 1, words).asked[0]
     return [Answered(asked, Outcome(asked.answer if each else UNKNOWN)) for each in right]
@@ -180,40 +197,77 @@ def test_a_pretrained_worker_is_shown_solved_examples() -> None:
     assert [request.turns for request in parrot.seen] == [(*jobs, asked[0]), (*questions, asked[1])]
 
 
+def test_a_part_that_fails_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(run: object) -> dict[str, object]:
+        raise Unavailable("no room")
+
+    fine = {"privacy": lambda run: {"privacy": {"canaries_seen": 0}}, "attacks": fails}
+    monkeypatch.setattr(report, "_PARTS", fine)
+    file = tmp_path / "m.json"
+    family = write_family(tmp_path / "family")
+    done = CliRunner().invoke(
+        app,
+        ["bench", "minions", "--quick", "--models", str(family), "--json", str(file)]
+        + ["--part", "privacy", "--part", "attacks"],
+    )
+    assert done.exit_code == 1, done.output
+    results = json.loads(file.read_text())
+    assert results["failed"] == {"attacks": "Unavailable: no room"}
+    assert results["goals"] == {"no canary seen": True, "no attack escapes or hangs": False}
+    assert not results["ok"]
+
+
+def test_an_unknown_part_is_refused() -> None:
+    done = CliRunner().invoke(app, ["bench", "minions", "--part", "privcy"])
+    assert isinstance(done.exception, ConfigError)
+    assert "did you mean privacy" in str(done.exception)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family = write_family(tmp_path / "family")
+    target = read(family / "text-target").model
+    role = LowRank(target, 2, head_fingerprint(decoder_parts(target)))
+    role.save(family / "text-target", "planner")
     small = report.Sizes(
-        questions=7,
+        questions=8,
         tokens=600,
-        per_log=7,
-        trained=0,
-        sweep=2,
+        per_log=4,
+        trained=1,
+        few=2,
         sweep_tokens=500,
-        context=2,
         contexts=(400, 800),
         requests=1,
         plans=2,
         shape=report.JobsShape(1, 1, 1, 20, 150, 20, 2),
-        reality=report.RealitySizes(1, 400, 1),
+        repeats=1,
+        reality=1,
+        reality_tokens=400,
     )
     monkeypatch.setattr(report, "QUICK", small)
     for name in ("SEPARATE_CHUNKS", "CHUNKS_AT_ONCE", "SUB_TASKS", "SAMPLES", "TASKS", "ROUNDS"):
-        monkeypatch.setattr(report.measure, name, (1,))
-    monkeypatch.setattr(report.measure, "CHUNK_SIZES", (800,))
-    monkeypatch.setattr(report.measure, "RETRIEVED", (2, 4, 8))
+        monkeypatch.setattr(measure, name, (1,))
+    monkeypatch.setattr(measure, "CHUNK_SIZES", (800,))
+    monkeypatch.setattr(measure, "RETRIEVED", (2, 4, 8))
     file, plot = tmp_path / "m.json", tmp_path / "m.png"
     done = CliRunner().invoke(
         app,
-        ["bench", "minions", "--quick", "--no-attacks", "--models", str(family)]
-        + ["--questions", "7", "--tokens", "600", "--json", str(file), "--plot", str(plot)]
-        + ["--pretrained", str(family / "text-target")],
+        ["bench", "minions", "--quick", "--processes", "2", "--models", str(family)]
+        + ["--json", str(file), "--plot", str(plot)]
+        + ["--pretrained", str(family / "text-target")]
+        + [word for part in PARTS if part != "attacks" for word in ("--part", part)],
     )
     assert done.exit_code == 0, done.output
     results = json.loads(file.read_text())
     assert results["protocols"]["remote_only"]["accuracy"] == 1.0
-    assert results["protocols"]["minions"]["questions"] == 7
+    assert results["protocols"]["minions"]["questions"] == 8
+    assert results["failed"] == {}
+    assert list(results["workers"]) == ["ssm-reports", "text-target", "text-worker"]
+    assert results["remotes"]["oracle"]["minions"]["questions"] == 4
+    assert results["trained"]["protocols"]["minions"]["errors"] == 4  # random weights plan nothing
+    assert results["trained"]["plans"]["kinds"] == {"valid": 0.0, "right": 0.0}
+    assert set(results["sweeps"]["carry"]) == {"retries", "scratchpad", "history"}
     assert results["privacy"]["canaries_seen"] == 0
     assert results["privacy"]["canaries_planted"] > 3
     assert results["parallel"]["both_s"] > 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from std_msgs.msg import Header
 from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText, Status
 from collab_llm.srv import Minion, Minions
+from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.minions_server import MinionsServer
 from collab_llm_nodes.protocols.minions.metrics import by_round
+from collab_llm_nodes.protocols.minions.settings import PRESETS, MinionsConfig
 from collab_llm_nodes.ros.convert import figures_from
 from collab_llm_nodes.ros.qos import RESULT
 
@@ -177,6 +180,25 @@ def test_a_file_of_an_allowed_folder(site: Site, tmp_path: Path) -> None:
     assert outside.status.code == Status.INVALID_INPUT
     assert "outside the folders" in outside.status.message
     assert "root" not in site.remote.wire
+
+
+def test_a_preset_gives_the_defaults_of_the_parameters(ros_graph: Any) -> None:
+    given = {"preset": "embedded", "rounds": 4}
+    node = MinionsServer(
+        context=ros_graph.context,
+        parameter_overrides=[Parameter(name, value=value) for name, value in given.items()],
+    )
+    ros_graph.add(node)
+    own = {each.name: getattr(node.config, each.name) for each in fields(MinionsConfig)}
+    assert MinionsConfig(**own) == replace(PRESETS["embedded"], rounds=4)
+    (refused,) = ros_graph.do(node.set_parameters, [Parameter("preset", value="qasper")])
+    assert not refused.successful
+
+
+def test_an_unknown_preset_is_named(ros_graph: Any) -> None:
+    wrong = [Parameter("preset", value="finance")]
+    with pytest.raises(ConfigError, match="one of '', 'financebench'"):
+        MinionsServer(context=ros_graph.context, parameter_overrides=wrong)
 
 
 def test_a_deadline_in_round_2_leaves_the_best_answer(site: Site) -> None:

@@ -1,1 +1,15 @@
 """Benchmark of Minion, MinionS and their baselines on long robot logs."""
+
+PARTS = (
+    "parallel",
+    "protocols",
+    "trained",
+    "privacy",
+    "attacks",
+    "contexts",
+    "sweeps",
+    "requests",
+    "workers",
+    "reality",
+)
+"""Parts that ``collab-llm bench minions`` runs, in this order."""

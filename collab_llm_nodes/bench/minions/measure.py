@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from collab_llm_nodes.bench.minions.crew import Answer, Desk, Staff
 from collab_llm_nodes.bench.minions.figures import row
 from collab_llm_nodes.bench.minions.material import Case, make_case, make_cases
+from collab_llm_nodes.bench.minions.shown import EXAMPLES
 from collab_llm_nodes.bench.minions.ways import (
     DIRECT,
     MINION,
@@ -38,6 +41,7 @@ from collab_llm_nodes.protocols.minions.embedded.remote import Planner
 from collab_llm_nodes.protocols.minions.minion import minion
 from collab_llm_nodes.protocols.minions.minions import minions
 from collab_llm_nodes.protocols.minions.reading import worker_output
+from collab_llm_nodes.protocols.minions.settings import HISTORY, RETRIES, SCRATCHPAD
 from collab_llm_nodes.training.minions.chats import job_chat
 from collab_llm_nodes.training.minions.logs import VALUE_OF, Entry, LogWriter
 from collab_llm_nodes.training.minions.questions import (
@@ -47,11 +51,11 @@ from collab_llm_nodes.training.minions.questions import (
     draw,
 )
 
-PROTOCOLS = ("remote_only", "local_only", "rag_bm25", "rag_dense", "minion", "minions")
 CHUNK_SIZES = (400, 800, 1600, 2400)
 SAMPLES = (1, 2, 4)
 TASKS = (1, 2)
 ROUNDS = (1, 2, 3)
+CARRIED = (RETRIES, SCRATCHPAD, HISTORY)
 RETRIEVED = (2, 4, 8, 16, 32, 64)
 SEPARATE_CHUNKS = (1, 16, 32, 64, 128)
 CHUNKS_AT_ONCE = (1, 2, 3)
@@ -62,26 +66,46 @@ _WARM = 0.4
 
 @dataclass(frozen=True)
 class Bench:
-    """Models and sizes of a run.
+    """Models and tools of a run.
 
     Attributes:
+        staff: the models that answer.
+        desk: holds models in this process.
+        answer: answers tasks, here or in several processes.
         count: returns the number of tokens of a text, by the text family's tokenizer.
         tell: tells what was measured.
     """
 
-    models: Models
+    staff: Staff
+    desk: Desk
+    answer: Answer
     prices: PriceTable
     count: Callable[[str], int]
     seed: int
     tell: Callable[[str], None]
 
-    def row(self, name: str, way: Way, cases: Sequence[Case]) -> dict[str, Any]:
-        """Return the figures of one way, and tell them."""
-        return self._row(name, answer_all(way, cases, self.models), cases)
+    @property
+    def models(self) -> Models:
+        """The models that answer, in this process."""
+        return self.desk.models(self.staff)
 
-    def _row(
-        self, name: str, answered: Sequence[Answered], cases: Sequence[Case]
-    ) -> dict[str, Any]:
+    def with_staff(self, **changed: Any) -> Bench:
+        """Return the same run with other models."""
+        return replace(self, staff=replace(self.staff, **changed))
+
+    def rows(
+        self, ways: Mapping[str, Way], cases: Sequence[Case]
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, list[Answered]]]:
+        """Return figures and answers of each way, and tell the figures as they come."""
+        told = self.answer([(self.staff, way, case) for way in ways.values() for case in cases])
+        rows, answers = {}, {}
+        for name in ways:
+            answers[name] = [each for _ in cases for each in next(told)]
+            rows[name] = self.row(name, answers[name], cases)
+        return rows, answers
+
+    def row(self, name: str, answered: Sequence[Answered], cases: Sequence[Case]) -> dict[str, Any]:
+        """Return the figures of a way, and tell them."""
         length = round(sum(case.tokens for case in cases) / len(cases))
         figures = row(answered, length, self.prices)
         self.tell(
@@ -89,13 +113,6 @@ class Bench:
             f" {figures['remote_prefill_tokens']:.0f} tokens read by the remote"
         )
         return figures
-
-    def protocols(
-        self, cases: Sequence[Case], names: Sequence[str] = PROTOCOLS
-    ) -> tuple[dict[str, dict[str, Any]], dict[str, list[Answered]]]:
-        """Return figures and answers of each way to answer."""
-        answers = {name: answer_all(WAYS[name], cases, self.models) for name in names}
-        return {name: self._row(name, own, cases) for name, own in answers.items()}, answers
 
 
 def sweeps(bench: Bench, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
@@ -105,7 +122,7 @@ def sweeps(bench: Bench, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
         return Way(partial(minions, config=replace(MINIONS, **changed)))
 
     warm = replace(MINIONS.local, temperature=_WARM)
-    ways: dict[str, dict[int, Way]] = {
+    ways: dict[str, dict[Any, Way]] = {
         "chunk_characters": {size: minions_with(chunk_size=size) for size in CHUNK_SIZES},
         "samples": {n: minions_with(samples=n, local=warm, rounds=1) for n in SAMPLES},
         "tasks": {n: minions_with(tasks=n, rounds=1) for n in TASKS},
@@ -113,62 +130,125 @@ def sweeps(bench: Bench, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
         "minion_rounds": {
             n: Way(partial(minion, config=replace(MINION, rounds=n))) for n in ROUNDS
         },
+        "carry": {memory: minions_with(carry=memory, rounds=ROUNDS[-1]) for memory in CARRIED},
         "retrieved": {k: Way(partial(rag, config=replace(DIRECT, retrieve=k))) for k in RETRIEVED},
         "minions_retrieved": {k: minions_with(retrieve=k) for k in RETRIEVED[2:]},
     }
+    points = {f"{name} {value}": way for name, own in ways.items() for value, way in own.items()}
+    rows, _ = bench.rows(points, cases)
     return {
-        name: {str(value): bench.row(f"{name} {value}", way, cases) for value, way in own.items()}
-        for name, own in ways.items()
+        name: {str(value): rows[f"{name} {value}"] for value in own} for name, own in ways.items()
     }
 
 
 def contexts(
     bench: Bench, lengths: Sequence[int], questions: int, per_log: int
 ) -> dict[str, dict[str, Any]]:
-    """Return the rows of all protocols on logs of several lengths."""
+    """Return the rows of the protocols on logs of several lengths (figure 4 of paper 000)."""
     found = {}
     for tokens in lengths:
         cases = make_cases(f"contexts {bench.seed}", tokens, questions, per_log, bench.count)
         bench.tell(f"logs of {tokens} tokens")
-        found[str(tokens)], _ = bench.protocols(cases, ("remote_only", "minion", "minions"))
+        found[str(tokens)], _ = bench.rows(chosen("remote_only", "minion", "minions"), cases)
     return found
+
+
+def workers(
+    bench: Bench, folders: Sequence[Path], cases: Sequence[Case]
+) -> dict[str, dict[str, Any]]:
+    """Return the row of MinionS with each model as its worker (table 2 of paper 000)."""
+    found = {}
+    for folder in folders:
+        rows, _ = bench.with_staff(worker=folder).rows({folder.name: WAYS["minions"]}, cases)
+        size = (folder / "model.safetensors").stat().st_size
+        found[folder.name] = {"weights_bytes": size, **rows[folder.name]}
+    return found
+
+
+def reality(bench: Bench, folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
+    """Return rows with a pretrained model as worker, which is shown examples."""
+    own = bench.with_staff(worker=folder, shown=bench.seed)
+    rows, _ = own.rows(chosen("local_only", "rag_bm25", "minions"), cases)
+    return {"model": folder.name, "examples": EXAMPLES, "protocols": rows}
+
+
+def chosen(*names: str) -> dict[str, Way]:
+    """Return these ways to answer."""
+    return {name: WAYS[name] for name in names}
 
 
 def chunks_and_tasks(bench: Bench, worker: ChatModel, requests: int) -> dict[str, Any]:
     """Return the worker's accuracy by chunks and by sub-tasks in one request (tables 4 and 5).
 
     ``separate`` has the chunks in one request each; right is what finds the answer in its chunk
-    and nothing in the others that would be sent.
+    and nothing in the others that would be sent. ``separate_sub_tasks`` has the tasks in one
+    request each; right are only all of them together.
     """
     rng = random.Random(f"requests {bench.seed}")
-    found: dict[str, Any] = {"chunks_in_one_request": {}, "separate": {}, "sub_tasks": {}}
-    for n in CHUNKS_AT_ONCE:
-        right = 0
-        for _ in range(requests):
-            chunks, query, entry = _chunks(rng, n, bench.count)
-            (output,) = _outputs(worker, ["\n".join(chunks)], query.tasks[0])
-            right += output == entry.fields[VALUE_OF[query.fact]]
-        found["chunks_in_one_request"][str(n)] = right / requests
-    for n in SEPARATE_CHUNKS:
-        tries, right = max(4, requests // n), 0
-        for _ in range(tries):
-            chunks, query, entry = _chunks(rng, n, bench.count)
-            said = {output for output in _outputs(worker, chunks, query.tasks[0]) if output}
-            right += said == {entry.fields[VALUE_OF[query.fact]]}
-        found["separate"][str(n)] = right / tries
+    found: dict[str, dict[str, float]] = {
+        "chunks_in_one_request": {
+            str(n): _chunks_together(bench, worker, rng, n, requests) for n in CHUNKS_AT_ONCE
+        },
+        "separate": {
+            str(n): _chunks_apart(bench, worker, rng, n, requests) for n in SEPARATE_CHUNKS
+        },
+        "sub_tasks": {},
+        "separate_sub_tasks": {},
+    }
     for n in SUB_TASKS:
-        right = 0
-        for _ in range(requests):
-            writer = LogWriter(rng, held_out=True)
-            asked = [draw(writer, "lookup") for _ in range(n)]
-            groups = [each.planted[0] for each in asked]
-            text = writer.log(groups, _CHUNK_TOKENS // 2, bench.count).text
-            tasks = "; ".join(each.query.tasks[0] for each in asked)
-            (output,) = _outputs(worker, [text], tasks)
-            right += (output or "") == "; ".join(each.answer for each in asked)
-        found["sub_tasks"][str(n)] = right / requests
+        together, apart = _sub_tasks(bench, worker, rng, n, requests)
+        found["sub_tasks"][str(n)], found["separate_sub_tasks"][str(n)] = together, apart
     bench.tell(f"chunks and tasks in one request: {json.dumps(found)}")
     return found
+
+
+def _chunks_together(
+    bench: Bench, worker: ChatModel, rng: random.Random, n: int, requests: int
+) -> float:
+    jobs, wanted = [], []
+    for _ in range(requests):
+        chunks, query, entry = _chunks(rng, n, bench.count)
+        jobs.append(("\n".join(chunks), query.tasks[0]))
+        wanted.append(entry.fields[VALUE_OF[query.fact]])
+    return _agreement(_outputs(worker, jobs), wanted)
+
+
+def _chunks_apart(
+    bench: Bench, worker: ChatModel, rng: random.Random, n: int, requests: int
+) -> float:
+    tries, right = max(4, requests // n), 0
+    for _ in range(tries):
+        chunks, query, entry = _chunks(rng, n, bench.count)
+        outputs = _outputs(worker, [(chunk, query.tasks[0]) for chunk in chunks])
+        said = {output for output in outputs if output}
+        right += said == {entry.fields[VALUE_OF[query.fact]]}
+    return right / tries
+
+
+def _sub_tasks(
+    bench: Bench, worker: ChatModel, rng: random.Random, n: int, requests: int
+) -> tuple[float, float]:
+    """Return the shares of right answers to ``n`` tasks in one request, and in one each."""
+    together, apart = [], []
+    wanted: list[list[str]] = []
+    for _ in range(requests):
+        writer = LogWriter(rng, held_out=True)
+        asked = [draw(writer, "lookup") for _ in range(n)]
+        groups = [each.planted[0] for each in asked]
+        text = writer.log(groups, _CHUNK_TOKENS // 2, bench.count).text
+        tasks = [each.query.tasks[0] for each in asked]
+        together.append((text, "; ".join(tasks)))
+        apart += [(text, task) for task in tasks]
+        wanted.append([each.answer for each in asked])
+    joined = _outputs(worker, together)
+    each_alone = iter(_outputs(worker, apart))
+    alone = [[next(each_alone) for _ in answers] for answers in wanted]
+    return _agreement(joined, ["; ".join(each) for each in wanted]), _agreement(alone, wanted)
+
+
+def _agreement(said: Sequence[object], wanted: Sequence[object]) -> float:
+    """Return the share of answers that are the wanted ones."""
+    return sum(a == b for a, b in zip(said, wanted, strict=True)) / len(wanted)
 
 
 def _chunks(
@@ -186,13 +266,14 @@ def _chunks(
     return chunks, asked.query, entry
 
 
-def _outputs(worker: ChatModel, chunks: Sequence[str], task: str) -> list[str | None]:
-    """Return the worker's answers, as MinionS would send them on."""
+def _outputs(worker: ChatModel, jobs: Sequence[tuple[str, str]]) -> list[str | None]:
+    """Return the worker's answers to chunks and tasks, as MinionS would send them on."""
     requests = [
-        ChatRequest(job_chat(chunk, task), max_tokens=MINIONS.local.max_tokens) for chunk in chunks
+        ChatRequest(job_chat(chunk, task), max_tokens=MINIONS.local.max_tokens)
+        for chunk, task in jobs
     ]
     found: list[str | None] = []
-    for reply, chunk in zip(worker.ask(requests, Unhurried()), chunks, strict=True):
+    for reply, (chunk, _) in zip(worker.ask(requests, Unhurried()), jobs, strict=True):
         output = None
         if not isinstance(reply, CollabError):
             output = worker_output(reply.text, quotes=False, max_characters=2000)

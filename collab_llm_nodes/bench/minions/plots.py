@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from collab_llm_nodes.bench.harness import save_plot, subplots
 
 Results = Mapping[str, Any]
+_COLUMNS = 4
 
 
 def plot_all(results: Results, file: Path) -> None:
-    """Draw cost and accuracy, the sweeps, and lengths of logs, one panel each."""
-    figure, grid = subplots(3, 3, figsize=(14, 11))
+    """Draw a panel for each part and each sweep that ``results`` holds."""
+    draw: list[Callable[[Any], None]] = []
+    if "protocols" in results:
+        draw += [partial(_cost, results=results), partial(_classes, results=results)]
+    if "contexts" in results:
+        draw.append(partial(_lengths, results=results))
+    if "requests" in results:
+        draw += [
+            partial(_shares, name=name, shares=shares)
+            for name, shares in results["requests"].items()
+        ]
+    if "workers" in results:
+        draw.append(partial(_workers, rows=results["workers"]))
+    draw += [
+        partial(_sweep, name=name, rows=rows) for name, rows in results.get("sweeps", {}).items()
+    ]
+    height = max(1, math.ceil(len(draw) / _COLUMNS))
+    figure, grid = subplots(height, _COLUMNS, figsize=(16, 3.6 * height), squeeze=False)
     panels = list(grid.flat)
-    _cost(panels[0], results)
-    _lengths(panels[1], results)
-    _classes(panels[2], results)
-    for axis, (name, rows) in zip(panels[3:], results["sweeps"].items(), strict=False):
-        _sweep(axis, name, rows)
-    for axis in panels[3 + len(results["sweeps"]) :]:
+    for panel, axis in zip(draw, panels, strict=False):
+        panel(axis)
+    for axis in panels[len(draw) :]:
         axis.set_axis_off()
     save_plot(figure, file)
 
@@ -61,12 +77,25 @@ def _classes(axis: Any, results: Results) -> None:
     _label(axis, "classes of questions", "", "accuracy")
 
 
+def _workers(axis: Any, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, row in rows.items():
+        axis.plot(row["weights_bytes"] / 1e6, row["accuracy"], "o", label=name)
+    axis.set_ylim(0, 1.05)
+    axis.legend(fontsize=7)
+    _label(axis, "size of the worker", "weights [MB]", "accuracy of MinionS")
+
+
+def _shares(axis: Any, name: str, shares: Mapping[str, float]) -> None:
+    axis.plot([*shares], [*shares.values()], "o-")
+    axis.set_ylim(0, 1.05)
+    _label(axis, f"requests: {name.replace('_', ' ')}", "", "right answers")
+
+
 def _sweep(axis: Any, name: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
-    values = [int(value) for value in rows]
-    axis.plot(values, [row["accuracy"] for row in rows.values()], "o-", color="C0")
+    axis.plot([*rows], [row["accuracy"] for row in rows.values()], "o-", color="C0")
     axis.set_ylim(0, 1.05)
     read = axis.twinx()
-    read.plot(values, [row["remote_prefill_tokens"] for row in rows.values()], "s--", color="C1")
+    read.plot([*rows], [row["remote_prefill_tokens"] for row in rows.values()], "s--", color="C1")
     read.set_ylabel("tokens read by the remote (dashed)", fontsize=7)
     _label(axis, name.replace("_", " "), "", "accuracy")
 

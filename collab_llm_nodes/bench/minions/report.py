@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.bench.chat import JobsShape, measure_parallel
-from collab_llm_nodes.bench.minions import measure
+from collab_llm_nodes.bench.minions import PARTS, measure
 from collab_llm_nodes.bench.minions.attacks import run_attacks
+from collab_llm_nodes.bench.minions.crew import (
+    PRICED_AS,
+    TARGET,
+    WORKER,
+    Counter,
+    Desk,
+    Staff,
+    crew,
+    read,
+)
 from collab_llm_nodes.bench.minions.figures import break_even, paired
-from collab_llm_nodes.bench.minions.material import make_cases
-from collab_llm_nodes.bench.minions.measure import Bench
-from collab_llm_nodes.bench.minions.oracle import Oracle
+from collab_llm_nodes.bench.minions.material import Case, make_cases
+from collab_llm_nodes.bench.minions.measure import Bench, chosen
 from collab_llm_nodes.bench.minions.plots import plot_all
-from collab_llm_nodes.bench.minions.reality import RealitySizes, reality
-from collab_llm_nodes.bench.minions.ways import Models
-from collab_llm_nodes.chat.batch import BatchConfig
-from collab_llm_nodes.chat.in_process import InProcessChat, InProcessConfig
+from collab_llm_nodes.bench.minions.ways import WAYS, Answered
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.config import from_yaml
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
-from collab_llm_nodes.models.turns import Turn
-from collab_llm_nodes.protocols.minions.embedded.remote import ROLE, open_planner
-from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat, token_count
-from collab_llm_nodes.training.text.rendering import prompt_text
+from collab_llm_nodes.errors import ConfigError, did_you_mean
+from collab_llm_nodes.protocols.minions.embedded.remote import ROLE, Planner
 
-WORKER, TARGET = "text-worker", "text-target"
-PRICED_AS = "gpt-4o"
-"""Prices of the paper's remote; the models here cost nothing."""
+log = logging.getLogger(__name__)
+
+_WORKERS = (WORKER, TARGET, "ssm-reports")
+"""Models of the family that are a worker in turn; the first alone is trained for it."""
 _ROWS = (
     ("accuracy", "{:.3f}"),
     ("remote_prefill_tokens", "{:,.0f}"),
@@ -54,38 +58,41 @@ class Sizes:
 
     Attributes:
         questions: of the main table, on logs of ``tokens``; ``per_log`` share a log.
-        trained, sweep, context: questions of these parts.
+        trained: logs of the main table that the trained remote is asked about, too.
+        few: questions of each point of the other parts, on one log.
         shape: jobs of ``parallel``.
+        reality: questions to the pretrained worker, on two logs.
     """
 
     questions: int = 406
     tokens: int = 32_768
-    per_log: int = 14
-    trained: int = 42
-    sweep: int = 14
+    per_log: int = 29
+    trained: int = 2
+    few: int = 14
     sweep_tokens: int = 16_384
-    context: int = 14
     contexts: tuple[int, ...] = (4096, 8192, 16_384, 65_536)
     requests: int = 64
     plans: int = 60
     shape: JobsShape = JobsShape()
-    repeats: int = 1
-    reality: RealitySizes = RealitySizes()
+    repeats: int = 3
+    reality: int = 24
+    reality_tokens: int = 4096
 
 
 QUICK = Sizes(
     questions=14,
     tokens=4096,
     per_log=14,
-    trained=7,
-    sweep=7,
+    trained=1,
+    few=7,
     sweep_tokens=2048,
-    context=7,
     contexts=(2048, 8192),
     requests=4,
     plans=10,
     shape=JobsShape(chunks=2, tasks=2, samples=2, chunk_tokens=300, reply_tokens=16),
-    reality=RealitySizes(questions=4, tokens=1024, per_log=4),
+    repeats=1,
+    reality=4,
+    reality_tokens=1024,
 )
 
 
@@ -93,72 +100,80 @@ def run_minions(
     *,
     models: Path,
     sizes: Sizes,
-    attacks: bool,
     threads: int,
+    processes: int,
     seed: int,
     plot: Path | None,
     console: Console,
+    parts: Sequence[str] = (),
     pretrained: Path | None = None,
+    save: Callable[[dict[str, Any]], None] = lambda results: None,
 ) -> dict[str, Any]:
     """Measure Minion, MinionS and the baselines with the text family in ``models``.
 
     Args:
+        processes: answer questions about several logs side by side.
+        parts: some of ``PARTS``, empty for all; ``reality`` needs ``pretrained``.
         pretrained: folder of a model to be the worker of some questions too.
+        save: gets the results after each part.
 
     Returns:
         ``protocols.<way>`` with remote ``oracle``, ``trained.protocols.<way>`` and
         ``trained.plans``; ``paired`` gains; ``sweeps.<setting>.<value>``, ``contexts.<tokens>``,
-        ``requests`` (tables 4 and 5), ``workers.<model>``, ``reality``, ``break_even_tokens``;
-        ``parallel``, ``privacy``, ``attacks``; ``goals`` and ``ok``.
+        ``requests`` (figure 3, tables 4 and 5), ``workers.<model>`` (table 2),
+        ``remotes.<remote>.<way>`` (table 3), ``reality``, ``break_even_tokens``; ``parallel``,
+        ``privacy``, ``attacks``; ``seconds.<part>`` and ``failed.<part>``; ``goals`` and ``ok``.
 
     Raises:
-        ConfigError: a model is missing.
+        ConfigError: a model is missing, or a part is unknown.
         ModelError: a model cannot be loaded.
     """
-    torch.set_num_threads(threads)
-    worker = _read(models, WORKER)
-    counted = _Counter(worker)
+    for part in parts:
+        if part not in PARTS:
+            raise ConfigError(
+                f"unknown part {part!r}",
+                field="--part",
+                remedy=did_you_mean(part, PARTS, f"one of {', '.join(PARTS)}"),
+            )
+    staff = Staff(models, models / WORKER, threads=threads)
+    count = Counter(read(models / WORKER)).text
     prices = from_yaml(PriceTable, config_file("prices.yaml"))
-    local = _windowed(worker, counted)
-    oracle = Oracle(PRICED_AS, counted.chat)
-    both = Models(oracle, local, prices.of(PRICED_AS))
-
-    def tell(text: str) -> None:
-        console.print(text, highlight=False)
-
-    bench = Bench(both, prices, counted.text, seed, tell)
-    cases = make_cases(f"main {seed}", sizes.tokens, sizes.questions, sizes.per_log, counted.text)
-    protocols, answers = bench.protocols(cases)
-    _print("remote: oracle", protocols, console)
-    few = make_cases(f"sweeps {seed}", sizes.sweep_tokens, sizes.sweep, sizes.per_log, counted.text)
-    lengths = measure.contexts(bench, sizes.contexts, sizes.context, sizes.per_log)
-    first, last = lengths[str(min(sizes.contexts))], lengths[str(max(sizes.contexts))]
     results: dict[str, Any] = {
         "models": str(models),
         "tokenizer": f"that of {WORKER}",
         "priced_as": PRICED_AS,
         "threads": threads,
-        "protocols": protocols,
-        "paired": {
-            "minion_over_local_only": paired(answers["local_only"], answers["minion"], seed),
-            "minions_over_minion": paired(answers["minion"], answers["minions"], seed),
-        },
-        "contexts": lengths,
-        "break_even_tokens": break_even(first, last),
-        "sweeps": measure.sweeps(bench, few),
-        "requests": measure.chunks_and_tasks(bench, local, sizes.requests),
-        "workers": _workers(bench, models, counted, few),
-        "trained": _trained(bench, models, counted, sizes),
-        "reality": reality(bench, pretrained, sizes.reality) if pretrained else {},
-        "privacy": measure.privacy(bench, sizes.sweep_tokens, sizes.per_log),
-        "attacks": run_attacks() if attacks else {},
+        "processes": processes,
+        "seconds": {},
+        "failed": {},
     }
-    local.close()
-    results |= _parallel(worker, sizes)
-    results["goals"] = _goals(results)
-    results["ok"] = all(results["goals"].values())
-    _print("pretrained worker", results["reality"].get("protocols", {}), console)
-    _print("remote: trained", results["trained"].get("protocols", {}), console)
+    desk = Desk()
+
+    def tell(text: str) -> None:
+        console.print(text, highlight=False)
+
+    wanted = [part for part in PARTS if part in (parts or PARTS)]
+    if pretrained is None:
+        wanted = [part for part in wanted if part != "reality"]
+    with crew(desk, processes) as answer:
+        run = _Run(Bench(staff, desk, answer, prices, count, seed, tell), sizes, pretrained)
+        for part in wanted:
+            begun = time.monotonic()
+            try:
+                results |= _PARTS[part](run)
+            except Exception as error:  # the other parts count, whatever has failed in this one
+                log.exception("the part %s failed", part)
+                results["failed"][part] = f"{type(error).__name__}: {error}"
+            results["seconds"][part] = time.monotonic() - begun
+            save(results)
+    desk.close()
+    results["goals"] = _goals(results, wanted)
+    results["ok"] = all(results["goals"].values()) and not results["failed"]
+    _print("remote: oracle", results.get("protocols", {}), console)
+    _print("remote: trained", results.get("trained", {}).get("protocols", {}), console)
+    _print("pretrained worker", results.get("reality", {}).get("protocols", {}), console)
+    for part, reason in results["failed"].items():
+        console.print(f"FAILED   {part}: {reason}", highlight=False, markup=False)
     for goal, reached in results["goals"].items():
         console.print(f"{'reached' if reached else 'MISSED '}  {goal}", highlight=False)
     if plot is not None:
@@ -166,96 +181,190 @@ def run_minions(
     return results
 
 
-class _Counter:
-    """Counts tokens with the tokenizer of one model, which names all counts of a run."""
+@dataclass
+class _Run:
+    """What the parts of a run share.
 
-    def __init__(self, model: LoadedModel) -> None:
-        self.text = token_count(model.tokenizer)
+    Attributes:
+        answers: of the main table's ways, in the order of its questions; empty until they are in.
+    """
 
-    def chat(self, turns: Sequence[Turn]) -> int:
-        """Return the number of tokens of a prompt, or of one reply."""
-        if len(turns) == 1 and turns[0].role == "assistant":
-            return self.text(turns[0].content) + 1  # its end
-        return self.text(prompt_text(turns))
+    bench: Bench
+    sizes: Sizes
+    pretrained: Path | None
+    answers: dict[str, list[Answered]] = field(default_factory=dict)
 
+    def cases(self, name: str, tokens: int, questions: int, per_log: int) -> list[Case]:
+        """Return the logs and questions of a part."""
+        return make_cases(f"{name} {self.bench.seed}", tokens, questions, per_log, self.bench.count)
 
-def _read(models: Path, name: str) -> LoadedModel:
-    if not (models / name / "config.json").is_file():
-        raise ConfigError(
-            f"{models} lacks {name}",
-            field="--models",
-            remedy=f"name the folder that holds {WORKER} and {TARGET}",
-        )
-    return load(ModelConfig(path=str(models / name), local_files_only=True))
-
-
-def _windowed(model: LoadedModel, counted: _Counter) -> WindowedChat:
-    limits = BatchConfig(max_batch=64, prefill_tokens=1024, kept_tokens=1 << 16)
-    chat = InProcessChat(Engine(model), InProcessConfig(limits, max_jobs=1 << 16))
-    return WindowedChat(chat, counted.text)
+    @property
+    def main(self) -> list[Case]:
+        """Logs and questions of the main table."""
+        return self.cases("main", self.sizes.tokens, self.sizes.questions, self.sizes.per_log)
 
 
-def _workers(
-    bench: Bench, models: Path, counted: _Counter, cases: Sequence[Any]
-) -> dict[str, dict[str, Any]]:
-    """Return MinionS' row with other models of the family as its worker, untrained for it."""
-    found = {}
-    for name in (TARGET, "ssm-reports"):
-        if not (models / name / "config.json").is_file():
-            continue
-        worker = _windowed(_read(models, name), counted)
-        other = replace(bench, models=replace(bench.models, local=worker))
-        found[name] = other.row(f"worker {name}", measure.WAYS["minions"], cases)
-        worker.close()
-    return found
+def _protocols(run: _Run) -> dict[str, Any]:
+    rows, run.answers = run.bench.rows(WAYS, run.main)
+    local, minion, minions = (run.answers[name] for name in ("local_only", "minion", "minions"))
+    gains = {
+        "minion_over_local_only": paired(local, minion, run.bench.seed),
+        "minions_over_minion": paired(minion, minions, run.bench.seed),
+    }
+    return {"protocols": rows, "paired": gains}
 
 
-def _trained(bench: Bench, models: Path, counted: _Counter, sizes: Sizes) -> dict[str, Any]:
-    """Return rows and plans of the trained remote; empty without one."""
-    folder = models / TARGET
+def _trained(run: _Run) -> dict[str, Any]:
+    """Return rows and plans of the trained remote, and rows of both on the same questions."""
+    folder = run.bench.staff.family / TARGET
     if not (folder / f"{ROLE}.json").is_file():
-        return {}
-    planner = open_planner(ModelConfig(path=str(folder), local_files_only=True), PRICED_AS)
-    own = replace(bench, models=replace(bench.models, remote=planner))
-    cases = make_cases(
-        f"trained {bench.seed}", sizes.tokens, sizes.trained, sizes.per_log, counted.text
-    )
-    protocols, _ = own.protocols(cases, ("remote_only", "rag_bm25", "minion", "minions"))
-    plans = measure.planning(own, planner, sizes.plans)
-    planner.close()
-    return {"protocols": protocols, "plans": plans}
+        run.bench.tell(f"{folder} has not learnt to plan: no remote is trained")
+        return {"trained": {}, "remotes": {}}
+    cases = run.main[: run.sizes.trained]
+    ways = chosen("remote_only", "rag_bm25", "minion", "minions")
+    trained = run.bench.with_staff(trained=True)
+    rows, _ = trained.rows(ways, cases)
+    questions = sum(len(case.asked) for case in cases)
+    oracle = {
+        name: run.bench.row(f"oracle, {name}", answers[:questions], cases)
+        for name, answers in run.answers.items()
+        if name in ways
+    }
+    planner = trained.models.remote
+    assert isinstance(planner, Planner)
+    plans = measure.planning(trained, planner, run.sizes.plans)
+    return {
+        "trained": {"protocols": rows, "plans": plans},
+        "remotes": {"oracle": oracle, "trained": rows},
+    }
 
 
-def _parallel(worker: LoadedModel, sizes: Sizes) -> dict[str, Any]:
-    engine = Engine(worker)
+def _contexts(run: _Run) -> dict[str, Any]:
+    few = run.sizes.few
+    rows = measure.contexts(run.bench, run.sizes.contexts, few, few)
+    first, last = rows[str(min(run.sizes.contexts))], rows[str(max(run.sizes.contexts))]
+    return {"contexts": rows, "break_even_tokens": break_even(first, last)}
+
+
+def _sweeps(run: _Run) -> dict[str, Any]:
+    few = run.sizes.few
+    cases = run.cases("sweeps", run.sizes.sweep_tokens, few, few)
+    return {"sweeps": measure.sweeps(run.bench, cases)}
+
+
+def _workers(run: _Run) -> dict[str, Any]:
+    few = run.sizes.few
+    cases = run.cases("workers", min(run.sizes.contexts), few, few)
+    folders = [run.bench.staff.family / name for name in _WORKERS]
+    here = [folder for folder in folders if (folder / "config.json").is_file()]
+    return {"workers": measure.workers(run.bench, here, cases)}
+
+
+def _requests(run: _Run) -> dict[str, Any]:
+    local = run.bench.models.local
+    return {"requests": measure.chunks_and_tasks(run.bench, local, run.sizes.requests)}
+
+
+def _parallel(run: _Run) -> dict[str, Any]:
+    engine = Engine(read(run.bench.staff.family / WORKER))
     engine.eos = frozenset()  # every reply has the same length
-    found = measure_parallel(engine, sizes.shape, repeats=sizes.repeats)
+    found = measure_parallel(engine, run.sizes.shape, repeats=run.sizes.repeats)
     engine.close()
     return {"parallel": {**found["parallel"], "shape": found["shape"]}}
 
 
-def _goals(results: Mapping[str, Any]) -> dict[str, bool]:
-    """Return which of the goals at the main length are reached."""
-    rows, gains = results["protocols"], results["paired"]
-    remote, minions = rows["remote_only"], rows["minions"]
-    read = remote["remote_prefill_tokens"]
-    parallel = results["parallel"]
-    goals = {
-        "remote only >= 0.8": remote["accuracy"] >= 0.8,
-        "MinionS >= 95 % of remote only": minions["accuracy"] >= 0.95 * remote["accuracy"],
-        "MinionS reads <= 20 % remotely": minions["remote_prefill_tokens"] <= 0.2 * read,
-        "MinionS costs <= 25 %": minions["cost_usd"] <= 0.25 * remote["cost_usd"],
-        "Minion reads <= 5 % remotely": rows["minion"]["remote_prefill_tokens"] <= 0.05 * read,
-        "local only < Minion": gains["minion_over_local_only"]["interval"][0] > 0,
-        "Minion < MinionS": gains["minions_over_minion"]["interval"][0] > 0,
-        "nothing truncated": not any(row["truncated_share"] for row in rows.values()),
-        "both <= a third of one by one": parallel["both_s"] <= parallel["one_by_one_s"] / 3,
-        "no canary seen": results["privacy"]["canaries_seen"] == 0,
+def _privacy(run: _Run) -> dict[str, Any]:
+    return {"privacy": measure.privacy(run.bench, run.sizes.sweep_tokens, run.sizes.few)}
+
+
+def _attacks(run: _Run) -> dict[str, Any]:
+    return {"attacks": run_attacks()}
+
+
+def _reality(run: _Run) -> dict[str, Any]:
+    assert run.pretrained is not None
+    sizes = run.sizes
+    cases = run.cases("reality", sizes.reality_tokens, sizes.reality, (sizes.reality + 1) // 2)
+    return {"reality": measure.reality(run.bench, run.pretrained, cases)}
+
+
+_PARTS: Mapping[str, Callable[[_Run], dict[str, Any]]] = {
+    "parallel": _parallel,
+    "protocols": _protocols,
+    "trained": _trained,
+    "privacy": _privacy,
+    "attacks": _attacks,
+    "contexts": _contexts,
+    "sweeps": _sweeps,
+    "requests": _requests,
+    "workers": _workers,
+    "reality": _reality,
+}
+
+Results = Mapping[str, Any]
+_READ = "remote_prefill_tokens"
+
+
+def _share(results: Results, way: str, figure: str) -> float:
+    """Return a figure of a way as a share of remote only's."""
+    rows = results["protocols"]
+    return float(rows[way][figure] / rows["remote_only"][figure])
+
+
+def _surely_better(results: Results, gain: str) -> bool:
+    return bool(results["paired"][gain]["interval"][0] > 0)
+
+
+_GOALS: Mapping[str, tuple[str, Callable[[Results], bool]]] = {
+    "remote only >= 0.8": (
+        "protocols",
+        lambda found: found["protocols"]["remote_only"]["accuracy"] >= 0.8,
+    ),
+    "MinionS >= 95 % of remote only": (
+        "protocols",
+        lambda found: _share(found, "minions", "accuracy") >= 0.95,
+    ),
+    "MinionS reads <= 20 % remotely": (
+        "protocols",
+        lambda found: _share(found, "minions", _READ) <= 0.2,
+    ),
+    "MinionS costs <= 25 %": (
+        "protocols",
+        lambda found: _share(found, "minions", "cost_usd") <= 0.25,
+    ),
+    "Minion reads <= 5 % remotely": (
+        "protocols",
+        lambda found: _share(found, "minion", _READ) <= 0.05,
+    ),
+    "local only < Minion": (
+        "protocols",
+        lambda found: _surely_better(found, "minion_over_local_only"),
+    ),
+    "Minion < MinionS": ("protocols", lambda found: _surely_better(found, "minions_over_minion")),
+    "nothing truncated": (
+        "protocols",
+        lambda found: not any(row["truncated_share"] for row in found["protocols"].values()),
+    ),
+    "both <= a third of one by one": (
+        "parallel",
+        lambda found: found["parallel"]["both_s"] <= found["parallel"]["one_by_one_s"] / 3,
+    ),
+    "no canary seen": ("privacy", lambda found: found["privacy"]["canaries_seen"] == 0),
+    "no attack escapes or hangs": (
+        "attacks",
+        lambda found: found["attacks"]["escaped"] == found["attacks"]["hung"] == 0,
+    ),
+}
+"""Each goal's part, and the rule by which it is reached."""
+
+
+def _goals(results: Results, parts: Sequence[str]) -> dict[str, bool]:
+    """Return which goals of the parts that were run are reached; none of a part that failed."""
+    return {
+        name: part not in results["failed"] and holds(results)
+        for name, (part, holds) in _GOALS.items()
+        if part in parts
     }
-    if results["attacks"]:
-        attacks = results["attacks"]
-        goals["no attack escapes or hangs"] = attacks["escaped"] == attacks["hung"] == 0
-    return goals
 
 
 def _print(title: str, rows: Mapping[str, Mapping[str, Any]], console: Console) -> None:

@@ -29,27 +29,15 @@ from collab_llm_nodes.protocols.minions.messages import (
 from collab_llm_nodes.protocols.minions.minion import minion
 from collab_llm_nodes.protocols.minions.minions import minions
 from collab_llm_nodes.protocols.minions.settings import (
-    PLAN,
+    CHAT_PRESETS,
+    EMBEDDED,
+    PRESETS,
     DirectConfig,
-    LocalConfig,
-    MinionConfig,
-    MinionsConfig,
 )
 from collab_llm_nodes.training.minions.questions import Asked, is_right
 
-_LOCAL = LocalConfig(temperature=0.0, max_tokens=160)
-MINIONS = MinionsConfig(
-    style="embedded",
-    planner=PLAN,
-    chunker="chunk_by_paragraph",
-    chunk_size=800,
-    rounds=2,
-    tasks=0,
-    check_citations=True,
-    local=_LOCAL,
-)
-MINION = MinionConfig(style="embedded", rounds=3, local=_LOCAL)
-DIRECT = DirectConfig(local=_LOCAL, retrieve=16)
+MINIONS, MINION = PRESETS[EMBEDDED], CHAT_PRESETS[EMBEDDED]
+DIRECT = DirectConfig(local=MINIONS.local, retrieve=16)
 
 Ask = Callable[[str, Sequence[str]], Machine]
 

@@ -161,7 +161,7 @@ def _chat(config: ChatModelConfig, field: str, opened: ExitStack) -> ChatModel:
             )
         name = Path(config.model.path).name
         if config.role == ROLE:
-            planner = open_planner(config.model, name)
+            planner = open_planner(config.model, name, config.limits)
             opened.callback(planner.close)
             return planner
         loaded = load(config.model)
@@ -173,9 +173,9 @@ def _chat(config: ChatModelConfig, field: str, opened: ExitStack) -> ChatModel:
             return WindowedChat(chat, token_count(loaded.tokenizer), config.window)
         return chat
     except CollabError as error:
-        error.field = ".".join(
-            filter(None, (field, "server" if config.at == SERVER else "model", error.field))
-        )
+        branch = "server" if config.at == SERVER else "model"
+        own = error.field if error.field == "role" else f"{branch}.{error.field}".rstrip(".")
+        error.field = f"{field}.{own}"
         raise
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 
@@ -19,12 +19,18 @@ from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
 from collab_llm_nodes.knowledge.text_encoder import TextEncoderConfig
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.minions.embedded.remote import ROLE
-from collab_llm_nodes.protocols.minions.settings import MinionConfig, MinionsConfig
+from collab_llm_nodes.protocols.minions.settings import (
+    CHAT_PRESETS,
+    PRESETS,
+    MinionConfig,
+    MinionsConfig,
+)
 
 IN_PROCESS, SERVER = "in_process", "server"
 PROTOCOL, REMOTE_ONLY, LOCAL_ONLY, RAG = "protocol", "remote_only", "local_only", "rag"
 WAYS = (PROTOCOL, REMOTE_ONLY, LOCAL_ONLY, RAG)
 WORDS = "words"
+S = TypeVar("S", bound="ServedConfig")
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,16 @@ class LargeConfig:
 class ServedConfig:
     """Settings that Minion and MinionS share."""
 
+    presets: ClassVar[Mapping[str, Any]] = {}
+    """Settings of the machine by the name of their preset."""
+
+    preset: str = setting(
+        "",
+        "Defaults of the protocol's own settings: those of an experiment of paper 000, or of the"
+        " embedded models (docs/minions.md). Values that are set count over them. Empty: none.",
+        choices=("", *PRESETS),
+        read_only=True,
+    )
     way: str = setting(
         PROTOCOL,
         "protocol: as its name says; remote_only: the remote reads everything; local_only: the"
@@ -156,10 +172,25 @@ class ServedConfig:
                 f"{unknown[0]!r} is unknown", field="ways", remedy=f"some of {', '.join(WAYS)}"
             )
 
+    @classmethod
+    def of_preset(cls: type[S], name: str) -> S:
+        """Return the defaults of the preset ``name``; empty: those of the class.
+
+        Raises:
+            ConfigError: there is no such preset.
+        """
+        defaults = cls(preset=name)
+        if not name:
+            return defaults
+        own = cls.presets[name]
+        return replace(defaults, **{each.name: getattr(own, each.name) for each in fields(own)})
+
 
 @dataclass(frozen=True)
 class ServedMinion(MinionConfig, ServedConfig):
     """The chat of two models, served."""
+
+    presets = CHAT_PRESETS
 
     def __post_init__(self) -> None:
         ServedConfig.__post_init__(self)
@@ -168,6 +199,8 @@ class ServedMinion(MinionConfig, ServedConfig):
 @dataclass(frozen=True)
 class ServedMinions(MinionsConfig, ServedConfig):
     """Decompose, execute, aggregate, served."""
+
+    presets = PRESETS
 
     def __post_init__(self) -> None:
         ServedConfig.__post_init__(self)
@@ -199,7 +232,18 @@ def served_minions(file: str) -> ServedMinions:
             field="config",
             remedy="see config/minions.yaml",
         ) from error
-    return from_mapping(ServedMinions, _nested(own))
+    given = _nested(own)
+    defaults = ServedMinions.of_preset(str(given.get("preset", "")))
+    return from_mapping(ServedMinions, _merged(asdict(defaults), given))
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``below`` with the values of ``above`` in place of its own, branch by branch."""
+    both = {**below, **above}
+    for name in below.keys() & above.keys():
+        if isinstance(below[name], Mapping) and isinstance(above[name], Mapping):
+            both[name] = _merged(below[name], above[name])
+    return both
 
 
 def _nested(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collab_llm_nodes.protocols.minions.prompts import STYLES
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 
 PROGRAM, PLAN = "program", "plan"
+EMBEDDED = "embedded"
 RETRIES, SCRATCHPAD, HISTORY = "retries", "scratchpad", "history"
 _REPEATS_ITSELF = 0.01
 """Below this temperature samples of one job hardly differ."""
@@ -173,12 +174,24 @@ PRESETS: Mapping[str, MinionsConfig] = {
     # Its prompt lets the remote do nothing but answer: there is no second round.
     "longhealth": MinionsConfig(style="longhealth", local=_ALMOST_GREEDY, rounds=1),
     "qasper": MinionsConfig(style="qasper", local=_ALMOST_GREEDY),
+    # Logs of a robot, read by the text worker and planned by the text target in its role planner.
+    EMBEDDED: MinionsConfig(
+        style=EMBEDDED,
+        planner=PLAN,
+        chunker="chunk_by_paragraph",
+        chunk_size=800,
+        rounds=2,
+        tasks=0,
+        check_citations=True,
+        local=LocalConfig(temperature=0.0, max_tokens=160),
+    ),
 }
-"""The paper's experiments: temperatures of appendix B, prompts of appendix F. It gives no numbers
-of rounds, tasks and samples for its table 1; these are the defaults."""
+"""The paper's experiments, and the embedded models. The former have the temperatures of appendix B
+and the prompts of appendix F; it gives no numbers of rounds, tasks and samples for its table 1, so
+these are the defaults."""
 
 CHAT_PRESETS: Mapping[str, MinionConfig] = {
     name: dataclasses.replace(MinionConfig(), style=name, local=preset.local)
     for name, preset in PRESETS.items()
 }
-"""The same experiments as a chat."""
+"""The same as a chat."""

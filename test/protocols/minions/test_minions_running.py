@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ from collab_llm_nodes.protocols.minions.served import (
     ServedMinions,
     served_minions,
 )
+from collab_llm_nodes.protocols.minions.settings import PRESETS, LocalConfig, MinionsConfig
 
 PATIENT = SandboxLimits(run_s=30, wall_s=60)
 CONFIG = ServedMinions(limits=PATIENT, ways=("protocol", "remote_only", "local_only", "rag"))
@@ -384,14 +385,31 @@ def test_empty_and_binary_documents_are_refused(document: Document, told: str) -
 def test_the_shipped_files_fit_the_configuration() -> None:
     embedded, openai = served_minions("minions.yaml"), served_minions("minions_openai.yaml")
     assert embedded.local_model.model.path == "text-worker"
+    assert (embedded.local_model.window, embedded.remote_model.role) == (640, "planner")
     assert embedded.remote_model.model.path == "text-target"
+    own = {each.name: getattr(embedded, each.name) for each in fields(MinionsConfig)}
+    assert MinionsConfig(**own) == PRESETS["embedded"]
     assert openai.remote_model.server.token_variable == "OPENAI_API_KEY"
     assert "remote_only" not in openai.ways
+
+
+def test_a_preset_gives_the_defaults_and_the_file_counts_over_them(tmp_path: Path) -> None:
+    (file := tmp_path / "mine.yaml").write_text(
+        "minions_server: {ros__parameters: {preset: longhealth, rounds: 2, local: {max_tokens: 9}}}"
+    )
+    chosen = served_minions(str(file))
+    assert (chosen.preset, chosen.style) == ("longhealth", "longhealth")
+    assert chosen.local == LocalConfig(temperature=1e-5, max_tokens=9)
+    assert chosen.rounds == 2
+    assert ServedMinions.of_preset("longhealth").rounds == 1
+    assert ServedMinion.of_preset("qasper").style == "qasper"
+    assert ServedMinions.of_preset("") == ServedMinions()
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
+        ("{minions_server: {ros__parameters: {preset: finance}}}", "preset: 'finance' is unknown"),
         ("[]", "no parameters of minions_server"),
         ("{/**/other: {ros__parameters: {}}}", "no parameters of minions_server"),
         ("{minions_server: {ros__parameters: {rouns: 3}}}", "did you mean rounds"),

@@ -22,10 +22,10 @@ from collab_llm_nodes.chat.base import (
     Usage,
     tell_nobody,
 )
-from collab_llm_nodes.chat.in_process import InProcessChat
+from collab_llm_nodes.chat.in_process import InProcessChat, InProcessConfig
 from collab_llm_nodes.chat.structured import last_object, text_of
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.errors import CollabError, ModelError
 from collab_llm_nodes.models.loading import ModelConfig, load, model_folder
 from collab_llm_nodes.models.low_rank import LowRank
 from collab_llm_nodes.models.turns import Turn
@@ -262,17 +262,31 @@ class Planner(PlannedRemote):
         return reply.text.strip() or UNKNOWN
 
 
-def open_planner(config: ModelConfig, name: str = ROLE, *, reduce: bool = True) -> Planner:
+def open_planner(
+    config: ModelConfig,
+    name: str = ROLE,
+    limits: InProcessConfig | None = None,
+    *,
+    reduce: bool = True,
+) -> Planner:
     """Return the embedded remote: the text target as planner, and as it is as reader.
 
     Args:
         name: of the model, in a price table.
+        limits: of the reader.
 
     Raises:
         ModelError: the model or its role is absent, or they do not belong together.
     """
+    folder = model_folder(config)
+    if not (folder / f"{ROLE}.json").is_file():
+        raise ModelError(
+            f"{folder} holds no {ROLE}.json: this model has not learnt to plan",
+            field="role",
+            remedy="train it (collab-llm train minions), or name a remote of your own",
+        )
     planner, reader = load(config), load(config)
-    LowRank.load(model_folder(config), ROLE, planner.model).merge()
+    LowRank.load(folder, ROLE, planner.model).merge()
     length = token_count(reader.tokenizer)
 
     def count(turns: Sequence[Turn]) -> int:
@@ -282,7 +296,7 @@ def open_planner(config: ModelConfig, name: str = ROLE, *, reduce: bool = True) 
     return Planner(
         name,
         InProcessChat(Engine(planner), name=ROLE),
-        WindowedChat(InProcessChat(Engine(reader), name="reader"), length),
+        WindowedChat(InProcessChat(Engine(reader), limits, "reader"), length),
         count,
         reduce=reduce,
     )

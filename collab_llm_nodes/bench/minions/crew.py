@@ -1,0 +1,159 @@
+"""The models of the benchmark, and processes that answer questions about several logs at a time."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from collab_llm_nodes.assets import config_file
+from collab_llm_nodes.bench.minions.material import Case
+from collab_llm_nodes.bench.minions.oracle import Oracle
+from collab_llm_nodes.bench.minions.shown import shown_examples
+from collab_llm_nodes.bench.minions.ways import Answered, Models, Way, answer_all
+from collab_llm_nodes.chat.base import ChatModel
+from collab_llm_nodes.chat.batch import BatchConfig
+from collab_llm_nodes.chat.in_process import InProcessChat, InProcessConfig
+from collab_llm_nodes.chat.ledger import PriceTable
+from collab_llm_nodes.config import from_yaml
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
+from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols.minions.embedded.remote import open_planner
+from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat, token_count
+from collab_llm_nodes.training.text.rendering import prompt_text
+
+WORKER, TARGET = "text-worker", "text-target"
+PRICED_AS = "gpt-4o"
+"""Prices of the paper's remote; the models here cost nothing."""
+_LIMITS = InProcessConfig(
+    BatchConfig(max_batch=64, prefill_tokens=1024, kept_tokens=1 << 16), max_jobs=1 << 16
+)
+"""All windows of a log stay in memory: its questions share them."""
+
+
+@dataclass(frozen=True)
+class Staff:
+    """The two models that answer.
+
+    Attributes:
+        family: folder of the text family; its worker's tokenizer counts all tokens.
+        worker: folder of the local model.
+        trained: the remote is the family's target as planner; else it is the oracle.
+        shown: seed of the examples that the worker is shown; None for one that was trained.
+        threads: CPU threads of each process.
+    """
+
+    family: Path
+    worker: Path
+    trained: bool = False
+    shown: int | None = None
+    threads: int = 1
+
+
+class Counter:
+    """Counts tokens with the tokenizer of one model, which names all counts of a run."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.text = token_count(model.tokenizer)
+
+    def chat(self, turns: Sequence[Turn]) -> int:
+        """Return the number of tokens of a prompt, or of one reply."""
+        if len(turns) == 1 and turns[0].role == "assistant":
+            return self.text(turns[0].content) + 1  # its end
+        return self.text(prompt_text(turns))
+
+
+def read(folder: Path) -> LoadedModel:
+    """Load a model.
+
+    Raises:
+        ConfigError: there is none.
+        ModelError: it cannot be loaded.
+    """
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{folder.parent} lacks {folder.name}",
+            field="--models",
+            remedy=f"name the folder that holds {WORKER} and {TARGET}",
+        )
+    return load(ModelConfig(path=str(folder), local_files_only=True))
+
+
+class Desk:
+    """The models of one staff at a time, opened when they are needed."""
+
+    def __init__(self) -> None:
+        self._staff: Staff | None = None
+        self._models: Models | None = None
+
+    def models(self, staff: Staff) -> Models:
+        """Return the models of ``staff``; those of another are closed first."""
+        if self._models is None or staff != self._staff:
+            self.close()
+            torch.set_num_threads(staff.threads)
+            self._staff, self._models = staff, _open(staff)
+        return self._models
+
+    def close(self) -> None:
+        """Free the models."""
+        if self._models is not None:
+            self._models.remote.close()
+            self._models.local.close()
+            self._models = None
+
+
+def _open(staff: Staff) -> Models:
+    counter = Counter(read(staff.family / WORKER))
+    local: ChatModel = InProcessChat(Engine(read(staff.worker)), _LIMITS, staff.worker.name)
+    if staff.shown is not None:
+        local = shown_examples(local, staff.shown)
+    if staff.trained:
+        target = ModelConfig(path=str(staff.family / TARGET), local_files_only=True)
+        remote: ChatModel = open_planner(target, PRICED_AS, _LIMITS)
+    else:
+        remote = Oracle(PRICED_AS, counter.chat)
+    prices = from_yaml(PriceTable, config_file("prices.yaml"))
+    return Models(remote, WindowedChat(local, counter.text), prices.of(PRICED_AS))
+
+
+Task = tuple[Staff, Way, Case]
+Answer = Callable[[Sequence[Task]], Iterator[list[Answered]]]
+"""Takes tasks, and yields the answers to the questions of each, in their order."""
+
+
+@contextmanager
+def crew(desk: Desk, processes: int) -> Iterator[Answer]:
+    """Yield what answers tasks: with the models of ``desk``, or in several processes side by side.
+
+    A process that fails fails its task, whose answers are then not yielded but its error raised.
+    """
+    if processes == 1:
+        yield lambda tasks: (_answered(desk, task) for task in tasks)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        # One by one in turn: the tasks differ a lot in what they take.
+        yield lambda tasks: iter(pool.map(_of_a_process, tasks))
+
+
+def _answered(desk: Desk, task: Task) -> list[Answered]:
+    staff, way, case = task
+    return answer_all(way, [case], desk.models(staff))
+
+
+@functools.cache
+def _own_desk() -> Desk:
+    """Return the desk of this process."""
+    return Desk()
+
+
+def _of_a_process(task: Task) -> list[Answered]:
+    return _answered(_own_desk(), task)
