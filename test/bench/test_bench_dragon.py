@@ -25,6 +25,7 @@ from collab_llm_nodes.bench.dragon.answers import (
     measure_answers,
 )
 from collab_llm_nodes.bench.dragon.corpus import Window, corpus_of_files, prose, talk_of
+from collab_llm_nodes.bench.dragon.exchange import ExchangePlan, measure_exchange
 from collab_llm_nodes.bench.dragon.material import make_house
 from collab_llm_nodes.bench.dragon.privacy import AttackPlan
 from collab_llm_nodes.bench.dragon.quality import (
@@ -330,3 +331,22 @@ def test_files_are_predicted_within_both_budgets(engine: Engine, tmp_path: Path)
     assert kept[-1] == set(results)
     assert "answers" not in results
     json.dumps(results, allow_nan=False)
+
+
+def test_what_is_exchanged_by_law_and_what_truncation_costs(engine: Engine) -> None:
+    plan = ExchangePlan(questions=2, tokens=4, gammas=(0.0, 0.5, 1.0))
+    found = measure_exchange(engine, plan)
+    device, cloud = found["acceptance_device"], found["acceptance_cloud"]
+    assert set(device) == {"shared", "coin_0", "coin_0.5", "coin_1"}
+    assert device["coin_0"] < device["coin_0.5"] < device["coin_1"] <= 1
+    assert cloud["coin_0"] > cloud["coin_0.5"] > cloud["coin_1"]
+    # Eq. 5 is linear in gamma.
+    assert 2 * device["coin_0.5"] == pytest.approx(device["coin_0"] + device["coin_1"])
+    wire = found["wire"]
+    assert wire["vector"] == 2 * engine.vocab_size
+    assert wire["json_ratio"] == wire["json"] / wire["draft"] > 1
+    assert 0 < found["truncation"]["total_variation"] < 0.5
+    whole = measure_exchange(engine, replace(plan, top_p=1.0))
+    assert whole["truncation"]["total_variation"] < 1e-3  # fp16
+    assert whole["wire"]["draft"] > wire["draft"]
+    json.dumps(found, allow_nan=False)

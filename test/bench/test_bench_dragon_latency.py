@@ -194,6 +194,7 @@ def test_the_command_measures_prints_and_draws(
     gain = {"512": {"16": {"dragon": 2.0}}}
     told = {"gain": gain, "unsaturated": {"gain": gain}, "attack": {"chance": 0.5}}
     monkeypatch.setattr(report_module, "run_quality", lambda *_, **__: dict(told))
+    monkeypatch.setattr(report_module, "measure_exchange", lambda *_: {"wire": {}})
     sizes = replace(report_module.QUICK, answers=1, live=(((0.002, 0.002), 0.02),))
     monkeypatch.setattr(report_module, "QUICK", sizes)
     report, plot = tmp_path / "dragon.json", tmp_path / "dragon.png"
@@ -237,6 +238,7 @@ def test_a_part_that_fails_does_not_lose_what_came_before_it(
 
     monkeypatch.setattr(report_module, "run_quality", quality)
     monkeypatch.setattr(report_module, "run_live", lambda *_: {"5_5_0": {"live_ms": 6.0}})
+    monkeypatch.setattr(report_module, "measure_exchange", lambda *_: {"wire": {}})
     report = tmp_path / "dragon.json"
     asked = ["bench", "dragon", "--model", str(tiny_folder("llama")), "--quick"]
     ran = CliRunner().invoke(app, [*asked, "--json", str(report)])

@@ -13,6 +13,7 @@ from rich.console import Console
 from collab_llm_nodes.bench.dragon.answers import AnswersPlan
 from collab_llm_nodes.bench.dragon.baselines import SEQUENCE_FULL
 from collab_llm_nodes.bench.dragon.case import plot_case
+from collab_llm_nodes.bench.dragon.exchange import ExchangePlan, measure_exchange
 from collab_llm_nodes.bench.dragon.latency import (
     DRAGON,
     TOKEN_WISE,
@@ -68,7 +69,7 @@ class Sizes:
     Attributes:
         answers: simulated at each point.
         live: points that are replayed live, with ``live_answers`` of ``live_tokens`` each.
-        quality, puzzles, attack: see there.
+        exchange, quality, puzzles, attack: see there.
     """
 
     answers: int = 50
@@ -81,6 +82,7 @@ class Sizes:
     )
     live_answers: int = 2
     live_tokens: int = 40
+    exchange: ExchangePlan = field(default_factory=ExchangePlan)
     quality: QualityPlan = field(default_factory=lambda: QualityPlan(houses=3))
     puzzles: AnswersPlan = field(default_factory=AnswersPlan)
     attack: AttackPlan = field(default_factory=lambda: AttackPlan(houses=16))
@@ -91,6 +93,7 @@ QUICK = Sizes(
     live=(((0.005, 0.005), 0.1), ((0.05, 0.05), 0.3)),
     live_answers=1,
     live_tokens=15,
+    exchange=ExchangePlan(questions=1),
     quality=QualityPlan(houses=1, windows=(512,), documents=(0, 2, 16)),
     puzzles=AnswersPlan(questions=2),
     attack=AttackPlan(houses=2),
@@ -114,7 +117,8 @@ def run_dragon(
 
     Returns:
         What ``run_latency`` returns but for the fates; ``privacy`` also with the figures of the
-        aggregator pinned to the device, and ``attack``; ``scheduler.<point>`` as ``run_scheduler``
+        aggregator pinned to the device, and ``attack``; ``exchange``, see ``measure_exchange``;
+        ``scheduler.<point>`` as ``run_scheduler``
         and ``run_live`` return it (``live_ms`` None: not replayed live); ``law_tv``, see there;
         what ``run_quality`` returns; ``figures`` and ``goals`` by name, and ``ok``.
     """
@@ -125,6 +129,7 @@ def run_dragon(
     found["privacy"] |= found["privacy"][PINNED]
     found["settings"] |= {"model": Path(model).name, "side": asdict(side.retrieval)}
     found["law_tv"] = law_tv()
+    found["exchange"] = measure_exchange(engine, replace(sizes.exchange, seed=plan.seed))
     show_latency(found, console)
     if plot is not None:
         plot_latency(found, plot)
