@@ -83,7 +83,7 @@ class Sizes:
     live_answers: int = 2
     live_tokens: int = 40
     exchange: ExchangePlan = field(default_factory=ExchangePlan)
-    quality: QualityPlan = field(default_factory=lambda: QualityPlan(houses=3))
+    quality: QualityPlan = field(default_factory=lambda: QualityPlan(houses=2))
     puzzles: AnswersPlan = field(default_factory=AnswersPlan)
     attack: AttackPlan = field(default_factory=lambda: AttackPlan(houses=16))
 
