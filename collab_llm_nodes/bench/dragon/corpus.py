@@ -156,7 +156,7 @@ class _Blocks(HTMLParser):
         self._break(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        self._skipping -= tag in self._SKIPPED
+        self._skipping = max(0, self._skipping - (tag in self._SKIPPED))
         self._break(tag)
 
     def handle_data(self, data: str) -> None:
