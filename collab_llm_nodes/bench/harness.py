@@ -15,7 +15,14 @@ from typing import Any
 WARM_UP = 2
 """Turns that are not measured: caches fill, kernels are chosen."""
 
+Keep = Callable[[dict[str, Any]], None]
+"""Takes what was found so far, so that a part that fails does not lose what came before it."""
+
 _LIBRARIES = ("torch", "transformers", "numpy", "grpcio")
+
+
+def forget(found: dict[str, Any]) -> None:
+    """Keep nothing: the default ``Keep``."""
 
 
 def in_turn(

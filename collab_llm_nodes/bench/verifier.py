@@ -21,11 +21,13 @@ import contextlib
 import selectors
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 
@@ -304,46 +306,73 @@ async def _stream(
     tally.seconds = time.perf_counter() - begun
 
 
-class Answer:
-    """A session in which a recording is replayed."""
+class Replay(ABC):
+    """A recorded answer, told round by round on a stream of its own.
 
-    def __init__(self, robot: Connection, recording: Recording, load: Load) -> None:
-        self._done = 0  # rounds
-        self._robot = robot
-        self._recording = recording
-        self._load = load
+    Args:
+        opened: the first message, encoded.
+        rounds: of the answer, the first of them included.
+    """
+
+    def __init__(self, connection: Connection, method: str, opened: bytes, rounds: int) -> None:
+        self._connection, self._method, self._opened = connection, method, opened
+        self._rounds, self._done = rounds, 0
 
     async def open(self, tally: Tally) -> None:
-        """Open the session and have the first draft verified."""
-        self._call: Call = self._robot.call(codec.SESSION, ANSWER_DEADLINE_S)
-        await self._call.write(self._recording.opened)
-        tokens, took_s = await self._round(tally)
-        tally.first_s.append(took_s)
-        if not self._load.waves:
-            tally.tokens += tokens
+        """Open the session, and have the first round."""
+        self._call: Call = self._connection.call(self._method, ANSWER_DEADLINE_S)
+        await self._call.write(self._opened)
+        tally.first_s.append(await self._next(tally))
 
     @property
     def left(self) -> int:
         """Rounds to come."""
-        return len(self._recording.drafts) - self._done
+        return self._rounds - self._done
 
     async def decode(self, tally: Tally, rounds: int) -> int:
-        """So many further rounds, or all that are left; returns how many."""
+        """Have so many further rounds, or all that are left; return how many."""
         rounds = min(rounds, self.left)
         for _ in range(rounds):
-            tokens, took_s = await self._round(tally)
-            tally.tokens += tokens
-            tally.rounds_s.append(took_s)
+            tally.rounds_s.append(await self._next(tally))
         tally.answers += not self.left
         return rounds
 
     def close(self) -> None:
-        """The robot wants no more."""
+        """End the stream."""
         self._call.done_writing()
 
-    async def _round(self, tally: Tally) -> tuple[int, float]:
-        """One draft and its verdict: tokens, seconds."""
+    @abstractmethod
+    async def round(self, number: int, tally: Tally) -> float:
+        """Say what is due in round ``number``, check the reply, and return its wait [s]."""
+
+    async def reply(self, messages: type[Message], kind: str) -> Any:
+        """Return the next message of ``kind``; others before it are passed over.
+
+        Raises:
+            CollabError: the server says that the session has failed.
+        """
+        while True:
+            message: Any = messages.FromString(await self._call.read())
+            found = message.WhichOneof("message")
+            if found == kind:
+                return getattr(message, kind)
+            if found == "failure":
+                raise CollabError(message.failure.message, remedy=message.failure.remedy)
+
+    async def _next(self, tally: Tally) -> float:
         number, self._done = self._done, self._done + 1
+        return await self.round(number, tally)
+
+
+class Answer(Replay):
+    """A robot's answer; a round is a draft and its verdict."""
+
+    def __init__(self, robot: Connection, recording: Recording, load: Load) -> None:
+        super().__init__(robot, codec.SESSION, recording.opened, len(recording.drafts))
+        self._recording, self._load = recording, load
+
+    async def round(self, number: int, tally: Tally) -> float:
+        """Have one draft verified."""
         draft, size = self._recording.drafts[number]
         per_token_s = self._load.draft_token_s
         drafting_s = (
@@ -355,20 +384,16 @@ class Answer:
         if self._load.link_s:
             await asyncio.sleep(self._load.link_s)
         await self._call.write(draft)
-        kind = ""
-        while kind != "verdict":
-            message = pb.ServerMessage.FromString(await self._call.read())
-            kind = message.WhichOneof("message")
-            if kind == "failure":
-                raise CollabError(message.failure.message, remedy=message.failure.remedy)
+        verdict = await self.reply(pb.ServerMessage, "verdict")
         if self._load.link_s:
             await asyncio.sleep(self._load.link_s)
         took_s = time.perf_counter() - sent
-        verdict = message.verdict
         tally.mismatches += tuple(verdict.tokens) != self._recording.verdicts[number]
         tally.queue_s.append(verdict.queue_s)
         tally.compute_s.append(verdict.compute_s)
-        return len(verdict.tokens), took_s
+        if number or not self._load.waves:  # waves are not timed while sessions open
+            tally.tokens += len(verdict.tokens)
+        return took_s
 
 
 def _row(tally: Tally) -> dict[str, Any]:

@@ -364,6 +364,7 @@ def bench_dragon(
         sizes=QUICK if quick else Sizes(),
         plot=plot,
         console=console,
+        keep=partial(write_json, json_file, tell=False),
     )
     write_json(json_file, results)
     raise typer.Exit(0 if results["ok"] else 1)
@@ -424,31 +425,58 @@ def bench_dragon_quality(
     houses: Annotated[int, typer.Option(help="Talks, each about documents of its own.", min=1)] = 3,
     questions: Annotated[int, typer.Option(help="Questions of each kind.", min=1)] = 24,
     attacks: Annotated[int, typer.Option(help="Answers that are attacked.", min=1)] = 16,
+    files: Annotated[
+        Path | None,
+        typer.Option(help="Folder of prose (.html, .md, .txt) instead of invented houses."),
+    ] = None,
+    encoder: Annotated[
+        str, typer.Option(help="Folder of an encoder model that scores documents; with --files.")
+    ] = "",
+    texts: Annotated[
+        int, typer.Option(help="Files that are held out and predicted; with --files.", min=1)
+    ] = 4,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
     """Measure what documents on two sides are worth, and what an answer gives away (paper 001)."""
+    if (files is None) != (not encoder):
+        raise typer.BadParameter("--files and --encoder go together", param_hint="--files")
     import torch
 
     from collab_llm_nodes.bench.dragon.answers import AnswersPlan
     from collab_llm_nodes.bench.dragon.privacy import AttackPlan
     from collab_llm_nodes.bench.dragon.quality import QualityPlan
-    from collab_llm_nodes.bench.dragon.quality_report import run_quality
+    from collab_llm_nodes.bench.dragon.quality_report import run_files, run_quality
     from collab_llm_nodes.engine.engine import Engine
+    from collab_llm_nodes.knowledge.text_encoder import TextEncoder, TextEncoderConfig
     from collab_llm_nodes.models.loading import ModelConfig, load
 
     torch.set_num_threads(threads)
-    results = on_this_machine(
-        run_quality,
-        engine=Engine(load(ModelConfig(model))),
-        plan=QualityPlan(houses=houses, seed=seed),
-        answers=AnswersPlan(questions=questions, seed=seed),
-        attack=AttackPlan(houses=attacks, seed=seed),
-        plot=plot,
-        console=console,
-    )
+    common = {
+        "engine": Engine(load(ModelConfig(model))),
+        "plot": plot,
+        "console": console,
+        "keep": partial(write_json, json_file, tell=False),
+    }
+    if files is None:
+        results = on_this_machine(
+            run_quality,
+            plan=QualityPlan(houses=houses, seed=seed),
+            answers=AnswersPlan(questions=questions, seed=seed),
+            attack=AttackPlan(houses=attacks, seed=seed),
+            **common,
+        )
+    else:
+        results = on_this_machine(
+            run_files,
+            folder=files,
+            encoder=TextEncoder(TextEncoderConfig(encoder)),
+            texts=texts,
+            seed=seed,
+            **common,
+        )
     write_json(json_file, results)
 
 

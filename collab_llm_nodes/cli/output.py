@@ -20,8 +20,12 @@ from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 console = Console()
 
 
-def write_json(file: Path | None, results: dict[str, Any]) -> None:
-    """Write ``results`` to ``file``, if one was asked for; exit with 2 if that fails."""
+def write_json(file: Path | None, results: dict[str, Any], *, tell: bool = True) -> None:
+    """Write ``results`` to ``file``, if one was asked for; exit with 2 if that fails.
+
+    Args:
+        tell: print that it is written.
+    """
     if file is None:
         return
     text = json.dumps(results, indent=2, sort_keys=True) + "\n"
@@ -35,7 +39,8 @@ def write_json(file: Path | None, results: dict[str, Any]) -> None:
     except OSError as error:
         told = InvalidInput(str(error), field="--json", remedy="make room, or name another file")
         fail(told, 2)
-    console.print(f"wrote {file}")
+    if tell:
+        console.print(f"wrote {file}")
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from collab_llm_nodes.knowledge.database import Database, damaged
 from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.knowledge.encoders import Encoder
 from collab_llm_nodes.knowledge.kv_files import KvFiles
-from collab_llm_nodes.knowledge.vectors import NUMBER, Vectors
+from collab_llm_nodes.knowledge.vectors import NUMBER, Vectors, is_vector
 
 _BATCH = 1000  # chunks
 _QUERY_CHARACTERS = 10_000
@@ -236,6 +236,32 @@ class Store:
             db.execute("DELETE FROM vector")
             db.execute("DELETE FROM meta WHERE key = 'encoder'")
             _next_version(db)
+
+    def mend(self, encoder: Encoder) -> tuple[int, bool]:
+        """Remove vectors that cannot be what was written, and a damaged index of words.
+
+        Both come from the chunks' texts: :meth:`embed` gives new vectors, and the index of words is
+        made anew at once.
+
+        Returns:
+            Vectors removed, and whether the index of words was damaged.
+
+        Raises:
+            ConfigError: the store's vectors are those of another encoder.
+        """
+        with self._database.writing() as db:
+            self._check_encoder(db, encoder.fingerprint)
+            rows = db.execute("SELECT chunk, value FROM vector")
+            wrong = [(chunk,) for chunk, value in rows if not is_vector(value, encoder.width)]
+            if wrong:
+                db.executemany("DELETE FROM vector WHERE chunk = ?", wrong)
+                _next_version(db)
+            try:
+                db.execute("INSERT INTO words (words, rank) VALUES ('integrity-check', 1)")
+            except sqlite3.DatabaseError:
+                db.execute("INSERT INTO words (words) VALUES ('rebuild')")
+                return len(wrong), True
+        return len(wrong), False
 
     def compact(self) -> None:
         """Write the database anew without what was removed; takes about as long as adding it."""

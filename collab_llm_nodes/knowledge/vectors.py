@@ -7,6 +7,20 @@ import sqlite3
 import numpy as np
 
 NUMBER = np.dtype("<f4")
+_TOLERANCE = 1e-2
+"""Of a vector's length: encoders compute it in float32, or less."""
+
+
+def is_vector(value: bytes, width: int) -> bool:
+    """Return False if an encoder cannot have given these bytes.
+
+    A vector has length 1, or 0 where a text has no words.
+    """
+    if len(value) != width * NUMBER.itemsize:
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):
+        length = float(np.linalg.norm(np.frombuffer(value, NUMBER)))
+    return length == 0 or abs(length - 1) < _TOLERANCE  # not for NaN
 
 
 class Vectors:

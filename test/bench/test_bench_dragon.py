@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from collab_llm_nodes.bench.dragon.answers import (
     make_puzzle,
     measure_answers,
 )
+from collab_llm_nodes.bench.dragon.corpus import Window, corpus_of_files, prose, talk_of
+from collab_llm_nodes.bench.dragon.exchange import ExchangePlan, measure_exchange
 from collab_llm_nodes.bench.dragon.material import make_house
 from collab_llm_nodes.bench.dragon.privacy import AttackPlan
 from collab_llm_nodes.bench.dragon.quality import (
@@ -38,18 +41,19 @@ from collab_llm_nodes.bench.dragon.quality import (
     Quality,
     QualityPlan,
     Score,
-    Window,
     gain,
     measure_quality,
     plot_quality,
     print_quality,
 )
-from collab_llm_nodes.bench.dragon.quality_report import run_quality
+from collab_llm_nodes.bench.dragon.quality_report import run_files, run_quality
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.knowledge.encoders import WordHashes
 from collab_llm_nodes.knowledge.retrieval import Retrieved, retrieve, softmax
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder
+from collab_llm_nodes.protocols.dragon.layout import Layout
 from collab_llm_nodes.training.text.architecture import TINY, build
 
 PLAN = QualityPlan(houses=2, windows=(96,), documents=(0, 2), budget=600, own=60, stride=20)
@@ -138,9 +142,11 @@ def test_context_aggregation_is_what_one_context_predicts(
 
 
 def test_the_talk_marks_the_tokens_that_only_documents_tell(engine: Engine) -> None:
-    quality = Quality(engine, PLAN)
-    for house in quality.houses:
-        ids, facts = quality._talk(house)
+    layout = Layout(engine.loaded, 64)
+    for number in range(2):
+        house = make_house(f"talk {number}", 4, 8, layout.fits)
+        talk = talk_of(house, engine.loaded.tokenizer, layout)
+        ids, facts = talk.ids, talk.facts
         spans = np.split(np.array(ids), np.flatnonzero(np.diff(facts)) + 1)
         told = [engine.decode(span.tolist()) for span in spans[1 - facts[0] :: 2]]
         assert len(told) == len(house.talk)
@@ -150,7 +156,6 @@ def test_the_talk_marks_the_tokens_that_only_documents_tell(engine: Engine) -> N
         assert house.talk[0].question.startswith(f"In {house.name}:")
         assert all(text.startswith(f"In {house.name}:") for text in house.documents)
         assert {exchange.document for exchange in house.talk} <= set(range(4))
-    quality.close()
 
 
 def test_each_short_document_of_a_house_states_a_fact_of_its_own() -> None:
@@ -270,3 +275,79 @@ def test_one_call_measures_all(engine: Engine, tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").is_file()
     assert "guessed right by" in console.export_text()
     json.dumps(results, allow_nan=False)
+
+
+def test_prose_is_what_remains_of_a_page() -> None:
+    page = """<html><head><title>not this one, though it has more than eight words</title></head>
+    <body><ul><li>Home</li></ul><p>A package is a file that holds a program &amp; its
+    <em>documentation</em>, ready to be installed.</p>
+    <pre>$ apt install x and six words more of it</pre><div>See below.</div></body></html>"""
+    told = "A package is a file that holds a program & its documentation, ready to be installed."
+    assert prose(page, html=True) == told
+    plain = "Title\n\n" + told.replace("its ", "its\n")
+    assert prose(plain) == told
+
+
+def folder_of_prose(folder: Path) -> Path:
+    for number in range(6):
+        words = [f"house {number} has a red door and a blue window" for _ in range(3 + 6 * number)]
+        (folder / f"{number}.txt").write_text(" ".join(words), encoding="utf-8")
+    (folder / "picture.png").write_bytes(b"\0")
+    return folder
+
+
+def test_files_are_held_out_and_the_others_are_found(engine: Engine, tmp_path: Path) -> None:
+    tokenizer = engine.loaded.tokenizer
+    folder = folder_of_prose(tmp_path)
+    found = corpus_of_files(folder, tokenizer, texts=2, tokens=96, seed=0)
+    assert [len(text.ids) for text in found.texts] == [96, 96]
+    held = {engine.decode(text.ids).split()[1] for text in found.texts}
+    assert len(held) == 2
+    assert set(found.documents) == {f"{n}.txt" for n in range(6) if str(n) not in held}
+    again = corpus_of_files(folder, tokenizer, texts=2, tokens=96, seed=0)
+    assert [text.ids for text in again.texts] == [text.ids for text in found.texts]
+    with pytest.raises(InvalidInput, match="6 to be predicted"):
+        corpus_of_files(folder, tokenizer, texts=6, tokens=96, seed=0)
+    (folder / "latin.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(InvalidInput, match="iconv"):
+        corpus_of_files(folder, tokenizer, texts=2, tokens=96, seed=0)
+
+
+def test_files_are_predicted_within_both_budgets(engine: Engine, tmp_path: Path) -> None:
+    plan = QualityPlan(windows=(96,), documents=(0, 1), own=60, stride=20, retrieval="dense")
+    console, kept = Console(record=True, width=200), list[set[str]]()
+    results = run_files(
+        engine,
+        folder_of_prose(tmp_path),
+        WordHashes(),
+        texts=1,
+        plans=(plan, replace(plan, budget=900)),
+        console=console,
+        keep=lambda part: kept.append(set(part)),
+    )
+    assert results["quality"]["1"][DRAGON]["tokens"] == 84
+    assert "facts" not in results["quality"]["1"][DRAGON]
+    assert results["unsaturated"]["96"]["1"][DRCG]["perplexity"] > 1
+    assert "unsaturated" not in kept[0]
+    assert kept[-1] == set(results)
+    assert "answers" not in results
+    json.dumps(results, allow_nan=False)
+
+
+def test_what_is_exchanged_by_law_and_what_truncation_costs(engine: Engine) -> None:
+    plan = ExchangePlan(questions=2, tokens=4, gammas=(0.0, 0.5, 1.0))
+    found = measure_exchange(engine, plan)
+    device, cloud = found["acceptance_device"], found["acceptance_cloud"]
+    assert set(device) == {"shared", "coin_0", "coin_0.5", "coin_1"}
+    assert device["coin_0"] < device["coin_0.5"] < device["coin_1"] <= 1
+    assert cloud["coin_0"] > cloud["coin_0.5"] > cloud["coin_1"]
+    # Eq. 5 is linear in gamma.
+    assert 2 * device["coin_0.5"] == pytest.approx(device["coin_0"] + device["coin_1"])
+    wire = found["wire"]
+    assert wire["vector"] == 2 * engine.vocab_size
+    assert wire["json_ratio"] == wire["json"] / wire["draft"] > 1
+    assert 0 < found["truncation"]["total_variation"] < 0.5
+    whole = measure_exchange(engine, replace(plan, top_p=1.0))
+    assert whole["truncation"]["total_variation"] < 1e-3  # fp16
+    assert whole["wire"]["draft"] > wire["draft"]
+    json.dumps(found, allow_nan=False)

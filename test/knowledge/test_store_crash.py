@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
 from collab_llm_nodes.knowledge.documents import Document
+from collab_llm_nodes.knowledge.encoders import WordHashes
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.processes import module_environment
 
@@ -143,3 +145,33 @@ def test_a_damaged_page_is_a_typed_error(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     write_for_ever(sys.argv[1], int(sys.argv[2]))
+
+
+def test_damaged_vectors_and_words_are_made_anew_from_the_texts(tmp_path: Path) -> None:
+    encoder = WordHashes(8)
+    with Store(tmp_path) as store:
+        document = written(1)
+        store.add(document, chunks(document, PLAN))
+        while store.embed(encoder):
+            pass
+        count = store.pieces()
+        (query,) = encoder.encode([store.chunks(document.name)[0].chunk.text])
+        wanted = store.nearest(query, encoder.fingerprint, 2)
+        word = store.chunks(document.name)[0].chunk.text.split()[0]
+        read = store.search(word, 2)
+        assert wanted
+        assert read
+        assert store.mend(encoder) == (0, False)
+    with sqlite3.connect(tmp_path / "store.db") as db:
+        db.execute("UPDATE vector SET value = ?", (b"\xff" * 32,))  # not numbers
+        db.execute("UPDATE vector SET value = zeroblob(5) WHERE chunk = 1")
+        db.execute("UPDATE words_data SET block = zeroblob(64) WHERE id > 10")
+    with Store(tmp_path) as store:
+        removed, words = store.mend(encoder)
+        assert (removed, words) == (count, True)
+        assert store.without_vector() == count
+        while store.embed(encoder):
+            pass
+        assert store.nearest(query, encoder.fingerprint, 2) == wanted
+        assert store.search(word, 2) == read
+        assert store.mend(encoder) == (0, False)

@@ -123,7 +123,7 @@ def measure_answers(engine: Engine, plan: AnswersPlan) -> dict[str, dict[str, fl
 
 def _solve(engine: Engine, puzzle: Puzzle, plan: AnswersPlan) -> dict[str, bool]:
     """Return for each method whether it solves the puzzle."""
-    device, cloud = (_side(engine, texts, plan) for texts in (puzzle.device, puzzle.cloud))
+    device, cloud = (side_of(engine, texts, plan) for texts in (puzzle.device, puzzle.cloud))
     sides, question = (device, cloud), puzzle.question
     try:
         texts = [[hit.chunk.text for hit in side.retrieve(question).hits] for side in sides]
@@ -216,7 +216,8 @@ def _config(plan: AnswersPlan, update: str = STATIC) -> SideConfig:
     )
 
 
-def _side(engine: Engine, texts: Sequence[str], plan: AnswersPlan) -> ModelSide:
+def side_of(engine: Engine, texts: Sequence[str], plan: AnswersPlan) -> ModelSide:
+    """Return a side with these documents."""
     store, config = Store(None), _config(plan)
     side = ModelSide(engine, store, config)
     index = Index(store, side.layout, side.encoder, config)

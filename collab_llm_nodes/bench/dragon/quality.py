@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from collab_llm_nodes.bench.dragon.material import House, make_house
+from collab_llm_nodes.bench.dragon.corpus import Corpus, Window, invented_corpus
 from collab_llm_nodes.bench.harness import save_plot, subplots
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
@@ -55,6 +55,10 @@ DEVICE, CLOUD, DRAGON, DRAGON_LIKELIHOOD = "device", "cloud", "dragon", "dragon_
 METHODS = (NONE, CRCG_DEVICE, CRCG_CLOUD, DRCG, DEVICE, CLOUD, DRAGON, DRAGON_LIKELIHOOD)
 BASELINES = (CRCG_DEVICE, CRCG_CLOUD, DRCG)
 """The methods among which the paper finds the second best."""
+_BATCH = 8
+"""Sequences of one pass."""
+_LEAST = 1e-30
+"""Probability of a token at least, so that its logarithm is a number."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class QualityPlan:
         own: tokens of the text in a sequence at least.
         stride: tokens that are predicted at a time; it counts to ``own``.
         temperature, memory: of the weights (``RetrievalConfig``, ``RelevanceConfig``).
+        retrieval: method of ``RetrievalConfig``.
     """
 
     houses: int = 8
@@ -79,6 +84,7 @@ class QualityPlan:
     stride: int = 64
     temperature: float = 0.1
     memory: float = 0.9
+    retrieval: str = "rescored"
     held_out: bool = True
     seed: int = 0
 
@@ -107,7 +113,7 @@ class Score:
             wanted: int64 [n], the tokens that came.
             facts: bool [n].
         """
-        nats = -row.gather(1, wanted[:, None])[:, 0].clamp_min(1e-30).double().log()
+        nats = -row.gather(1, wanted[:, None])[:, 0].clamp_min(_LEAST).double().log()
         right = row.argmax(1) == wanted
         self.nats += float(nats.sum())
         self.right += int(right.sum())
@@ -117,53 +123,42 @@ class Score:
         self.facts += int(facts.sum())
 
     def figures(self) -> dict[str, float]:
-        """Return perplexity and accuracy, of all tokens and of those of facts."""
-        return {
+        """Return perplexity and accuracy, of all tokens and of those of facts (if any)."""
+        found = {
             "perplexity": math.exp(self.nats / max(1, self.tokens)),
             "accuracy": self.right / max(1, self.tokens),
-            "fact_perplexity": math.exp(self.fact_nats / max(1, self.facts)),
-            "fact_accuracy": self.fact_right / max(1, self.facts),
             "tokens": self.tokens,
-            "facts": self.facts,
         }
-
-
-@dataclass(frozen=True)
-class Window:
-    """Part of a talk.
-
-    Attributes:
-        ids: its tokens; the first ``query`` of them are the query.
-        facts: bool [tokens], True for those that only a document tells.
-    """
-
-    ids: Ids
-    facts: NDArray[np.bool_]
-
-    @property
-    def query(self) -> int:
-        return len(self.ids) // 8
-
-    def blocks(self, stride: int) -> Iterator[tuple[int, int]]:
-        """Yield first and last + 1 of the tokens that are predicted together."""
-        for first in range(self.query, len(self.ids), stride):
-            yield first, min(first + stride, len(self.ids))
+        if self.facts:
+            found |= {
+                "fact_perplexity": math.exp(self.fact_nats / self.facts),
+                "fact_accuracy": self.fact_right / self.facts,
+                "facts": self.facts,
+            }
+        return found
 
 
 class Quality:
-    """A store of houses, and the predictions of every method.
+    """A store of documents, and the predictions of every method.
 
     Args:
+        corpus: default: invented houses.
         encoder: scores documents; None: words are counted.
     """
 
-    def __init__(self, engine: Engine, plan: QualityPlan, encoder: Encoder | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        plan: QualityPlan,
+        corpus: Corpus | None = None,
+        encoder: Encoder | None = None,
+    ) -> None:
         self._engine, self._plan = engine, plan
         self._config = SideConfig(
             plan=ChunkPlan(characters=2000),
             document_tokens=plan.document_tokens,
             retrieval=RetrievalConfig(
-                method="rescored",
+                method=plan.retrieval,
                 chunks=plan.most,
                 candidates=plan.most,
                 temperature=plan.temperature,
@@ -171,12 +166,20 @@ class Quality:
         )
         self._encoder = encoder or encoder_of(self._config)
         self._layout = Layout(engine.loaded, plan.document_tokens)
-        self.houses = [self._house(number) for number in range(plan.houses)]
+        corpus = corpus or invented_corpus(
+            engine.loaded.tokenizer,
+            self._layout,
+            houses=plan.houses,
+            documents=max(1, plan.most),
+            tokens=max(plan.windows),
+            held_out=plan.held_out,
+            seed=plan.seed,
+        )
+        self._texts = corpus.texts
         self._store = Store(None)
         index = Index(self._store, self._layout, self._encoder, self._config)
-        for number, house in enumerate(self.houses):
-            for place, text in enumerate(house.documents):
-                index.add(f"house {number} document {place}", text)
+        for name, text in corpus.documents.items():
+            index.add(name, text)
         self._caches = DocumentCaches(engine, None, self._layout)
 
     def close(self) -> None:
@@ -184,11 +187,9 @@ class Quality:
         self._store.close()
 
     def windows(self, size: int) -> Iterator[Window]:
-        """Yield the windows of all talks."""
-        for house in self.houses:
-            ids, facts = self._talk(house)
-            for start in range(0, max(self._plan.windows) - size + 1, size):
-                yield Window(ids[start : start + size], facts[start : start + size])
+        """Yield the windows of all texts."""
+        for text in self._texts:
+            yield from text.rolled(size)
 
     def scores(self, windows: Iterable[Window]) -> dict[int, dict[str, Score]]:
         """Return the score of each method by the number of documents per side."""
@@ -198,30 +199,6 @@ class Quality:
         return found
 
     # --- Within ----------------------------------------------------------------------------------
-
-    def _house(self, number: int) -> House:
-        plan = self._plan
-        return make_house(
-            f"{plan.seed} {number}",
-            max(1, plan.most),
-            max(plan.windows) // 12,  # an exchange has more tokens than that
-            self._layout.fits,
-            plan.held_out,
-        )
-
-    def _talk(self, house: House) -> tuple[Ids, NDArray[np.bool_]]:
-        """Return the ids of a talk, without what the chat begins with, and which tell facts."""
-        text, places = self._layout.dialogue(house.turns())
-        encoded = self._engine.loaded.tokenizer(
-            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
-        facts = np.zeros(len(encoded["input_ids"]), np.bool_)
-        ends = np.array([end for _, end in encoded["offset_mapping"]])
-        starts = np.array([start for start, _ in encoded["offset_mapping"]])
-        for exchange, start in zip(house.talk, places[1::2], strict=True):
-            at = text.index(exchange.value, start)
-            facts |= (ends > at) & (starts < at + len(exchange.value))
-        return tuple(encoded["input_ids"]), facts
 
     def _window(self, window: Window, found: Mapping[int, Mapping[str, Score]]) -> None:
         query = self._engine.decode(window.ids[: window.query])
@@ -242,26 +219,25 @@ class Quality:
                 contexts = dict(
                     zip(
                         together,
-                        self._rows([*together.values()], window, first, last).exp(),
+                        self._rows([*together.values()], window, first, last),
                         strict=True,
                     )
                 )
-                rows = self._rows(read, window, first, last)
-                told = rows.gather(2, wanted.expand(len(rows), -1)[..., None])[..., 0].double()
+                each = self._rows(read, window, first, last)
+                told = each.gather(2, wanted.expand(len(each), -1)[..., None])[..., 0].double()
                 logs: dict[str, list[NDArray[np.float64]]] = {DRAGON: [], DRAGON_LIKELIHOOD: []}
-                for place, likely in enumerate(told.numpy().T):
+                for place, likely in enumerate(told.clamp_min(_LEAST).log().numpy().T):
                     tokens = window.ids[window.query : first + place]
                     for name, relevance in weigh.items():
                         logs[name].append(relevance.log_weights(tokens, evidence))
                     evidence = weigh[DRAGON_LIKELIHOOD].judged(evidence, likely)
-                each = rows.exp()
                 for count, scores in found.items():
                     sides = (slice(count), slice(count, 2 * count), slice(2 * count))
                     for method, score in scores.items():
                         side = sides[_PART[method]]
                         texts = _texts(documents, side)
                         if method == NONE or not texts:
-                            row = alone.exp()
+                            row = alone
                         elif method in BASELINES:
                             row = contexts[texts]
                         else:
@@ -304,15 +280,19 @@ class Quality:
         return _Reader(session, before, self._plan.budget)
 
     def _rows(self, readers: Sequence[_Reader], window: Window, first: int, last: int) -> Tensor:
-        """Return log-probabilities [readers, last - first, V] of the tokens of a block."""
-        if not readers:  # the query has found nothing
-            return torch.empty(0, last - first, self._engine.vocab_size)
-        found = []
-        for result in self._engine.run([r.feed(window.ids, first, last) for r in readers]):
-            if isinstance(result, Exception):
-                raise result
-            found.append(result)
-        return torch.log_softmax(torch.stack(found).float(), dim=-1).cpu()
+        """Return probabilities [readers, last - first, V] of the tokens of a block.
+
+        It has no rows if there are no readers, as for a query that has found nothing.
+        """
+        rows = torch.empty(len(readers), last - first, self._engine.vocab_size)
+        for begin in range(0, len(readers), _BATCH):  # logits of a large vocabulary fill the memory
+            batch = readers[begin : begin + _BATCH]
+            feeds = [reader.feed(window.ids, first, last) for reader in batch]
+            for place, result in enumerate(self._engine.run(feeds), begin):
+                if isinstance(result, Exception):
+                    raise result
+                rows[place] = torch.softmax(result.float(), dim=-1).cpu()
+        return rows
 
 
 class _Reader:
@@ -378,7 +358,7 @@ def gain(
 
 
 def measure_quality(
-    engine: Engine, plan: QualityPlan, encoder: Encoder | None = None
+    engine: Engine, plan: QualityPlan, corpus: Corpus | None = None, encoder: Encoder | None = None
 ) -> dict[str, Any]:
     """Return the figures of ``Score`` and what the documents of both sides gain.
 
@@ -388,7 +368,7 @@ def measure_quality(
         ``dragon_likelihood``; ``gain_over_sides``: likewise, where output aggregation of one side
         counts as another method, too.
     """
-    quality = Quality(engine, plan, encoder)
+    quality = Quality(engine, plan, corpus, encoder)
     results: dict[str, Any] = {"gain": {}, "gain_over_sides": {}, "plan": asdict(plan)}
     try:
         for size in plan.windows:
@@ -415,9 +395,12 @@ def measure_quality(
 
 
 def print_quality(results: dict[str, Any], console: Console) -> None:
-    """Print the perplexities, and the accuracy of the tokens that only documents tell."""
+    """Print the perplexities, and the accuracy of the tokens that only documents tell.
+
+    Without such tokens, the accuracy of all.
+    """
     for size in map(str, results["plan"]["windows"]):
-        table = Table(title=f"windows of {size} tokens: perplexity (accuracy of facts)")
+        table = Table(title=f"windows of {size} tokens: perplexity (accuracy)")
         table.add_column("documents per side", justify="right")
         for method in METHODS:
             table.add_column(method, justify="right")
@@ -425,8 +408,8 @@ def print_quality(results: dict[str, Any], console: Console) -> None:
             table.add_row(
                 count,
                 *(
-                    f"{figures[m]['perplexity']:.2f} ({figures[m]['fact_accuracy']:.2f})"
-                    for m in METHODS
+                    f"{row['perplexity']:.2f} ({row.get('fact_accuracy', row['accuracy']):.2f})"
+                    for row in (figures[method] for method in METHODS)
                 ),
             )
         console.print(table)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from collab_llm_nodes.bench.dragon.answers import AnswersPlan, measure_answers
+from collab_llm_nodes.bench.dragon.corpus import corpus_of_files
 from collab_llm_nodes.bench.dragon.privacy import AttackPlan, measure_attack
 from collab_llm_nodes.bench.dragon.quality import (
     METHODS,
@@ -18,10 +19,42 @@ from collab_llm_nodes.bench.dragon.quality import (
     plot_quality,
     print_quality,
 )
+from collab_llm_nodes.bench.harness import Keep, forget
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.knowledge.encoders import Encoder
 
 UNSATURATED = {"windows": (512,), "document_tokens": 24, "budget": 1024, "own": 192}
 """All documents of 16 per side fit into one context of context aggregation."""
+FILES = QualityPlan(windows=(512,), documents=(0, 2, 16), retrieval="dense")
+"""For files of prose, which take a large model: few points."""
+FILES_UNSATURATED = replace(FILES, documents=(0, 16), budget=4096, own=512)
+
+
+def run_files(
+    engine: Engine,
+    folder: Path,
+    encoder: Encoder,
+    *,
+    texts: int,
+    seed: int = 0,
+    plans: tuple[QualityPlan, QualityPlan] = (FILES, FILES_UNSATURATED),
+    plot: Path | None = None,
+    console: Console,
+    keep: Keep = forget,
+) -> dict[str, Any]:
+    """Measure and print what the files in ``folder`` are worth for ``texts`` of them, held out.
+
+    Args:
+        plans: within the paper's budget, and with room for all documents.
+
+    Returns:
+        What ``run_quality`` returns, but for ``answers`` and ``attack``: these need invented facts.
+    """
+    plan, unsaturated = (replace(plan, seed=seed) for plan in plans)
+    corpus = corpus_of_files(
+        folder, engine.loaded.tokenizer, texts=texts, tokens=max(plan.windows), seed=seed
+    )
+    return _windows(engine, plan, unsaturated, plot, console, keep, corpus=corpus, encoder=encoder)
 
 
 def run_quality(
@@ -33,12 +66,14 @@ def run_quality(
     attack: AttackPlan | None = None,
     plot: Path | None = None,
     console: Console,
+    keep: Keep = forget,
 ) -> dict[str, Any]:
     """Measure and print what documents on two sides are worth, and what they give away.
 
     Args:
         unsaturated: default: ``plan`` with short documents and a budget that admits all of them,
             and with no other numbers of documents than the largest.
+        keep: is given what was found so far after each part.
 
     Returns:
         ``quality.<documents>.<method>``: figures of the first length of windows;
@@ -52,27 +87,42 @@ def run_quality(
         documents=(0, max(plan.documents)),
         **UNSATURATED,  # type: ignore[arg-type]
     )
-    found = measure_quality(engine, plan)
-    print_quality(found, console)
+    found = _windows(engine, plan, unsaturated, plot, console, keep)
+    found["answers"] = measure_answers(engine, answers or AnswersPlan())
+    keep(found)
+    found["attack"] = measure_attack(engine, attack or AttackPlan())
+    _print_shares(found["answers"], found["attack"], console)
+    return found
+
+
+def _windows(
+    engine: Engine,
+    plan: QualityPlan,
+    unsaturated: QualityPlan,
+    plot: Path | None,
+    console: Console,
+    keep: Keep,
+    **material: Any,
+) -> dict[str, Any]:
+    """Predict the windows within both plans' budgets."""
+    figures = measure_quality(engine, plan, **material)
+    print_quality(figures, console)
     if plot is not None:
-        plot_quality(found, plot)
-    wide = measure_quality(engine, unsaturated)
-    console.print(
-        f"documents of {unsaturated.document_tokens} tokens, budget {unsaturated.budget}: "
-    )
-    print_quality(wide, console)
-    asked = measure_answers(engine, answers or AnswersPlan())
-    guessed = measure_attack(engine, attack or AttackPlan())
-    _print_shares(asked, guessed, console)
+        plot_quality(figures, plot)
     first, *others = map(str, plan.windows)
-    return {
-        "quality": found[first],
-        **{f"quality_{size}": found[size] for size in others},
-        **{name: found[name] for name in ("gain", "gain_over_sides", "plan")},
-        "unsaturated": wide,
-        "answers": asked,
-        "attack": guessed,
+    found = {
+        "quality": figures[first],
+        **{f"quality_{size}": figures[size] for size in others},
+        **{name: figures[name] for name in ("gain", "gain_over_sides", "plan")},
     }
+    keep(found)
+    found["unsaturated"] = measure_quality(engine, unsaturated, **material)
+    console.print(
+        f"documents of {unsaturated.document_tokens} tokens, budget {unsaturated.budget}:"
+    )
+    print_quality(found["unsaturated"], console)
+    keep(found)
+    return found
 
 
 def _print_shares(

@@ -13,12 +13,11 @@ import yaml
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.bench.dragon.material import make_house
 from collab_llm_nodes.bench.hostile.server import Recorded, Server
-from collab_llm_nodes.bench.verifier import Tally
+from collab_llm_nodes.bench.verifier import Replay, Tally
 from collab_llm_nodes.bench.wire import Connection
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.decoding.aggregation import AggregationLaw, Party
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.processes import Process
@@ -35,7 +34,6 @@ from collab_llm_nodes.protocols.dragon.side import Side
 
 _CONFIG = "dragon_cloud.yaml"
 _DOCUMENTS, _QUESTIONS, _TOKENS = 8, 8, 24
-_CALL_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -73,51 +71,22 @@ def cloud_answer(side: Side, query: str, seed: int) -> CloudAnswer:
     return CloudAnswer(codec.encode_device(opened), tuple(drafts), tuple(encoded))
 
 
-class DeviceReplay:
-    """A device that replays a :class:`CloudAnswer`."""
+class DeviceReplay(Replay):
+    """A device's answer; a round is a target token (but for the first) and the cloud's draft."""
 
     def __init__(self, connection: Connection, answer: CloudAnswer) -> None:
-        self._connection, self._answer = connection, answer
-        self._done = 0
+        super().__init__(connection, codec.ANSWER, answer.opened, len(answer.drafts))
+        self._answer = answer
 
-    async def open(self, tally: Tally) -> None:
-        """Ask the question, and wait for the cloud's first draft."""
-        self._call = self._connection.call(codec.ANSWER, _CALL_S)
-        await self._call.write(self._answer.opened)
-        await self._draft(tally)
-
-    @property
-    def left(self) -> int:
-        """Target tokens to tell."""
-        return len(self._answer.targets) - self._done
-
-    async def decode(self, tally: Tally, rounds: int) -> int:
-        """Tell so many target tokens, each behind the draft that it takes over."""
-        rounds = min(rounds, self.left)
-        for _ in range(rounds):
-            begun = time.perf_counter()
-            await self._call.write(self._answer.targets[self._done])
-            self._done += 1
-            await self._draft(tally)
-            tally.rounds_s.append(time.perf_counter() - begun)
-        tally.answers += not self.left
-        return rounds
-
-    def close(self) -> None:
-        """End the stream."""
-        self._call.done_writing()
-
-    async def _draft(self, tally: Tally) -> None:
-        """Wait for the cloud's next draft, and check its token."""
-        kind = ""
-        while kind != "draft":
-            message = pb.CloudMessage.FromString(await self._call.read())
-            kind = message.WhichOneof("message")
-            if kind == "failure":
-                raise CollabError(message.failure.message, remedy=message.failure.remedy)
-        draft = message.draft
+    async def round(self, number: int, tally: Tally) -> float:
+        """Take over the draft before, and wait for the next one."""
+        begun = time.perf_counter()
+        if number:
+            await self._call.write(self._answer.targets[number - 1])
+        draft = await self.reply(pb.CloudMessage, "draft")
         token = sum(draft.gaps[: draft.index + 1])
-        tally.mismatches += token != self._answer.drafts[self._done]
+        tally.mismatches += token != self._answer.drafts[number]
+        return time.perf_counter() - begun
 
 
 def _prepare(folder: Path, seed: int) -> tuple[dict[str, Any], Sequence[CloudAnswer]]:

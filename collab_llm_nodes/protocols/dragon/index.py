@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from collab_llm_nodes.knowledge.store import Store, StoredDocument
 from collab_llm_nodes.protocols.dragon.document_kv import DocumentCaches
 from collab_llm_nodes.protocols.dragon.layout import Layout
 from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
+
+log = logging.getLogger(__name__)
 
 _EMBEDDED = 64
 """Chunks that get their vectors in one transaction."""
@@ -44,7 +47,8 @@ class Index:
     """A store whose chunks fit into a prompt, with vectors and precomputed KV. For any thread.
 
     What a process that was killed has committed stays; its missing vectors are made when the index
-    is opened again, or by the next change.
+    is opened again, or by the next change. Vectors and an index of words that are damaged are made
+    anew when it is opened.
 
     Args:
         caches: precomputes the KV of what is added; None: they are computed on demand.
@@ -63,6 +67,13 @@ class Index:
         self._store, self._layout, self._encoder = store, layout, encoder
         self._config, self._caches = config, caches
         self._changing = threading.Lock()
+        vectors, words = store.mend(encoder)
+        if vectors or words:
+            log.warning(
+                "the index was damaged: %d vectors%s are made anew",
+                vectors,
+                " and the index of words" if words else "",
+            )
         self._embed(check)
 
     def add(
