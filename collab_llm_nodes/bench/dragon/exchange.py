@@ -121,8 +121,10 @@ def _answer(
             for decoder in decoders:
                 decoder.push(token)
     finally:
-        for end in (*decoders, *sides):
-            end.close()
+        for decoder in decoders:
+            decoder.close()
+        for side in sides:
+            side.close()
     return found
 
 

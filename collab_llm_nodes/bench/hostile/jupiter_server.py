@@ -188,8 +188,8 @@ def recorded(answer: Passes) -> Recorded:
 
 
 def _prepare(folder: Path, seed: int) -> tuple[dict[str, Any], Sequence[Passes]]:
-    model = {"path": MODEL, "threads": 1}
-    return {"model": model, "heads": ""}, record(ModelConfig(**model), seed)
+    settings = {"model": {"path": MODEL, "threads": 1}, "heads": ""}
+    return settings, record(ModelConfig(MODEL, threads=1), seed)
 
 
 def _start(config: Path) -> AbstractContextManager[Process]:

@@ -125,7 +125,9 @@ def run_router(seed: int, samples: int = 60) -> dict[str, Any]:
     """
     rng = random.Random(seed)
     asked = {name: list(questions) for name, questions in QUESTIONS.items()}
-    kinds = {sub_domain: ("plain", (sub_domain,)) for sub_domain in SUB_DOMAINS}
+    kinds: dict[str, tuple[str, tuple[str, ...]]] = {
+        sub_domain: ("plain", (sub_domain,)) for sub_domain in SUB_DOMAINS
+    }
     kinds |= {skill: (skill, SUB_DOMAINS) for skill in ("extract", "copy")}
     for kind, (skill, sub_domains) in kinds.items():
         made = [
