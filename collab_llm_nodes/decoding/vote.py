@@ -69,6 +69,17 @@ def vote(drafts: Sequence[Draft | None], weights: Sequence[float]) -> Vote:
     return Vote(tuple(tokens), leader)
 
 
+def deciding(models: set[int], weights: Sequence[float]) -> set[int]:
+    """Return those of ``models`` whose drafts can change the vote.
+
+    One that outweighs all others together wins whatever they draft.
+    """
+    for model in models:
+        if weights[model] > sum(weights[other] for other in models - {model}):
+            return {model}
+    return models
+
+
 def proposes_likeliest(config: SamplingConfig) -> bool:
     """Return True where a voter proposes its likeliest token, whatever is sampled later.
 

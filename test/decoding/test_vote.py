@@ -19,13 +19,32 @@ from hypothesis import strategies as st
 
 from collab_llm_nodes.decoding.rejection import propose, verify_chain
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
-from collab_llm_nodes.decoding.vote import Vote, proposal, vote
+from collab_llm_nodes.decoding.vote import Vote, deciding, proposal, vote
 
 REJECTION = SamplingConfig(temperature=1.0)
 COUPLED = SamplingConfig(temperature=1.0, law="coupled")
 GREEDY = SamplingConfig()
 
 WE, LIKE, LIKED, APPLE, PEAR, IT = range(1, 7)
+
+
+@given(
+    st.lists(st.tuples(*[st.integers(0, 2)] * 3), min_size=1, max_size=4),
+    st.lists(st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0]), min_size=4, max_size=4),
+)
+def test_the_drafts_of_those_that_decide_give_the_same_vote(
+    drafts: list[tuple[int, ...]], weights: list[float]
+) -> None:
+    asked = deciding(set(range(len(drafts))), weights)
+    some = [draft if model in asked else None for model, draft in enumerate(drafts)]
+    assert vote(some, weights) == vote(drafts, weights)
+
+
+def test_a_model_decides_alone_where_it_outweighs_the_others_together() -> None:
+    assert deciding({0, 1, 2}, [0.2, 1.0, 0.7]) == {1}
+    assert deciding({0, 1, 2}, [0.3, 1.0, 0.7]) == {0, 1, 2}
+    assert deciding({0, 2}, [0.3, 1.0, 0.7]) == {2}
+    assert deciding(set(), []) == set()
 
 
 def test_the_papers_figure_5() -> None:

@@ -96,7 +96,7 @@ class World:
 
     def _do(self, action: Action) -> None:
         if isinstance(action, Draw):
-            self.drawing += [(model, action) for model in action.models]
+            self.drawing.append((action.model, action))
             self._hold(action.asks)
         elif isinstance(action, Verify):
             assert self.verifying is None, "the target is asked for one verification at a time"

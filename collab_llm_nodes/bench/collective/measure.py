@@ -182,6 +182,7 @@ def variants(bench: Bench, batch: int) -> dict[str, Any]:
     """
     ways = {
         "whole_drafts": bench.collective(batch),
+        "all_draft": bench.collective(batch, ask_all_every=1),
         "every_token": bench.collective(batch, vote_every_token=True),
         "voted_weights": bench.collective(batch, weights=WeightsConfig(VOTED_WEIGHTS)),
         "threads": bench.collective(batch, pipelined=True, in_threads=True),

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from collab_llm_nodes.bench.collective.material import Family, transformers_answers
 from collab_llm_nodes.bench.collective.watch import PARTS, WatchedMachine, WatchedTarget
@@ -117,8 +117,8 @@ class Collective:
         batch: requests drafted, and verified, in one pass.
         pipelined: each draft model has a process of its own, and drafts during verifications.
         in_threads: a thread of this process instead.
-        vote_every_token, pool_high: see ``ScheduleConfig``.
         in_flight: requests at a time.
+        schedule: other settings of ``ScheduleConfig``.
 
     Attributes:
         machine, target: what they have noted of the last run.
@@ -137,26 +137,23 @@ class Collective:
         weights: WeightsConfig | None = None,
         pipelined: bool = False,
         in_threads: bool = False,
-        vote_every_token: bool = False,
-        pool_high: int = 0,
         in_flight: int = 0,
+        **schedule: Any,
     ) -> None:
         self._family, self._drafts = family, drafts
         self._pipelined, self._in_threads = pipelined, in_threads
         self._max_tokens = max_tokens
         self._in_flight = in_flight or IN_FLIGHT * batch
-        schedule = ScheduleConfig(
-            draft_batch=batch,
-            target_batch=batch,
-            pool_high=pool_high,
-            max_active=self._in_flight,
-            draft_timeout_s=DRAFT_TIMEOUT_S,
-            vote_every_token=vote_every_token,
-        )
         self.machine = WatchedMachine(
             len(drafts),
             family.target.eos,
-            schedule=schedule,
+            schedule=ScheduleConfig(
+                draft_batch=batch,
+                target_batch=batch,
+                max_active=self._in_flight,
+                draft_timeout_s=DRAFT_TIMEOUT_S,
+                **schedule,
+            ),
             weights=weights,
             length=length or LengthConfig(FIXED, initial=S),
             pipelined=pipelined,

@@ -19,7 +19,7 @@ class Drawing:
 
     Args:
         number: of the batch.
-        models: indices of the models that take part.
+        drafts: the batch; ``own`` of each tells the models that are asked for it.
         count: number of all models.
         every_token: vote after each token, and let all models go on from the voted one.
         paper_faithful: have sampled drafts drawn from the models' own probabilities.
@@ -34,7 +34,6 @@ class Drawing:
         self,
         number: int,
         drafts: Sequence[Draft],
-        models: set[int],
         count: int,
         eos: frozenset[int],
         *,
@@ -45,32 +44,40 @@ class Drawing:
         self.asked_at = 0.0
         self.awaited: set[int] = set()
         self._number = number
-        self._models = set(models)
         self._count = count
         self._eos = eos
         self._every_token = every_token
         self._paper_faithful = paper_faithful
         self._step = -1
         self._open: list[Draft] = []  # drafts that this step makes longer
-        self._proposals: dict[int, Sequence[Proposal | None]] = {}
+        self._rows: dict[int, list[int]] = {}  # places in it of those that each model is asked for
+        self._given: list[list[Proposal | None]] = []  # [open, k]
 
     @property
     def settled(self) -> bool:
         """True if all that was asked for is in, and to be voted on."""
         return bool(self._open) and not self.awaited
 
-    def next_step(self, now: float) -> Draw | None:
-        """Return what to ask next; None when the drafts are complete, or no model is left."""
+    def next_step(self, now: float) -> list[Draw]:
+        """Return what to ask next; nothing when the drafts are complete, or no model is left."""
         last = self._step == 0 and not self._every_token
-        self._open = [] if last or not self._models else [d for d in self.drafts if self._grows(d)]
-        if not self._open:
-            return None
+        self._open = [] if last else [draft for draft in self.drafts if self._grows(draft)]
+        self._given = [[None] * self._count for _ in self._open]
+        self._rows = {}
+        for row, draft in enumerate(self._open):
+            for model in draft.models:
+                self._rows.setdefault(model, []).append(row)
+        self.awaited = set(self._rows)
+        if not self.awaited:
+            self._open = []
+            return []
         self._step += 1
         self.asked_at = now
-        self.awaited = set(self._models)
-        self._proposals = {}
-        asks = tuple(self._ask(draft) for draft in self._open)
-        return Draw(self._number, self._step, tuple(sorted(self._models)), asks)
+        asks = [self._ask(draft) for draft in self._open]
+        return [
+            Draw(self._number, self._step, model, tuple(asks[row] for row in rows))
+            for model, rows in sorted(self._rows.items())
+        ]
 
     def on_proposals(
         self, model: int, batch: int, step: int, proposals: Sequence[Proposal | None]
@@ -78,22 +85,20 @@ class Drawing:
         """Take in an answer; one to another step, or of a model that was left out, is dropped."""
         if (batch, step) == (self._number, self._step) and model in self.awaited:
             self.awaited.discard(model)
-            self._proposals[model] = proposals
+            for row, proposal in zip(self._rows[model], proposals, strict=True):
+                self._given[row][model] = proposal
 
     def leave_out(self, model: int) -> None:
         """Go on without ``model``; what it has given so far counts for nothing."""
-        self._models.discard(model)
         self.awaited.discard(model)
-        self._proposals.pop(model, None)
+        for given in self._given:
+            given[model] = None
         for draft in self.drafts:
             draft.own[model] = None
 
     def vote(self) -> None:
         """Make the drafts longer by what the majority proposes."""
-        for row, draft in enumerate(self._open):
-            given: list[Proposal | None] = [None] * self._count
-            for model, proposals in self._proposals.items():
-                given[model] = proposals[row]
+        for draft, given in zip(self._open, self._given, strict=True):
             self._vote(draft, given)
         self._open = []
 

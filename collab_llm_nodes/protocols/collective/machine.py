@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from collab_llm_nodes.decoding.rejection import Outcome
-from collab_llm_nodes.decoding.vote import proposal
+from collab_llm_nodes.decoding.vote import deciding, proposal
 from collab_llm_nodes.decoding.weights import (
     VOTED,
     Weights,
@@ -302,14 +302,14 @@ class Machine:
         drafts = []
         for request in self._next_requests(now):
             request.state = State.DRAFTING
+            models = self._asked(request, serving)
             own: list[list[int] | None] = [
-                [] if model in serving else None for model in range(self._k)
+                [] if model in models else None for model in range(self._k)
             ]
             drafts.append(Draft(request, asked, min(asked, request.left - 1), own))
         self._drawing = Drawing(
             self._batches,
             drafts,
-            serving,
             self._k,
             self._eos,
             every_token=self._schedule.vote_every_token,
@@ -318,6 +318,12 @@ class Machine:
         self._batches += 1
         self._ask(now)
         return True
+
+    def _asked(self, request: RequestState, serving: set[int]) -> set[int]:
+        """Return the models to ask: those that can change the vote, and now and then all."""
+        if request.metrics.rounds % self._schedule.ask_all_every == 0:
+            return serving
+        return deciding(serving, request.weights.values)
 
     def _overlaps(self, batch: int) -> bool:
         """Tell whether drafting and verification may go on at the same time."""
@@ -363,11 +369,11 @@ class Machine:
     def _ask(self, now: float) -> None:
         """Ask for the next tokens; end the draw if none is wanted, or nobody is left to ask."""
         assert self._drawing is not None
-        step = self._drawing.next_step(now)
-        if step is None:
-            self._finish()
+        draws = self._drawing.next_step(now)
+        if draws:
+            self._news += draws
         else:
-            self._news.append(step)
+            self._finish()
 
     def _go_on(self, now: float) -> None:
         """Vote once all proposals are in, and ask for the next tokens."""

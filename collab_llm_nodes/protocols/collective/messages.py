@@ -47,16 +47,16 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Draw:
-    """A drafting step for all draft models that are in service.
+    """One draft model's part in a drafting step.
 
     Attributes:
-        batch, step: names that the answers carry: late ones are recognised by them.
-        models: indices of the draft models.
+        batch, step: names that the answer carries: a late one is recognised by them.
+        model: index of the draft model.
     """
 
     batch: int
     step: int
-    models: tuple[int, ...]
+    model: int
     asks: tuple[Ask, ...]
 
 

@@ -73,7 +73,7 @@ class Draft:
     Attributes:
         asked: the length s that the selector asked for.
         wanted: the length that the request has room for.
-        own: [k] each model's tokens; None if it gave none.
+        own: [k] each model's tokens; None if it is not asked, or has given none.
         q: distributions of the voted tokens, under the paper's rule.
         voted: model of the last vote; -1: none.
     """
@@ -85,3 +85,8 @@ class Draft:
     tokens: list[int] = field(default_factory=list)
     q: list[SparseDistribution] = field(default_factory=list)
     voted: int = -1
+
+    @property
+    def models(self) -> list[int]:
+        """The models that are asked, and have not failed."""
+        return [model for model, own in enumerate(self.own) if own is not None]

@@ -125,8 +125,7 @@ class Runner:
         actions = self._machine.poll(time.monotonic())
         for action in sorted(actions, key=lambda each: isinstance(each, Verify)):
             if isinstance(action, Draw):
-                for model in action.models:
-                    self._workers[model].draw(action)
+                self._workers[action.model].draw(action)
             elif isinstance(action, Verify):
                 self._verify(lambda asked=action: self._make_verdicts(asked))  # type: ignore[misc]
             elif isinstance(action, Release):

@@ -47,6 +47,13 @@ class ScheduleConfig:
         "Vote after each token, and let all models go on from the voted one; else each drafts its"
         " whole length, as in paper 002.",
     )
+    ask_all_every: int = _fixed(
+        8,
+        "A model that outweighs all others together decides the vote, so it drafts alone; in every"
+        " so many rounds of a request all draft, and are scored. 1: always, as in paper 002.",
+        low=1,
+        high=65536,
+    )
     paper_faithful: bool = _fixed(
         False,
         "Judge sampled drafts by the voted model's own probabilities, as paper 002 prints it. This"

@@ -83,9 +83,8 @@ class Answering:
         while actions := machine.poll(0.0):
             for action in actions:
                 if isinstance(action, Draw):
-                    for model in action.models:
-                        drawn = models[model].draw(action.asks)
-                        machine.on_proposals(model, action.batch, action.step, drawn, 0.0)
+                    drawn = models[action.model].draw(action.asks)
+                    machine.on_proposals(action.model, action.batch, action.step, drawn, 0.0)
                 elif isinstance(action, Verify):
                     machine.on_verdicts(action.batch, target.verify(action.claims), 0.0)
                 elif isinstance(action, Grown):

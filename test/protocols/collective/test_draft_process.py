@@ -45,7 +45,7 @@ Told = queue.SimpleQueue[Any]
 
 def draw(batch: int, answer: int = 1, count: int = 3) -> Draw:
     ask = Ask("a", (5, 6, 7), (5,) * answer, count, SamplingConfig())
-    return Draw(batch, 0, (0,), (ask,))
+    return Draw(batch, 0, 0, (ask,))
 
 
 @pytest.fixture

@@ -462,6 +462,41 @@ def test_a_model_that_is_always_wrong_loses_its_say() -> None:
     assert world.machine.weights[2] < 0.5 < max(world.machine.weights[:2])
 
 
+def asked_models(ask_all_every: int) -> list[list[int]]:
+    """Return the models that draft, round after round, where those beside the first are wrong."""
+    world = make(3, LengthConfig(FIXED, initial=2), ask_all_every=ask_all_every)
+    world.submit(job(1))
+    found = []
+    while world.drawing or world.verifying:
+        if world.drawing:
+            found.append(sorted(model for model, _ in world.drawing))
+        while world.drawing:
+            model, step = world.drawing.pop()
+            (ask,) = step.asks
+            done = len(ask.answer)
+            right = alone(job(1))[done : done + ask.count]
+            said = Proposal(right if model == 0 else (19,) * ask.count)
+            world.machine.on_proposals(model, step.batch, step.step, [said], world.now)
+            world.poll()
+        if world.verifying:
+            world.answer_target()
+    check_complete(world, [job(1)])
+    return found
+
+
+def test_a_model_that_outweighs_the_others_drafts_alone_but_for_every_fourth_round() -> None:
+    rounds = asked_models(4)
+    alone = [models for number, models in enumerate(rounds) if number % 4]
+    assert all(models == [0, 1, 2] for models in rounds[::4])
+    assert alone[0] == [0, 1, 2], "one round says little"
+    assert alone[3:]
+    assert all(models == [0] for models in alone[3:])
+
+
+def test_all_models_draft_always_as_in_the_paper() -> None:
+    assert all(models == [0, 1, 2] for models in asked_models(1))
+
+
 def test_the_papers_rule_is_for_whole_drafts_only() -> None:
     with pytest.raises(ConfigError) as told:
         make(weights=WeightsConfig(VOTED), vote_every_token=True)

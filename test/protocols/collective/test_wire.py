@@ -22,9 +22,9 @@ SAMPLING = SamplingConfig(0.7, top_k=5, top_p=0.9, seed=2**64 - 1, law="rejectio
 def test_asks_arrive_as_they_were() -> None:
     known: set[str] = set()
     heard: dict[str, Ask] = {}
-    first = Draw(1, 0, (0, 2), (Ask("a", (1, 2), (), 4, SAMPLING, True),))
+    first = Draw(1, 0, 2, (Ask("a", (1, 2), (), 4, SAMPLING, True),))
     later = Ask("a", (1, 2), (7, 8), 3, SAMPLING, True)
-    second = Draw(2, 1, (0,), (later, Ask("b", (9,), (), 1, SamplingConfig())))
+    second = Draw(2, 1, 2, (later, Ask("b", (9,), (), 1, SamplingConfig())))
     for draw in (first, second):
         text = line(draw_to_json(draw, known))
         assert text.endswith(b"\n")
