@@ -54,7 +54,6 @@ def test_the_ways_of_decoding_give_their_figures(
     assert decode["sd_supposed"]["passes"] < decode["naive"]["passes"]
     assert decode["both"]["answer_tokens"] <= 3 * 6
     assert decode["naive"]["passes"] == decode["naive"]["answer_tokens"] * 2
-    assert found["memory"]["3"]["largest_worker_tensor_mb"] > 0
 
 
 def test_without_points_the_question_is_answered_in_sequence(
