@@ -169,17 +169,17 @@ def draw(world: World, freedom: float = 0.1) -> Task:
     fields = [common | topic.fields(world, minutes) for topic in topics]
 
     def ask(i: int) -> str:
-        return pick(topics[i].lines, user, fields[i], world.held_out)
+        return pick(topics[i].lines, user, fields[i], world.new_wordings)
 
     turns = [Turn("system", say(_SYSTEM, user, common))]
     for i in range(earlier):
-        hello = pick(_HELLO, user, common, world.held_out) + " " if i == 0 else ""
+        hello = pick(_HELLO, user, common, world.new_wordings) + " " if i == 0 else ""
         turns.append(Turn("user", hello + ask(i)))
         reply = [say(p.text, robot, fields[i]) for p in topics[i].parts]
         turns.append(Turn("assistant", " ".join(reply)))
-    hello = "" if earlier else pick(_HELLO, user, common, world.held_out) + " "
+    hello = "" if earlier else pick(_HELLO, user, common, world.new_wordings) + " "
     message = [ask(i) for i in range(earlier, earlier + count)]
-    feeling = pick(MOODS[mood], user, common, world.held_out)
+    feeling = pick(MOODS[mood], user, common, world.new_wordings)
     turns.append(Turn("user", hello + feeling + " " + " ".join(message)))
 
     points = [_FIRST[mood].say(robot, common)]

@@ -211,6 +211,7 @@ class _Evaluation:
             both = sum(a and b for a, b in zip(absent, said, strict=True))
             found[name] = {
                 "right": _share(right),
+                "by_wording": _by_wording(right),
                 "by_distance": _grouped(samples, right, "distance_words", DISTANCES),
                 "by_distractors": _grouped(samples, right, "distractors", DISTRACTORS),
                 "by_sub_domain": {
@@ -237,7 +238,11 @@ class _Evaluation:
         for name in ("text-target", "text-worker"):
             texts = self._say(name, samples, most=320)
             right = [not check(s, text) for s, text in zip(samples, texts, strict=True)]
-            found[name] = {"right": _share(right), "by_words": _binned(lengths, right, COPIED)}
+            found[name] = {
+                "right": _share(right),
+                "by_wording": _by_wording(right),
+                "by_words": _binned(lengths, right, COPIED),
+            }
         return found
 
     def acceptance(self) -> dict[str, dict[str, float]]:
@@ -303,9 +308,8 @@ class _Evaluation:
     def _samples(self, skill: str, count: int) -> list[Sample]:
         rng = random.Random(f"eval {skill} {self._config.seed}")
         return [
-            make_sample(rng, sub_domain, skill, held_out=True)
-            for sub_domain in SUB_DOMAINS
-            for _ in range(count)
+            make_sample(rng, sub_domain, skill, held_out=True, new_wordings=bool(number % 2))
+            for number, sub_domain in enumerate(np.repeat(SUB_DOMAINS, count).tolist())
         ]
 
     def _say(self, name: str, samples: Sequence[Sample], most: int) -> list[str]:
@@ -353,6 +357,11 @@ class _Evaluation:
             )
             for prompt, answer in self._answered[sub_domain]
         ]
+
+
+def _by_wording(right: Sequence[bool]) -> dict[str, float]:
+    """Return the shares of ``_samples`` in trained and in new wordings, which take turns."""
+    return {"trained": _share(right[::2]), "new": _share(right[1::2])}
 
 
 def head_matches(drafts: Tensor, answer: Tensor) -> list[list[bool]]:

@@ -40,7 +40,7 @@ def draw(world: World, freedom: float = 0.1) -> Task:
     turns = []
     if world.chance(0.4):
         turns.append(Turn("system", say(_SYSTEM, user, {})))
-    turns.append(Turn("user", pick(family.questions, user, fields, world.held_out)))
+    turns.append(Turn("user", pick(family.questions, user, fields, world.new_wordings)))
     possible = tuple(step.say(writer, fields) for step in family.steps)
     points = tuple(
         point

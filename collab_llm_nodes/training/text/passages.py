@@ -297,7 +297,7 @@ class Writer:
         distractors = self._distract(kind, distractors, fields)
         return Question(
             kind.name,
-            pick(kind.questions, self._voice, fields, self.world.held_out),
+            pick(kind.questions, self._voice, fields, self.world.new_wordings),
             kind.about(fields),
             "None" if absent else fields[kind.value],
             lines,
@@ -330,7 +330,7 @@ class Writer:
                 _LAST_WHERE if where else _LAST_WHEN,
                 self._voice,
                 {"thing": thing},
-                world.held_out,
+                world.new_wordings,
             ),
             f"the {thing}",
             "None" if absent else last["room" if where else "time"],
@@ -349,7 +349,7 @@ class Writer:
             for name, time in zip(rooms, self._timed(len(rooms)), strict=True)
         ]
         self._add(*lines)
-        text = pick(_HOW_OFTEN, self._voice, {"room": room}, world.held_out)
+        text = pick(_HOW_OFTEN, self._voice, {"room": room}, world.new_wordings)
         found = tuple(line for line, name in zip(lines, rooms, strict=True) if name == room)
         return Question("count", text, f"the {room}", str(number), found, distractors)
 
@@ -374,7 +374,7 @@ class Writer:
             questions = _EARLIER
         lines = (self.state(kind, first), self.state(kind, second))
         distractors = self._distract(kind, distractors, None)
-        text = pick(questions, self._voice, fields, world.held_out)
+        text = pick(questions, self._voice, fields, world.new_wordings)
         about = " and ".join(named(kind.key[0], fact) for fact in (first, second))
         return Question("compare", text, about, answer, lines, distractors)
 

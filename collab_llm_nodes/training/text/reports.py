@@ -107,7 +107,9 @@ def draw(world: World, freedom: float = 0.1) -> Task:
     if world.chance(0.4):
         turns.append(Turn("system", say(_SYSTEM, user, {})))
     data = "\n".join(figures.given) if world.chance(0.6) else "; ".join(figures.given) + "."
-    turns.append(Turn("user", pick(_QUESTION, user, fields, world.held_out) + "\nData:\n" + data))
+    turns.append(
+        Turn("user", pick(_QUESTION, user, fields, world.new_wordings) + "\nData:\n" + data)
+    )
     parts = (_PURPOSE, _METHOD, *kind.parts, _REVIEW)
     points = tuple(part.say(writer, fields) for part in parts)
     heading, signature = say(_HEADING, writer, fields), say(_SIGNATURE, writer, fields)

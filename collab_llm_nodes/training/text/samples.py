@@ -58,9 +58,16 @@ class Sample:
 
 
 def make_sample(
-    rng: random.Random, sub_domain: str, skill: str, *, held_out: bool = False
+    rng: random.Random,
+    sub_domain: str,
+    skill: str,
+    *,
+    held_out: bool = False,
+    new_wordings: bool | None = None,
 ) -> Sample:
     """Return a sample of one kind; a held-out one has names and wordings never trained on.
+
+    ``new_wordings`` decides on the wordings alone.
 
     Raises:
         ConfigError: no such sub-domain or skill.
@@ -71,7 +78,7 @@ def make_sample(
         )
     if skill not in SKILLS:
         raise ConfigError(repr(skill), field="skill", remedy=f"choose of {', '.join(SKILLS)}")
-    return Sample(sub_domain, skill, *_MAKE[skill](World(rng, held_out), sub_domain))
+    return Sample(sub_domain, skill, *_MAKE[skill](World(rng, held_out, new_wordings), sub_domain))
 
 
 def draw_sample(

@@ -115,7 +115,7 @@ def _asked(world: World, style: str, passage: Passage, as_json: bool) -> Made:
         if i == 0:
             frames = _JSON_FRAMES if as_json else _FRAMES
             fields = {"text": passage.text, "question": question.text, "name": name}
-            turns.append(Turn("user", pick(frames, voice, fields, world.held_out)))
+            turns.append(Turn("user", pick(frames, voice, fields, world.new_wordings)))
         else:
             turns.append(Turn("user", question.text))
         turns.append(Turn("assistant", _reply(question, as_json, voice)))
@@ -244,9 +244,9 @@ def document(world: World, style: str) -> Made:
         turns = (*task.turns[:-1], Turn(last.role, context + last.content))
         made = plain_facts(task) | {"relevant": False, "generic": True}
         return (*turns, Turn("assistant", task.answer)), made, ()
-    questions = [pick(kind.questions, voice, f, world.held_out) for kind, f in wanted]
+    questions = [pick(kind.questions, voice, f, world.new_wordings) for kind, f in wanted]
     user["question"] = " ".join(questions)
-    prompt = context + pick(_DOCUMENT_QUESTIONS[style], voice, user, world.held_out)
+    prompt = context + pick(_DOCUMENT_QUESTIONS[style], voice, user, world.new_wordings)
     if asked:
         said = [say(kind.reply, voice, fields) for kind, fields in wanted]
         answer = " ".join((say(_BEFORE[style], voice, {}), *said, say(_AFTER[style], voice, {})))
@@ -299,7 +299,7 @@ _POINT = _ask(
 def _outlined(world: World, task: Task) -> tuple[list[Turn], str]:
     """Return the task's prompt with an outline directive, and the outline."""
     voice = Voice(world.rng)
-    directive = pick(_OUTLINE, voice, {}, world.held_out)
+    directive = pick(_OUTLINE, voice, {}, world.new_wordings)
     last = task.turns[-1]
     outline = "\n".join(f"{i}. {point.title}" for i, point in enumerate(task.points, 1))
     return [*task.turns[:-1], Turn(last.role, f"{last.content}\n\n{directive}")], outline
@@ -326,7 +326,7 @@ def point(world: World, style: str) -> Made:
     fields = {"number": str(number), "title": chosen.title}
     turns += [
         Turn("assistant", text),
-        Turn("user", pick(_POINT, voice, fields, world.held_out)),
+        Turn("user", pick(_POINT, voice, fields, world.new_wordings)),
         Turn("assistant", chosen.text),
     ]
     mentions = tuple(m for m in task.mentions if says(chosen.text, m))
@@ -380,7 +380,7 @@ def copy(world: World, style: str) -> Made:
         drawn = [world.any(KINDS) for _ in range(count)]
         said = [say(kind.statements[style], voice, kind.draw(world)) for kind in drawn]
         text = " ".join(said)
-    prompt = pick(_COPY[style], Voice(world.rng), {"text": text}, world.held_out)
+    prompt = pick(_COPY[style], Voice(world.rng), {"text": text}, world.new_wordings)
     made: dict[str, object] = {"answer": text, "words": len(text.split())}
     return (Turn("user", prompt), Turn("assistant", text)), made, ((Quote(text, text),),)
 

@@ -51,11 +51,15 @@ class World:
     Args:
         rng: source of all draws.
         held_out: draw names, codes and pairs of words that training never shows.
+        new_wordings: ask in wordings that training never shows; None: if the names are such.
     """
 
-    def __init__(self, rng: random.Random, held_out: bool = False) -> None:
+    def __init__(
+        self, rng: random.Random, held_out: bool = False, new_wordings: bool | None = None
+    ) -> None:
         self.rng = rng
         self.held_out = held_out
+        self.new_wordings = held_out if new_wordings is None else new_wordings
         self._used: set[str] = set()
 
     def any(self, items: Sequence[T]) -> T:

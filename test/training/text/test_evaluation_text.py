@@ -56,6 +56,7 @@ def test_a_draft_equal_to_the_target_is_always_accepted(tmp_path: Path) -> None:
         assert 1 < figures["ngram"] < len(vocabulary())
     assert found["extraction"]["text-target"]["samples"] == 6
     assert found["extraction"]["text-target"] == found["extraction"]["text-worker"]
+    assert set(found["copy"]["text-target"]["by_wording"]) == {"trained", "new"}
     assert set(found["guesses"]["exits"]) == {"1", "2"}
     assert 1 <= found["guesses"]["medusa"]["tokens_per_round"] <= 6
     assert found["distinct"]["prompts"] == 6
