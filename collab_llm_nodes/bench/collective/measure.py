@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from collab_llm_nodes.bench.collective import Sizes
+from collab_llm_nodes.bench.collective.emulation import paced
 from collab_llm_nodes.bench.collective.material import (
     DRAFTS,
     MIXED,
@@ -218,6 +219,27 @@ def ladder(bench: Bench, stream: str, batch: int, repeats: int) -> Runs:
         ASSISTED: lambda: Transformers(family, batch, tokens, family.peer_drafts[best]),
     }
     return bench.in_turn("ladder", stream, batch, ways, repeats)
+
+
+def emulated(bench: Bench, batch: int) -> Runs:
+    """Climb the ladder with models whose passes take the time of large ones: EMULATION."""
+    family = paced(bench.family)
+    best, tokens = bench.best_draft[MIXED], bench.sizes.max_tokens
+
+    def ours(drafts: Sequence[int], **options: Any) -> Make:
+        return lambda: Collective(family, drafts, batch, tokens, **options)
+
+    every = range(len(family.drafts))
+    pipelined = {"pipelined": True, "in_threads": True}  # waits do not hold the interpreter
+    ways: dict[str, Make] = {
+        "default": ours([best]),
+        "majority": ours(every),
+        "selector": ours(every, length=LengthConfig()),
+        PIPELINE: ours(every, length=LengthConfig(), **pipelined),
+        "autoregressive": ours([], length=fixed(0)),
+        "tree": lambda: Tree(family, batch, tokens),
+    }
+    return bench.in_turn("emulated", MIXED, batch, ways, 1)
 
 
 def figures(runs: Runs) -> dict[str, dict[str, float]]:

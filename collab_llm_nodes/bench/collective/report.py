@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from collab_llm_nodes.bench.collective import Sizes, measure
+from collab_llm_nodes.bench.collective.emulation import DRAFT_PACE, TARGET_PACE
 from collab_llm_nodes.bench.collective.goals import goals_of
 from collab_llm_nodes.bench.collective.material import (
     DRAFTS,
@@ -103,6 +105,7 @@ def run_collective(
         "overhead": {},
         "adaptive": {},
         "variants": {},
+        "emulated": {"passes": asdict(TARGET_PACE) | {"draft_s": DRAFT_PACE.least_s}},
         "time_lines": {},
         "pool": {},
         "failed": {},
@@ -145,9 +148,15 @@ def _parts(bench: Bench, middle: int, results: Results) -> Iterator[Part]:
         rows = results["ladder_by_stream"].setdefault(stream, {})
         rows[str(batch)] = measure.figures(runs)
 
+    def emulate(batch: int) -> None:
+        row = measure.figures(measure.emulated(bench, batch))
+        results["emulated"][str(batch)] = row
+
     batches = bench.sizes.batches
     for batch in batches:
         yield f"ladder, batch {batch}", partial(climb, batch)
+    for batch in sorted({min(batches), middle}):
+        yield f"emulated, batch {batch}", partial(emulate, batch)
     for batch in batches:
         yield f"lengths, batch {batch}", partial(adapt, batch)
     yield "acceptance by length", partial(put, "acceptance_by_length", measure.by_length)

@@ -16,6 +16,7 @@ PAPER_TOTALS = {"OPT-13B": 1.99, "Llama2-70B-chat": 2.63}
 """+Pipeline over Default in paper 002, Figure 10 (finance, batch 16)."""
 PAPER_OVERHEAD = 0.0237
 LADDER = ("default", "majority", "selector", PIPELINE)
+EMULATED_BESIDE = ("autoregressive", "tree")
 BESIDE = ("default_worst", "autoregressive", "tree", "generate", "assisted")
 
 
@@ -24,6 +25,8 @@ def print_tables(results: Mapping[str, Any], console: Console) -> None:
     console.print(_acceptance(results))
     for stream, by_batch in {MIXED: results["ladder"], **results["ladder_by_stream"]}.items():
         console.print(_ladder(results, stream, by_batch))
+    if any(batch.isdigit() for batch in results["emulated"]):
+        console.print(_emulated(results))
     console.print(_adaptive(results))
     console.print(_variants(results))
     if results["overhead_share"] is not None:
@@ -87,6 +90,22 @@ def _ladder(results: Mapping[str, Any], stream: str, by_batch: Mapping[str, Any]
                 for name in (*LADDER, *BESIDE)
             ),
         )
+    return table
+
+
+def _emulated(results: Mapping[str, Any]) -> Table:
+    passes = results["emulated"]["passes"]
+    table = Table(
+        "batch",
+        *(*LADDER, *EMULATED_BESIDE),
+        title=f"EMULATED: a pass of the target takes {passes['least_s']:g} s, of a draft"
+        f" {passes['draft_s']:g} s; times the throughput of Default",
+    )
+    for batch, row in results["emulated"].items():
+        if batch != "passes":
+            base = row["default"]["tokens_per_s"]
+            shares = (row[name]["tokens_per_s"] / base for name in (*LADDER, *EMULATED_BESIDE))
+            table.add_row(batch, *(f"{share:.2f}x" for share in shares))
     return table
 
 

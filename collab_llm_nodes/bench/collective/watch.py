@@ -45,11 +45,11 @@ class WatchedMachine(Machine):
     def poll(self, now: float) -> list[Action]:
         actions = super().poll(now)
         for action in actions:
-            if isinstance(action, Draw):
-                self._drawn_from = now
-                self.drafting.append((now, now))
-            elif isinstance(action, Verify):
+            if isinstance(action, Verify):
                 self._target_from = now
+        if any(isinstance(action, Draw) for action in actions):  # one for each model, or none
+            self._drawn_from = now
+            self.drafting.append((now, now))
         self.pool.append((now, self.pooled, self.active))
         return actions
 
