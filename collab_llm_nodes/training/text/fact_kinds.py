@@ -75,7 +75,7 @@ KINDS = (
             "For the {thing}: (which|what) room?",
             "I am looking for the {thing}. Which room is it in?",
             "Could you tell me where the {thing} is?",
-            "In what room (has the {thing} been put|can the {thing} be found)?",
+            "In (what|which) room can the {thing} be found?",
             "Where should I look for the {thing}?",
         ),
         ("The {thing} is in the {room}.", "You will find the {thing} in the {room}."),
