@@ -96,12 +96,24 @@ _LAST_WHERE = _ask(
     "Where was the {thing} last seen?",
     "In which room was the {thing} at the end?",
     "What was the last room of the {thing}?",
+    "(Tell me|Say) where the {thing} was last.",
+    "Last room of the {thing}?",
+    "[Please ](name|give|state) the last room of the {thing}.",
+    "For the {thing}: where was it last seen?",
+    "At the end, (in which room|where) was the {thing}?",
+    "Could you tell me in which room the {thing} was last seen?",
     "Which room comes last for the {thing}?",
 )
 _LAST_WHEN = _ask(
     "When was the {thing} last seen?",
     "What is the last time given for the {thing}?",
     "At what time was the {thing} seen last?",
+    "(Tell me|Say) when the {thing} was last seen.",
+    "Time of the last sighting of the {thing}?",
+    "[Please ](name|give|state) the last time for the {thing}.",
+    "For the {thing}: when was it seen last?",
+    "At what time does the {thing} appear last?",
+    "Could you tell me when somebody last saw the {thing}?",
     "What is the latest time noted for the {thing}?",
 )
 _ALARMS = {
@@ -119,22 +131,48 @@ _HOW_OFTEN = _ask(
     "How many alarms are there for the {room}?",
     "How often does the alarm of the {room} occur?",
     "How many times is an alarm in the {room} mentioned?",
+    "(Tell me|Say) how many alarms the {room} had.",
+    "Number of alarms in the {room}?",
+    "[Please ](give|state) the number of alarms for the {room}.",
+    "For the {room}: how many alarms?",
+    "In the {room}, how often was there an alarm?",
+    "Could you tell me how often the alarm of the {room} is mentioned?",
     "Count the alarms in the {room}.",
 )
 _DEARER = _ask(
     "Which costs more, the {thing} or the {other}?",
     "What is more expensive, the {thing} or the {other}?",
     "Is the {thing} or the {other} dearer?",
+    "(Tell me|Say) which costs more, the {thing} or the {other}.",
+    "The {thing} or the {other}: which costs more?",
+    "Of the {thing} and the {other}, which is (dearer|more expensive)?",
+    "[Please ]name the dearer of the two: the {thing} or the {other}.",
+    "For which do I pay more, the {thing} or the {other}?",
+    "Could you tell me which is dearer, the {thing} or the {other}?",
     "Which has the higher price, the {thing} or the {other}?",
 )
 _CHEAPER = _ask(
     "Which costs less, the {thing} or the {other}?",
     "What is cheaper, the {thing} or the {other}?",
+    "Is the {thing} or the {other} cheaper?",
+    "(Tell me|Say) which costs less, the {thing} or the {other}.",
+    "The {thing} or the {other}: which costs less?",
+    "Of the {thing} and the {other}, which is (cheaper|less expensive)?",
+    "[Please ]name the cheaper of the two: the {thing} or the {other}.",
+    "For which do I pay less, the {thing} or the {other}?",
+    "Could you tell me which is cheaper, the {thing} or the {other}?",
     "Which has the lower price, the {thing} or the {other}?",
 )
 _EARLIER = _ask(
     "Whose {event} is earlier, that of {person} or that of {other}?",
     "Who has the {event} first, {person} or {other}?",
+    "Who has the earlier {event}, {person} or {other}?",
+    "(Tell me|Say) who has the {event} first, {person} or {other}.",
+    "{person} or {other}: whose {event} is (first|earlier)?",
+    "Whose {event} starts sooner, that of {person} or that of {other}?",
+    "[Please ]name the person with the earlier {event}: {person} or {other}.",
+    "Between {person} and {other}, whose {event} comes first?",
+    "Could you tell me whose {event} is earlier, {person}'s or {other}'s?",
     "Of {person} and {other}, who has the earlier {event}?",
 )
 _WORDINGS = 8

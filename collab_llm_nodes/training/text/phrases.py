@@ -172,4 +172,5 @@ def pick(phrases: Sequence[Phrase], voice: Voice, fields: Mapping[str, str], hel
     else:
         phrase = phrases[int(voice.rng.random() * (len(phrases) - 1))]
     text = phrase.say(voice, fields)
-    return text[:1].upper() + text[1:]
+    # A quoted text keeps its small letter: an answer repeats it as it is.
+    return text if phrase.text.startswith("{text}") else text[:1].upper() + text[1:]

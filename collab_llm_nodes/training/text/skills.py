@@ -49,6 +49,13 @@ _FRAMES = _ask(
     "Question: {question}\n\nText:\n{text}",
     "Here is a {name}.\n{text}\n\nAnswer only from the {name}; say None if it is not there. "
     "{question}",
+    "{text}\n\n{question}",
+    "{question}\n\n{text}",
+    "{text}\n\nQ: {question}\nA:",
+    "The {name} says:\n{text}\n\nMy question: {question}",
+    "I have a question on this {name}. {question}\n\n{text}",
+    "{text}\n\nAnswer briefly, or with None if the {name} does not say it. {question}",
+    "Find this in the text below: {question}\n\n{text}\n\nGive the (bare|short) answer, or None.",
     "{name}:\n{text}\n\nUsing only this {name}, answer in a few words or with None: {question}",
 )
 _JSON_FRAMES = _ask(
@@ -59,6 +66,18 @@ _JSON_FRAMES = _ask(
     "citation, answer (null if the document does not say it).",
     "{text}\n\nTask: {question}\nReply as JSON with explanation, citation and answer, or null "
     "where the text has nothing.",
+    "{text}\n\n{question} Answer as JSON with explanation, citation and answer, null if it is not "
+    "stated.",
+    "Document:\n{text}\n\nQuestion: {question}\nReturn a JSON object with explanation, citation "
+    "and answer. Use null for what is not there.",
+    "Task: {question}\n\nDocument:\n{text}\n\nReturn JSON with the keys explanation, citation and "
+    "answer, null if nothing is found.",
+    "Find the answer in the context and cite its line.\n\n## Context\n{text}\n\n## "
+    "Question\n{question}\n\nFormat: JSON with explanation, citation, answer, or null.",
+    "## Task\n{question}\n\n## Document\n{text}\n\nWrite JSON: explanation, citation, answer "
+    "(null where the document is silent).",
+    "Here is a {name}.\n{text}\n\n{question} Reply in JSON (explanation, citation, answer), with "
+    "null for what is missing.",
     "## Document\n{text}\n\n## Task\nExtract: {question}\n\nGive JSON (explanation, citation, "
     "answer); abstain with null.",
 )
@@ -166,6 +185,11 @@ _DOCUMENT_QUESTIONS = {
         "Hey {robot}, {question}",
         "{robot}, can you look it up? {question}",
         "I forgot something. {question}",
+        "{question} Thanks[, {robot}]!",
+        "{robot}? {question}",
+        "Have a look for me, {robot}. {question}",
+        "One thing I can't remember: {question}",
+        "Sorry to bother you[, {robot}]. {question}",
         "Quick question, {robot}: {question}",
     ),
     "instructions": _ask(
@@ -173,6 +197,11 @@ _DOCUMENT_QUESTIONS = {
         "Before I start: {question}",
         "For the work I have to know: {question}",
         "Answer with the help of the document. {question}",
+        "{question} See the document.",
+        "One detail before the work: {question}",
+        "Look it up in the document: {question}",
+        "I need this for the next step. {question}",
+        "Check the document and answer. {question}",
         "First consult the document. {question}",
     ),
     "reports": _ask(
@@ -180,6 +209,11 @@ _DOCUMENT_QUESTIONS = {
         "State for the record: {question}",
         "The report requires an answer: {question}",
         "According to the files: {question}",
+        "Request for information: {question}",
+        "The following is to be clarified. {question}",
+        "Check the records and answer: {question}",
+        "Inquiry of the board: {question}",
+        "{question} Refer to the files.",
         "Consult the archive and reply: {question}",
     ),
 }
@@ -284,6 +318,9 @@ _OUTLINE = _ask(
     OUTLINE_DIRECTIVE,
     "Write only the skeleton of the answer: numbered points of 3 to 6 words.",
     "First list the points of your answer, numbered, with a few words each.",
+    "List (just|only) the main points of the answer, numbered, a few words each.",
+    "I want the plan of the answer first: 3 to 8 numbered titles.",
+    "Outline of the answer, please: short numbered points, no sentences.",
     "Do not answer yet. Name the points of the answer as a short numbered list.",
 )
 _POINT = _ask(
@@ -292,6 +329,9 @@ _POINT = _ask(
     POINT_DIRECTIVE,
     "Expand point {number} in one or two sentences.",
     "Now expand only point {number}: {title}.",
+    "Write out point {number}, {title}.",
+    "In one or two sentences, what belongs to point {number} ({title})?",
+    'Go on with "{title}", point {number}, and with no other point.',
     "Point {number}, {title}: one or two sentences, please.",
 )
 
@@ -340,6 +380,14 @@ _COPY = {
         "Say exactly this, please:\n{text}",
         "Can you say that word for word?\n{text}",
         "Parrot this for me: {text}",
+        "Please repeat: {text}",
+        "I say it, you repeat it: {text}",
+        "Just say this back to me: {text}",
+        "Here are my words: {text}\nNow say them (back|again).",
+        "Could you repeat this for me, exactly? {text}",
+        "(Tell|Give) me this back, nothing added, nothing left out:\n{text}",
+        "{text}\nRepeat that[, please].",
+        "{text}\nCan you say (that|this) again, exactly as it is?",
         "Echo my words, no more, no less:\n{text}",
     ),
     "instructions": _ask(
@@ -347,6 +395,14 @@ _COPY = {
         "Write down the following lines without any change:\n{text}",
         "Repeat exactly:\n{text}",
         "Type this again: {text}",
+        "Please copy what follows: {text}",
+        "Copy this, word for word:\n{text}",
+        "Make an exact copy of this text:\n{text}",
+        "Write what follows, nothing else:\n{text}",
+        "The following is to be copied exactly:\n{text}",
+        "Text: {text}\nTask: repeat the text.",
+        "{text}\n\n(Copy|Repeat) the text above[ exactly].",
+        "{text}\nWrite this down again, without any change.",
         "Reproduce these lines:\n{text}",
     ),
     "reports": _ask(
@@ -354,6 +410,14 @@ _COPY = {
         "Transcribe without alteration:\n{text}",
         "Return the data unchanged:\n{text}",
         "Duplicate the record below.\n{text}",
+        "Provide a true copy of the following data: {text}",
+        "The following entry is to be repeated unchanged: {text}",
+        "Repeat the record exactly, neither more nor less:\n{text}",
+        "For the archive, a literal copy of:\n{text}",
+        "Entry: {text}\nAction: copy, word for word.",
+        "Supply this entry again, without additions:\n{text}",
+        "{text}\n\n(Reproduce|Transcribe) the above verbatim.",
+        "{text}\nA verbatim copy of this entry is required.",
         "Issue an exact copy of:\n{text}",
     ),
 }

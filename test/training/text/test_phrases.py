@@ -5,18 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+from templates import sentences
 
 from collab_llm_nodes.training.text.phrases import Grammar, Phrase, Voice, pick, say, says, words
 
 
-def all_of(text: str, fields: dict[str, str] | None = None) -> set[str]:
-    """Return what a template says in 200 draws."""
-    voice = Voice(random.Random(3))
-    return {Phrase(text).say(voice, fields or {}) for _ in range(200)}
-
-
 def test_alternatives_optional_parts_and_fields() -> None:
-    assert all_of("(Go|Walk) [slowly ]to the {room}.", {"room": "attic"}) == {
+    assert sentences("(Go|Walk) [slowly ]to the {room}.", {"room": "attic"}) == {
         "Go to the attic.",
         "Walk to the attic.",
         "Go slowly to the attic.",
@@ -25,11 +20,11 @@ def test_alternatives_optional_parts_and_fields() -> None:
 
 
 def test_alternatives_may_hold_alternatives() -> None:
-    assert all_of("(a (b|c)|d)") == {"a b", "a c", "d"}
+    assert sentences("(a (b|c)|d)") == {"a b", "a c", "d"}
 
 
 def test_brackets_and_bars_outside_alternatives_stand_for_themselves() -> None:
-    assert all_of("{a} | 3 | (net) and (x|y)", {"a": "lamp"}) == {
+    assert sentences("{a} | 3 | (net) and (x|y)", {"a": "lamp"}) == {
         "lamp | 3 | (net) and x",
         "lamp | 3 | (net) and y",
     }
@@ -64,6 +59,13 @@ def test_the_last_wording_is_held_out() -> None:
     voice = Voice(random.Random(5))
     assert {pick(phrases, voice, {}, False) for _ in range(50)} == {"A", "B"}
     assert {pick(phrases, voice, {}, True) for _ in range(50)} == {"C"}
+
+
+def test_a_text_at_the_start_of_a_request_keeps_its_small_letter() -> None:
+    phrases = Grammar()("{text}\nRepeat that.", "{thing}, please.")
+    voice, fields = Voice(random.Random(5)), {"text": "red mug", "thing": "mug"}
+    assert pick(phrases, voice, fields, False) == "red mug\nRepeat that."
+    assert pick(phrases, voice, fields, True) == "Mug, please."
 
 
 def test_a_grammar_knows_its_words_but_no_fields() -> None:
