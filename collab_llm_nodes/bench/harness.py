@@ -7,10 +7,12 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 WARM_UP = 2
 """Turns that are not measured: caches fill, kernels are chosen."""
@@ -23,6 +25,42 @@ _LIBRARIES = ("torch", "transformers", "numpy", "grpcio")
 
 def forget(found: dict[str, Any]) -> None:
     """Keep nothing: the default ``Keep``."""
+
+
+def run_parts(
+    parts: Iterable[tuple[str, Callable[[], Mapping[str, Any]]]],
+    results: dict[str, Any],
+    console: Console,
+    keep: Keep = forget,
+) -> None:
+    """Run the parts of a benchmark, and merge what each returns into ``results``.
+
+    A part that fails does not end the others. ``results`` gets the ``seconds`` that each part has
+    taken, and of those that ``failed`` the error, by name.
+
+    Args:
+        keep: is given the results after each part.
+    """
+    seconds, failed = results.setdefault("seconds", {}), results.setdefault("failed", {})
+    for name, run in parts:
+        begun = time.monotonic()
+        try:
+            _merge(results, run())
+        except Exception as error:  # noqa: BLE001 - hours of other parts must not be lost with it
+            console.print_exception()
+            failed[name] = f"{type(error).__name__}: {error}"
+            console.print(f"FAILED   {name}: {failed[name]}", highlight=False, markup=False)
+        seconds[name] = time.monotonic() - begun
+        keep(results)
+
+
+def _merge(results: dict[str, Any], found: Mapping[str, Any]) -> None:
+    """Add what was found to ``results``, and to the mappings in it."""
+    for key, value in found.items():
+        if isinstance(own := results.get(key), dict) and isinstance(value, Mapping):
+            _merge(own, value)
+        else:
+            results[key] = value
 
 
 def in_turn(

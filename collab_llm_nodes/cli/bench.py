@@ -243,7 +243,7 @@ def bench_collective(
         sizes=replace(COLLECTIVE_QUICK if quick else CollectiveSizes(), **given),
         seed=seed,
         plot=plot,
-        save=partial(write_json, json_file),
+        keep=partial(write_json, json_file, tell=False),
         console=console,
     )
     write_json(json_file, results)
@@ -291,7 +291,7 @@ def bench_jupiter(
     given: dict[str, Any] = {name: n for name, n in asked.items() if n is not None}
     results = on_this_machine(
         run_jupiter,
-        save=lambda found: write_json(json_file, found),
+        keep=partial(write_json, json_file, tell=False),
         parts=part or list(JUPITER_PARTS),
         sizes=replace(QUICK if quick else Sizes(), **given),
         model=model,
@@ -570,7 +570,7 @@ def bench_minions(
         plot=plot,
         pretrained=pretrained,
         console=console,
-        save=partial(write_json, json_file),
+        keep=partial(write_json, json_file, tell=False),
     )
     write_json(json_file, results)
     safe = ("no canary seen", "no attack escapes or hangs")

@@ -304,7 +304,7 @@ def run_with(folder: Path, **changed: Any) -> dict[str, Any]:
         sizes=Sizes(**{**plain, **changed}),
         seed=0,
         plot=None,
-        save=lambda found: saved.append(copy.deepcopy(found)),
+        keep=lambda found: saved.append(copy.deepcopy(found)),
         console=Console(quiet=True),
     )
     assert results == saved[-1]

@@ -313,7 +313,7 @@ def test_the_plot_and_the_tables(
         seed=9,
         plot=None,
         console=console,
-        save=lambda found: None,
+        keep=lambda found: None,
     )
     assert found["ok"] == (results["goals"]["largest_error"] <= 0.1)
     told = console.export_text()
@@ -445,8 +445,8 @@ def test_a_part_that_fails_loses_no_other(real_parts: dict[str, Any], tmp_path: 
     real_parts["decode"] = ConfigError("no such model", field="--model")
     status, told, results = run_parts(tmp_path / "jupiter.json", "router", "decode", "death")
     assert status == 1
-    assert results["failed"] == {"decode": "--model: no such model"}
-    assert "part decode FAILED: --model: no such model" in told
+    assert results["failed"] == {"decode": "ConfigError: --model: no such model"}
+    assert "FAILED   decode: ConfigError: --model: no such model" in told
     assert results["router"]["coding"]["questions"] == 10
     assert results["worker_death"]["kill"]["identical"]
 

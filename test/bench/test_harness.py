@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from collab_llm_nodes.bench.harness import (
     WARM_UP,
     in_turn,
     medians,
     on_this_machine,
+    run_parts,
     save_plot,
     stolen_s,
     subplots,
@@ -80,3 +86,29 @@ def test_a_plot_is_written_and_its_folder_made(tmp_path: Path) -> None:
     file = tmp_path / "new" / "plot.png"
     save_plot(figure, file)
     assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_part_that_fails_does_not_end_the_others() -> None:
+    kept: list[dict[str, Any]] = []
+
+    def fails() -> dict[str, Any]:
+        raise ValueError("no room")
+
+    console = Console(file=io.StringIO())
+    results: dict[str, Any] = {"model": "tiny"}
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "one": lambda: {"ladder": {"mixed": {"1": 0.5}}},
+        "two": fails,
+        "three": lambda: {"ladder": {"mixed": {"8": 0.7}}, "pool": {}},
+    }
+    run_parts(parts.items(), results, console, lambda found: kept.append(copy.deepcopy(found)))
+    seconds = results.pop("seconds")
+    assert set(seconds) == set(parts)
+    assert results == {
+        "model": "tiny",
+        "ladder": {"mixed": {"1": 0.5, "8": 0.7}},
+        "pool": {},
+        "failed": {"two": "ValueError: no room"},
+    }
+    assert [len(found["seconds"]) for found in kept] == [1, 2, 3]
+    assert kept[1]["ladder"] == {"mixed": {"1": 0.5}}

@@ -27,6 +27,7 @@ from collab_llm_nodes.bench.collective.measure import PIPELINE, Bench
 from collab_llm_nodes.bench.collective.plots import plot_all
 from collab_llm_nodes.bench.collective.tables import PAPER_TOTALS, print_tables
 from collab_llm_nodes.bench.collective.ways import IN_FLIGHT
+from collab_llm_nodes.bench.harness import Keep, run_parts
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.threads import set_threads
@@ -38,7 +39,7 @@ PAPER_BATCH = 16
 LONGEST = LengthConfig().longest
 
 Results = dict[str, Any]
-Part = tuple[str, Callable[[], None]]
+Part = tuple[str, Callable[[], dict[str, Any]]]
 """The name of a part, and what measures it and adds it to the results."""
 
 
@@ -48,7 +49,7 @@ def run_collective(
     sizes: Sizes,
     seed: int,
     plot: Path | None,
-    save: Callable[[Results], None],
+    keep: Keep,
     console: Console,
 ) -> Results:
     """Measure collective speculation with the text family in ``models``.
@@ -56,7 +57,7 @@ def run_collective(
     A part that fails is named, and the others go on.
 
     Args:
-        save: given the results so far after each part, so that what ends the run loses little.
+        keep: is given the results so far after each part.
 
     Returns:
         ``acceptance.<stream>.<draft or vote>``, ``throughput`` likewise; ``acceptance_by_length``;
@@ -108,49 +109,38 @@ def run_collective(
         "emulated": {"passes": asdict(TARGET_PACE) | {"draft_s": DRAFT_PACE.least_s}},
         "time_lines": {},
         "pool": {},
-        "failed": {},
         "seconds": {"drafts": time.monotonic() - begun},
     }
-    _summarise(results, bench)
-    save(results)
-    for name, measured in _parts(bench, middle, results):
-        begun = time.monotonic()
-        try:
-            measured()
-        except Exception as error:  # noqa: BLE001 - it is told, and the other parts go on
-            results["failed"][name] = f"{type(error).__name__}: {error}"
-            console.print(f"{name} has failed: {results['failed'][name]}", markup=False)
-        results["seconds"][name] = time.monotonic() - begun
-        _summarise(results, bench)
-        save(results)
+
+    def summarised(found: Results) -> None:
+        _summarise(found, bench)
+        keep(found)
+
+    summarised(results)
+    run_parts(_parts(bench, middle), results, console, summarised)
     print_tables(results, console)
     if plot is not None:
         plot_all(results, plot)
     return results
 
 
-def _parts(bench: Bench, middle: int, results: Results) -> Iterator[Part]:
+def _parts(bench: Bench, middle: int) -> Iterator[Part]:
     """Yield the parts: first what most figures are of."""
 
-    def put(key: str, measured: Callable[..., Any], *arguments: Any) -> None:
-        results[key] = measured(bench, *arguments)
-
-    def climb(batch: int) -> None:
+    def climb(batch: int) -> Results:
         runs = measure.ladder(bench, MIXED, batch, bench.sizes.repeats)
-        results["ladder"][str(batch)] = measure.figures(runs)
-        results["overhead"][str(batch)] = measure.overhead(runs[PIPELINE])
+        overhead = measure.overhead(runs[PIPELINE])
+        return {"ladder": {str(batch): measure.figures(runs)}, "overhead": {str(batch): overhead}}
 
-    def adapt(batch: int) -> None:
-        results["adaptive"][str(batch)] = measure.lengths(bench, batch)
+    def emulate(batch: int) -> Results:
+        return {"emulated": {str(batch): measure.figures(measure.emulated(bench, batch))}}
 
-    def climb_on(stream: str, batch: int) -> None:
+    def adapt(batch: int) -> Results:
+        return {"adaptive": {str(batch): measure.lengths(bench, batch)}}
+
+    def climb_on(stream: str, batch: int) -> Results:
         runs = measure.ladder(bench, stream, batch, max(1, bench.sizes.repeats // 2))
-        rows = results["ladder_by_stream"].setdefault(stream, {})
-        rows[str(batch)] = measure.figures(runs)
-
-    def emulate(batch: int) -> None:
-        row = measure.figures(measure.emulated(bench, batch))
-        results["emulated"][str(batch)] = row
+        return {"ladder_by_stream": {stream: {str(batch): measure.figures(runs)}}}
 
     batches = bench.sizes.batches
     for batch in batches:
@@ -159,10 +149,10 @@ def _parts(bench: Bench, middle: int, results: Results) -> Iterator[Part]:
         yield f"emulated, batch {batch}", partial(emulate, batch)
     for batch in batches:
         yield f"lengths, batch {batch}", partial(adapt, batch)
-    yield "acceptance by length", partial(put, "acceptance_by_length", measure.by_length)
-    yield "variants", partial(put, "variants", measure.variants, middle)
-    yield "time lines", partial(put, "time_lines", measure.time_lines, middle)
-    yield "pool", partial(put, "pool", measure.pool, middle)
+    yield "acceptance by length", lambda: {"acceptance_by_length": measure.by_length(bench)}
+    yield "variants", lambda: {"variants": measure.variants(bench, middle)}
+    yield "time lines", lambda: {"time_lines": measure.time_lines(bench, middle)}
+    yield "pool", lambda: {"pool": measure.pool(bench, middle)}
     for stream in SUB_DOMAINS if bench.sizes.sub_domains else ():
         for batch in batches:
             yield f"ladder on {stream}, batch {batch}", partial(climb_on, stream, batch)

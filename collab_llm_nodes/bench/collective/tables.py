@@ -53,8 +53,6 @@ def print_tables(results: Mapping[str, Any], console: Console) -> None:
         highlight=False,
     )
     console.print(_goals(results))
-    for name, error in results["failed"].items():
-        console.print(f"FAILED: {name}: {error}", markup=False, highlight=False)
 
 
 def _megabytes(pools: Mapping[str, Mapping[str, Any]], key: str) -> str:

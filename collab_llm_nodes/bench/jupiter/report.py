@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from collab_llm_nodes.bench.harness import Keep, run_parts
 from collab_llm_nodes.bench.jupiter import PARTS, Sizes
 from collab_llm_nodes.bench.jupiter.cases import run_planner
 from collab_llm_nodes.bench.jupiter.decoding import run_decode
@@ -47,7 +47,7 @@ def run_jupiter(
     seed: int,
     plot: Path | None,
     console: Console,
-    save: Callable[[dict[str, Any]], None],
+    keep: Keep,
 ) -> dict[str, Any]:
     """Run the parts of the benchmark that are named; one that fails does not end the others.
 
@@ -56,7 +56,7 @@ def run_jupiter(
         model: of the text domain, with Medusa heads, for ``decode``, ``death`` and ``quality``.
         plot: emulated clusters; what is real is drawn beside it, in a file with ``_real`` in its
             name.
-        save: takes the results so far, after each part.
+        keep: is given the results so far after each part.
 
     Returns:
         ``planner``: see ``run_planner``. ``router``: see ``run_router``. What ``run_emulated``
@@ -88,19 +88,14 @@ def run_jupiter(
         "death": lambda: run_death(model, max(1, sizes.repeats // 2), tell),
         "quality": lambda: run_quality(model, sizes.samples, seed, tell),
     }
-    results: dict[str, Any] = {"seconds": {}, "failed": {}}
-    for name in (name for name in PARTS if name in parts):
-        begun = time.monotonic()
-        try:
-            found = run[name]()
-        except Exception as error:  # noqa: BLE001 - hours of other parts must not be lost with it
-            console.print_exception()
-            results["failed"][name] = str(error) or repr(error)
-        else:
-            _merge(results, found)
-        results["seconds"][name] = time.monotonic() - begun
-        results["ok"] = all_right(results)
-        save(results)
+    results: dict[str, Any] = {}
+
+    def judged(found: dict[str, Any]) -> None:
+        found["ok"] = all_right(found)
+        keep(found)
+
+    wanted = {name: run[name] for name in PARTS if name in parts}
+    run_parts(wanted.items(), results, console, judged)
     _show(results, console)
     if plot is not None:
         if "emulated" in results:
@@ -142,12 +137,6 @@ def all_right(results: Mapping[str, Any]) -> bool:
     )
 
 
-def _merge(results: dict[str, Any], found: Mapping[str, Any]) -> None:
-    """Add a part's results; several parts add to ``real``."""
-    for key, value in found.items():
-        results[key] = {**results[key], **value} if key in results else value
-
-
 def _show(results: Mapping[str, Any], console: Console) -> None:
     """Print everything that was found."""
     if "planner" in results:
@@ -157,8 +146,6 @@ def _show(results: Mapping[str, Any], console: Console) -> None:
     if "emulated" in results:
         _print_emulated(results, console)
     _print_real(results, console)
-    for name, why in results["failed"].items():
-        console.print(f"part {name} FAILED: {why}", highlight=False, markup=False)
 
 
 def _planner(found: Mapping[str, Any]) -> str:

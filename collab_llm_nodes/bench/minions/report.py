@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.bench.chat import JobsShape, measure_parallel
+from collab_llm_nodes.bench.harness import Keep, forget, run_parts
 from collab_llm_nodes.bench.minions import PARTS, measure
 from collab_llm_nodes.bench.minions.attacks import run_attacks
 from collab_llm_nodes.bench.minions.crew import (
@@ -36,8 +36,6 @@ from collab_llm_nodes.config import from_yaml
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError, did_you_mean
 from collab_llm_nodes.protocols.minions.embedded.remote import ROLE, Planner
-
-log = logging.getLogger(__name__)
 
 _WORKERS = (WORKER, TARGET, "ssm-reports")
 """Models of the family that are a worker in turn; the first alone is trained for it."""
@@ -107,7 +105,7 @@ def run_minions(
     console: Console,
     parts: Sequence[str] = (),
     pretrained: Path | None = None,
-    save: Callable[[dict[str, Any]], None] = lambda results: None,
+    keep: Keep = forget,
 ) -> dict[str, Any]:
     """Measure Minion, MinionS and the baselines with the text family in ``models``.
 
@@ -115,7 +113,7 @@ def run_minions(
         processes: answer questions about several logs side by side.
         parts: some of ``PARTS``, empty for all; ``reality`` needs ``pretrained``.
         pretrained: folder of a model to be the worker of some questions too.
-        save: gets the results after each part.
+        keep: is given the results so far after each part.
 
     Returns:
         ``protocols.<way>`` with remote ``oracle``, ``trained.protocols.<way>`` and
@@ -144,8 +142,6 @@ def run_minions(
         "priced_as": PRICED_AS,
         "threads": threads,
         "processes": processes,
-        "seconds": {},
-        "failed": {},
     }
     desk = Desk()
 
@@ -157,23 +153,13 @@ def run_minions(
         wanted = [part for part in wanted if part != "reality"]
     with crew(desk, processes) as answer:
         run = _Run(Bench(staff, desk, answer, prices, count, seed, tell), sizes, pretrained)
-        for part in wanted:
-            begun = time.monotonic()
-            try:
-                results |= _PARTS[part](run)
-            except Exception as error:  # the other parts count, whatever has failed in this one
-                log.exception("the part %s failed", part)
-                results["failed"][part] = f"{type(error).__name__}: {error}"
-            results["seconds"][part] = time.monotonic() - begun
-            save(results)
+        run_parts([(part, partial(_PARTS[part], run)) for part in wanted], results, console, keep)
     desk.close()
     results["goals"] = _goals(results, wanted)
     results["ok"] = all(results["goals"].values()) and not results["failed"]
     _print("remote: oracle", results.get("protocols", {}), console)
     _print("remote: trained", results.get("trained", {}).get("protocols", {}), console)
     _print("pretrained worker", results.get("reality", {}).get("protocols", {}), console)
-    for part, reason in results["failed"].items():
-        console.print(f"FAILED   {part}: {reason}", highlight=False, markup=False)
     for goal, reached in results["goals"].items():
         console.print(f"{'reached' if reached else 'MISSED '}  {goal}", highlight=False)
     if plot is not None:
