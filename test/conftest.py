@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import shutil
+import signal
 import threading
 import time
 import weakref
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 # Before anything opens a DDS participant: stay on this machine, whatever the shell says.
 stay_on_this_machine()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell starts what runs in the background with SIGINT ignored, and all children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run; `pytest --hypothesis-profile=search` looks for new ones.
 settings.register_profile("search")
