@@ -169,7 +169,7 @@ def run_minions(
 
 @dataclass
 class _Run:
-    """What the parts of a run share.
+    """The common state of the parts of a run.
 
     Attributes:
         answers: of the main table's ways, in the order of its questions; empty until they are in.

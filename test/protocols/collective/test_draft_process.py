@@ -95,7 +95,7 @@ def test_a_draw_that_fails_is_told_and_forgotten(worker: DraftProcess, told: Tol
 
 
 def test_a_stopped_process_holds_nobody_up(worker: DraftProcess, told: Told) -> None:
-    """What does not fit into the socket would block the machine's thread for ever."""
+    """A message that does not fit into the socket would block the machine for ever."""
     assert worker._child is not None
     os.kill(worker._child.pid, signal.SIGSTOP)
     worker.draw(draw(0, answer=1_000_000))
