@@ -109,6 +109,15 @@ def from_yaml(cls: type[T], file: str | Path) -> T:
     return from_mapping(cls, content)
 
 
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``below`` with the values of ``above`` in place of its own, branch by branch."""
+    both = {**below, **above}
+    for name in below.keys() & above.keys():
+        if isinstance(below[name], Mapping) and isinstance(above[name], Mapping):
+            both[name] = merged(below[name], above[name])
+    return both
+
+
 def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else str(key)
 

@@ -7,12 +7,15 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+
+from collab_llm_nodes.config import merged
+from collab_llm_nodes.errors import ConfigError, did_you_mean
 
 WARM_UP = 2
 """Turns that are not measured: caches fill, kernels are chosen."""
@@ -25,6 +28,21 @@ _LIBRARIES = ("torch", "transformers", "numpy", "grpcio")
 
 def forget(found: dict[str, Any]) -> None:
     """Keep nothing: the default ``Keep``."""
+
+
+def check_parts(asked: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse a part that a benchmark does not have.
+
+    Raises:
+        ConfigError: it is not among ``known``.
+    """
+    for name in asked:
+        if name not in known:
+            raise ConfigError(
+                f"no part {name!r}",
+                field="--part",
+                remedy=did_you_mean(name, known, f"parts: {', '.join(known)}"),
+            )
 
 
 def run_parts(
@@ -45,22 +63,13 @@ def run_parts(
     for name, run in parts:
         begun = time.monotonic()
         try:
-            _merge(results, run())
+            results |= merged(results, run())
         except Exception as error:  # noqa: BLE001 - hours of other parts must not be lost with it
             console.print_exception()
             failed[name] = f"{type(error).__name__}: {error}"
             console.print(f"FAILED   {name}: {failed[name]}", highlight=False, markup=False)
         seconds[name] = time.monotonic() - begun
         keep(results)
-
-
-def _merge(results: dict[str, Any], found: Mapping[str, Any]) -> None:
-    """Add what was found to ``results``, and to the mappings in it."""
-    for key, value in found.items():
-        if isinstance(own := results.get(key), dict) and isinstance(value, Mapping):
-            _merge(own, value)
-        else:
-            results[key] = value
 
 
 def in_turn(

@@ -307,22 +307,32 @@ async def _stream(
 
 
 class Replay(ABC):
-    """A recorded answer, told round by round on a stream of its own.
+    """A recorded answer, told round by round.
 
     Args:
-        opened: the first message, encoded.
         rounds: of the answer, the first of them included.
     """
 
-    def __init__(self, connection: Connection, method: str, opened: bytes, rounds: int) -> None:
-        self._connection, self._method, self._opened = connection, method, opened
+    _call: Call
+
+    def __init__(self, connection: Connection, rounds: int) -> None:
+        self._connection = connection
         self._rounds, self._done = rounds, 0
 
     async def open(self, tally: Tally) -> None:
-        """Open the session, and have the first round."""
-        self._call: Call = self._connection.call(self._method, ANSWER_DEADLINE_S)
-        await self._call.write(self._opened)
+        """Begin, and have the first round."""
+        await self.begin()
         tally.first_s.append(await self._next(tally))
+
+    @abstractmethod
+    async def begin(self) -> None:
+        """Have ``_call``, a stream that is ready for the first round."""
+
+    async def stream(self, method: str, opened: bytes) -> Call:
+        """Return a stream of this answer's own that begins with the message ``opened``."""
+        call = self._connection.call(method, ANSWER_DEADLINE_S)
+        await call.write(opened)
+        return call
 
     @property
     def left(self) -> int:
@@ -368,8 +378,12 @@ class Answer(Replay):
     """A robot's answer; a round is a draft and its verdict."""
 
     def __init__(self, robot: Connection, recording: Recording, load: Load) -> None:
-        super().__init__(robot, codec.SESSION, recording.opened, len(recording.drafts))
+        super().__init__(robot, len(recording.drafts))
         self._recording, self._load = recording, load
+
+    async def begin(self) -> None:
+        """Open the session."""
+        self._call = await self.stream(codec.SESSION, self._recording.opened)
 
     async def round(self, number: int, tally: Tally) -> float:
         """Have one draft verified."""

@@ -26,6 +26,7 @@ from collab_llm_nodes.cli.options import JsonOption, PlotOption, SeedOption
 from collab_llm_nodes.cli.output import console, write_json
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks; each writes JSON and a plot.")
+SecondsOption = Annotated[float, typer.Option(help="Length of each measurement.", min=1.0)]
 
 
 @app.command("link")
@@ -128,7 +129,7 @@ def bench_verifier(
     clients: Annotated[str, typer.Option(help="Numbers of robots, separated by commas.")] = (
         "1,4,16,64"
     ),
-    seconds: Annotated[float, typer.Option(help="Length of each measurement.", min=1.0)] = 10.0,
+    seconds: SecondsOption = 10.0,
     hostile: Annotated[
         bool, typer.Option("--hostile", help="A few robots beside attackers instead.")
     ] = False,
@@ -380,7 +381,7 @@ def bench_dragon_hostile(
             help=f"Only this one; repeat. Names: {', '.join(DRAGON_ATTACK_NAMES)}.",
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Length of each measurement.", min=1.0)] = 10.0,
+    seconds: SecondsOption = 10.0,
     front: Annotated[bool, typer.Option("--front", help="HAProxy before the cloud.")] = False,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
@@ -404,7 +405,7 @@ def bench_jupiter_hostile(
             help=f"Only this one; repeat. Names: {', '.join(JUPITER_ATTACK_NAMES)}.",
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Length of each measurement.", min=1.0)] = 10.0,
+    seconds: SecondsOption = 10.0,
     front: Annotated[bool, typer.Option("--front", help="HAProxy before the worker.")] = False,
     seed: SeedOption = 0,
     json_file: JsonOption = None,

@@ -8,7 +8,7 @@ import numpy as np
 
 NUMBER = np.dtype("<f4")
 _TOLERANCE = 1e-2
-"""Of a vector's length: encoders compute it in float32, or less."""
+"""Largest error of a vector's length: encoders compute it in float32, or less."""
 
 
 def is_vector(value: bytes, width: int) -> bool:

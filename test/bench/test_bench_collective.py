@@ -27,9 +27,9 @@ from collab_llm_nodes.bench.collective.material import (
     load_family,
     partial_prompts,
 )
-from collab_llm_nodes.bench.collective.measure import PIPELINE, Bench, fixed, ladder
+from collab_llm_nodes.bench.collective.measure import LADDER, PIPELINE, Bench, fixed, ladder
 from collab_llm_nodes.bench.collective.report import run_collective
-from collab_llm_nodes.bench.collective.tables import BESIDE, LADDER
+from collab_llm_nodes.bench.collective.tables import BESIDE
 from collab_llm_nodes.bench.collective.ways import (
     Collective,
     Run,

@@ -81,7 +81,7 @@ class World:
         self.told: list[Grown] = []
         self.seen: set[str] = set()
         self.held = 0
-        self.drawing: list[tuple[int, Draw]] = []  # model and step that it is to answer
+        self.drawing: list[Draw] = []
         self.verifying: Verify | None = None
 
     def submit(self, *jobs: Job) -> None:
@@ -96,7 +96,7 @@ class World:
 
     def _do(self, action: Action) -> None:
         if isinstance(action, Draw):
-            self.drawing.append((action.model, action))
+            self.drawing.append(action)
             self._hold(action.asks)
         elif isinstance(action, Verify):
             assert self.verifying is None, "the target is asked for one verification at a time"
@@ -122,9 +122,12 @@ class World:
 
     def answer_draft(self, index: int = 0, drop: Callable[[Ask], bool] = lambda ask: False) -> None:
         """Have one of the models that are drawing answer."""
-        model, step = self.drawing.pop(index)
-        proposals = [None if drop(ask) else propose(model, ask) for ask in step.asks]
-        self.machine.on_proposals(model, step.batch, step.step, proposals, self.now)
+        draw = self.drawing.pop(index)
+        self.answer(draw, [None if drop(ask) else propose(draw.model, ask) for ask in draw.asks])
+
+    def answer(self, draw: Draw, proposals: Sequence[Proposal | None]) -> None:
+        """Have a model answer a draw with these proposals."""
+        self.machine.on_proposals(draw.model, draw.batch, draw.step, proposals, self.now)
         self.poll()
 
     def answer_target(self) -> None:

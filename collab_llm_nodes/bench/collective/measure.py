@@ -38,6 +38,8 @@ from collab_llm_nodes.training.text.samples import SUB_DOMAINS
 
 VOTED, ADAPTIVE, PRINTED_RULE = "vote", "adaptive", "printed"
 PIPELINE = "pipeline"
+LADDER = ("default", "majority", "selector", PIPELINE)
+"""Steps of the paper's ladder."""
 ASSISTED = "assisted"
 PEERS = ("generate", ASSISTED)
 """Ways of transformers. Their answers are compared too, but are no mismatches of ours."""
@@ -205,16 +207,11 @@ def _accepted_and_speed(runs: Sequence[Run]) -> dict[str, float]:
 
 def ladder(bench: Bench, stream: str, batch: int, repeats: int) -> Runs:
     """Run each step of the paper's ladder, and the ways beside it (Figures 8 to 10 and 13)."""
-    best, tokens = bench.best_draft[stream], bench.sizes.max_tokens
-    family = bench.family
-    ways: dict[str, Make] = {
-        "default": bench.collective(batch, [best]),
+    family, best = bench.family, bench.best_draft[stream]
+    tokens = bench.sizes.max_tokens
+    ways = {
+        **_steps(bench, family, best, batch),
         "default_worst": bench.collective(batch, [bench.worst_draft[stream]]),
-        "majority": bench.collective(batch),
-        "selector": bench.collective(batch, length=LengthConfig()),
-        PIPELINE: bench.collective(batch, length=LengthConfig(), pipelined=True),
-        "autoregressive": bench.collective(batch, [], length=fixed(0)),
-        "tree": lambda: Tree(family, batch, tokens),
         "generate": lambda: Transformers(family, batch, tokens),
         ASSISTED: lambda: Transformers(family, batch, tokens, family.peer_drafts[best]),
     }
@@ -222,16 +219,28 @@ def ladder(bench: Bench, stream: str, batch: int, repeats: int) -> Runs:
 
 
 def emulated(bench: Bench, batch: int) -> Runs:
-    """Climb the ladder with models whose passes take the time of large ones: EMULATION."""
-    family = paced(bench.family)
-    best, tokens = bench.best_draft[MIXED], bench.sizes.max_tokens
+    """Climb the ladder with models whose passes take the time of large ones: EMULATION.
+
+    The pipeline has threads: passes that wait do not hold the interpreter.
+    """
+    family, best = paced(bench.family), bench.best_draft[MIXED]
+    return bench.in_turn(
+        "emulated", MIXED, batch, _steps(bench, family, best, batch, in_threads=True), 1
+    )
+
+
+def _steps(
+    bench: Bench, family: Family, best: int, batch: int, *, in_threads: bool = False
+) -> dict[str, Make]:
+    """Return the steps of the ladder, the target alone, and trees."""
+    tokens = bench.sizes.max_tokens
 
     def ours(drafts: Sequence[int], **options: Any) -> Make:
         return lambda: Collective(family, drafts, batch, tokens, **options)
 
     every = range(len(family.drafts))
-    pipelined = {"pipelined": True, "in_threads": True}  # waits do not hold the interpreter
-    ways: dict[str, Make] = {
+    pipelined = {"pipelined": True, "in_threads": in_threads}
+    return {
         "default": ours([best]),
         "majority": ours(every),
         "selector": ours(every, length=LengthConfig()),
@@ -239,7 +248,6 @@ def emulated(bench: Bench, batch: int) -> Runs:
         "autoregressive": ours([], length=fixed(0)),
         "tree": lambda: Tree(family, batch, tokens),
     }
-    return bench.in_turn("emulated", MIXED, batch, ways, 1)
 
 
 def figures(runs: Runs) -> dict[str, dict[str, float]]:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from collab_llm_nodes.bench.collective.measure import ADAPTIVE, PIPELINE, PRINTED_RULE
+from collab_llm_nodes.bench.collective.measure import ADAPTIVE, LADDER, PIPELINE, PRINTED_RULE
 from collab_llm_nodes.bench.harness import save_plot, subplots
 
-LADDER = ("default", "majority", "selector", PIPELINE)
 SYSTEMS = ("generate", "assisted", "autoregressive", "tree", PIPELINE)
 Results = Mapping[str, Any]
 

@@ -169,10 +169,10 @@ class Collective:
     def _noting(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
         """Return the draft models at work; each of their answers notes their memory."""
 
-        def noted(model: int, draw: Draw, proposals: list[Proposal | None]) -> None:
+        def noted(draw: Draw, proposals: list[Proposal | None]) -> None:
             held = sum(worker.held_bytes for worker in workers)
             self.drafts_held.append((time.monotonic(), held))
-            proposed(model, draw, proposals)
+            proposed(draw, proposals)
 
         workers = self._workers(noted, failed)
         return workers

@@ -1,4 +1,4 @@
-"""What ``bench dragon-quality`` reads: documents for the store, and texts that are predicted.
+"""The material of ``bench dragon-quality``: documents for the store, and texts that are predicted.
 
 Either invented houses and talks about them, or files of English prose, some of which are held out.
 """

@@ -75,8 +75,12 @@ class DeviceReplay(Replay):
     """A device's answer; a round is a target token (but for the first) and the cloud's draft."""
 
     def __init__(self, connection: Connection, answer: CloudAnswer) -> None:
-        super().__init__(connection, codec.ANSWER, answer.opened, len(answer.drafts))
+        super().__init__(connection, len(answer.drafts))
         self._answer = answer
+
+    async def begin(self) -> None:
+        """Ask the question."""
+        self._call = await self.stream(codec.ANSWER, self._answer.opened)
 
     async def round(self, number: int, tally: Tally) -> float:
         """Take over the draft before, and wait for the next one."""

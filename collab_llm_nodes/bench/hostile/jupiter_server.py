@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from collab_llm_nodes.assets import version
 from collab_llm_nodes.bench.hostile.server import Recorded, Server
-from collab_llm_nodes.bench.verifier import Tally
+from collab_llm_nodes.bench.verifier import Replay, Tally
 from collab_llm_nodes.bench.wire import Call, Connection
 from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
@@ -129,45 +129,29 @@ class Coordinators:
         return held
 
 
-class PassReplay:
-    """A coordinator that replays recorded :class:`Passes`."""
+class PassReplay(Replay):
+    """A coordinator's answer; a round is a pass and its outcome."""
 
     def __init__(self, coordinators: Coordinators, connection: Connection, answer: Passes) -> None:
-        self._coordinators, self._connection = coordinators, connection
-        self._answer = answer
-        self._done = 0
+        super().__init__(connection, len(answer.steps))
+        self._coordinators, self._answer = coordinators, answer
 
-    async def open(self, tally: Tally) -> None:
-        """Hold the layers, unless the stream does already, and have the prompt read."""
+    async def begin(self) -> None:
+        """Hold the layers, unless the stream does already."""
         self._held = await self._coordinators.stream(self._connection, self._answer.load)
-        await self._pass(tally)
-
-    @property
-    def left(self) -> int:
-        """Passes to come."""
-        return len(self._answer.steps) - self._done
-
-    async def decode(self, tally: Tally, rounds: int) -> int:
-        """Run so many further passes."""
-        rounds = min(rounds, self.left)
-        for _ in range(rounds):
-            begun = time.perf_counter()
-            await self._pass(tally)
-            tally.rounds_s.append(time.perf_counter() - begun)
-        tally.answers += not self.left
-        return rounds
+        self._call = self._held.call
 
     def close(self) -> None:
         """Leave the stream to the next answer."""
 
-    async def _pass(self, tally: Tally) -> None:
-        """Run the next pass, and check its outcome."""
-        held, i = self._held, self._done
-        number, held.passes = held.passes, held.passes + 1
-        await held.call.write(codec.encode(Pass(number, (self._answer.steps[i],))))
-        found = await _hear(held.call, Result)
-        tally.mismatches += found.outcomes != (self._answer.outcomes[i],)
-        self._done += 1
+    async def round(self, number: int, tally: Tally) -> float:
+        """Run a pass, and check its outcome."""
+        begun = time.perf_counter()
+        place, self._held.passes = self._held.passes, self._held.passes + 1
+        await self._call.write(codec.encode(Pass(place, (self._answer.steps[number],))))
+        found = await _hear(self._call, Result)
+        tally.mismatches += found.outcomes != (self._answer.outcomes[number],)
+        return time.perf_counter() - begun
 
 
 async def _hear(call: Call, kind: type) -> Any:

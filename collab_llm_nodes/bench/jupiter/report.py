@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from collab_llm_nodes.bench.harness import Keep, run_parts
+from collab_llm_nodes.bench.harness import Keep, check_parts, run_parts
 from collab_llm_nodes.bench.jupiter import PARTS, Sizes
 from collab_llm_nodes.bench.jupiter.cases import run_planner
 from collab_llm_nodes.bench.jupiter.decoding import run_decode
@@ -29,7 +29,6 @@ from collab_llm_nodes.bench.jupiter.plots import SYSTEMS, plot_emulated, plot_re
 from collab_llm_nodes.bench.jupiter.quality import run_quality
 from collab_llm_nodes.bench.jupiter.questions import run_router
 from collab_llm_nodes.bench.jupiter.real import run_death, run_prefill
-from collab_llm_nodes.errors import ConfigError, did_you_mean
 
 LARGEST_ERROR = 0.1
 """Largest error of a prediction, as a share of the emulated time."""
@@ -68,13 +67,7 @@ def run_jupiter(
     Raises:
         ConfigError: a part is unknown.
     """
-    for name in parts:
-        if name not in PARTS:
-            raise ConfigError(
-                f"no part {name!r}",
-                field="--part",
-                remedy=did_you_mean(name, PARTS, f"parts: {', '.join(PARTS)}"),
-            )
+    check_parts(parts, PARTS)
 
     def tell(text: str) -> None:
         console.print(text, highlight=False)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.bench.chat import JobsShape, measure_parallel
-from collab_llm_nodes.bench.harness import Keep, forget, run_parts
+from collab_llm_nodes.bench.harness import Keep, check_parts, forget, run_parts
 from collab_llm_nodes.bench.minions import PARTS, measure
 from collab_llm_nodes.bench.minions.attacks import run_attacks
 from collab_llm_nodes.bench.minions.crew import (
@@ -34,7 +34,6 @@ from collab_llm_nodes.bench.minions.ways import WAYS, Answered
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.config import from_yaml
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import ConfigError, did_you_mean
 from collab_llm_nodes.protocols.minions.embedded.remote import ROLE, Planner
 
 _WORKERS = (WORKER, TARGET, "ssm-reports")
@@ -126,13 +125,7 @@ def run_minions(
         ConfigError: a model is missing, or a part is unknown.
         ModelError: a model cannot be loaded.
     """
-    for part in parts:
-        if part not in PARTS:
-            raise ConfigError(
-                f"unknown part {part!r}",
-                field="--part",
-                remedy=did_you_mean(part, PARTS, f"one of {', '.join(PARTS)}"),
-            )
+    check_parts(parts, PARTS)
     staff = Staff(models, models / WORKER, threads=threads)
     count = Counter(read(models / WORKER)).text
     prices = from_yaml(PriceTable, config_file("prices.yaml"))

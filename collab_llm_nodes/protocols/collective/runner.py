@@ -166,10 +166,12 @@ class Runner:
 
     # ------------------------------------------------------------------ results, from any thread
 
-    def _proposed(self, model: int, draw: Draw, proposals: list[Proposal | None]) -> None:
+    def _proposed(self, draw: Draw, proposals: list[Proposal | None]) -> None:
         done = time.monotonic()
         self._inbox.put(
-            lambda now: self._machine.on_proposals(model, draw.batch, draw.step, proposals, done)
+            lambda now: self._machine.on_proposals(
+                draw.model, draw.batch, draw.step, proposals, done
+            )
         )
 
     def _failed(self, model: int, error: CollabError) -> None:

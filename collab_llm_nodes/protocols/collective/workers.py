@@ -25,8 +25,8 @@ from collab_llm_nodes.protocols.collective.messages import Draw, Proposal
 from collab_llm_nodes.protocols.collective.models import DraftModel
 from collab_llm_nodes.protocols.collective.wire import draw_to_json, line, proposals_from_json
 
-Proposed = Callable[[int, Draw, list[Proposal | None]], None]
-"""Takes the index of a draft model, the draw, and what the model proposes."""
+Proposed = Callable[[Draw, list[Proposal | None]], None]
+"""Takes a draw, and what its model proposes."""
 Failed = Callable[[int, CollabError], None]
 """Takes the index of a draft model, and why it has failed."""
 
@@ -123,7 +123,7 @@ class LocalDraft:
             except Exception as error:  # noqa: BLE001 - whatever it is, the other models go on
                 self._failed(self._index, as_model_error(error))
             else:
-                self._proposed(self._index, draw, proposals)
+                self._proposed(draw, proposals)
 
         self._execute(work)
 
@@ -192,7 +192,7 @@ class DraftProcess:
             elif self._child is not None and time.monotonic() > self._load_due:
                 self._child.kill()
         if not loaded:
-            self._proposed(self._index, draw, [None] * len(draw.asks))
+            self._proposed(draw, [None] * len(draw.asks))
 
     def release(self, id: str) -> None:
         with self._lock:
@@ -277,7 +277,7 @@ class DraftProcess:
         if "error" in message:
             self._failed(self._index, ModelError(str(message["error"])))
         elif draw is not None:
-            self._proposed(self._index, draw, proposals_from_json(message["proposals"]))
+            self._proposed(draw, proposals_from_json(message["proposals"]))
 
 
 def as_model_error(error: Exception) -> CollabError:

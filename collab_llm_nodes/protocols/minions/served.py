@@ -12,7 +12,7 @@ import yaml
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.in_process import InProcessConfig
 from collab_llm_nodes.chat.remote import RemoteConfig as ServerConfig
-from collab_llm_nodes.config import check_ranges, from_mapping, setting
+from collab_llm_nodes.config import check_ranges, from_mapping, merged, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.library import LibraryConfig
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
@@ -234,16 +234,7 @@ def served_minions(file: str) -> ServedMinions:
         ) from error
     given = _nested(own)
     defaults = ServedMinions.of_preset(str(given.get("preset", "")))
-    return from_mapping(ServedMinions, _merged(asdict(defaults), given))
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``below`` with the values of ``above`` in place of its own, branch by branch."""
-    both = {**below, **above}
-    for name in below.keys() & above.keys():
-        if isinstance(below[name], Mapping) and isinstance(above[name], Mapping):
-            both[name] = _merged(below[name], above[name])
-    return both
+    return from_mapping(ServedMinions, merged(asdict(defaults), given))
 
 
 def _nested(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -190,7 +190,7 @@ class Quote:
 
 
 Quoted = tuple[tuple[Quote, ...], ...]
-"""What each answer of a chat copies, as far as that is known."""
+"""The quotes of each answer of a chat, as far as they are known."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def worker(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         0,
         ModelConfig(),
         frozenset(),
-        lambda index, asked, proposals: told.put((asked.batch, proposals)),
+        lambda asked, proposals: told.put((asked.batch, proposals)),
         lambda index, error: told.put(str(error)),
     )
     assert made.vocabulary() == "v"

@@ -162,8 +162,7 @@ def test_any_schedule_gives_the_targets_answers(data: st.DataObject) -> None:
         elif event == "drop":
             world.answer_draft(0, drop=lambda ask: ask.id.endswith("1"))
         elif event == "fail":
-            model, _ = world.drawing.pop(0)
-            machine.on_draft_failure(model, ModelError("broken"), world.now)
+            machine.on_draft_failure(world.drawing.pop(0).model, ModelError("broken"), world.now)
             world.poll()
         elif event == "target":
             world.answer_target()
@@ -317,8 +316,8 @@ def test_a_silent_model_is_left_out_until_it_answers() -> None:
     world = make(length=LengthConfig(FIXED), draft_timeout_s=1.0, retry_s=0.0)
     machine = world.machine
     world.submit(job(1), job(2))
-    ((stuck, late),) = world.drawing[:1]
-    world.drawing = world.drawing[1:]
+    late = world.drawing.pop(0)
+    stuck = late.model
     world.answer_draft()
     world.answer_draft()
     assert not under_verification(world), "it waits for the third"
@@ -328,7 +327,7 @@ def test_a_silent_model_is_left_out_until_it_answers() -> None:
     assert [(i.model, i.error.code) for i in world.incidents] == [(stuck, "UNAVAILABLE")]
     assert under_verification(world), "the others go on"
     world.answer_target()
-    assert stuck not in {model for model, _ in world.drawing}
+    assert stuck not in {draw.model for draw in world.drawing}
     machine.on_proposals(stuck, late.batch, late.step, [], world.now)  # long after its time
     assert machine.serving(world.now) == (0, 1, 2)
     world.run()
@@ -404,12 +403,10 @@ def first_claim(world: World, sampling: SamplingConfig) -> Claim:
     world.submit(job(1, sampling=sampling))
     row = to_wire(np.full(20, 0.05), 20)
     while world.drawing:
-        model, step = world.drawing.pop()
-        (ask,) = step.asks
+        draw = world.drawing.pop()
+        (ask,) = draw.asks
         q = (row,) * ask.count if ask.send_q else None
-        proposals = [Proposal((model + 1,) * ask.count, q)]
-        world.machine.on_proposals(model, step.batch, step.step, proposals, world.now)
-        world.poll()
+        world.answer(draw, [Proposal((draw.model + 1,) * ask.count, q)])
     assert world.verifying is not None
     (claim,) = world.verifying.claims
     return claim
@@ -448,13 +445,10 @@ def test_a_model_that_is_always_wrong_loses_its_say() -> None:
     world.submit(*(job(i) for i in range(12)))
     while world.drawing or world.verifying:
         if world.drawing:
-            model, step = world.drawing.pop()
-            if model == 2:  # it repeats one token for ever
-                wrong = [Proposal((19,) * ask.count) for ask in step.asks]
-                world.machine.on_proposals(model, step.batch, step.step, wrong, world.now)
-                world.poll()
+            draw = world.drawing[-1]
+            if draw.model == 2:  # it repeats one token for ever
+                world.answer(world.drawing.pop(), [Proposal((19,) * a.count) for a in draw.asks])
             else:
-                world.drawing.append((model, step))
                 world.answer_draft(len(world.drawing) - 1)
         else:
             world.answer_target()
@@ -469,15 +463,13 @@ def asked_models(ask_all_every: int) -> list[list[int]]:
     found = []
     while world.drawing or world.verifying:
         if world.drawing:
-            found.append(sorted(model for model, _ in world.drawing))
+            found.append(sorted(draw.model for draw in world.drawing))
         while world.drawing:
-            model, step = world.drawing.pop()
-            (ask,) = step.asks
+            draw = world.drawing.pop()
+            (ask,) = draw.asks
             done = len(ask.answer)
             right = alone(job(1))[done : done + ask.count]
-            said = Proposal(right if model == 0 else (19,) * ask.count)
-            world.machine.on_proposals(model, step.batch, step.step, [said], world.now)
-            world.poll()
+            world.answer(draw, [Proposal(right if draw.model == 0 else (19,) * ask.count)])
         if world.verifying:
             world.answer_target()
     check_complete(world, [job(1)])
