@@ -13,6 +13,7 @@ from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.jupiter.chain import CHECK_S, Chain, WorkerLost
 from collab_llm_nodes.protocols.jupiter.drafters import Drafter, MedusaChain
 from collab_llm_nodes.protocols.jupiter.lane import (
+    Guide,
     LaneAnswer,
     Lengths,
     Stop,
@@ -103,6 +104,7 @@ def outlined(
     asked: Asked,
     control: Control,
     *,
+    guide: Guide | None = None,
     most: int = 8,
     budget: int | None = None,
     on_outline: OnTokens = lambda lanes: None,
@@ -116,6 +118,7 @@ def outlined(
         outline: how it is decoded.
         requests: makes of the outline's tokens what is read behind it, for each point.
         asked: how points are decoded.
+        guide: what stands before ``prompt``, where stages keep that.
         most: points that are expected; more of them come in turns.
         budget: tokens of all points together, shared out evenly; None: ``asked`` limits each.
 
@@ -124,8 +127,8 @@ def outlined(
     """
     count = _lanes_for(pipeline, most)
     with pipeline.lanes(count, control.due, control.check) as (lane, *others):
-        first = _lane(pipeline, lane, prompt, outline, control)
-        _decode(pipeline, None, [[first]], outline, control, on_outline)
+        first = _lane(pipeline, lane, prompt, outline, control, guide)
+        _decode(pipeline, guide, [[first]], outline, control, on_outline)
         wanted = requests(first.tokens)
         if budget is not None and wanted:
             share = max(1, budget // len(wanted))
@@ -246,8 +249,7 @@ def _decode_on(
             submit(number, lanes, [lane.steps()[0] for lane in lanes])
 
     if trunk is not None:
-        for step in trunk.steps(asked.lengths):
-            submit(-1, [], [step])
+        trunk.feed(chain, lambda step: submit(-1, [], [step]), asked.lengths)
     for number in range(len(groups)):
         go_on(number)
     while under_way:

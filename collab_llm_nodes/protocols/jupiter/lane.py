@@ -6,6 +6,7 @@ with a worker is made anew by feeding its tokens again.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -61,9 +62,37 @@ class Trunk:
         self.held = len(self.ids)
         return steps
 
+    def feed(self, chain: object, submit: Callable[[Step], None], lengths: Lengths) -> None:
+        """Have ``submit`` start the passes of all that the stages of ``chain`` do not hold."""
+        for step in self.steps(lengths):
+            submit(step)
+
     def restart(self) -> None:
         """Note that the stages have lost the lane."""
         self.held = 0
+
+
+class Guide(Trunk):
+    """A directive that stands before many questions (paper 004, section V-B): it stays in its lane.
+
+    Requests share it, from any thread. It is fed once to each chain, by the first that needs it.
+    """
+
+    def __init__(self, lane: int, ids: Sequence[int]) -> None:
+        super().__init__(lane, ids)
+        self._feeding = threading.Lock()
+        self._chain: object = None
+
+    def feed(self, chain: object, submit: Callable[[Step], None], lengths: Lengths) -> None:
+        """Have ``submit`` start the passes that ``chain`` has not seen; others wait for that."""
+        with self._feeding:
+            if self._chain is not chain:
+                self.held = 0
+                super().feed(chain, submit, lengths)
+                self._chain = chain
+
+    def restart(self) -> None:
+        """Do nothing: another chain is fed anew, and this one may serve other requests."""
 
 
 class LaneAnswer:

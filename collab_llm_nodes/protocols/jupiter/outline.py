@@ -13,6 +13,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from collab_llm_nodes.models.turns import Turn
+
 OUTLINE_DIRECTIVE = "Give an outline only: 3 to 8 numbered points of a few words each."
 # It names the point: a small model does not find a title by its number.
 POINT_DIRECTIVE = "Write point {number} ({title}) in one or two sentences."
@@ -168,6 +170,13 @@ class Point:
 def outline_question(question: str) -> str:
     """Return the user's turn that asks for the outline of an answer."""
     return f"{question}\n\n{OUTLINE_DIRECTIVE}"
+
+
+def guided_turns(directive: str, turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """Return ``turns`` with ``directive`` before all else, in front of a system turn's own text."""
+    if turns and turns[0].role == "system":
+        return (Turn("system", f"{directive}\n\n{turns[0].content}"), *turns[1:])
+    return (Turn("system", directive), *turns)
 
 
 _LINE = re.compile(r"\s*(\d{1,2})[.)]\s*(\S.*?)\s*")

@@ -143,6 +143,7 @@ class Pipeline:
     Args:
         plan: who holds which layers; asked again when a worker is lost or comes back.
         workers: their addresses, where they change; None: those of ``config``.
+        kept: further lanes, numbered behind those of requests, that hold what many requests share.
 
     Attributes:
         losses: of workers, so far.
@@ -152,7 +153,11 @@ class Pipeline:
     """
 
     def __init__(
-        self, config: PipelineConfig, plan: Plan = equal_parts, workers: Workers | None = None
+        self,
+        config: PipelineConfig,
+        plan: Plan = equal_parts,
+        workers: Workers | None = None,
+        kept: int = 0,
     ) -> None:
         if workers is None and not config.workers:
             raise ConfigError("no worker is named", field="workers", remedy="name one at least")
@@ -169,6 +174,7 @@ class Pipeline:
         self._wanted = False  # somebody has asked for a chain
         self._refused: CollabError | None = None  # by it: asking the same workers again is no use
         self._free = set(range(config.lanes))
+        self._kept = kept
         self._freed = threading.Condition()
         self._closed = threading.Event()
         self._upkeep = threading.Thread(target=self._keep_up, name="jupiter-upkeep", daemon=True)
@@ -363,7 +369,7 @@ class Pipeline:
                     self._coordinator,
                     parts,
                     info,
-                    lanes=self.config.lanes,
+                    lanes=self.config.lanes + self._kept,
                     states=self.config.states,
                     path=self.config.path,
                     due=due,

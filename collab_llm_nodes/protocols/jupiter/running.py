@@ -6,12 +6,20 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os.path import commonprefix
 from pathlib import Path
 
-from collab_llm_nodes.errors import ConfigError, DeadlineExceeded, InvalidInput, Unavailable
+from collab_llm_nodes.errors import (
+    CollabError,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidInput,
+    Unavailable,
+)
 from collab_llm_nodes.models.detokenising import Detokeniser
 from collab_llm_nodes.models.loading import read_facts
 from collab_llm_nodes.models.prompt import Prompt, check_prompt, encode
+from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.models.vocabulary import vocabulary_hash
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources, Source
 from collab_llm_nodes.protocols.jupiter.arrangement import Arrangement
@@ -19,11 +27,12 @@ from collab_llm_nodes.protocols.jupiter.chain import Layers, Part
 from collab_llm_nodes.protocols.jupiter.drafters import drafter_named
 from collab_llm_nodes.protocols.jupiter.gantt import Lanes, measured_lanes
 from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, outlined
-from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer
+from collab_llm_nodes.protocols.jupiter.lane import Guide, LaneAnswer
 from collab_llm_nodes.protocols.jupiter.messages import WorkerInfo
 from collab_llm_nodes.protocols.jupiter.metrics import JupiterMetrics
 from collab_llm_nodes.protocols.jupiter.outline import (
     MOST_POINTS,
+    guided_turns,
     join_points,
     outline_question,
     read_point,
@@ -38,6 +47,8 @@ from collab_llm_nodes.protocols.jupiter.settings import ALWAYS, AUTO, JupiterCon
 from collab_llm_nodes.protocols.prompts import name_prompt, prompt_of
 
 _PAUSE_S = 0.2  # before workers that are missing at the start are asked again
+_PROBES = (("Why?", ()), ("and", ()), ("Why?", (Turn("system", "Be brief."),)))
+"""Questions, with what is said before, whose chats have nothing but a directive in common."""
 _HALF_A_NUMBER = re.compile(r"\s*\d{0,2}[.)]?\s*")
 
 
@@ -118,7 +129,11 @@ class Jupiter:
         )
         chats = bool(self._loaded.tokenizer.chat_template)
         self._prompts = OutlinePrompts(self._loaded.tokenizer) if chats else None
-        self.pipeline = Pipeline(config.pipeline, self._stages)
+        self.pipeline = Pipeline(config.pipeline, self._stages, kept=len(config.guides))
+        self._guides = {
+            task: Guide(lane, self._before_questions(text))
+            for lane, (task, text) in enumerate(config.guide_of.items(), config.pipeline.lanes)
+        }
         self.parallel = config.pipeline.lanes
 
     def run(self, request: Request, emit: Callable[[Progress], None], control: Control) -> Answer:
@@ -261,19 +276,20 @@ class Jupiter:
         """Return the answer along an outline; None if the outline is not usable."""
         prompts = self._prompts
         assert prompts is not None  # as _outlines has found
-        question = Prompt(outline_question(request.prompt), turns=request.turns[:-1])
         config: JupiterConfig = request.config
+        guide, question = self._ask_outline(request)
         outline = replace(
             asked, max_tokens=min(config.outline_tokens, asked.max_tokens), stop=prompts.ended
         )
         each = replace(asked, stop=lambda tokens: read_point(self.decode(tokens))[1])
         _, found = outlined(
             self.pipeline,
-            self._encode(request, question),
+            question,
             outline,
             prompts.requests,
             each,
             control,
+            guide=guide,
             most=MOST_POINTS,
             budget=asked.max_tokens,
             on_outline=telling.on_outline,
@@ -282,6 +298,42 @@ class Jupiter:
         if not found:
             return None
         return Answer(**vars(telling.points(found, final=True)))
+
+    def _ask_outline(self, request: Request) -> tuple[Guide | None, tuple[int, ...]]:
+        """Return the directive that the stages keep, if any, and the ids behind it."""
+        config: JupiterConfig = request.config
+        before = request.turns[:-1]
+        if not config.task:
+            question = Prompt(outline_question(request.prompt), turns=before)
+            return None, self._encode(request, question)
+        guided = Prompt(request.prompt, turns=guided_turns(config.guide_of[config.task], before))
+        guide, ids = self._guides[config.task], self._encode(request, guided)
+        kept = len(guide.ids)
+        return (guide, ids[kept:]) if ids[:kept] == guide.ids else (None, ids)
+
+    def _before_questions(self, directive: str) -> tuple[int, ...]:
+        """Return the ids that chats with ``directive`` have in common.
+
+        Raises:
+            ConfigError: the model's chat template takes no system turn, or places it elsewhere.
+        """
+        try:
+            chats = [
+                encode(Prompt(text, turns=guided_turns(directive, before)), self._loaded).ids
+                for text, before in _PROBES
+            ]
+        except CollabError as error:
+            raise ConfigError(
+                f"the model takes no directive: {error}", field="guides", remedy="leave them out"
+            ) from None
+        common = tuple(commonprefix(chats))
+        if not common:
+            raise ConfigError(
+                "the model's chats do not begin with a directive",
+                field="guides",
+                remedy="leave them out",
+            )
+        return common
 
     def _encode(self, request: Request, prompt: Prompt) -> tuple[int, ...]:
         try:

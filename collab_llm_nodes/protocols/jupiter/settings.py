@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.errors import ConfigError, did_you_mean
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.prompt import PromptLimits
 from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS
@@ -85,6 +85,18 @@ class JupiterConfig:
     outline_tokens: int = setting(
         96, "Length limit of an outline [tokens].", low=8, high=4096, per_request=True
     )
+    guides: tuple[str, ...] = setting(
+        (),
+        "Directives that ask for an outline, each for a kind of task, as 'task: text'. The text"
+        " stands before the question, as a system turn; all stages keep its keys and values.",
+        read_only=True,
+    )
+    task: str = setting(
+        "",
+        "Task whose directive of guides asks for the outline; empty: the directive that the"
+        " embedded model has learnt, behind the question.",
+        per_request=True,
+    )
     groups: int = setting(
         0,
         "Passes that the points of an outline form; 0: as many as stages, 1: all in one pass.",
@@ -105,6 +117,30 @@ class JupiterConfig:
                 field="planning.devices",
                 remedy="one for each of pipeline.workers, or none",
             )
+        guides = self.guide_of
+        if self.task and self.task not in guides:
+            raise ConfigError(
+                f"no directive for {self.task!r}",
+                field="task",
+                remedy=did_you_mean(self.task, guides, "add it to guides"),
+            )
+
+    @property
+    def guide_of(self) -> dict[str, str]:
+        """Directives by task.
+
+        Raises:
+            ConfigError: one is not of the form 'task: text', or a task has two.
+        """
+        found: dict[str, str] = {}
+        for guide in self.guides:
+            task, _, text = (part.strip() for part in guide.partition(":"))
+            if not task or not text or task in found:
+                raise ConfigError(
+                    f"{guide!r}", field="guides", remedy="write 'task: text', each task once"
+                )
+            found[task] = text
+        return found
 
     @property
     def device_of(self) -> dict[str, str]:

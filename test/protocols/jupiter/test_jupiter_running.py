@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,10 @@ from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.jupiter.arrangement import Arrangement
-from collab_llm_nodes.protocols.jupiter.messages import WorkerInfo
+from collab_llm_nodes.protocols.jupiter.chain import Chain
+from collab_llm_nodes.protocols.jupiter.lane import Guide
+from collab_llm_nodes.protocols.jupiter.messages import Step, WorkerInfo
+from collab_llm_nodes.protocols.jupiter.outline import guided_turns
 from collab_llm_nodes.protocols.jupiter.outline_prompts import OutlinePrompts
 from collab_llm_nodes.protocols.jupiter.planner import PlannerConfig
 from collab_llm_nodes.protocols.jupiter.running import Jupiter, check, start
@@ -157,6 +160,80 @@ def test_an_outline_without_points_is_answered_in_sequence() -> None:
     assert {each.stage for each in told} == {"outline", "answer"}
     assert found.metrics.figures()["outline_tokens"] > 0
     assert short.metrics.figures()["outline_tokens"] == 0, "too short to be outlined"
+
+
+def test_a_task_s_directive_is_read_once_by_all_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    directive = "List three to eight numbered points only."
+    fed: list[Step] = []
+    submit = Chain.submit
+    seen: list[tuple[int, ...]] = []
+
+    def note_passes(chain: Chain, steps: Sequence[Step], done: Any) -> None:
+        fed.extend(steps)
+        submit(chain, steps, done)
+
+    def note_outline(prompts: OutlinePrompts, outline: Sequence[int]) -> list[list[int]]:
+        seen.append(tuple(outline))
+        return []
+
+    monkeypatch.setattr(Chain, "submit", note_passes)
+    monkeypatch.setattr(OutlinePrompts, "requests", note_outline)
+    monkeypatch.setattr(OutlinePrompts, "ended", lambda self, outline: False)
+    befores: tuple[tuple[Turn, ...], ...] = ((), (Turn("system", "Speak as a robot."),), ())
+    with jupiter(
+        outline="always", outline_tokens=8, guides=(f"explain: {directive}", "plan: Plan it.")
+    ) as (made, config):
+        guided = replace(config, task="explain")
+        for turns in befores:
+            asked = (*turns, Turn("user", QUESTION))
+            assert len(run(made, request(guided, turns=asked)).tokens) > 0
+        run(made, request(config))
+        kept = [step for step in fed if step.lane >= config.pipeline.lanes]
+    ((lane, length),) = ((step.lane, len(step.ids)) for step in kept)
+    assert lane == config.pipeline.lanes
+    assert length >= len(ids_of(directive)) - len(ids_of("x"))
+    forks = [step for step in fed if step.fork_of is not None]
+    assert [(step.fork_of, step.start) for step in forks] == [(lane, length)] * 3
+    loaded = read_facts(ModelConfig(str(folder()))).without_weights()
+    for outline, turns in zip(seen, befores, strict=False):
+        whole = Prompt(QUESTION, turns=guided_turns(directive, turns))
+        assert outline == tuple(alone(encode(whole, loaded).ids, 8))
+    assert seen[3] != seen[0], "without a task the directive is behind the question"
+
+
+def test_a_directive_is_fed_to_each_chain_once_however_many_ask() -> None:
+    guide = Guide(7, prompt(30))
+    fed: list[tuple[object, Step]] = []
+    chains = [object(), object()]
+
+    def ask(chain: object) -> None:
+        guide.feed(chain, lambda step: fed.append((chain, step)), lambda n: (10, n - 10))
+        guide.restart()
+
+    for chain in chains:
+        threads = [threading.Thread(target=ask, args=(chain,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+    told = [(chain, step.lane, step.start, len(step.ids)) for chain, step in fed]
+    assert told == [(chain, 7, *part) for chain in chains for part in ((0, 10), (10, 20))]
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"guides": ("no colon",)}, "guides"),
+        ({"guides": ("a: b", "a: c")}, "guides"),
+        ({"guides": ("explain: b",), "task": "explan"}, "task"),
+    ],
+)
+def test_directives_and_tasks_that_do_not_fit_are_refused(
+    changed: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        replace(JupiterConfig(), **changed)
+    assert refused.value.field == field
 
 
 @pytest.mark.parametrize(
