@@ -147,6 +147,9 @@ class DraftProcess:
     Args:
         eos: the target's end tokens.
 
+    Raises:
+        Unavailable: the system starts no further process.
+
     Attributes:
         held_bytes: size of its KV caches, as it was told last.
     """
@@ -184,7 +187,11 @@ class DraftProcess:
     def draw(self, draw: Draw) -> None:
         with self._lock:
             if self._child is None:
-                self._start()
+                try:
+                    self._start()
+                except Unavailable as error:
+                    self._failed(self._index, error)
+                    return
             loaded = self._loaded
             if loaded:
                 self._pending[draw.batch, draw.step] = draw
@@ -221,7 +228,13 @@ class DraftProcess:
             child.wait()
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
+        """Start a process and have it load the model; raises Unavailable where none can start."""
+        try:
+            ours, self._child = self._spawn()
+        except OSError as error:  # no descriptors, processes or memory left: others may go on
+            raise Unavailable(
+                f"the process of draft model {self._index} cannot be started: {error}"
+            ) from error
         limit = struct.pack("ll", _SEND_DEADLINE_S, 0)  # a timeout of Python's would hold for reads
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._socket = ours
@@ -231,18 +244,29 @@ class DraftProcess:
         self._known: set[str] = set()
         self._pending: dict[tuple[Any, Any], Draw] = {}
         self._ready: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
-        with theirs:
-            self._child = subprocess.Popen(
-                [*_COMMAND, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-            )
         self._send({"model": asdict(self._config), "eos": sorted(self._eos), "index": self._index})
         self._listener = threading.Thread(
             target=self._listen, args=(ours, self._child), name=f"draft-{self._index}", daemon=True
         )
         self._listener.start()
+
+    def _spawn(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        """Return a new process, and our end of the socket to it."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                return ours, subprocess.Popen(
+                    [*_COMMAND, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={
+                        **os.environ,
+                        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
+                    },
+                )
+            except OSError:
+                ours.close()
+                raise
 
     def _send(self, message: Mapping[str, Any]) -> None:
         """Send a message; a process that does not read it is killed, and the listener tells."""

@@ -112,3 +112,20 @@ def test_a_load_that_takes_too_long_is_given_up(
     answers = [told.get(timeout=60), told.get(timeout=60)]
     assert (0, [None]) in answers
     assert any("ended with status -9" in str(each) for each in answers)
+
+
+def test_a_process_that_cannot_be_started_is_told_and_tried_again(
+    worker: DraftProcess, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error here would end the machine, and with it all answers."""
+    worker.recover()
+    told.get(timeout=60)
+    with monkeypatch.context() as without:
+        without.setattr(workers, "_COMMAND", ("/nonexistent/python",))
+        worker.draw(draw(0))
+    assert "cannot be started" in told.get(timeout=60)
+    worker.draw(draw(1))
+    assert told.get(timeout=60) == (1, [None])
+    worker.vocabulary()
+    worker.draw(draw(2))
+    assert told.get(timeout=60) == (2, FIRST)
