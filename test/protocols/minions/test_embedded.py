@@ -261,7 +261,10 @@ def test_a_question_is_understood_once() -> None:
 
 
 def test_a_question_that_came_too_late_is_asked_again() -> None:
-    replies = [Reply(PRICES.to_json()[:9], Finish.DEADLINE), PRICES.to_json()]
+    replies: list[Reply | str] = [
+        Reply(PRICES.to_json()[:9], Finish.DEADLINE),
+        PRICES.to_json(),
+    ]
     remote = Planner("remote", Says(lambda text: replies.pop(0)), Says(lambda text: ""), count)
     with pytest.raises(DeadlineExceeded):
         remote.understand(QUESTION, Control())
