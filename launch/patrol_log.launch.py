@@ -1,9 +1,10 @@
 """Tell a robot's bags in words and answer a question about what it saw.
 
     ros2 launch collab_llm patrol_log.launch.py bags:=bags days:=7 place:="kitchen=0,0,3.5,4" \
-        question:="what did you see in the kitchen this week?"
+        question:="what did you see in the kitchen this week?" params_file:=minions_openai.yaml
     ros2 launch collab_llm patrol_log.launch.py bags:=bags
 
+The embedded models of the default params_file cannot plan such a question: name models of your own.
 Without a question the node minions_server is started, which may read the folder of the document:
 its actions and services take the document's name (docs/minions.md).
 """

@@ -34,7 +34,7 @@ def ask(
         typer.Option(help="Store that is read, too (collab-llm knowledge).", file_okay=False),
     ] = None,
     deadline: Annotated[
-        float, typer.Option(help="The best answer then counts [s].", min=0.1)
+        float, typer.Option(help="The best answer then counts [s].", min=0.1, max=86_400.0)
     ] = 300.0,
     seed: SeedOption = 0,
     json_file: JsonOption = None,

@@ -263,11 +263,11 @@ class _Run:
             SamplingConfig(ask.temperature, seed=self.request.sampling.seed),
             ask.max_tokens,
         )
+        result: Reply | CollabError
         try:
             (result,) = self.equipment.remote.ask([request], self.control)
         except CollabError as error:
-            self.accounts.heard(ask.round, departures, error)
-            raise
+            result = error
         self.accounts.heard(ask.round, departures, result)
         if isinstance(result, CollabError):
             if result.field in _PROMPT_FIELDS and self.config.way == PROTOCOL:

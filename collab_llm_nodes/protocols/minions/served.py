@@ -206,7 +206,10 @@ class ServedMinions(MinionsConfig, ServedConfig):
         ServedConfig.__post_init__(self)
 
 
-_NODES_OWN = ("deadline_s", "max_waiting", "health", "autostart", "introspection", "diagnostics")
+_NODES_OWN = (
+    *("deadline_s", "max_waiting", "health", "autostart", "introspection", "diagnostics"),
+    *("use_sim_time", "qos_overrides"),  # every ROS 2 node has them
+)
 """Parameters of ``minions_server`` that are the node's, not the protocol's."""
 
 

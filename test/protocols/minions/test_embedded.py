@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Told, Usage, tell_nobody
-from collab_llm_nodes.errors import Cancelled, CollabError, ModelError
+from collab_llm_nodes.errors import Cancelled, CollabError, DeadlineExceeded, ModelError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.minions import prompts
@@ -57,7 +57,7 @@ class Says:
 
     name = "says"
 
-    def __init__(self, answer: Callable[[str], str | CollabError]) -> None:
+    def __init__(self, answer: Callable[[str], str | Reply | CollabError]) -> None:
         self._answer = answer
         self.asked: list[ChatRequest] = []
 
@@ -258,6 +258,24 @@ def test_a_question_is_understood_once() -> None:
     remote = Planner("remote", model, Says(lambda text: ""), count)
     drive(minions(QUESTION, [LOG], MINIONS), means(remote))
     assert len(model.asked) == 1
+
+
+def test_a_question_that_came_too_late_is_asked_again() -> None:
+    replies: list[Reply | str] = [
+        Reply(PRICES.to_json()[:9], Finish.DEADLINE),
+        PRICES.to_json(),
+    ]
+    remote = Planner("remote", Says(lambda text: replies.pop(0)), Says(lambda text: ""), count)
+    with pytest.raises(DeadlineExceeded):
+        remote.understand(QUESTION, Control())
+    assert remote.understand(QUESTION, Control()) == PRICES
+
+
+def test_half_of_what_the_reader_says_is_no_answer() -> None:
+    late = Says(lambda text: Reply("tin", Finish.DEADLINE))
+    remote = Planner("remote", Says(lambda text: ""), late, count)
+    with pytest.raises(DeadlineExceeded):
+        remote.read(LOG, QUESTION, Control())
 
 
 def test_a_cancelled_call_asks_nothing() -> None:

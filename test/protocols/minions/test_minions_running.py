@@ -350,6 +350,17 @@ def test_a_remote_without_a_plan_says_so() -> None:
     assert "feelings" in str(answer.error)
 
 
+def test_a_question_too_long_for_the_remote_is_not_the_documents_fault() -> None:
+    def too_long(request: ChatRequest, control: Control) -> str:
+        raise InvalidInput("9000 tokens, the model reads 2048", field="text")
+
+    with served(too_long, weigh, replace(CONFIG, planner="plan")) as bed:
+        answer = bed.ask()
+    assert isinstance(answer.error, InvalidInput)
+    assert answer.error.field == "remote_model"
+    assert figures(answer)["replies_failed"] == 1
+
+
 @pytest.mark.parametrize(
     ("protocol", "changes", "fields", "named"),
     [
@@ -395,7 +406,8 @@ def test_the_shipped_files_fit_the_configuration() -> None:
 
 def test_a_preset_gives_the_defaults_and_the_file_counts_over_them(tmp_path: Path) -> None:
     (file := tmp_path / "mine.yaml").write_text(
-        "minions_server: {ros__parameters: {preset: longhealth, rounds: 2, local: {max_tokens: 9}}}"
+        "minions_server: {ros__parameters: {preset: longhealth, rounds: 2, local: {max_tokens: 9},"
+        " use_sim_time: true}}"
     )
     chosen = served_minions(str(file))
     assert (chosen.preset, chosen.style) == ("longhealth", "longhealth")

@@ -30,6 +30,7 @@ from collab_llm_nodes.models.loading import ModelConfig, load, model_folder
 from collab_llm_nodes.models.low_rank import LowRank
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
+from collab_llm_nodes.protocols.minions.dialogue import too_late
 from collab_llm_nodes.protocols.minions.embedded.queries import Query, read_query
 from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat, token_count
 from collab_llm_nodes.protocols.minions.messages import CannotPlan
@@ -241,9 +242,7 @@ class Planner(PlannedRemote):
 
     def _told(self, question: str, control: Control) -> Query | CannotPlan:
         turns = (Turn("user", PLANNER_PROMPT.format(question=question)),)
-        (reply,) = self._model.ask([ChatRequest(turns, max_tokens=_REPLY_TOKENS)], control)
-        if isinstance(reply, CollabError):
-            raise reply
+        reply = _in_full(self._model, ChatRequest(turns, max_tokens=_REPLY_TOKENS), control)
         query = read_query(reply.text)
         if query is None:
             return CannotPlan("it is unlike the questions that the planner has learnt")
@@ -256,10 +255,22 @@ class Planner(PlannedRemote):
     def read(self, text: str, question: str, control: Control) -> str:
         prompt = prompts.DIRECT.format(context=text, question=question)
         request = ChatRequest((Turn("user", prompt),), max_tokens=_REPLY_TOKENS)
-        (reply,) = self._reader.ask([request], control)
-        if isinstance(reply, CollabError):
-            raise reply
-        return reply.text.strip() or UNKNOWN
+        return _in_full(self._reader, request, control).text.strip() or UNKNOWN
+
+
+def _in_full(model: ChatModel, request: ChatRequest, control: Control) -> Reply:
+    """Return the model's reply.
+
+    Raises:
+        DeadlineExceeded: it had to break off; half a reply says something else than the whole.
+        CollabError: what has ended the request.
+    """
+    (reply,) = model.ask([request], control)
+    if isinstance(reply, CollabError):
+        raise reply
+    if reply.finish is Finish.DEADLINE:
+        raise too_late()
+    return reply
 
 
 def open_planner(
