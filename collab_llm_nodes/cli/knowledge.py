@@ -113,9 +113,11 @@ def remove(
     from collab_llm_nodes.knowledge.store import Store
 
     with Store(store, create=False) as opened:
-        for name in names:
-            version = opened.remove(name)
-        opened.compact()
+        try:
+            for name in names:
+                version = opened.remove(name)
+        finally:  # no words of those before an unknown name stay on the disk
+            opened.compact()
     write_json(json_file, {"version": version})
 
 

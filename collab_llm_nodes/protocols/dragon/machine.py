@@ -43,6 +43,7 @@ from collab_llm_nodes.protocols.dragon.profiler import Profiler
 from collab_llm_nodes.protocols.dragon.scheduler import Scheduler
 
 MOST_AHEAD = 64
+"""Drafts that a side may hold without a target, whatever is configured."""
 _SOURCES = {
     (True, True): Source.ACCEPTED,
     (True, False): Source.DEVICE,
@@ -50,7 +51,6 @@ _SOURCES = {
     (False, False): Source.RECOVERED,
 }
 """Origin of a token by the fates of the drafts of device and cloud."""
-"""Drafts that a side may hold without a target, whatever is configured."""
 
 
 class Law(Protocol):
