@@ -258,10 +258,14 @@ class Jupiter:
     def _outlined(
         self, request: Request, asked: Asked, control: Control, telling: _Telling
     ) -> Answer | None:
-        """Return the answer along an outline; None if the outline is not usable."""
+        """Return the answer along an outline; None if there is no usable one, or no room for it."""
         prompts = self._prompts
         assert prompts is not None  # as _outlines has found
         question = Prompt(outline_question(request.prompt), turns=request.turns[:-1])
+        try:
+            ids = self._encode(request, question)
+        except InvalidInput:  # without the directive it may fit; else it is refused there
+            return None
         config: JupiterConfig = request.config
         outline = replace(
             asked, max_tokens=min(config.outline_tokens, asked.max_tokens), stop=prompts.ended
@@ -269,7 +273,7 @@ class Jupiter:
         each = replace(asked, stop=lambda tokens: read_point(self.decode(tokens))[1])
         _, found = outlined(
             self.pipeline,
-            self._encode(request, question),
+            ids,
             outline,
             prompts.requests,
             each,
