@@ -113,7 +113,7 @@ def load(config: ModelConfig) -> LoadedModel:
             (of a model that sees), no image processor, too little memory, no such device,
             quantisation not installed, adapters that do not fit. ``field`` names the setting.
     """
-    device = _device(config.device)
+    device = device_named(config.device)
     folder = model_folder(config)
     model_type = _model_type(folder)
     vision = architecture_of(model_type).vision
@@ -154,7 +154,7 @@ def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel
         ConfigError: there are no such layers. ``field`` is ``layers``.
         ModelError: as ``load``; the model sees images; quantisation or exits are asked for.
     """
-    device, folder = _device(config.device), model_folder(config)
+    device, folder = device_named(config.device), model_folder(config)
     _check_text(_model_type(folder))
     if config.quantization != "none" or config.exits is not None or config.exit_layers:
         raise ModelError(
@@ -288,7 +288,12 @@ def _read_tensors(
     return found
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str) -> torch.device:
+    """Return the device ``name``: cpu, cuda or cuda:N.
+
+    Raises:
+        ModelError: this machine has none of this name.
+    """
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

@@ -34,9 +34,9 @@ def describe(plan: JupiterPlan) -> str:
     ]
     parts = plan.lengths(prompt)
     lines.append(
-        f"prompt of {prompt} tokens in {len(parts)} parts of {min(parts)} to {max(parts)}"
-        f" (b = {plan.least}): {told.prefill_s:.3f} s to the first token; paper's plan"
-        f" {told.paper_plan_s:.3f} s, Eq. 4 says {told.paper_latency_s:.3f} s;"
+        f"prompt of {prompt} tokens in {len(parts)} part{'s' * (len(parts) > 1)} of {min(parts)}"
+        f" to {max(parts)} (b = {plan.least}): {told.prefill_s:.3f} s to the first token;"
+        f" paper's plan {told.paper_plan_s:.3f} s, Eq. 4 says {told.paper_latency_s:.3f} s;"
         f" {told.prefill_loss:+.1%} against a partition for prefill only"
     )
     if config.answer_tokens:

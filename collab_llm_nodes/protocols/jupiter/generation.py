@@ -112,7 +112,8 @@ def outlined(
 ) -> tuple[LaneAnswer, list[LaneAnswer]]:
     """Return an outline, and an answer to each of its points (paper 004, figure 9).
 
-    The points' lanes go on from the outline's, whose keys and values are held once.
+    The points' lanes go on from the outline's, whose keys and values are held once. There are no
+    answers if the model's context has no room for one of the points.
 
     Args:
         outline: how it is decoded.
@@ -130,6 +131,9 @@ def outlined(
         first = _lane(pipeline, lane, prompt, outline, control, guide)
         _decode(pipeline, guide, [[first]], outline, control, on_outline)
         wanted = requests(first.tokens)
+        context = pipeline.chain(control.due, control.check).info.context
+        if any(len(first.known) + len(request) >= context for request in wanted):
+            wanted = []
         if budget is not None and wanted:
             share = max(1, budget // len(wanted))
             asked = replace(asked, max_tokens=min(asked.max_tokens, share))

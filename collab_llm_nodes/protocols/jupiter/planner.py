@@ -62,7 +62,7 @@ class PlannerConfig:
         high=1 << 20,
     )
     lanes: int = setting(
-        1, "Lanes that decode at the same time; memory is kept for each.", low=1, high=256
+        1, "Lanes that decode at the same time; memory is kept for each.", low=1, high=1024
     )
     draft_tokens: int = setting(5, "Tokens drafted for each pass of a lane.", low=0, high=64)
     accepted: float = setting(
@@ -141,6 +141,17 @@ class JupiterPlan:
         if not whole or not self.parts or len(self.prefill_s) != len(self.parts):
             raise ConfigError(
                 "sub-sequences do not add up to their prompts", field="parts", remedy="plan again"
+            )
+        if len(self.memory_bytes) != len(self.placements):
+            raise ConfigError(
+                f"{len(self.memory_bytes)} figures for {len(self.placements)} stages",
+                field="memory_bytes",
+                remedy="plan again",
+            )
+        times = np.array([*vars(self.predicted).values(), *self.prefill_s])
+        if not (np.isfinite(times).all() and (times >= 0).all()):
+            raise ConfigError(
+                "times are finite and not negative", field="prefill_s", remedy="plan again"
             )
 
     @property

@@ -61,6 +61,16 @@ class ModelFacts:
                 field="model",
                 remedy="measure the profile again",
             )
+        if any(value < 0 for value in vars(self).values() if isinstance(value, int)):
+            raise ConfigError(
+                "sizes are not negative", field="model", remedy="measure the profile again"
+            )
+        if self.shared_bytes > min(self.embedding_bytes, self.head_bytes):
+            raise ConfigError(
+                "shared_bytes are a part of the embedding and of the head",
+                field="model",
+                remedy="measure the profile again",
+            )
 
     def weight_bytes(self, first: int, last: int) -> int:
         """Return the bytes of the weights of a stage with layers ``first`` to ``last - 1``."""
@@ -318,7 +328,7 @@ def read_json(file: Path, kind: str, version: int) -> dict[str, object]:
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"cannot read {file}: {error}", field=kind, remedy=f"write the {kind} again"
         ) from error

@@ -22,7 +22,7 @@ from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.models import heads as medusa
 from collab_llm_nodes.models.architectures import architecture_of
-from collab_llm_nodes.models.loading import DTYPES, ModelConfig, model_folder
+from collab_llm_nodes.models.loading import DTYPES, ModelConfig, device_named, model_folder
 from collab_llm_nodes.protocols.jupiter.profile import DeviceProfile, ModelFacts
 
 _DEEP = 5  # layers of the deeper of two stages whose difference is the time of a layer
@@ -143,7 +143,7 @@ def measure(
 
     Raises:
         ConfigError: the model has one layer only, or no calibration length fits its context.
-        ModelError: it cannot be loaded.
+        ModelError: it cannot be loaded, or there is no such device.
     """
     facts = model_facts(model)
     if facts.layers < 2:
@@ -154,7 +154,7 @@ def measure(
     half = facts.context // 2
     lengths = _calibration((1, *config.lengths), half)
     befores = _calibration((0, *config.befores), half)
-    memory = int(config.memory_mb * 1e6) or free_memory(torch.device(model.device))
+    memory = int(config.memory_mb * 1e6) or free_memory(device_named(model.device))
 
     def time_stage(first: int, last: int, befores: Sequence[int], rows: bool) -> np.ndarray:
         bench = _StageBench(load(first, last), first, facts, clock)

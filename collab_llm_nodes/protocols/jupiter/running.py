@@ -273,11 +273,14 @@ class Jupiter:
     def _outlined(
         self, request: Request, asked: Asked, control: Control, telling: _Telling
     ) -> Answer | None:
-        """Return the answer along an outline; None if the outline is not usable."""
+        """Return the answer along an outline; None if there is no usable one, or no room for it."""
         prompts = self._prompts
         assert prompts is not None  # as _outlines has found
         config: JupiterConfig = request.config
-        guide, question = self._ask_outline(request)
+        try:
+            guide, question = self._ask_outline(request)
+        except InvalidInput:  # without the directive it may fit; else it is refused there
+            return None
         outline = replace(
             asked, max_tokens=min(config.outline_tokens, asked.max_tokens), stop=prompts.ended
         )

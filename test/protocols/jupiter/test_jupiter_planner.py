@@ -320,6 +320,14 @@ def test_a_plan_is_stored_and_checked(tmp_path: Path) -> None:
         replace(made, parts=((1,), (1, 2), *made.parts[2:]))
     with pytest.raises(ConfigError, match="do not add up"):
         replace(made, prefill_s=made.prefill_s[1:])
+    for times in (
+        {"prefill_s": (-1.0, *made.prefill_s[1:])},
+        {"predicted": replace(made.predicted, decode_s=float("nan"))},
+    ):
+        with pytest.raises(ConfigError, match="finite and not negative"):
+            replace(made, **times)
+    with pytest.raises(ConfigError, match="memory_bytes"):
+        replace(made, memory_bytes=())
     short = Placement("d0", 0, 3), Placement("d1", 3, 5)
     with pytest.raises(ConfigError, match="stages do not cover layers 0 to 6"):
         replace(made, placements=short).check(stored)

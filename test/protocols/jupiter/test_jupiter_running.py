@@ -236,6 +236,27 @@ def test_directives_and_tasks_that_do_not_fit_are_refused(
     assert refused.value.field == field
 
 
+def test_an_outline_that_the_context_has_no_room_for_is_answered_in_sequence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = facts().context
+    sizes = [len(ids_of("word " * n)) for n in (1, 2)]
+    text = "word " * (1 + (context - 3 - sizes[0]) // (sizes[1] - sizes[0]))
+    room = context - len(ids_of(text))
+    requests = [prompt(context, 50 + i) for i in range(3)]
+    monkeypatch.setattr(OutlinePrompts, "requests", lambda self, outline: requests)
+    told: list[Progress] = []
+    with jupiter(outline="always") as (made, config):
+        long_question = run(made, request(config, text), told)
+        assert {each.stage for each in told} == {"answer"}
+        long_points = run(made, request(config), told)
+        assert made.pipeline.lanes_in_use == 0
+    assert 0 < room < 24
+    assert long_question.tokens == tuple(alone(ids_of(text), room))
+    assert long_points.tokens == tuple(alone(ids_of(QUESTION), 24))
+    assert {each.stage for each in told} == {"answer", "outline"}
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [

@@ -114,9 +114,10 @@ def test_unknown_devices_models_and_versions_are_refused(tmp_path: Path) -> None
         file.write_text(json.dumps({**content, **change}))
         with pytest.raises(ConfigError, match=told):
             Profile.load(file)
-    file.write_text("{")
-    with pytest.raises(ConfigError, match="cannot read"):
-        Profile.load(file)
+    for text in ("{", "[" * 100_000):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="cannot read"):
+            Profile.load(file)
     with pytest.raises(ConfigError, match="cannot read"):
         Profile.load(tmp_path / "none.json")
 
@@ -141,3 +142,11 @@ def test_unknown_devices_models_and_versions_are_refused(tmp_path: Path) -> None
 def test_impossible_figures_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="measure the device's profile again"):
         replace(device(), **wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"kv_bytes": -1}, {"head_bytes": -1}, {"shared_bytes": 10**12}, {"layers": 0}]
+)
+def test_impossible_sizes_of_a_model_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="measure the profile again"):
+        replace(facts(tied=True), **wrong)

@@ -133,6 +133,12 @@ def test_what_cannot_be_profiled_is_refused() -> None:
         measure(ProfilerConfig("x"), ModelConfig(path=str(tiny_folder("llama", layers=1))))
 
 
+def test_a_device_that_is_not_there_is_refused() -> None:
+    model = ModelConfig(str(tiny_folder("llama")), device="cuda:99")
+    with pytest.raises(ModelError, match="device 'cuda:99' cannot be used"):
+        measure(ProfilerConfig("robot"), model)
+
+
 def test_the_speed_of_a_link_is_the_line_through_its_samples() -> None:
     sizes = (1_000, 100_000, 1_000_000)
     speed, delay = link_speed([(size, 0.002 + size * 8e-6 / 250) for size in sizes])
