@@ -33,7 +33,10 @@ def main(descriptor: int) -> None:
         except Exception as error:  # noqa: BLE001 - the parent tells it
             parent.sendall(line({"error": f"{type(error).__name__}: {error}"}))
             return
-        parent.sendall(line({"vocabulary": engine.vocabulary}))
+        try:
+            parent.sendall(line({"vocabulary": engine.vocabulary}))
+        except BrokenPipeError:  # it has not waited
+            return
         model = DraftModel(engine, frozenset(begin["eos"]), begin["index"])
         known: dict[str, Ask] = {}
         for text in lines:

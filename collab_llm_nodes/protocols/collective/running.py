@@ -210,8 +210,11 @@ class Collective:
     def _processes(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
         workers: list[DraftProcess] = []
         try:
-            for i, model in enumerate(self._config.drafts.models()):
-                workers.append(DraftProcess(i, model, self._target.eos, proposed, failed))
+            drafts = self._config.drafts
+            for i, model in enumerate(drafts.models()):
+                workers.append(
+                    DraftProcess(i, model, self._target.eos, proposed, failed, drafts.load_s)
+                )
             hashes = (worker.vocabulary() for worker in workers)  # all load at the same time
             self._check_vocabularies(zip(self._config.drafts.paths, hashes, strict=True))
         except CollabError:

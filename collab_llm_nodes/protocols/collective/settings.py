@@ -27,6 +27,13 @@ class DraftsConfig:
     threads: int = setting(
         1, "CPU threads of each process of its own.", low=1, high=1024, read_only=True
     )
+    load_s: float = setting(
+        120.0,
+        "Time for a process of its own to load its model, from the hub perhaps [s].",
+        low=1.0,
+        high=86_400.0,
+        read_only=True,
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -31,7 +31,6 @@ Failed = Callable[[int, CollabError], None]
 """Takes the index of a draft model, and why it has failed."""
 
 _COMMAND = (sys.executable, "-m", "collab_llm_nodes.protocols.collective.child")
-_START_DEADLINE_S = 120.0
 _STOP_DEADLINE_S = 5.0
 _SEND_DEADLINE_S = 2
 """Longest wait for a process to read what it is sent; it is idle then, or it hangs."""
@@ -146,6 +145,7 @@ class DraftProcess:
 
     Args:
         eos: the target's end tokens.
+        load_s: time to load the model.
 
     Raises:
         Unavailable: the system starts no further process.
@@ -161,9 +161,11 @@ class DraftProcess:
         eos: frozenset[int],
         proposed: Proposed,
         failed: Failed,
+        load_s: float = 120.0,
     ) -> None:
         self._index, self._eos = index, eos
         self._config = config
+        self._load_s = load_s
         self._proposed, self._failed = proposed, failed
         self._lock = threading.Lock()  # of the child and what it knows
         self._closing = False
@@ -177,9 +179,9 @@ class DraftProcess:
             ModelError: it cannot be loaded.
         """
         try:
-            told = self._ready.get(timeout=_START_DEADLINE_S)
+            told = self._ready.get(timeout=self._load_s)
         except queue.Empty:
-            told = {"error": f"the model is not loaded after {_START_DEADLINE_S:g} s"}
+            told = {"error": f"the model is not loaded after {self._load_s:g} s"}
         if "error" in told:
             raise ModelError(str(told["error"]), field=f"drafts.paths[{self._index}]")
         return str(told["vocabulary"])
@@ -239,7 +241,7 @@ class DraftProcess:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._socket = ours
         self._loaded = False
-        self._load_due = time.monotonic() + _START_DEADLINE_S
+        self._load_due = time.monotonic() + self._load_s
         self.held_bytes = 0
         self._known: set[str] = set()
         self._pending: dict[tuple[Any, Any], Draw] = {}

@@ -105,7 +105,7 @@ def test_a_stopped_process_holds_nobody_up(worker: DraftProcess, told: Told) -> 
 def test_a_load_that_takes_too_long_is_given_up(
     worker: DraftProcess, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "_START_DEADLINE_S", 0.0)
+    monkeypatch.setattr(worker, "_load_s", 0.0)
     worker.recover()
     told.get(timeout=60)
     worker.draw(draw(0))

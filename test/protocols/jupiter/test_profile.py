@@ -147,6 +147,6 @@ def test_impossible_figures_are_refused(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"kv_bytes": -1}, {"head_bytes": -1}, {"shared_bytes": 10**12}, {"layers": 0}]
 )
-def test_impossible_sizes_of_a_model_are_refused(wrong: dict[str, int]) -> None:
+def test_impossible_sizes_of_a_model_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="measure the profile again"):
         replace(facts(tied=True), **wrong)
