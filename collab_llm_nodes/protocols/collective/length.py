@@ -153,7 +153,7 @@ class _DirectionAware:
         self._config = config
         self._acceptance = Acceptance(config.longest)
         self._window: list[float] = []  # times per request at the current length
-        self._times: dict[int, float] = {}  # median of the last window at each length
+        self._times: dict[int, float] = {}  # mean of the last window at each length
         self._search = self._climb(config.initial)
         self.s = next(self._search)
 
@@ -164,8 +164,10 @@ class _DirectionAware:
             return  # the pool still holds drafts of another length: their time is that one's
         self._window.append(verification.step_s / len(verification.asked))
         if len(self._window) == self._config.decision_threshold:
-            # The median: a pause of the machine, or a model that catches up, is not the length's.
-            self._times[self.s] = statistics.median(self._window)
+            # Rounds in which all models draft are few and long: a median would not see them. A
+            # pause of the machine is not the length's.
+            most = _PAUSE * statistics.median(self._window)
+            self._times[self.s] = statistics.fmean(min(time_s, most) for time_s in self._window)
             self._window.clear()
             self.s = next(self._search)
 
@@ -213,6 +215,8 @@ class _DirectionAware:
         return self._times[s] / (1.0 + self._acceptance.expected(s))
 
 
+_PAUSE = 4.0
+"""A step counts as no more than so many times the median of its window."""
 _FROM_ZERO = 4
 _LONGEST_REST = 32
 """Windows between two surveys of other lengths, once these have often been worse."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -146,6 +147,28 @@ def drive(chosen: LengthSelector, cost: Callable[[int], float], count: int) -> l
         took_s = cost(chosen.s)
         chosen.observe(Verification([chosen.s], [chosen.s], [0], took_s, took_s))
     return lengths
+
+
+def test_rounds_in_which_all_models_draft_count() -> None:
+    """Every eighth round takes three times as long where there is speculation: 0 is better."""
+    rounds = itertools.count()
+
+    def cost(s: int) -> float:
+        return (0.9 if next(rounds) % 8 else 2.7) if s else 1.0
+
+    lengths = drive(selector(LengthConfig()), cost, 4000)
+    assert np.mean(np.array(lengths[-2000:]) == 0) > 0.8
+
+
+def test_a_pause_of_the_machine_is_not_the_length_s() -> None:
+    rounds = itertools.count()
+
+    def cost(s: int) -> float:
+        pause = next(rounds) % 40 == 0
+        return 1 + abs(s - 4) / 4 + 100 * pause
+
+    lengths = drive(selector(LengthConfig()), cost, 4000)
+    assert np.mean(np.array(lengths[-2000:]) == 4) > 0.6
 
 
 def test_it_follows_a_system_that_changes() -> None:
