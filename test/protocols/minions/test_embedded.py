@@ -93,22 +93,22 @@ def test_a_query_survives_its_short_form(fact: str) -> None:
     [
         "",
         "I cannot.",
-        '{"kind": "lookup"}',
-        '{"kind": "lookup", "fact": "price", "of": ""}',
-        '{"kind": "lookup", "fact": "price", "of": "a; b"}',
-        '{"kind": "lookup", "fact": "price", "of": "a | b"}',
-        '{"kind": "lookup", "fact": "spot", "of": "a"}',
-        '{"kind": "ratio", "fact": "price", "of": "a"}',
-        '{"kind": "lookup", "fact": "price", "of": 3}',
-        '{"kind": "lookup", "fact": "price", "of": ["a"]}',
-        '{"kind": "lookup", "fact": "weight", "of": "a"}',
-        '{"kind": "mean", "fact": "price", "of": "a"}',
-        '{"kind": "sum", "fact": "price", "of": "a"}',
-        '{"kind": "lookup", "fact": "seen", "of": "a"}',
-        '{"kind": "lookup", "fact": "price", "of": " "}',
-        '{"kind": "lookup", "fact": "price", "of": "a", "more": 1}',
-        '{"kind": "lookup", "fact": "price", "of": "a',
-        json.dumps({"kind": "lookup", "fact": "price", "of": "a" * 81}),
+        '{"plan": "lookup"}',
+        '{"plan": "lookup", "fact": "price", "of": ""}',
+        '{"plan": "lookup", "fact": "price", "of": "a; b"}',
+        '{"plan": "lookup", "fact": "price", "of": "a | b"}',
+        '{"plan": "lookup", "fact": "spot", "of": "a"}',
+        '{"plan": "ratio", "fact": "price", "of": "a"}',
+        '{"plan": "lookup", "fact": "price", "of": 3}',
+        '{"plan": "lookup", "fact": "price", "of": ["a"]}',
+        '{"plan": "lookup", "fact": "weight", "of": "a"}',
+        '{"plan": "mean", "fact": "price", "of": "a"}',
+        '{"plan": "sum", "fact": "price", "of": "a"}',
+        '{"plan": "lookup", "fact": "seen", "of": "a"}',
+        '{"plan": "lookup", "fact": "price", "of": " "}',
+        '{"plan": "lookup", "fact": "price", "of": "a", "more": 1}',
+        '{"plan": "lookup", "fact": "price", "of": "a',
+        json.dumps({"plan": "lookup", "fact": "price", "of": "a" * 81}),
     ],
 )
 def test_what_is_no_query_is_refused(text: str) -> None:
@@ -237,7 +237,7 @@ def test_in_the_last_round_minion_answers_what_it_knows() -> None:
 
 @pytest.mark.parametrize(
     "reply",
-    ["I do not know.", Query(LOOKUP, "price", (("blue lamp",),)).to_json(), '{"kind": "mean"}'],
+    ["I do not know.", Query(LOOKUP, "price", (("blue lamp",),)).to_json(), '{"plan": "mean"}'],
     ids=["prose", "names that nobody asked for", "no query"],
 )
 def test_a_question_beyond_the_planner_is_refused(reply: str) -> None:

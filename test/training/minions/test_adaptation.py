@@ -118,7 +118,7 @@ def test_replies_are_what_the_machines_read() -> None:
 def test_a_planners_questions_have_their_short_form() -> None:
     for chat in planner_group(random.Random(0), 20).chats:
         assert chat[0].content.startswith("Plan: ")
-        assert chat[1].content.startswith('{"kind": ')
+        assert chat[1].content.startswith('{"plan": ')
 
 
 def train(family: Path, out: Path, stages: tuple[str, ...] = ("worker", "planner")) -> bool:

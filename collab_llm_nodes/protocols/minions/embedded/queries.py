@@ -1,6 +1,6 @@
 """Questions about a robot's logs in short form: a kind, a fact and its keys.
 
-    {"kind": "ratio", "fact": "how many", "of": "cups | kitchen; plates | kitchen"}
+    {"plan": "ratio", "fact": "how many", "of": "cups | kitchen; plates | kitchen"}
 
 A query tells which simple tasks solve it, one for each entry of ``of``, and how the answers to them
 become the answer to the question. The embedded remote can do no more than this.
@@ -95,9 +95,10 @@ class Query:
 
     def to_json(self) -> str:
         """Return the short form, as a planner writes it."""
-        # No brackets within brackets: tokens that the small model has never written.
+        # No brackets within brackets, and no word as a name that the small model has never written:
+        # the planner, whose embedding is the frozen target's, cannot tell such tokens apart.
         of = _OPERANDS.join(_KEYS.join(keys) for keys in self.of)
-        return json.dumps({"kind": self.kind, "fact": self.fact, "of": of}, ensure_ascii=False)
+        return json.dumps({"plan": self.kind, "fact": self.fact, "of": of}, ensure_ascii=False)
 
     def plan(self, chunker: str, *, size: int = 0, reduce: bool = False) -> dict[str, Any]:
         """Return the plan for ``protocols.minions.plan``.
@@ -162,10 +163,10 @@ def written(value: float) -> str:
 
 def read_query(text: str) -> Query | None:
     """Return the query in a planner's reply; None if it is not of the required form."""
-    found = last_object(text, ("kind",))
-    if found is None or found.mended or set(found.content) != {"kind", "fact", "of"}:
+    found = last_object(text, ("plan",))
+    if found is None or found.mended or set(found.content) != {"plan", "fact", "of"}:
         return None
-    kind, fact, of = (found.content[name] for name in ("kind", "fact", "of"))
+    kind, fact, of = (found.content[name] for name in ("plan", "fact", "of"))
     if not (isinstance(kind, str) and isinstance(fact, str) and isinstance(of, str)):
         return None
     if kind not in OPERANDS or fact not in FACTS:
