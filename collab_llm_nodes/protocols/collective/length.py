@@ -83,7 +83,7 @@ class Verification:
 
 
 class LengthSelector(Protocol):
-    """A rule at work."""
+    """A rule at work for batches of about one size: the times of others are others."""
 
     @property
     def s(self) -> int:
@@ -91,9 +91,6 @@ class LengthSelector(Protocol):
 
     def observe(self, verification: Verification) -> None:
         """Learn from a verification of a steady batch (one that does not drain)."""
-
-    def restart(self) -> None:
-        """Forget the times: batches have another size now."""
 
 
 def selector(config: LengthConfig) -> LengthSelector:
@@ -113,9 +110,6 @@ class _Fixed:
 
     def observe(self, verification: Verification) -> None:
         """Learn nothing."""
-
-    def restart(self) -> None:
-        """Forget nothing."""
 
 
 class _Printed:
@@ -139,10 +133,6 @@ class _Printed:
         step = -self._config.punish if slope > 0 else self._config.reward if slope < 0 else 0
         self.s = min(max(self.s + step, 0), self._config.longest)
         self._costs = self._costs[-(threshold // 2) :]
-        self._current = 0
-
-    def restart(self) -> None:
-        self._costs.clear()
         self._current = 0
 
 
@@ -170,12 +160,6 @@ class _DirectionAware:
             self._times[self.s] = statistics.fmean(min(time_s, most) for time_s in self._window)
             self._window.clear()
             self.s = next(self._search)
-
-    def restart(self) -> None:
-        self._times.clear()
-        self._window.clear()
-        self._search = self._climb(self.s)
-        self.s = next(self._search)
 
     def _climb(self, best: int) -> Iterator[int]:
         """Yield the length of the next window, for ever; the window's time is known afterwards."""

@@ -143,7 +143,9 @@ class Machine:
                 remedy="set weights.rule to per_request",
             )
         self._weights = Weights.equal(self._weights_config, models)
-        self._selector = selector(length or LengthConfig())
+        self._length = length or LengthConfig()
+        self._selector = selector(self._length)
+        self._selectors = {1: self._selector}  # by the binary digits of the batch's size
         self._pipelined = pipelined
         self._eos = eos
         self._models = [_Model() for _ in range(models)]
@@ -160,7 +162,6 @@ class Machine:
         self._batches = 0
         self._paused = False
         self._level = 0  # active requests at the last admission
-        self._settled = 0  # the level that the selector's times are of
         self._news: list[Action] = []
         self.pool_peak = 0
         self.incidents = 0
@@ -362,9 +363,10 @@ class Machine:
 
     def _admitted(self) -> None:
         self._level = self.active
-        if not self._settled / 2 <= self._level <= 2 * self._settled:
-            self._settled = self._level
-            self._selector.restart()
+        size = min(self._level, self._schedule.target_batch).bit_length()
+        if size not in self._selectors:
+            self._selectors[size] = selector(self._length)
+        self._selector = self._selectors[size]
 
     def _ask(self, now: float) -> None:
         """Ask for the next tokens; end the draw if none is wanted, or nobody is left to ask."""

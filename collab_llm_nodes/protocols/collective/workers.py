@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -31,7 +32,8 @@ Failed = Callable[[int, CollabError], None]
 """Takes the index of a draft model, and why it has failed."""
 
 _COMMAND = (sys.executable, "-m", "collab_llm_nodes.protocols.collective.child")
-_STOP_DEADLINE_S = 5.0
+STOP_DEADLINE_S = 5.0
+"""Longest wait for a thread or process to end."""
 _SEND_DEADLINE_S = 2
 """Longest wait for a process to read what it is sent; it is idle then, or it hangs."""
 
@@ -47,10 +49,22 @@ class Executor(Protocol):
 
 
 class Here:
-    """The caller's thread."""
+    """The caller's thread; work that is asked for by other work is done after that."""
+
+    def __init__(self) -> None:
+        self._work: deque[Callable[[], None]] = deque()
+        self._working = False
 
     def __call__(self, work: Callable[[], None]) -> None:
-        work()
+        self._work.append(work)
+        if self._working:
+            return
+        self._working = True
+        try:
+            while self._work:
+                self._work.popleft()()
+        finally:
+            self._working = False
 
     def close(self) -> None:
         """Do nothing: no work is left."""
@@ -70,7 +84,7 @@ class InThread:
     def close(self) -> None:
         """Return when all work is done; give a pass that hangs up after some seconds."""
         self._work.put(None)
-        self._thread.join(_STOP_DEADLINE_S)
+        self._thread.join(STOP_DEADLINE_S)
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -222,10 +236,10 @@ class DraftProcess:
             if child is not None:
                 with contextlib.suppress(OSError):  # the listener has just closed it
                     self._socket.shutdown(socket.SHUT_RDWR)  # the child ends by itself
-        self._listener.join(_STOP_DEADLINE_S)
+        self._listener.join(STOP_DEADLINE_S)
         if child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_STOP_DEADLINE_S)
+                child.wait(STOP_DEADLINE_S)
             child.kill()
             child.wait()
 

@@ -507,9 +507,29 @@ def test_a_draining_batch_does_not_adapt_the_length() -> None:
         world.answer_draft() if world.drawing else world.answer_target()
         lengths.add(world.machine.s)
     assert lengths == {3}
-    world.submit(replace(stays, id="again"))
+    world.submit(*(replace(job(i, max_tokens=60), prompt=next(prompts)) for i in (3, 4)))
+    while len(world.ended) < 3:
+        world.now += 0.01
+        world.answer_draft() if world.drawing else world.answer_target()
+        lengths.add(world.machine.s)
+    assert lengths != {3}, "a batch that does not shrink counts"
+
+
+def test_each_size_of_batch_has_a_search_of_its_own() -> None:
+    world = make(draft_batch=8, target_batch=8)
+    begin = world.machine.s
+    lone, many = job(0), [job(i) for i in range(1, 9)]
+    world.submit(lone)
     world.run()
-    assert world.machine.s != 3, "a batch of one that does not shrink counts"
+    found = world.machine.s
+    assert found != begin
+    world.submit(*many)
+    world.run()
+    world.submit(job(9))
+    world.poll()
+    assert world.machine.s == found
+    world.run()
+    check_complete(world, [lone, *many, job(9)])
 
 
 @pytest.mark.parametrize(
