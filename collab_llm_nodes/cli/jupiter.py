@@ -28,6 +28,11 @@ def profile(
     ] = 0.0,
     mbps: Annotated[float, typer.Option(help="Speed of its link [10^6 bit/s].")] = 1000.0,
     latency_ms: Annotated[float, typer.Option(help="Its share of a message's delay.")] = 0.5,
+    link: Annotated[
+        str, typer.Option(help="Measure both on the way to this worker, host:port.")
+    ] = "",
+    token_file: Annotated[str, typer.Option(help="File that holds that worker's token.")] = "",
+    tls_ca: Annotated[str, typer.Option(help="Its certificate authority (PEM).")] = "",
     json_file: JsonOption = None,
 ) -> None:
     """Measure this device with a model; --json adds it to the profile in that file.
@@ -36,9 +41,20 @@ def profile(
     """
     from collab_llm_nodes.models.loading import ModelConfig
     from collab_llm_nodes.models.threads import set_threads
+    from collab_llm_nodes.protocols.jupiter.link import LinkConfig
     from collab_llm_nodes.protocols.jupiter.profile import Profile
-    from collab_llm_nodes.protocols.jupiter.profiler import ProfilerConfig, measure, model_facts
+    from collab_llm_nodes.protocols.jupiter.profiler import (
+        ProfilerConfig,
+        measure,
+        measure_link,
+        model_facts,
+    )
 
+    if link:
+        way = LinkConfig(tls=bool(tls_ca), tls_ca=tls_ca, token_file=token_file)
+        mbps, delay_s = measure_link(way, link)
+        latency_ms = 1e3 * delay_s / 2  # the other half is the other device's
+        console.print(f"{link}: {mbps:.0f} Mbit/s, {1e3 * delay_s:.2f} ms one way", highlight=False)
     config = ProfilerConfig(
         name, repeats=repeats, memory_mb=memory_mb, mbps=mbps, latency_s=latency_ms / 1e3
     )
@@ -71,6 +87,9 @@ def plan(
     lanes: Annotated[int, typer.Option(help="Lanes that decode together.", min=1)] = 1,
     drafts: Annotated[int, typer.Option(help="Tokens drafted for a pass.", min=0)] = 5,
     accepted: Annotated[float, typer.Option(help="Tokens that a pass adds.", min=1.0)] = 2.0,
+    states: Annotated[
+        str, typer.Option(help="Hidden states on the wire: float32, float16 or int8.")
+    ] = "float32",
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
@@ -78,13 +97,20 @@ def plan(
 
     --json writes the plan, --plot the predicted timeline of the typical prompt.
     """
+    from collab_llm_nodes.errors import InvalidInput
     from collab_llm_nodes.protocols.jupiter.gantt import describe, draw_plan
     from collab_llm_nodes.protocols.jupiter.planner import PlannerConfig
     from collab_llm_nodes.protocols.jupiter.planner import plan as make
     from collab_llm_nodes.protocols.jupiter.profile import Profile
 
     profile = Profile.load(file)
-    config = PlannerConfig(prompt_tokens, answer_tokens, lanes, drafts, accepted)
+    if prompt_tokens > profile.model.context:
+        raise InvalidInput(
+            f"{prompt_tokens} tokens, and the model's context has {profile.model.context}",
+            field="prompt_tokens",
+            remedy="plan for shorter prompts",
+        )
+    config = PlannerConfig(prompt_tokens, answer_tokens, lanes, drafts, accepted, states)
     made = make(profile, config, device or None)
     console.print(describe(made), highlight=False)
     if json_file is not None:

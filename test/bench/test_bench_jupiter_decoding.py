@@ -13,6 +13,7 @@ from text_family import write_family
 from collab_llm_nodes.bench.jupiter import decoding
 from collab_llm_nodes.bench.jupiter.decoding import Told, balanced_head, head_layers, run_decode
 from collab_llm_nodes.bench.jupiter.material import Questions
+from collab_llm_nodes.errors import InvalidInput
 
 POINTS = [[random.Random(n).randrange(300) for _ in range(5)] for n in range(3)]
 
@@ -38,7 +39,7 @@ def test_the_ways_of_decoding_give_their_figures(
     text_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Questions, "requests", lambda self, outline: POINTS)
-    found = run_decode(text_model, 2, quiet, stages=3, slowdown=1.5)
+    found = run_decode(text_model, 2, quiet, stages=3, slowdown=1.5, least=1)
     assert found["real"]["mismatches"] == 0
     assert found["slowdown"] == 1.5
     assert len(found["layers"]) <= 3
@@ -60,11 +61,17 @@ def test_without_points_the_question_is_answered_in_sequence(
     text_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Questions, "requests", lambda self, outline: [])
-    found = run_decode(text_model, 1, quiet, stages=1, slowdown=1.0)
+    found = run_decode(text_model, 1, quiet, stages=1, slowdown=1.0, least=1)
     decode = found["decode"]
     assert found["real"]["mismatches"] == 0
     assert decode["op"]["answer_tokens"] == decode["naive"]["answer_tokens"]
     assert decode["op"]["passes"] > decode["naive"]["passes"]
+
+
+def test_only_long_answers_count(text_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Questions, "requests", lambda self, outline: POINTS)
+    with pytest.raises(InvalidInput, match="none of 8 answers has 99 tokens"):
+        run_decode(text_model, 1, quiet, stages=1, slowdown=1.0, least=99)
 
 
 def test_a_drafter_that_was_told_is_right_as_often_as_supposed() -> None:

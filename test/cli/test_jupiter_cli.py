@@ -9,8 +9,10 @@ from tiny_models import tiny_folder
 from typer.testing import CliRunner
 
 from collab_llm_nodes.cli import app
-from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.errors import CollabError, InvalidInput, ModelError
+from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.jupiter.planner import JupiterPlan
+from collab_llm_nodes.protocols.jupiter.process import local_workers
 from collab_llm_nodes.protocols.jupiter.profile import Profile
 
 
@@ -39,6 +41,8 @@ def test_devices_are_measured_and_a_plan_is_made(tmp_path: Path) -> None:
     assert all(part.device in told for part in read.placements)
     assert read.config.lanes == 2
     assert picture.stat().st_size > 5000
+    with pytest.raises(InvalidInput, match="the model's context has"):
+        run("plan", str(file), "--prompt-tokens", "99999")
     told = run("plan", str(file), "--device", "laptop", "--answer-tokens", "0")
     assert "laptop: layers 0 to 3" in told
 
@@ -47,3 +51,22 @@ def test_a_profile_is_of_one_model(tmp_path: Path) -> None:
     measure(tmp_path / "lab.json", "robot")
     with pytest.raises(ModelError, match="measure a profile with this model"):
         measure(tmp_path / "lab.json", "robot", layers=3)
+
+
+def test_the_link_to_a_worker_is_measured(tmp_path: Path) -> None:
+    model = str(tiny_folder("llama", layers=4))
+    file = tmp_path / "lab.json"
+    with local_workers(1, model) as (worker,):
+        words = ["--model", model, "--name", "robot", "--repeats", "1", "--json", str(file)]
+        told = run("profile", *words, "--link", worker.address)
+    (device,) = Profile.load(file).devices
+    assert f"{worker.address}: {device.mbps:.0f} Mbit/s" in told.replace("\n", " ")
+    assert device.mbps != 1000.0
+    assert 0 <= device.latency_s < 1
+
+
+def test_a_worker_that_is_not_there_is_an_error() -> None:
+    model = str(tiny_folder("llama", layers=4))
+    words = ["profile", "--model", model, "--name", "robot", "--link", f"127.0.0.1:{free_port()}"]
+    with pytest.raises(CollabError, match="jupiter worker"):
+        run(*words)

@@ -17,6 +17,7 @@ from typing import Any
 
 from collab_llm_nodes.bench.jupiter.material import Ids, Questions, random_ids
 from collab_llm_nodes.bench.jupiter.real import control, durations, passed, pipeline
+from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.loading import ModelConfig, read_facts
 from collab_llm_nodes.protocols.jupiter.chain import Layers, Part
 from collab_llm_nodes.protocols.jupiter.drafters import Draft, Drafter, MedusaChain, NoDrafter
@@ -34,6 +35,10 @@ POINT_TOKENS = 64
 ANSWER_TOKENS = OUTLINE_TOKENS + 4 * POINT_TOKENS
 DRAFTED = 5
 """Tokens of a draft: one for each Medusa head."""
+LONG = 160
+"""Tokens of an answer along its outline, at least: shorter ones are mostly outline."""
+_DRAWN = 8
+"""Questions tried for each that is answered at length."""
 SUPPOSED = 0.85
 """SUPPOSED chance of a drafted token to be right: some 63 % of drafted tokens are then accepted."""
 _PROBED = 32  # tokens before the passes that tell what the LM head takes
@@ -116,11 +121,14 @@ class Ways:
         self._add(way, [lane], begun, [lane])
         return [lane]
 
-    def in_points(self, way: str, ids: Ids, plain: Ids, drafter: Drafter) -> list[LaneAnswer]:
+    def in_points(
+        self, way: str, ids: Ids, plain: Ids, drafter: Drafter, least: int = 0
+    ) -> list[LaneAnswer]:
         """Return the lanes of an answer along an outline: the outline's own, then its points'.
 
         Args:
             plain: the question without the directive; asked if the outline has too few points.
+            least: tokens of the joined answer; a shorter one is not added up, and has no lanes.
         """
         begun = time.perf_counter()
         outline, found = outlined(
@@ -134,6 +142,8 @@ class Ways:
         )
         if not found:
             found = [answer(self._made, plain, Asked(ANSWER_TOKENS, drafter=drafter), control())]
+        if sum(len(lane.tokens) for lane in found) < least:
+            return []
         self._add(way, [outline, *found], begun, found)
         return [outline, *found]
 
@@ -168,6 +178,7 @@ def run_decode(
     *,
     stages: int = 4,
     slowdown: float = 0.0,
+    least: int = LONG,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Time the ways of decoding: plain, self-drafting, outline with points, and both.
@@ -177,6 +188,7 @@ def run_decode(
         questions: each is answered once in each way.
         slowdown: EMULATION: a pass takes so many times as long; 0: ``SLOWDOWN``, or as much as the
             stages on one core need.
+        least: tokens of an answer along its outline; questions with shorter ones are passed over.
 
     Returns:
         ``decode.<naive|sd|op|both>`` with ``tokens_per_s`` (of the joined answer over the whole
@@ -184,14 +196,17 @@ def run_decode(
         ``answer_tokens`` and ``passes``; ``sd_supposed`` and ``both_supposed``, the same with
         drafts that are right as often as :class:`Told` supposes; ``decode.speedup`` over naive;
         ``real.mismatches``: answers with drafts, and points in lanes, that differ from those
-        without; ``head_layers`` and ``layers`` of each stage, ``slowdown``, ``stages``, and
-        ``text_model_tensor_mb`` of the largest worker.
+        without; ``drawn``: questions tried, to find those; ``head_layers``, and ``layers`` of each
+        stage, ``slowdown``, ``stages``, and ``text_model_tensor_mb`` of the largest worker.
+
+    Raises:
+        InvalidInput: no answer is so long.
     """
     cores = sorted(os.sched_getaffinity(0))
     slowdown = slowdown or max(SLOWDOWN, 2.0 * stages / len(cores))
     reader = Questions(read_facts(ModelConfig(model)).tokenizer)
-    asked_of = reader.outlined(questions, seed)
-    mismatches = 0
+    asked_of = reader.outlined(_DRAWN * questions, seed)
+    mismatches = answered = drawn = 0
     with ExitStack() as stack:
         running = stack.enter_context(
             local_workers(stages, model, cores=cores, emulated_slowdown=slowdown)
@@ -200,18 +215,30 @@ def run_decode(
         made = stack.enter_context(pipeline(running, balanced_head(head), lanes=16))
         chain = made.chain(control().due)
         ways = Ways(made, reader)
-        for number, (plain, directed) in enumerate(asked_of, 1):
-            tell(f"decoding, question {number} of {questions} ...")
+        while answered < questions and asked_of:
+            plain, directed = asked_of.pop(0)
+            drawn += 1
+            tell(f"decoding, question {answered + 1} of {questions} ...")
+            points = ways.in_points("op", directed, plain, NoDrafter(), least)
+            if not points:
+                continue
+            answered += 1
             first = ways.in_sequence("naive", plain, NoDrafter())
-            points = ways.in_points("op", directed, plain, NoDrafter())
             told = Told(tuple(lane.known for lane in (*first, *points)))
             for suffix, drafter in (("", MedusaChain()), ("_supposed", told)):
                 one = ways.in_sequence(f"sd{suffix}", plain, drafter)
                 both = ways.in_points(f"both{suffix}", directed, plain, drafter)
                 mismatches += _differ(first, one) + _differ(points, both)
             mismatches += ways.differ_alone(points[1:])
+    if not answered:
+        raise InvalidInput(
+            f"none of {drawn} answers has {least} tokens",
+            field="model",
+            remedy="take a model that writes outlines with points",
+        )
     return {
         "decode": ways.figures(),
+        "drawn": drawn,
         "real": {"mismatches": mismatches},
         "head_layers": head,
         "layers": [part.last - part.first for part in chain.parts],

@@ -81,9 +81,9 @@ class Arrangement:
         placements = self._placements
         if self.profile is None or not placements:
             return []
-        return planned_lanes(
-            self.profile, placements, self.lengths(min(self.config.prompt_tokens, self._context))
-        )
+        tokens = min(self.config.prompt_tokens, self._context)
+        sent = self.profile.sending(self.config.states)
+        return planned_lanes(sent, placements, self.lengths(tokens))
 
     def lengths(self, tokens: int) -> Sequence[int]:
         """Return the sub-sequences of a prompt for the stages that were asked for last."""
@@ -105,9 +105,8 @@ class Arrangement:
         step = max(1, tokens // _GRID)
         most = self.config.parts_per_device * len(devices)
         rest = tokens % step
-        *parts, last = split(
-            Estimate(self.profile, placements), tokens - rest, most, least, step
-        ).lengths
+        sent = self.profile.sending(self.config.states)
+        *parts, last = split(Estimate(sent, placements), tokens - rest, most, least, step).lengths
         return (*parts, last + rest)
 
     def _check_stored(self, stored: JupiterPlan, facts: ModelFacts) -> None:

@@ -104,6 +104,12 @@ def decode_report(data: bytes) -> Report:
     raise ProtocolError("empty or unknown message", field="message", remedy=UPDATE)
 
 
+def encode_question(filler: int = 0) -> bytes:
+    """Serialise the request of Describe with so many bytes that nobody reads."""
+    data: bytes = pb.DescribeRequest(filler=bytes(filler)).SerializeToString()
+    return data
+
+
 def encode_info(info: WorkerInfo) -> bytes:
     """Serialise the answer to Describe."""
     data: bytes = pb.WorkerInfo(**{**asdict(info), "eos": sorted(info.eos)}).SerializeToString()

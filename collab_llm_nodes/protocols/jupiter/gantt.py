@@ -55,7 +55,8 @@ def spans_of(plan: JupiterPlan, profile: Profile, prompt_tokens: int) -> Lanes:
         InvalidInput: the prompt is empty or too long.
         ConfigError: a device of the plan is not in the profile.
     """
-    return planned_lanes(profile, plan.placements, plan.lengths(prompt_tokens))
+    sent = profile.sending(plan.config.states)
+    return planned_lanes(sent, plan.placements, plan.lengths(prompt_tokens))
 
 
 def planned_lanes(

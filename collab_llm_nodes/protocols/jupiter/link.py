@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import grpc
@@ -37,6 +38,12 @@ from collab_llm_nodes.transport.settings import ClientConfig
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
+_SIZES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20)
+_TURNS = 5
+_LONG_S = 1.0
+"""A message that takes longer tells enough."""
+_MESSAGE_S = 60.0
+"""Longest wait for an answer: that of the largest message over 0.2 Mbit/s."""
 
 
 @dataclass(frozen=True)
@@ -211,16 +218,54 @@ async def describe(config: LinkConfig, address: str) -> WorkerInfo:
     Raises:
         CollabError: it is not reached, or does not answer well.
     """
+    async with _asking(config, address) as ask:
+        return codec.decode_info(await ask(codec.encode_question(), config.connect_s))
+
+
+async def time_messages(config: LinkConfig, address: str) -> list[tuple[int, float]]:
+    """Return sizes of messages [byte] to a worker, and how long its short answers took [s].
+
+    Of each size the least time counts: others waited for something else, too.
+
+    Raises:
+        CollabError: it is not reached, or does not answer well.
+    """
+    found = []
+    async with _asking(config, address) as ask:
+        for size in _SIZES:
+            question = codec.encode_question(size)
+            times = []
+            for _ in range(_TURNS):
+                begun = time.perf_counter()
+                await ask(question, _MESSAGE_S)
+                times.append(time.perf_counter() - begun)
+            found.append((size, min(times)))
+            if min(times) > _LONG_S:
+                break
+    return found
+
+
+@contextlib.asynccontextmanager
+async def _asking(
+    config: LinkConfig, address: str
+) -> AsyncIterator[Callable[[bytes, float], Awaitable[bytes]]]:
+    """Yield a function that calls Describe with a request and a time-out [s]."""
     client = config.client(address)
     connector = _connector(client)
     channel = await connector.connect(config.connect_s, 0.0)
-    try:
-        ask = channel.unary_unary(codec.DESCRIBE)
+    describe_of = channel.unary_unary(codec.DESCRIBE)
+
+    async def ask(question: bytes, timeout: float) -> bytes:
         try:
-            data = await ask(b"", timeout=config.connect_s, metadata=call_metadata(client))
+            data: bytes = await describe_of(
+                question, timeout=timeout, metadata=call_metadata(client)
+            )
         except grpc.aio.AioRpcError as error:
             raise connector.error_of(error) from error
-        return codec.decode_info(data)
+        return data
+
+    try:
+        yield ask
     finally:
         await channel.close()
 

@@ -96,16 +96,25 @@ _DECLINED = tuple(
             r"|\banswer (?:only|with words)\b|\btranslate\b"
             r"|\b(?:repeat|say|copy|reproduce|duplicate|transcribe|echo|parrot|issue an exact"
             r"|return the data|type this|write down the following)\b"
-            r"[^.?!]{0,40}(?::|\bword\b|\bverbatim\b|\bunchanged\b|\bexactly\b|\bbelow\b)",
+            r"[^.?!]{0,40}(?::|\bword\b|\bverbatim\b|\bunchanged\b|\bexactly\b|\bbelow\b)"
+            r"|\bverbatim copy\b|\bwithout any change\b|\bnothing (?:added|left out)\b"
+            r"|\b(?:repeated|copied|reproduced) (?:unchanged|exactly|verbatim|word)\b"
+            r"|\b(?:repeat|copy) (?:that|this|it|the text)(?:, please)?[.!]"
+            r"|\bsay (?:it|them) back\b",
         ),
     )
 )
 _NUMBER = re.compile(r"\b\d+(?:[.,]\d+)?\b")
 _AMOUNT = re.compile(r"\bhow (?:many|much|long|far|fast|old)\b[^?]*\?", _FLAGS)
 _FACT = re.compile(
-    r"(?:\w+, )?(?:question: |task: |state for the record: )?(?:(?:with|in|under|by|to|from|for) )?"
+    r"(?:\w+, )?(?:question: |task: |state for the record: )?"
+    r"(?:(?:could you )?(?:tell me|say|state) )?(?:(?:at|for|in) [^,:?]{1,60}[,:] )?"
+    r"(?:(?:with|in|under|by|to|from|for) )?"
     r"(?:who|whose|whom|when|where|which"
     r"|on what|at what|what number|what(?:'s| is| was| are| were| time| day| colour| color| year)"
+    r"|what (?:room|thing|name|code|serial|temperature)"
+    r"|what (?:did|does) [^?]{1,60} (?:cost|spend|pay|weigh)"
+    r"|the (?:day|place|number|colour|color|name|code|time|price|charge|amount)|count"
     r"|how (?:old|tall|far|long|big|much|many|often|fast|warm|high)|is|are|was|were|does|do|did"
     r"|has|have|name the|give me (?:the|\w+'s))\b",
     re.IGNORECASE,

@@ -85,6 +85,13 @@ class PipelineConfig:
         high=3600.0,
         read_only=True,
     )
+    alone_s: float = setting(
+        5.0,
+        "A request whose workers have all been lost waits so long for one to come back [s].",
+        low=0.1,
+        high=3600.0,
+        read_only=True,
+    )
     upkeep_s: float = setting(
         1.0,
         "While no request is under way, look this often for workers that have come back, or that"
@@ -358,8 +365,9 @@ class Pipeline:
         lost = old.failed if old is not None else None
         if isinstance(lost, WorkerLost):
             self._lost.add(lost.device)
+        answers_due = due if old is None else min(due, time.monotonic() + self.config.alone_s)
         while True:
-            infos = self._ask_all(due, check)
+            infos = self._ask_all(answers_due, check)
             info = _one_model(infos)
             try:
                 parts = self._plan(list(infos), info)
@@ -382,7 +390,7 @@ class Pipeline:
             if old is not None and isinstance(lost, WorkerLost):
                 loss = Loss(lost.device, str(lost), old.failed_at, time.monotonic())
                 self.losses.append(loss)
-                log.warning("%s; %d workers go on", lost, len(chain.parts))
+                log.warning("%s; %s go on", lost, ", ".join(part.device for part in chain.parts))
             return chain
 
     def _ask_all(self, due: float, check: Callable[[], None]) -> dict[str, WorkerInfo]:

@@ -24,6 +24,7 @@ from collab_llm_nodes.config import check_ranges, from_mapping, setting
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.protocols.jupiter.estimate import Estimate
 from collab_llm_nodes.protocols.jupiter.makespan import paper_latency
+from collab_llm_nodes.protocols.jupiter.messages import STATES
 from collab_llm_nodes.protocols.jupiter.partition import (
     Balanced,
     Join,
@@ -68,6 +69,7 @@ class PlannerConfig:
     accepted: float = setting(
         2.0, "Tokens that a pass of a lane adds to the answer, on average.", low=1.0, high=65.0
     )
+    states: str = setting("float32", "Form of hidden states on the wire.", choices=STATES)
     utilisation: float = setting(
         0.5,
         "Sub-sequences are so long that each device reaches this share of its best speed.",
@@ -223,6 +225,7 @@ def plan(
         ModelError: the model does not fit into their memory.
     """
     config = config or PlannerConfig()
+    profile = profile.sending(config.states)
     search = _search(profile, config, devices, check)
     chosen = search.best(search.total_s)
     for_prefill, for_decode = search.best(search.prefill_s), search.best(search.decode_s)
@@ -263,7 +266,8 @@ def stages_for(
     profile: Profile, config: PlannerConfig | None = None, devices: Sequence[str] | None = None
 ) -> tuple[Placement, ...]:
     """Return stages only, as ``plan`` does: what is needed at once when a device has been lost."""
-    search = _search(profile, config or PlannerConfig(), devices)
+    config = config or PlannerConfig()
+    search = _search(profile.sending(config.states), config, devices)
     return search.best(search.total_s)
 
 
@@ -374,10 +378,12 @@ class _Search:
         self._prefill_costs = [costs(model, d, prefill) for d in devices]
         self._decode_costs = [costs(model, d, decode) for d in devices]
         if not self._partitions(self._prefill_costs):
+            kept = model.kv_bytes * model.layers * model.context * self.config.lanes
             raise ModelError(
-                f"{model.weight_bytes(0, model.layers) / 1e6:.0f} MB of weights, and keys and"
-                f" values for {self.config.lanes} lanes of {model.context} tokens, do not fit into"
-                f" the devices' {sum(self._bytes.values()) / 1e6:.0f} MB",
+                f"{model.weight_bytes(0, model.layers) / 1e6:.0f} MB of weights, {kept / 1e6:.0f}"
+                f" MB of keys and values for {self.config.lanes} lanes of {model.context} tokens,"
+                " and activations do not fit into the devices'"
+                f" {sum(self._bytes.values()) / 1e6:.0f} MB",
                 field="devices",
                 remedy="add devices, or plan for fewer lanes or a shorter context",
             )

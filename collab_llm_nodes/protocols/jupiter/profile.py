@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import ConfigError, ModelError, did_you_mean
+from collab_llm_nodes.protocols.jupiter.states import packed_bytes
 
 Seconds = NDArray[np.float64]
 VERSION = 1
@@ -37,7 +38,7 @@ class ModelFacts:
         shared_bytes: of the embedding that is also the LM head; 0 if they are not tied. It counts
             in both, since two devices hold it twice; a device with both ends holds it once.
         kv_bytes: keys and values of one token in one decoder layer.
-        state_bytes: the hidden state of one token on the wire.
+        state_bytes: the hidden state of one token on the wire, in float32.
         scratch_bytes: activations of one token of a pass.
         logits_bytes: logits of one token.
     """
@@ -155,7 +156,8 @@ class DeviceProfile:
     def layer(self, x: ArrayLike, y: ArrayLike) -> Seconds:
         """Return q(x, y) of one decoder layer: ``x`` tokens behind ``y`` others, broadcast.
 
-        Bilinear between calibration lengths; beyond the last one the last slope goes on.
+        Bilinear between calibration lengths; beyond the last one the last slope goes on, if it
+        rises.
         """
         lengths, befores, table = self._grid
         i, along = _place(lengths, x)
@@ -164,10 +166,9 @@ class DeviceProfile:
             table = np.repeat(table, 2, axis=0)
         if len(befores) == 1:
             table = np.repeat(table, 2, axis=1)
-        low = table[i, j] * (1 - across) + table[i, j + 1] * across
-        high = table[i + 1, j] * (1 - across) + table[i + 1, j + 1] * across
-        seconds: Seconds = low * (1 - along) + high * along
-        return seconds
+        low = _on_line(table[i, j], table[i, j + 1], across)
+        high = _on_line(table[i + 1, j], table[i + 1, j + 1], across)
+        return _on_line(low, high, along)
 
     def by_length(self, times: Sequence[float], x: ArrayLike) -> Seconds:
         """Return ``times``, one for each calibration length, at ``x``; 0 for no tokens."""
@@ -175,7 +176,7 @@ class DeviceProfile:
         i, along = _place(self._grid[0], x)
         if len(row) == 1:
             row = np.repeat(row, 2)
-        seconds: Seconds = (row[i] * (1 - along) + row[i + 1] * along) * (np.asarray(x) > 0)
+        seconds: Seconds = _on_line(row[i], row[i + 1], along) * (np.asarray(x) > 0)
         return seconds
 
     def stage(
@@ -219,6 +220,17 @@ def _place(grid: Seconds, at: ArrayLike) -> tuple[NDArray[np.intp], Seconds]:
     # The grid's first value is the least that is ever asked for, but 0 tokens, which take no time.
     cell = np.minimum(grid[1:-1].searchsorted(values, "right"), len(grid) - 2)
     return cell, np.maximum(0.0, (values - grid[cell]) / (grid[cell + 1] - grid[cell]))
+
+
+def _on_line(low: Seconds, high: Seconds, place: Seconds) -> Seconds:
+    """Return the value at ``place``, on a line from ``low`` at 0 to ``high`` at 1.
+
+    Beyond 1 a line that falls goes on level: it is noise, since more tokens take no less.
+    """
+    rise = high - low
+    beyond = np.maximum(rise, 0.0) * np.maximum(place - 1.0, 0.0)
+    found: Seconds = low + rise * np.minimum(place, 1.0) + beyond
+    return found
 
 
 def _ascends(values: Sequence[int]) -> bool:
@@ -292,6 +304,11 @@ class Profile:
                 field="profile",
                 remedy="measure a profile with this model: collab-llm jupiter profile",
             )
+
+    def sending(self, states: str) -> Profile:
+        """Return this profile for hidden states in another form; it holds those of float32."""
+        sent = packed_bytes(1, self.model.state_bytes // 4, states)
+        return replace(self, model=replace(self.model, state_bytes=sent))
 
     def with_device(self, device: DeviceProfile) -> Profile:
         """Return a profile in which ``device`` takes the place of the one of its name, if any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import statistics
@@ -23,7 +24,9 @@ from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.models import heads as medusa
 from collab_llm_nodes.models.architectures import architecture_of
 from collab_llm_nodes.models.loading import DTYPES, ModelConfig, device_named, model_folder
+from collab_llm_nodes.protocols.jupiter.link import LinkConfig, time_messages
 from collab_llm_nodes.protocols.jupiter.profile import DeviceProfile, ModelFacts
+from collab_llm_nodes.transport.background import background_loop
 
 _DEEP = 5  # layers of the deeper of two stages whose difference is the time of a layer
 _LEAST_S = 1e-9  # of a layer: noise may make it less
@@ -55,11 +58,8 @@ class ProfilerConfig:
             raise ConfigError("a device has no name", field="name", remedy="give --name")
 
 
-def model_facts(config: ModelConfig, state_bytes: int = 4) -> ModelFacts:
+def model_facts(config: ModelConfig) -> ModelFacts:
     """Return the sizes of a model; none of its weights is read.
-
-    Args:
-        state_bytes: of one number of a hidden state on the wire: 4, 2 or 1.
 
     Raises:
         ModelError: it cannot be found, or is not of text.
@@ -103,7 +103,7 @@ def model_facts(config: ModelConfig, state_bytes: int = 4) -> ModelFacts:
         head_bytes=sizes["head"],
         shared_bytes=table if facts.tie_word_embeddings else 0,
         kv_bytes=2 * key_heads * width * dtype.itemsize,
-        state_bytes=facts.hidden_size * state_bytes,
+        state_bytes=4 * facts.hidden_size,
         # States, their norm, queries, keys, values and attention's output; gate, up and product.
         scratch_bytes=(6 * facts.hidden_size + 3 * between) * dtype.itemsize,
         logits_bytes=facts.vocab_size * 4,
@@ -266,6 +266,17 @@ def free_memory(device: torch.device) -> int:
             field="memory_mb",
             remedy="give --memory-mb",
         ) from error
+
+
+def measure_link(config: LinkConfig, address: str) -> tuple[float, float]:
+    """Return speed [10^6 bit/s] and one-way delay [s] of the link to a worker on another device.
+
+    Raises:
+        CollabError: the worker does not answer, or the times tell no speed.
+    """
+    timing = asyncio.run_coroutine_threadsafe(time_messages(config, address), background_loop())
+    speed, there_and_back = link_speed(timing.result())
+    return speed, there_and_back / 2
 
 
 def link_speed(samples: Sequence[tuple[int, float]]) -> tuple[float, float]:

@@ -156,4 +156,5 @@ class JupiterConfig:
             planning.answer_tokens,
             self.pipeline.lanes,
             accepted=planning.accepted,
+            states=self.pipeline.states,
         )

@@ -7,8 +7,10 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DescribeRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("filler",)
+    FILLER_FIELD_NUMBER: _ClassVar[int]
+    filler: bytes
+    def __init__(self, filler: _Optional[bytes] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
     __slots__ = ("version", "model", "weights", "num_layers", "context", "vocab_size", "width", "most_lanes", "eos", "heads", "vocabulary")

@@ -244,6 +244,24 @@ def test_the_plan_is_nearly_the_best_of_all(slowness: tuple[float, ...]) -> None
     assert made.predicted.prefill_s == pytest.approx(float(exact))
 
 
+def test_smaller_states_are_sent_faster() -> None:
+    stored = profile(1.0, 1.0)
+    slow = replace(stored, devices=tuple(replace(device, mbps=0.5) for device in stored.devices))
+    seconds = [
+        plan(slow, PlannerConfig(answer_tokens=0, states=states), ["d0", "d1"]).predicted.prefill_s
+        for states in ("int8", "float16", "float32")
+    ]
+    assert seconds == sorted(seconds)
+    placements = plan(stored, PlannerConfig(answer_tokens=0)).placements
+    whole, half, quarter = (
+        float(Estimate(slow.sending(states), placements).links(np.array([1]))[0, 0])
+        for states in ("float32", "float16", "int8")
+    )
+    assert half == pytest.approx(whole / 2)
+    width = stored.model.state_bytes // 4
+    assert quarter == pytest.approx(whole * (width + 4) / (4 * width))
+
+
 def test_every_length_has_parts_and_longer_prompts_take_longer() -> None:
     stored = profile(1.0, 1.6, 1.6)
     made = plan(stored, PlannerConfig(prompt_tokens=48, answer_tokens=0, utilisation=0.3))

@@ -15,6 +15,23 @@ from collab_llm_nodes.errors import ConfigError, ModelError
 from collab_llm_nodes.protocols.jupiter.profile import Profile, least_length, transfer_s
 
 
+def test_noise_beyond_the_calibration_makes_no_time_negative() -> None:
+    falling = replace(
+        device("a"),
+        lengths=(1, 2),
+        befores=(0, 8),
+        layer_s=((3.0, 1.0), (2.0, 1.0)),
+        pass_s=(2.0, 1.0),
+        embedding_s=(0.0, 0.0),
+        head_s=(1.0, 0.5),
+    )
+    assert float(falling.layer(1000, 0)) == 2.0
+    assert float(falling.layer(1000, 1000)) == 1.0
+    assert float(falling.layer(1, 4)) == 2.0
+    assert float(falling.by_length(falling.pass_s, 1000)) == 1.0
+    assert float(falling.stage(3, 1000, 1000, first=True, rows=9)) == 4.5
+
+
 def test_times_are_those_measured_and_lines_between_them() -> None:
     one = device()
     for i, x in enumerate(LENGTHS):

@@ -111,6 +111,17 @@ def test_a_worker_behind_a_cut_link_is_replaced(which: int) -> None:
             assert [loss.device for loss in made.losses] == [link.address]
 
 
+def test_without_any_worker_left_an_answer_ends_soon() -> None:
+    ids = prompt(30)
+    with workers(1) as (_, addresses), LinkProxy(addresses[0]) as link:
+        config = replace(config_of([link.address]), arrange_s=3600.0, alone_s=0.5)
+        short = replace(config.link, connect_s=0.5)
+        with Pipeline(replace(config, link=short)) as made:
+            made.chain(control().due)
+            with pytest.raises(Unavailable, match="no worker answers"):
+                answer(made, ids, Asked(TOKENS), control(), after(3, link.half_open))
+
+
 def test_a_cut_between_two_workers_is_found_by_the_one_that_sends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
