@@ -10,6 +10,7 @@ import typer
 
 from collab_llm_nodes.cli.options import JsonOption
 from collab_llm_nodes.cli.output import console, write_json
+from collab_llm_nodes.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collab_llm_nodes.knowledge.encoders import Encoder
@@ -37,7 +38,10 @@ def add(
     encoder: EncoderOption = "",
     json_file: JsonOption = None,
 ) -> None:
-    """Add files, cut into chunks; one that is there already is replaced. Makes the store."""
+    """Add files, cut into chunks; one that is there already is replaced. Makes the store.
+
+    A file that is refused is named, and the others are added.
+    """
     from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
     from collab_llm_nodes.knowledge.documents import DocumentLimits
     from collab_llm_nodes.knowledge.files import Folders, read_document
@@ -45,16 +49,24 @@ def add(
 
     plan = ChunkPlan(by=by, characters=characters, overlap=overlap, pages=pages)
     model = _encoder(encoder)
+    refused: list[InvalidInput] = []
     with Store(store) as opened:
         for file in files:
-            folders = Folders([file.resolve().parent])
-            document = read_document(file.resolve(), folders, DocumentLimits(), str(file))
-            version = opened.add(document, chunks(document, plan))
-            console.print(f"added {document.name}", highlight=False)
+            try:
+                folders = Folders([file.resolve().parent])
+                document = read_document(file.resolve(), folders, DocumentLimits(), str(file))
+                opened.add(document, chunks(document, plan))
+            except InvalidInput as error:
+                refused.append(error)
+                console.print(f"refused: {error}", highlight=False, markup=False)
+            else:
+                console.print(f"added {document.name}", highlight=False)
         while model is not None and (left := opened.embed(model)):
             console.print(f"{left} chunks to embed", highlight=False)
         listed = [asdict(entry) for entry in opened.documents()]
-    write_json(json_file, {"version": version, "documents": listed})
+        write_json(json_file, {"version": opened.version, "documents": listed})
+    if refused:
+        raise refused[0]
 
 
 @app.command("list")

@@ -65,7 +65,7 @@ def checked(name: str, content: str, limits: DocumentLimits, field: str = "docum
     Raises:
         InvalidInput: no name, no text, too much text, or characters that are no text.
     """
-    if not name or len(name) > _MAX_NAME or not name.isprintable():
+    if not name.strip() or len(name) > _MAX_NAME or not name.isprintable():
         raise InvalidInput(
             f"{quoted(name)} is no name of a document",
             field=field,

@@ -128,6 +128,7 @@ class IndexService:
         except CollabError as error:
             self._node.warn_of(SERVICE, error)
             response.status = status_of(error)
+            _put_figures(response, self.stats)
             return response
         patience = request.deadline_s or self._node.config.deadline_s
         change = _Change(time.monotonic() + patience)
@@ -219,15 +220,14 @@ class IndexService:
                 response.added = [document.added for document in documents]
             failed = (status for status in response.statuses if status.code != StatusMsg.OK)
             response.status = next(failed, StatusMsg())
-            self.stats = stats = index.stats()
-            for name in _FIGURES:
-                setattr(response, name, getattr(stats, name))
+            self.stats = index.stats()
         except CollabError as error:
             self._node.warn_of(SERVICE, error)
             response.status = status_of(error)
         except Exception as error:  # noqa: BLE001 - whatever it is must reach the caller
             response.status = status_of(self._node.fault_of(SERVICE, error))
         finally:
+            _put_figures(response, self.stats)
             self._node.post(change.over.set_result, None)
 
     def _add(self, index: Index, request: DragonIndex.Request, change: _Change) -> list[StatusMsg]:
@@ -266,6 +266,13 @@ _FIGURES = (
     "kv_bytes",
     "version",
 )
+
+
+def _put_figures(response: DragonIndex.Response, stats: IndexStats | None) -> None:
+    """Put the figures after the last change into ``response``; without a store there are none."""
+    if stats is not None:
+        for name in _FIGURES:
+            setattr(response, name, getattr(stats, name))
 
 
 def _no_such(name: str) -> StatusMsg:

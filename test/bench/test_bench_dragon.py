@@ -45,6 +45,7 @@ from collab_llm_nodes.bench.dragon.quality import (
     measure_quality,
     plot_quality,
     print_quality,
+    second_share,
 )
 from collab_llm_nodes.bench.dragon.quality_report import run_files, run_quality
 from collab_llm_nodes.engine.engine import Engine
@@ -185,10 +186,13 @@ def test_scores_and_gains_by_hand() -> None:
     table = {name: {"perplexity": 20.0} for name in METHODS}
     table[DRAGON] = {"perplexity": 14.0}
     assert gain(table, DRAGON) is None
+    assert second_share(table, DRAGON) == 0
     table[DRCG] = {"perplexity": 18.0}
     assert gain(table, DRAGON) == 3.0
     table[DEVICE] = {"perplexity": 17.0}
     assert gain(table, DRAGON) == 3.0
+    assert second_share(table, DRAGON) == pytest.approx(1 / 3)
+    assert second_share({**table, DRAGON: table[NONE]}, DRAGON) is None
     assert gain(table, DRAGON, (*BASELINES, DEVICE)) == 2.0
 
 

@@ -27,7 +27,7 @@ from collab_llm_nodes.bench.dragon.latency import (
 )
 from collab_llm_nodes.bench.dragon.law import law_tv
 from collab_llm_nodes.bench.dragon.replayed import replay, run_live
-from collab_llm_nodes.bench.dragon.report import GOALS, LEAST, PAPER, PINNED, figures_of, is_good
+from collab_llm_nodes.bench.dragon.report import GOALS, PAPER, PINNED, figures_of, is_good
 from collab_llm_nodes.bench.harness import Keep
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.decoding.aggregation import AggregationLaw, Drafts, Judgement
@@ -166,23 +166,22 @@ def test_figures_and_goals(found: dict[str, Any]) -> None:
         "scheduler": {PAPER: point, "5_5_0": {**point, **replayed}},
         "law_tv": 0.0,
         "privacy": {"private_ngrams_outside_answer": 3},
-        "gain": {"1024": {"4": {"dragon": 2.0}, "16": {"dragon": 3.0}}, "512": {"16": None}},
-        "unsaturated": {"gain": {"512": {"16": {"dragon": 2.5}}}},
+        "second_share": {"1024": {"4": {"dragon": 0.2}, "16": {"dragon": -0.3}}},
+        "unsaturated": {"second_share": {"512": {"16": {"dragon": 0.25}}}},
     }
     whole["scheduler"]["5_5_50"] = {**point, "live_ms": None}
     figures = figures_of(whole)
-    assert set(figures) == {*GOALS, *LEAST}
+    assert set(figures) == {*GOALS}
     assert figures["private_ngrams_outside_answer"] == 3
     assert figures["scheduler_live_ratio"] == 1.2
     assert figures["scheduler_virtual_ratio"] == 0.9
     assert figures["scheduler_random_ratio"] == 0.75
     assert figures["device_ratio"] == 90 / 166
-    assert figures["quality_gain"] == 3.0
-    assert figures["quality_gain_unsaturated"] == 2.5
-    good = {**GOALS, **LEAST}
+    assert figures["quality_second_share"] == -0.3
+    assert figures["quality_second_share_unsaturated"] == 0.25
+    good = dict(GOALS)
     assert is_good(good)
     assert not any(is_good({**good, name: goal + 1e-9}) for name, goal in GOALS.items())
-    assert not any(is_good({**good, name: goal - 1e-9}) for name, goal in LEAST.items())
     assert not any(is_good({**good, name: None}) for name in good)
 
 
@@ -191,8 +190,12 @@ def test_the_command_measures_prints_and_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for quality, which needs a model that knows a chat (test_bench_dragon.py)."""
-    gain = {"512": {"16": {"dragon": 2.0}}}
-    told = {"gain": gain, "unsaturated": {"gain": gain}, "attack": {"chance": 0.5}}
+    share = {"512": {"16": {"dragon": 0.4}}}
+    told = {
+        "second_share": share,
+        "unsaturated": {"second_share": share},
+        "attack": {"chance": 0.5},
+    }
     monkeypatch.setattr(report_module, "run_quality", lambda *_, **__: dict(told))
     monkeypatch.setattr(report_module, "measure_exchange", lambda *_: {"wire": {}})
     sizes = replace(report_module.QUICK, answers=1, live=(((0.002, 0.002), 0.02),))

@@ -100,6 +100,20 @@ def test_from_files_to_answers_by_command(tmp_path: Path, monkeypatch: pytest.Mo
     assert b"degrees" not in (tmp_path / "store" / "store.db").read_bytes()
 
 
+def test_a_file_that_is_refused_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "out.json"
+    Path("bad.txt").write_bytes(b"\xff\xfeabc")
+    Path("empty.txt").write_text(" ")
+    Path("good.txt").write_text("The pump is in the cellar.")
+    words = ["knowledge", "add", "store", "bad.txt", "empty.txt", "good.txt", "--json", str(out)]
+    with pytest.raises(InvalidInput, match="bad.txt"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert [entry["name"] for entry in json.loads(out.read_text())["documents"]] == ["good.txt"]
+
+
 def test_a_store_that_is_not_there_is_not_made_by_looking(tmp_path: Path) -> None:
     for words in (["list"], ["search", "pump"], ["remove", "pump"]):
         with pytest.raises(CollabError, match="no store"):

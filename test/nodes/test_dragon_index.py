@@ -86,8 +86,10 @@ def test_a_name_that_is_taken_is_refused_unless_it_is_to_be_replaced(served: Ser
 def test_a_request_that_says_nothing_useful(
     served: Served, fields: dict[str, Any], field: str
 ) -> None:
+    served.add("ball")
     answer = served.index(**fields)
     assert answer.status.code == Status.INVALID_INPUT
+    assert answer.documents == served.index(OPERATION.STATS).documents > 0
     assert answer.status.message.startswith(f"{field}: ")
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -357,6 +358,19 @@ def gain(
     return (none - figures[method]["perplexity"]) / (none - second)
 
 
+def second_share(figures: Mapping[str, Mapping[str, float]], method: str) -> float | None:
+    """Return the inverse of :func:`gain`, which is a number also where no other method gains.
+
+    Returns:
+        What the best context aggregation gains, as a share of what ``method`` does: below 0 if
+        documents make it worse. None if ``method`` gains nothing.
+    """
+    none = figures[NONE]["perplexity"]
+    gained = none - figures[method]["perplexity"]
+    second = min(figures[name]["perplexity"] for name in BASELINES)
+    return (none - second) / gained if gained > 0 else None
+
+
 def measure_quality(
     engine: Engine, plan: QualityPlan, corpus: Corpus | None = None, encoder: Encoder | None = None
 ) -> dict[str, Any]:
@@ -366,10 +380,15 @@ def measure_quality(
         ``<window>.<documents>.<method>`` with the figures of ``Score``.
         ``gain.<window>.<documents>.<method>``: :func:`gain` of ``dragon`` and
         ``dragon_likelihood``; ``gain_over_sides``: likewise, where output aggregation of one side
-        counts as another method, too.
+        counts as another method, too; ``second_share``, likewise.
     """
     quality = Quality(engine, plan, corpus, encoder)
-    results: dict[str, Any] = {"gain": {}, "gain_over_sides": {}, "plan": asdict(plan)}
+    results: dict[str, Any] = {
+        "gain": {},
+        "gain_over_sides": {},
+        "second_share": {},
+        "plan": asdict(plan),
+    }
     try:
         for size in plan.windows:
             found = {
@@ -377,14 +396,14 @@ def measure_quality(
                 for count, scores in quality.scores(quality.windows(size)).items()
             }
             results[str(size)] = found
-            for name, others in (
-                ("gain", BASELINES),
-                ("gain_over_sides", (*BASELINES, DEVICE, CLOUD)),
+            for name, figure in (
+                ("gain", gain),
+                ("gain_over_sides", partial(gain, others=(*BASELINES, DEVICE, CLOUD))),
+                ("second_share", second_share),
             ):
                 results[name][str(size)] = {
                     count: {
-                        method: gain(figures, method, others)
-                        for method in (DRAGON, DRAGON_LIKELIHOOD)
+                        method: figure(figures, method) for method in (DRAGON, DRAGON_LIKELIHOOD)
                     }
                     for count, figures in found.items()
                     if count != "0"

@@ -113,7 +113,7 @@ def _windows(
     found = {
         "quality": figures[first],
         **{f"quality_{size}": figures[size] for size in others},
-        **{name: figures[name] for name in ("gain", "gain_over_sides", "plan")},
+        **{name: figures[name] for name in ("gain", "gain_over_sides", "second_share", "plan")},
     }
     keep(found)
     found["unsaturated"] = measure_quality(engine, unsaturated, **material)

@@ -48,11 +48,10 @@ GOALS = {
     "mismatches": 0,
     "law_tv": 1e-12,
     "private_ngrams_outside_answer": 0,
+    "quality_second_share": 1 / 1.9,
+    "quality_second_share_unsaturated": 1 / 1.9,
 }
 """Largest value allowed of each figure of :func:`figures_of`."""
-LEAST = {"quality_gain": 1.9, "quality_gain_unsaturated": 1.9}
-"""Smallest value allowed of DRAGON's gain over the second best method (``gain``): within the
-paper's budget, and where all documents fit."""
 PACES: tuple[Pair, ...] = ((0.005, 0.005), (0.05, 0.05), (0.1, 0.085), (0.166, 0.04))
 ADDED_S = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Points of the simulation: passes of device and cloud, and added round trips [s]."""
@@ -83,7 +82,7 @@ class Sizes:
     live_answers: int = 2
     live_tokens: int = 40
     exchange: ExchangePlan = field(default_factory=ExchangePlan)
-    quality: QualityPlan = field(default_factory=lambda: QualityPlan(houses=2))
+    quality: QualityPlan = field(default_factory=lambda: QualityPlan(houses=24))
     puzzles: AnswersPlan = field(default_factory=AnswersPlan)
     attack: AttackPlan = field(default_factory=lambda: AttackPlan(houses=16))
 
@@ -158,11 +157,10 @@ def run_dragon(
     found["privacy"]["attack"] = quality.pop("attack")
     found |= quality
     found["figures"] = figures_of(found)
-    found["goals"] = GOALS | LEAST
+    found["goals"] = GOALS
     found["ok"] = is_good(found["figures"])
-    for name, goal in found["goals"].items():
-        bound = "at least" if name in LEAST else "at most"
-        console.print(f"{name}: {_shown(found['figures'][name])} (goal: {bound} {goal:g})")
+    for name, goal in GOALS.items():
+        console.print(f"{name}: {_shown(found['figures'][name])} (goal: at most {goal:.3g})")
     return found
 
 
@@ -178,9 +176,7 @@ def beside(plot: Path, what: str) -> Path:
 def is_good(figures: Mapping[str, float | None]) -> bool:
     """Return True if all goals are met; a figure that there is not meets none."""
     numbers = {name: math.nan if value is None else value for name, value in figures.items()}
-    return all(numbers[name] <= goal for name, goal in GOALS.items()) and all(
-        numbers[name] >= goal for name, goal in LEAST.items()
-    )
+    return all(numbers[name] <= goal for name, goal in GOALS.items())
 
 
 def figures_of(found: Mapping[str, Any]) -> dict[str, float | None]:
@@ -188,8 +184,8 @@ def figures_of(found: Mapping[str, Any]) -> dict[str, float | None]:
 
     The ratios of latency are those at the longest round trip, those of the scheduler the worst of
     all points (but for ``scheduler_random_ratio``, which is of means). Private runs of tokens are
-    counted with the aggregator pinned to the device. Gains of quality are those at the largest
-    number of documents; None if the second best method gains nothing.
+    counted with the aggregator pinned to the device. ``second_share`` of quality is that at the
+    largest number of documents, within the paper's budget and where all documents fit.
     """
     rows = found["latency"]
     rtt_ms = max(rows, key=int)
@@ -210,12 +206,12 @@ def figures_of(found: Mapping[str, Any]) -> dict[str, float | None]:
         "mismatches": found["mismatches"],
         "law_tv": found["law_tv"],
         "private_ngrams_outside_answer": found["privacy"]["private_ngrams_outside_answer"],
-        "quality_gain": _gain(found["gain"]),
-        "quality_gain_unsaturated": _gain(found["unsaturated"]["gain"]),
+        "quality_second_share": _most(found["second_share"]),
+        "quality_second_share_unsaturated": _most(found["unsaturated"]["second_share"]),
     }
 
 
-def _gain(gains: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> float | None:
-    """Return the gain in the first length of windows, with most documents."""
-    by_documents = next(iter(gains.values()))
+def _most(shares: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> float | None:
+    """Return DRAGON's share in the first length of windows, with most documents."""
+    by_documents = next(iter(shares.values()))
     return by_documents[max(by_documents, key=int)][MIXTURE]

@@ -153,6 +153,7 @@ class DragonClient(Client):
     Attributes:
         streams: open now.
         info: the cloud's account of itself; None until it has answered.
+        absent: the last answer went on without it.
         tap: told each message as it leaves the device, for audits.
 
     Raises:
@@ -164,6 +165,7 @@ class DragonClient(Client):
     def __init__(self, config: CloudConfig, heartbeat: HeartbeatConfig | None = None) -> None:
         self.streams: set[Stream] = set()
         self.info: CloudInfo | None = None
+        self.absent = False
         self.tap: Callable[[bytes], object] = lambda data: None
         super().__init__(config, heartbeat)
 

@@ -113,7 +113,8 @@ class DeviceAnswer:
         self._decode = decode
         self.machine.profiler.on_line(Party.DEVICE, decode)
         self._loop = SideLoop(self.machine, self._send)
-        self._link = DeviceLink(rules.patience, time.monotonic())
+        absent = client is not None and client.absent
+        self._link = DeviceLink(rules.patience, time.monotonic(), absent=absent)
         self._stream: Stream | None = None
         self._bytes = [0, 0]  # of streams before the present one
         self._told = 0
@@ -187,6 +188,7 @@ class DeviceAnswer:
             return
         if isinstance(event.news, Opened):
             self._link.on_opened(now)
+            self._note_absent(False)
             self._cloud_documents = event.news.documents
             self.machine.profiler.on_line(Party.CLOUD, event.news.decode)
             self.machine.on_linked(now)
@@ -208,7 +210,12 @@ class DeviceAnswer:
             self.machine.on_lost()
             self._open_stream()
         elif step is Step.GIVE_UP:
+            self._note_absent(True)
             self._go_alone(Unavailable("the cloud does not answer", field="cloud"))
+
+    def _note_absent(self, absent: bool) -> None:
+        if self._client is not None:
+            self._client.absent = absent
 
     def _lost(self, error: CollabError, now: float) -> None:
         self._drop_stream()

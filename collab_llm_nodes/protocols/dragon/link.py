@@ -28,6 +28,13 @@ class PatienceConfig:
         high=600.0,
         read_only=True,
     )
+    absent_s: float = setting(
+        2.0,
+        "patience_s of an answer after one without the cloud, until it takes part again [s].",
+        low=0.01,
+        high=600.0,
+        read_only=True,
+    )
     silence_s: float = setting(
         5.0,
         "A stream on which the cloud owes a message for this long is opened again [s].",
@@ -64,6 +71,7 @@ class DeviceLink:
 
     Args:
         now: the stream is being opened.
+        absent: the answer before went on without the cloud.
 
     Attributes:
         up: the cloud takes part.
@@ -71,8 +79,9 @@ class DeviceLink:
         reopened: times the stream was opened again.
     """
 
-    def __init__(self, config: PatienceConfig, now: float) -> None:
+    def __init__(self, config: PatienceConfig, now: float, *, absent: bool = False) -> None:
         self._config = config
+        self._patience_s = min(config.absent_s, config.patience_s) if absent else config.patience_s
         self._missed_since = now  # the cloud is needed, and has brought nothing since
         self._opened_at = now
         self._reopen_at = math.inf
@@ -83,6 +92,7 @@ class DeviceLink:
     def on_opened(self, now: float) -> None:
         """Note that the cloud takes part. Only what it brings then shows that it is of use."""
         self.up = True
+        self._patience_s = self._config.patience_s
         self._opened_at = now
         self._reopen_at = math.inf
 
@@ -109,7 +119,7 @@ class DeviceLink:
         """Return what is to be done now, if anything."""
         if self.given_up:
             return None
-        if now >= self._missed_since + self._config.patience_s:
+        if now >= self._missed_since + self._patience_s:
             self.given_up, self.up = True, False
             return Step.GIVE_UP
         if now >= self._silent_at or now >= self._reopen_at:
@@ -123,7 +133,7 @@ class DeviceLink:
         """The time at which :meth:`on_time` has something to say though nothing happened."""
         if self.given_up:
             return math.inf
-        patience_over = self._missed_since + self._config.patience_s
+        patience_over = self._missed_since + self._patience_s
         return min(patience_over, self._silent_at, self._reopen_at)
 
     @property

@@ -26,6 +26,19 @@ def test_a_cloud_that_never_comes_is_given_up() -> None:
     assert link.on_time(200.0) is None
 
 
+def test_a_cloud_that_was_absent_is_waited_for_less_until_it_is_back() -> None:
+    config = PatienceConfig(patience_s=8.0, absent_s=2.0)
+    link = DeviceLink(config, 0.0, absent=True)
+    assert link.on_time(1.9) is None
+    assert link.on_time(2.0) is Step.GIVE_UP
+    back = DeviceLink(config, 0.0, absent=True)
+    back.on_opened(1.0)
+    back.on_wait(True, 1.0)
+    assert back.on_time(4.0) is None
+    eager = PatienceConfig(patience_s=1.0, absent_s=2.0)
+    assert DeviceLink(eager, 0.0, absent=True).on_time(1.0) is Step.GIVE_UP
+
+
 def test_a_stream_that_is_lost_is_opened_again_with_new_patience() -> None:
     link = DeviceLink(CONFIG, 0.0)
     link.on_opened(1.0)
