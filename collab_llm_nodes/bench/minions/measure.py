@@ -132,6 +132,9 @@ def sweeps(bench: Bench, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
         },
         "carry": {memory: minions_with(carry=memory, rounds=ROUNDS[-1]) for memory in CARRIED},
         "retrieved": {k: Way(partial(rag, config=replace(DIRECT, retrieve=k))) for k in RETRIEVED},
+        "retrieved_dense": {
+            k: Way(partial(rag, config=replace(DIRECT, retrieve=k)), "dense") for k in RETRIEVED
+        },
         "minions_retrieved": {k: minions_with(retrieve=k) for k in RETRIEVED[2:]},
     }
     points = {f"{name} {value}": way for name, own in ways.items() for value, way in own.items()}

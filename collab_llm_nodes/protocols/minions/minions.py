@@ -14,6 +14,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Generator, Sequence
+from dataclasses import replace
+from os.path import commonprefix
 from typing import Any
 
 from collab_llm_nodes.chat.base import Finish, Reply
@@ -255,8 +257,11 @@ class _MinionS:
             return Job(manifest, JobOutput(), Dropped.UNREADABLE)
         if output.answer is None and self.config.abstain_filter:
             return Job(manifest, output, Dropped.ABSTAINED)
-        if self.config.check_citations and not _is_cited(output.citation, manifest.chunk):
-            return Job(manifest, output, Dropped.UNSUPPORTED)
+        if self.config.check_citations:
+            cited = cited_lines(output.citation, manifest.chunk)
+            if cited is None:
+                return Job(manifest, output, Dropped.UNSUPPORTED)
+            output = replace(output, citation=cited)
         return Job(manifest, output)
 
     # ------------------------------------------------------------------ synthesize
@@ -351,11 +356,43 @@ class _MinionS:
         return Outcome(answer, frozenset(self.marks), self.round, explanation, self.jobs, error)
 
 
-def _is_cited(citation: str | None, chunk: str) -> bool:
-    """Return True if each line of ``citation`` stands in ``chunk``; several have "; " between."""
-    text = " ".join(chunk.split())
-    lines = [" ".join(line.split()) for line in (citation or "").split("; ")]
-    return all(line and line in text for line in lines)
+def cited_lines(citation: str | None, chunk: str) -> str | None:
+    """Return ``citation`` as ``chunk`` has it, several lines with "; " between; None if one fails.
+
+    A small model miscopies a rare name in the middle of a line: the line that is meant stands for
+    such a one.
+    """
+    lines = [" ".join(line.split()) for line in chunk.splitlines()]
+    text = " ".join(lines)
+    found = []
+    for line in (citation or "").split("; ")[:_MOST_CITED]:
+        words = " ".join(line.split())
+        meant = words if words in text else _meant(words, lines)
+        if not meant:
+            return None
+        found.append(meant)
+    return "; ".join(found)
+
+
+def _meant(words: str, lines: Sequence[str]) -> str:
+    """Return the one line that begins and ends as ``words`` do; empty if there is none."""
+    shares = [(_shared(words, line), line) for line in dict.fromkeys(lines)]
+    alike = [line for share, line in shares if share >= _ALIKE]
+    return alike[0] if len(alike) == 1 else ""
+
+
+def _shared(a: str, b: str) -> float:
+    """Return which share of the longer text the common begin and end of both are."""
+    short, long = sorted((len(a), len(b)))
+    if short < _ALIKE * long or not short:
+        return 0.0
+    begin, end = commonprefix([a, b]), commonprefix([a[::-1], b[::-1]])
+    return min(len(begin) + len(end), short) / long
+
+
+_ALIKE = 0.75
+_MOST_CITED = 32
+"""Lines of a citation that are looked for."""
 
 
 def _own_words(message: Message) -> str:

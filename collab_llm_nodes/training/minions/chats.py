@@ -31,10 +31,12 @@ STYLE = prompts.STYLES["embedded"]
 NOTHING = "None"
 ABSENT = json.dumps({"answer": None})
 _KIND_OF_SERIES = {"spent": SUM, "alarm": COUNT, "seen": RECALL}
-_ROLES = (("job", 0.7), ("talk", 0.2), ("direct", 0.1))
+_ROLES = (("job", 0.6), ("talk", 0.3), ("direct", 0.1))
 _PRESENT = 0.55
 """Share of tasks that the text answers, nearly: to say too much costs little, since citations are
 checked."""
+_SEVERAL = 0.6
+"""Share of the other tasks that ask for what several lines state, where there is such a thing."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,14 @@ def worker_group(
 def _passage(writer: LogWriter, lines: int) -> list[Entry]:
     """Return lines of a log; some may be taken for others, or state more about the same."""
     entries = [writer.line() for _ in range(max(1, round(0.6 * lines)))]
+    more = writer.rng.choice((0.1, 0.4, 0.9))
     while len(entries) < lines:
         entry = writer.rng.choice(entries)
         if not entry.kind:
             entries.append(writer.line())
             continue
         fields = dict(writer.near(entry.kind, entry.fields))
-        if entry.kind in ("paid", "alarm", "seen") and writer.rng.random() < 0.3:
+        if entry.kind in ("paid", "alarm", "seen") and writer.rng.random() < more:
             series = next(name for name in _KIND_OF_SERIES if ENTRY_OF[name] == entry.kind)
             fields = writer.draw(entry.kind)
             fields |= {name: entry.fields[name] for name in FACTS[series].keys}
@@ -126,13 +129,24 @@ def _query(writer: LogWriter, entries: Sequence[Entry]) -> Query:
         fact = rng.choice(tuple(FACTS))
         fields = writer.draw(ENTRY_OF[fact])
     else:
-        entry = rng.choice(stating)
+        several = [entry for entry in stating if _more_of_it(entry, stating)]
+        entry = rng.choice(several if several and rng.random() < _SEVERAL else stating)
         fact = rng.choice([name for name in FACTS if ENTRY_OF[name] == entry.kind])
         fields = dict(entry.fields)
         if rng.random() > _PRESENT / 0.85:
             fields = writer.near(entry.kind, fields)
     key = tuple(fields[name] for name in FACTS[fact].keys)
     return Query(_KIND_OF_SERIES.get(fact, LOOKUP), fact, (key,))
+
+
+def _more_of_it(entry: Entry, entries: Sequence[Entry]) -> bool:
+    """Tell whether other lines answer a question of several lines with this one."""
+    series = [name for name in _KIND_OF_SERIES if ENTRY_OF[name] == entry.kind]
+    return any(
+        other is not entry and other.kind == entry.kind and other.key(name) == entry.key(name)
+        for name in series
+        for other in entries
+    )
 
 
 def _job(rng: random.Random, text: str, query: Query, found: Sequence[Entry]) -> tuple[Turn, ...]:

@@ -37,7 +37,7 @@ CPU = MinionsPlan(
     worker=Stage(
         4,
         1e-3,
-        steps=2_800,
+        steps=6_000,
         warmup=20,
         muon=0.012,
         compile=True,
@@ -47,7 +47,7 @@ CPU = MinionsPlan(
     ),
     planner=Stage(4, 4e-3, steps=600, warmup=20, bfloat16=True, measure_every=100, decay=0.0),
 )
-"""Some 70 minutes of one core; a run gives the same models again."""
+"""Some 110 minutes of one core; a run gives the same models again."""
 
 TINY = MinionsPlan(
     worker=Stage(2, 1e-3, steps=2, warmup=1, measure_every=2, guidance=GUIDANCE),

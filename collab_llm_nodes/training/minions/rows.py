@@ -11,6 +11,7 @@ in a prompt with one task. So a passage of 300 tokens pays for a dozen tasks.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -46,7 +47,8 @@ _LEADING = 2
 Row = NDArray[np.int32]
 """[6, length]: ids, positions, texts from 1 (0: padding), branches, classes, and sources: the place
 in the row of the token that the next one is copied from, -1 where it is not known. The last token
-of a task has the one behind the task's words in the passage, 0 where they do not stand there."""
+of a task has the one behind the task's words in the passage, 0 where they do not stand there. So
+has the end of a cited line for the line that is cited next, 0 where there is none."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,15 @@ def tree(renderer: Renderer, group: Group) -> Tree:
         own = prompt[shared:]
         copied = passage.sources(reply, ids, at, [line for line, _ in lines or ()])
         values = {token for line in lines or () for token in passage.values(*line)}
+        ends = passage.ends(reply, at, lines or ())
         classes = [
-            SHORT if lines is not None and (i < _LEADING or source in values) else ANSWERED
+            SHORT
+            if lines is not None and (i < _LEADING or i in ends or source in values)
+            else ANSWERED
             for i, source in enumerate(copied)
         ]
+        for i, source in ends.items():
+            copied[i] = source
         sources = [-1] * (len(own) - 1) + copied + [-1]  # a token looks at what the next one says
         end = len(own) - len(turn) - 1  # where the task ends, the model sees if a line goes on so
         if lines is not None and end >= 0:
@@ -129,6 +136,28 @@ class _Passage:
                     source = self._token_at.get(there + start - place, -1)
                     if source >= 0 and self._ids[source] == ids[token]:
                         found[token] = source
+        return found
+
+    def ends(
+        self, reply: str, starts: list[int], lines: Sequence[tuple[str, int]]
+    ) -> dict[int, int]:
+        """Return the tokens of ``reply`` that end a cited line or follow it.
+
+        They tell if another line is cited. Each has the token to look at before it is said: the
+        next line's first behind the task's words, or 0 if no line follows.
+        """
+        found: dict[int, int] = {}
+        cursor = 0
+        for number, (line, _) in enumerate(lines):
+            place = reply.find(line, cursor)
+            if place < 0:
+                continue
+            cursor = place + len(line)
+            following = self.behind(*lines[number + 1]) if number + 1 < len(lines) else 0
+            last = bisect_left(starts, cursor) - 1
+            found[last] = following
+            if last + 1 < len(starts) and starts[last + 1] == cursor:
+                found[last + 1] = following
         return found
 
 

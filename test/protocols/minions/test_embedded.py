@@ -32,7 +32,7 @@ from collab_llm_nodes.protocols.minions.embedded.remote import UNKNOWN, Planner
 from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat
 from collab_llm_nodes.protocols.minions.messages import AskRemote, CannotPlan, LocalPrompt
 from collab_llm_nodes.protocols.minions.minion import minion
-from collab_llm_nodes.protocols.minions.minions import minions
+from collab_llm_nodes.protocols.minions.minions import cited_lines, minions
 from collab_llm_nodes.protocols.minions.plan import Plan, read_plan
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 from collab_llm_nodes.protocols.minions.settings import LocalConfig, MinionConfig, MinionsConfig
@@ -346,3 +346,25 @@ def test_an_error_of_one_window_is_that_of_the_request() -> None:
     (reply, other) = WindowedChat(model, words, 30).ask([direct(lines), direct("a")], Control())
     assert isinstance(reply, ModelError)
     assert isinstance(other, Reply)
+
+
+def test_a_citation_with_a_slip_stands_for_the_line_that_is_meant() -> None:
+    lines = (
+        "Expense of Tilda Hopkins, batteries: 36.00.",
+        "Expense of Tilda Hopkins, pencils: 36.50.",
+        "Alarm in the archive: 10:25.",
+    )
+    chunk = "\n".join(lines)
+    assert cited_lines(lines[0], chunk) == lines[0]
+    slip = "Expense of Tilda Hop anyone, batteries: 36.00."
+    assert cited_lines(slip, chunk) == lines[0]
+    assert cited_lines(f"{slip}; {lines[2]}", chunk) == f"{lines[0]}; {lines[2]}"
+    assert cited_lines("Expense of Tilda Hopkins, brushes: 36.00.", chunk) == lines[0]
+    for wrong in ("", None, "Alarm in the cellar: 19:40.", f"{lines[0]}; Nothing of that kind."):
+        assert cited_lines(wrong, chunk) is None
+    twins = "Expense of Ada Lo, pens: 1.00.\nExpense of Ada Li, pens: 1.00."
+    assert cited_lines("Expense of Ada L, pens: 1.00.", twins) is None
+    long = "a" * 2000
+    begun = time.monotonic()
+    assert cited_lines("; ".join(["ab"] * 600), "\n".join([long] * 50)) is None
+    assert time.monotonic() - begun < 5

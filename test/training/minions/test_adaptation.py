@@ -37,7 +37,7 @@ from collab_llm_nodes.training.minions.rows import (
 from collab_llm_nodes.training.minions.trainer import TrainMinions, train_minions
 from collab_llm_nodes.training.text.architecture import TINY, build
 from collab_llm_nodes.training.text.forward import TextForward
-from collab_llm_nodes.training.text.rendering import ANSWERED, Renderer, prompt_text
+from collab_llm_nodes.training.text.rendering import ANSWERED, SHORT, Renderer, prompt_text
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +95,37 @@ def test_a_source_holds_the_next_token() -> None:
             if row[CLASS, place] >= ANSWERED and row[IDS, source] == row[IDS, place + 1]:
                 known += 1
     assert known > 50
+
+
+def test_the_end_of_a_cited_line_looks_at_the_next_one_or_at_nothing() -> None:
+    renderer = Renderer(vocabulary())
+    followed = last = 0
+    for seed in range(120):
+        group = worker_group(random.Random(seed), 12, 6, role="job")
+        made = tree(renderer, group)
+        stem = renderer.encode_with_places([prompt_text(group.chats[0][:-1])])[0][1]
+        text = prompt_text(group.chats[0][:-1])
+        for chat, lines, branch in zip(group.chats, group.sources, made.branches, strict=True):
+            if not lines or '"citation"' not in chat[-1].content:
+                continue
+            ((_, starts),) = renderer.encode_with_places([chat[-1].content + "<|im_end|>"])
+            before = len(branch.ids) - len(starts) - 1
+            cursor = 0
+            for number, (line, _) in enumerate(lines):
+                cursor = chat[-1].content.index(line, cursor) + len(line)
+                ends = [i for i, start in enumerate(starts) if start < cursor][-1]
+                assert branch.classes[before + 1 + ends] == SHORT
+                looked = branch.sources[before + ends]
+                if number + 1 == len(lines):
+                    assert looked == 0
+                    last += 1
+                else:
+                    other, quoted = lines[number + 1]
+                    there = text.index(other)
+                    assert there + quoted <= stem[looked] < there + len(other)
+                    followed += 1
+    assert followed > 5
+    assert last > 20
 
 
 def test_replies_are_what_the_machines_read() -> None:
