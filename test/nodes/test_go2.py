@@ -21,7 +21,7 @@ pytest.importorskip(
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from fake_sport_server import BALANCE, DAMPING, LOCKED, FakeGo2
 from geometry_msgs.msg import Twist, TwistStamped
-from motion_graph import Robot, graph
+from motion_graph import ANGULAR, LINEAR, Robot, graph, reached
 from nav_msgs.msg import Odometry
 from sensor_msgs.msg import Imu, Joy
 from started_nodes import start
@@ -457,8 +457,8 @@ def test_a_text_moves_the_robot_by_25_cm(graph: Any) -> None:
     result = chain.robot.navigate()
     assert (result.status.code, result.steps) == (Status.OK, 2)
     chain.stage.wait(chain.stage.stands)
-    assert chain.server.travelled == pytest.approx(0.25, abs=0.06)
-    assert chain.server.x == pytest.approx(0.25, abs=0.06)
+    assert reached(chain.server.travelled, 0.25, 0.06, LINEAR)
+    assert reached(chain.server.x, 0.25, 0.06, LINEAR)
     assert chain.server.machine == BALANCE
     assert {n for s, n, _ in chain.server.log if s == "sport"} == {1003, 1008}
 
@@ -468,7 +468,7 @@ def test_a_text_turns_the_robot_and_an_unreadable_one_does_nothing(graph: Any) -
     result = chain.robot.navigate()
     assert result.status.code == Status.OK
     chain.stage.wait(chain.stage.stands)
-    assert chain.server.yaw == pytest.approx(-math.radians(30), abs=0.1)
+    assert reached(-chain.server.yaw, math.radians(30), 0.1, ANGULAR)
     assert chain.server.travelled < 0.05
 
 

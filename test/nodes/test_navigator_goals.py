@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
 from action_msgs.msg import GoalStatus
-from motion_graph import PATIENT, Robot, graph, hangs
+from motion_graph import ANGULAR, PATIENT, Robot, graph, hangs, reached
 from rclpy.action import GoalResponse
 from rclpy.action.server import ServerGoalHandle
 
@@ -82,7 +82,7 @@ def test_an_action_before_the_first_feedback_counts_once_its_session_is_known(gr
 
     robot = Robot(graph, [ahead, "stop"])
     assert robot.navigate().steps == 2
-    assert robot.yaw == pytest.approx(math.radians(30), abs=0.1)
+    assert reached(robot.yaw, math.radians(30), 0.1, ANGULAR)
 
 
 def test_no_generate_server_is_unavailable(graph: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
 
-from motion_graph import Robot, graph, hangs
+from motion_graph import ANGULAR, LINEAR, Robot, graph, hangs, reached
 from started_nodes import start
 
 from collab_llm.action import Generate
@@ -63,9 +63,9 @@ def test_navigator_follows_an_instruction(graph: Any) -> None:
     robot = Robot(graph, script)
     result = robot.navigate()
     assert (result.status.code, result.status.message, result.steps) == (Status.OK, "", 3)
-    assert robot.yaw == pytest.approx(math.radians(30), abs=0.1)
-    assert math.hypot(robot.x, robot.y) == pytest.approx(0.5, abs=0.08)
-    assert result.distance_travelled == pytest.approx(0.5, abs=0.08)
+    assert reached(robot.yaw, math.radians(30), 0.1, ANGULAR)
+    assert reached(math.hypot(robot.x, robot.y), 0.5, 0.08, LINEAR)
+    assert reached(result.distance_travelled, 0.5, 0.08, LINEAR)
     assert result.angle_turned >= math.radians(25)
     assert result.pose.pose.position.x == pytest.approx(robot.x, abs=0.05)
     assert robot.prompts == [
@@ -117,8 +117,8 @@ def test_allowed_unverified_text_moves_the_robot_slowly_and_less(graph: Any) -> 
     assert robot.moved()
     assert max(c.linear.x for c in robot.commands) <= 0.2 + 1e-9  # of 1.0 m/s
     assert max(abs(c.angular.z) for c in robot.commands) <= 0.4 + 1e-9  # of 2.0 rad/s
-    assert math.hypot(robot.x, robot.y) == pytest.approx(0.3, abs=0.06)
-    assert robot.yaw == pytest.approx(math.radians(10.0), abs=0.06)
+    assert reached(math.hypot(robot.x, robot.y), 0.3, 0.06, LINEAR)
+    assert reached(robot.yaw, math.radians(10), 0.06, ANGULAR)
     assert not robot.feedback[0].action.verified
     assert robot.feedback[0].action.distance == pytest.approx(0.3)
     assert robot.feedback[1].action.angle == pytest.approx(math.radians(10.0))

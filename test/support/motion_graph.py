@@ -34,6 +34,19 @@ def graph(ros_graph: Any) -> Iterator[Any]:
         yield ros_graph
 
 
+LINEAR, ANGULAR = 0.5, 0.8
+"""The executor's top speeds [m/s, rad/s]."""
+_STALL_S = 0.5
+
+
+def reached(moved: float, wanted: float, tolerance: float, speed: float) -> bool:
+    """Tell whether a robot has moved as far as asked, by the clock of a busy machine.
+
+    A robot goes on while the nodes that would stop it wait for a processor.
+    """
+    return wanted - tolerance <= moved <= wanted + tolerance + speed * _STALL_S
+
+
 def jpeg(width: int = 16, height: int = 8, format: str = "JPEG") -> bytes:
     """A small picture."""
     buffer = io.BytesIO()
