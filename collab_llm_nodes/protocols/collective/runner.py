@@ -123,9 +123,10 @@ class Runner:
     # ------------------------------------------------------------------ serving the machine
 
     def _run(self) -> None:
+        self._serve()
         while not self._closing:
-            self._serve()
             self._wait()
+            self._serve()
 
     def _serve(self) -> None:
         """Hand the machine what has come in, and do what it asks for."""

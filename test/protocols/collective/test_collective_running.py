@@ -301,6 +301,14 @@ def test_a_machine_that_fails_tells_all_who_wait(monkeypatch: pytest.MonkeyPatch
         monkeypatch.undo()
 
 
+@pytest.mark.parametrize("pipeline", ["off", "thread"])
+def test_closing_ends_all_threads(pipeline: str) -> None:
+    before = set(threading.enumerate())
+    with running(config(pipeline=pipeline)) as collective:
+        ask_all(collective, [request(0)])
+    assert set(threading.enumerate()) <= before
+
+
 def test_another_tokenizer_is_refused_by_name() -> None:
     other = Engine(drafts()[0].loaded)
     other.vocabulary = "another"
