@@ -48,11 +48,14 @@ class ChatRequest:
     Attributes:
         turns: the chat; the last turn is the user's.
         max_tokens: length limit of the reply [tokens].
+        quotable: text with the lines that the reply may quote. Models in this process then copy
+            them exactly (``chat.quoting``); others take no notice.
     """
 
     turns: tuple[Turn, ...]
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     max_tokens: int = 256
+    quotable: str = ""
 
     def __post_init__(self) -> None:
         if not self.turns or self.turns[-1].role != "user":

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from collab_llm_nodes.chat.base import Finish, Usage
 from collab_llm_nodes.chat.prefixes import Ids, Prefixes, line_up
+from collab_llm_nodes.chat.quoting import Quoting
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.rejection import own_token
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution, most_likely
@@ -63,6 +64,7 @@ class Job:
     Attributes:
         owner: jobs of one owner share their turns with those of others, and are ended together.
         ids: prompt, int32 [n], n >= 1.
+        quoting: keeps quotes in the reply to the text.
         tokens: reply so far, its end token included.
         cached: prompt tokens that were not computed for this job.
     """
@@ -71,6 +73,7 @@ class Job:
     ids: Ids
     sampling: SamplingConfig
     max_tokens: int
+    quoting: Quoting | None = None
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
     _session: Session | None = None
@@ -165,7 +168,7 @@ class Batch:
             if isinstance(result, CollabError):
                 ended.append(self._end_one(job, result))
             elif feed.keep:
-                ready.append((job, result[-1]))
+                ready.append((job, _quotable(job, result[-1])))
                 if not job.tokens:
                     self._have_read(job)
         for (job, _), token in zip(ready, _next_tokens(ready), strict=True):
@@ -276,6 +279,16 @@ def _draw(ready: Sequence[tuple[Job, Tensor]]) -> list[int]:
         own_token(law, job.sampling, len(job.tokens))
         for (job, _), law in zip(ready, laws, strict=True)
     ]
+
+
+def _quotable(job: Job, logits: Tensor) -> Tensor:
+    """Return ``logits`` [V] without the tokens that would spoil a quote."""
+    allowed = [] if job.quoting is None else sorted(job.quoting.next_tokens(job.tokens))
+    if not allowed:
+        return logits
+    kept = torch.full_like(logits, -torch.inf)
+    kept[allowed] = logits[allowed]
+    return kept
 
 
 def _session(job: Job) -> Session:

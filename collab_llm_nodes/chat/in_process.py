@@ -23,6 +23,7 @@ from collab_llm_nodes.chat.base import (
     tell_nobody,
 )
 from collab_llm_nodes.chat.batch import Batch, BatchConfig, Ended, Job
+from collab_llm_nodes.chat.quoting import Quoting
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import (
@@ -171,7 +172,16 @@ class InProcessChat:
             call.told(place, error)
             return
         ids = np.array(encoded.ids, dtype=np.int32)
-        call.places[Job(call, ids, request.sampling, request.max_tokens)] = place
+        quoting = (
+            Quoting(request.quotable, self._ids, self._engine.decode) if request.quotable else None
+        )
+        call.places[Job(call, ids, request.sampling, request.max_tokens, quoting)] = place
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        found: list[list[int]] = self._engine.loaded.tokenizer(
+            texts, add_special_tokens=False
+        ).input_ids
+        return found
 
     def _wait_for(self, call: _Call) -> None:
         """Hand ``call`` to the owner thread and return when it is over.

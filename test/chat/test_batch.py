@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tiny_models import tiny_model
 from collab_llm_nodes.chat.base import Finish, Usage
 from collab_llm_nodes.chat.batch import Batch, BatchConfig, Ended, Job
 from collab_llm_nodes.chat.prefixes import WORTH_SHARING, Ids, Prefixes, common, line_up
+from collab_llm_nodes.chat.quoting import Quoting
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.cache import BLOCK
 from collab_llm_nodes.engine.engine import Engine
@@ -59,6 +61,30 @@ def chunks_and_tasks(engine: Engine, chunks: int, tasks: int) -> list[list[int]]
         for chunk in range(chunks)
         for task in range(tasks)
     ]
+
+
+class _Only:
+    """Lets one token follow a reply of even length, and any an odd one."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def next_tokens(self, reply: Sequence[int]) -> set[int]:
+        return set() if len(reply) % 2 else {self._token}
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_what_may_not_follow_in_a_quote_is_not_taken(sampling: SamplingConfig) -> None:
+    engine = engine_of()
+    ids, wanted = prompt(engine, 12, 3), 11
+    free, held, beside = (job(ids, sampling) for _ in range(3))
+    held.quoting = cast(Quoting, _Only(wanted))
+    batch = Batch(engine, BatchConfig())
+    batch.add([free, held, beside])
+    finish(batch)
+    assert free.tokens == beside.tokens
+    assert free.tokens[0] != wanted
+    assert held.tokens[::2] == [wanted] * len(held.tokens[::2])
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])

@@ -190,7 +190,7 @@ def _drive(runs: Sequence[_Run], local: ChatModel) -> None:
 
 def _request(prompt: LocalPrompt) -> ChatRequest:
     sampling = SamplingConfig(temperature=prompt.temperature, seed=prompt.seed)
-    return ChatRequest(prompt.turns, sampling, prompt.max_tokens)
+    return ChatRequest(prompt.turns, sampling, prompt.max_tokens, prompt.quotable)
 
 
 def usage_of(answered: Answered, *, remote: bool) -> Usage:

@@ -115,12 +115,14 @@ class LocalPrompt:
 
     Attributes:
         seed: differs between samples of one job.
+        quotable: text with the lines that the reply may quote; empty: it is not held to any.
     """
 
     turns: tuple[Turn, ...]
     temperature: float
     max_tokens: int
     seed: int = 0
+    quotable: str = ""
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,10 @@ class _MinionS:
         )
         local = self.config.local
         seed = (self.round - 1) * self.config.max_samples + manifest.sample
-        return LocalPrompt((Turn("user", text),), local.temperature, local.max_tokens, seed)
+        quotable = manifest.chunk if self.config.check_citations else ""
+        return LocalPrompt(
+            (Turn("user", text),), local.temperature, local.max_tokens, seed, quotable
+        )
 
     def _job(self, manifest: JobManifest, reply: Reply | CollabError) -> Job:
         if isinstance(reply, CollabError) or reply.finish is Finish.REFUSAL:

@@ -304,9 +304,8 @@ class _Run:
 
     def _local_request(self, prompt: LocalPrompt) -> ChatRequest:
         seed = (self.request.sampling.seed << 20) + prompt.seed
-        return ChatRequest(
-            prompt.turns, SamplingConfig(prompt.temperature, seed=seed), prompt.max_tokens
-        )
+        sampling = SamplingConfig(prompt.temperature, seed=seed)
+        return ChatRequest(prompt.turns, sampling, prompt.max_tokens, prompt.quotable)
 
     def _run_program(self, action: RunProgram) -> JobList | Fault:
         with self.equipment.sandbox(self.control) as sandbox:

@@ -305,6 +305,23 @@ def direct(context: str) -> ChatRequest:
     return ChatRequest((Turn("user", prompts.DIRECT.format(context=context, question="Q?")),))
 
 
+@pytest.mark.parametrize(
+    ("answer", "citation", "believed"),
+    [
+        ("7.99", "Expense of Ida Berg, mops: 7.99.", ["7.99"]),
+        ("7.99", "Expense of Ida Lund, mops: 7.99.", []),
+        ("1; 2", "expense of IDA BERG: 1.; Expense of Ian: 2.", ["1"]),
+        ("1; 2", "Expense of Ian: 2.", ["1", "2"]),  # nobody knows which line is whose
+        ("7.99", "", ["7.99"]),
+    ],
+)
+def test_an_answer_cited_from_a_line_on_another_is_not_believed(
+    answer: str, citation: str, believed: list[str]
+) -> None:
+    query = Query("sum", "expense", (("Ida Berg",),))
+    assert planner("").findings(query, 0, answer, citation) == believed
+
+
 def test_every_line_of_a_long_text_is_read_once() -> None:
     lines = [f"line {n} says {n * n}" for n in range(40)]
     model = Says(lambda text: "9" if " 9\n" in text else "None")

@@ -186,6 +186,13 @@ def test_the_samples_that_a_remote_may_ask_for_are_limited() -> None:
     assert len(world.prompts[0]) == 3
 
 
+@pytest.mark.parametrize("check", [True, False])
+def test_only_checked_citations_are_held_to_the_lines_of_the_chunk(check: bool) -> None:
+    world = World([PROGRAM, final()], jobs=[_jobs(("one line", "t"))])
+    _answer(world, MinionsConfig(check_citations=check))
+    assert [prompt.quotable for prompt in world.prompts[0]] == ["one line" if check else ""]
+
+
 def test_chunker_and_size_reach_the_program_and_the_prompt() -> None:
     world = World([PROGRAM, final()])
     _answer(world, MinionsConfig(chunker="chunk_by_section", chunk_size=700))

@@ -105,8 +105,20 @@ class PlannedRemote(ABC):
         """Return the answer to ``question`` that ``text`` gives; UNKNOWN if there is none."""
 
     def findings(self, query: Query, task: int, answer: str, citation: str) -> list[str]:
-        """Return the answers to a task in one output of the worker; none if it is not believed."""
-        return [part.strip() for part in answer.split(";") if part.strip()]
+        """Return the answers to a task in one output of the worker.
+
+        With a line cited for each answer, those count whose line names what was asked about.
+        """
+        said = [part.strip() for part in answer.split(";") if part.strip()]
+        cited = [line.lower() for line in citation.split("; ")]
+        if len(cited) != len(said):
+            return said
+        names = [name.lower() for name in query.of[task]]
+        return [
+            part
+            for part, line in zip(said, cited, strict=True)
+            if not line or all(name in line for name in names)
+        ]
 
     # ------------------------------------------------------------ the prompts of the protocols
 
