@@ -12,8 +12,8 @@ from text_family import write_family
 
 from collab_llm_nodes.bench.jupiter import decoding
 from collab_llm_nodes.bench.jupiter.decoding import Told, balanced_head, head_layers, run_decode
-from collab_llm_nodes.bench.jupiter.material import Questions
 from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.protocols.jupiter.outline_prompts import OutlinePrompts
 
 POINTS = [[random.Random(n).randrange(300) for _ in range(5)] for n in range(3)]
 
@@ -38,7 +38,7 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_ways_of_decoding_give_their_figures(
     text_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Questions, "requests", lambda self, outline: POINTS)
+    monkeypatch.setattr(OutlinePrompts, "requests", lambda self, outline: POINTS)
     found = run_decode(text_model, 2, quiet, stages=3, slowdown=1.5, least=1)
     assert found["real"]["mismatches"] == 0
     assert found["slowdown"] == 1.5
@@ -60,7 +60,7 @@ def test_the_ways_of_decoding_give_their_figures(
 def test_without_points_the_question_is_answered_in_sequence(
     text_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Questions, "requests", lambda self, outline: [])
+    monkeypatch.setattr(OutlinePrompts, "requests", lambda self, outline: [])
     found = run_decode(text_model, 1, quiet, stages=1, slowdown=1.0, least=1)
     decode = found["decode"]
     assert found["real"]["mismatches"] == 0
@@ -69,7 +69,7 @@ def test_without_points_the_question_is_answered_in_sequence(
 
 
 def test_only_long_answers_count(text_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Questions, "requests", lambda self, outline: POINTS)
+    monkeypatch.setattr(OutlinePrompts, "requests", lambda self, outline: POINTS)
     with pytest.raises(InvalidInput, match="none of 8 answers has 99 tokens"):
         run_decode(text_model, 1, quiet, stages=1, slowdown=1.0, least=99)
 

@@ -14,6 +14,7 @@ from collab_llm_nodes.bench.jupiter.quality import Answered, Asker, judge, quest
 from collab_llm_nodes.bench.jupiter.real import pipeline
 from collab_llm_nodes.models.loading import ModelConfig, read_facts
 from collab_llm_nodes.protocols.jupiter.outline import join_points, route
+from collab_llm_nodes.protocols.jupiter.outline_prompts import OutlinePrompts
 
 PLANNED = [name for name in quality.CATEGORIES if name != "coding"]
 
@@ -93,11 +94,11 @@ def test_a_model_is_asked_in_both_ways(
     points = [reader.tokenizer("Expand it.").input_ids] * 3
     (question,) = questions("knowledge", 1, 0)
     with in_this_process(1, model) as running, pipeline(running, lanes=9) as made:
-        monkeypatch.setattr(Questions, "requests", lambda self, outline: points)
+        monkeypatch.setattr(OutlinePrompts, "requests", lambda self, outline: points)
         found = Asker(made, reader).ask(question)
         assert found.usable
         assert found.outline.count("\n") == 2
-        monkeypatch.setattr(Questions, "requests", lambda self, outline: [])
+        monkeypatch.setattr(OutlinePrompts, "requests", lambda self, outline: [])
         found = Asker(made, reader).ask(question)
     assert not found.usable
     assert found.outline == found.naive

@@ -101,7 +101,7 @@ def test_points_are_read_as_the_chat_template_has_them(text_model: str) -> None:
     for ended in (True, False):
         outline = tokenizer(text, add_special_tokens=False).input_ids
         outline += [tokenizer.eos_token_id] if ended else []
-        found = reader.requests(outline)
+        found = reader.prompts.requests(outline)
         assert len(found) == 3
         for point, ids in zip(read_outline(text).points, found, strict=True):
             whole = tokenizer.apply_chat_template(

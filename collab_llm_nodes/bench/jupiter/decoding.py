@@ -111,7 +111,7 @@ class Ways:
     """
 
     def __init__(self, made: Pipeline, reader: Questions) -> None:
-        self._made, self._reader = made, reader
+        self._made, self._prompts = made, reader.prompts
         self.sums: dict[str, Decoded] = {}
 
     def in_sequence(self, way: str, ids: Ids, drafter: Drafter) -> list[LaneAnswer]:
@@ -134,9 +134,9 @@ class Ways:
         outline, found = outlined(
             self._made,
             ids,
-            Asked(OUTLINE_TOKENS, drafter=drafter),
-            self._reader.requests,
-            Asked(POINT_TOKENS, drafter=drafter),
+            Asked(OUTLINE_TOKENS, drafter=drafter, stop=self._prompts.ended),
+            self._prompts.requests,
+            Asked(POINT_TOKENS, drafter=drafter, stop=self._prompts.point_ended),
             control(),
             most=MOST_POINTS,
         )
@@ -150,7 +150,11 @@ class Ways:
     def differ_alone(self, points: Sequence[LaneAnswer]) -> int:
         """Return how many lanes, asked alone without sharing anything, are answered otherwise."""
         differ = 0
-        asked = Asked(POINT_TOKENS if len(points) > 1 else ANSWER_TOKENS, drafter=NoDrafter())
+        asked = (
+            Asked(POINT_TOKENS, drafter=NoDrafter(), stop=self._prompts.point_ended)
+            if len(points) > 1
+            else Asked(ANSWER_TOKENS, drafter=NoDrafter())
+        )
         for lane in points:
             prompt = lane.known[: len(lane.known) - len(lane.tokens)]
             differ += answer(self._made, prompt, asked, control()).tokens != lane.tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -79,9 +80,10 @@ class Questions:
         asked = Turn(last.role, outline_question(last.content))
         return self._ids(turns), self._ids([*before, asked])
 
-    def requests(self, outline: Ids) -> list[list[int]]:
-        """Return what is read behind an outline, for each of its points; none for fewer than 3."""
-        return OutlinePrompts(self.tokenizer).requests(outline)
+    @cached_property
+    def prompts(self) -> OutlinePrompts:
+        """Reads outlines, and forms the requests behind them."""
+        return OutlinePrompts(self.tokenizer)
 
     def _ids(self, turns: Sequence[Turn]) -> list[int]:
         text = chat_text(self.tokenizer, turns)

@@ -206,7 +206,7 @@ class Asker:
             self._made,
             directed,
             Asked(OUTLINE_TOKENS),
-            self._reader.requests,
+            self._reader.prompts.requests,
             Asked(POINT_TOKENS),
             control(),
             most=MOST_POINTS,

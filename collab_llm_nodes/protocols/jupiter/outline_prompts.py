@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from collab_llm_nodes.models.turns import Turn
-from collab_llm_nodes.protocols.jupiter.outline import read_outline
+from collab_llm_nodes.protocols.jupiter.outline import read_outline, read_point
 
 _MARK = "the-answer-before"
 
@@ -25,6 +25,10 @@ class OutlinePrompts:
     def ended(self, tokens: Sequence[int]) -> bool:
         """Return True if no further point of the outline in ``tokens`` will count."""
         return read_outline(self._text(tokens)).ended
+
+    def point_ended(self, tokens: Sequence[int]) -> bool:
+        """Return True if no more of the point in ``tokens`` will count."""
+        return read_point(self._text(tokens))[1]
 
     def requests(self, outline: Sequence[int]) -> list[list[int]]:
         """Return the ids that are read behind an outline, for each of its points.

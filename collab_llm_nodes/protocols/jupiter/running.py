@@ -284,7 +284,7 @@ class Jupiter:
         outline = replace(
             asked, max_tokens=min(config.outline_tokens, asked.max_tokens), stop=prompts.ended
         )
-        each = replace(asked, stop=lambda tokens: read_point(self.decode(tokens))[1])
+        each = replace(asked, stop=prompts.point_ended)
         _, found = outlined(
             self.pipeline,
             question,
