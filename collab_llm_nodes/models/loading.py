@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from collab_llm_nodes.models.architectures import (
     decoder_parts,
 )
 from collab_llm_nodes.models.trained import weight_files
-from collab_llm_nodes.models.vocabulary import end_tokens, vocabulary_size
+from collab_llm_nodes.models.vocabulary import control_tokens, end_tokens, vocabulary_size
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5}
@@ -98,6 +99,11 @@ class LoadedModel:
     image_processor: Qwen2VLImageProcessorPil | None
     adapters: ExitAdapters | None
     config: ModelConfig
+
+    @cached_property
+    def control_tokens(self) -> tuple[str, ...]:
+        """Tokens that no prompt may spell out."""
+        return control_tokens(self.tokenizer)
 
     @property
     def device(self) -> torch.device:

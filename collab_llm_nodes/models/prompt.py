@@ -185,7 +185,7 @@ def check_prompt(prompt: Prompt, limits: PromptLimits, field: str = "text") -> N
 
 def _refuse_control_tokens(prompt: Prompt, loaded: LoadedModel) -> None:
     # Spelled out, these would end a turn, begin another's, or pose as image features.
-    for token in loaded.tokenizer.get_added_vocab():
+    for token in loaded.control_tokens:
         for field, text in texts(prompt.text, prompt.turns):
             if token in text:
                 raise InvalidInput(

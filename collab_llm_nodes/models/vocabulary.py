@@ -34,6 +34,22 @@ def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     return digest.hexdigest()
 
 
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Return the tokens that no one else's text may spell out.
+
+    They end turns, begin them, or stand for images: special tokens, and those that the chat
+    template writes. Gemma's vocabulary adds line feeds and HTML tags, too; these are mere text.
+    """
+    templates = tokenizer.chat_template or ""
+    written = templates if isinstance(templates, str) else "".join(templates.values())
+    special = {*tokenizer.all_special_ids}
+    return tuple(
+        token.content
+        for index, token in tokenizer.added_tokens_decoder.items()
+        if token.special or index in special or (token.content in written and token.content.strip())
+    )
+
+
 def end_tokens(generation: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Return the tokens that end an answer: a model's, and its tokenizer's."""
     configured = generation.eos_token_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from collab_llm_nodes.models.architectures import ARCHITECTURES
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
 from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.models.vocabulary import control_tokens
 
 SYSTEM = Turn("system", "You steer a robot.")
 ASKED, ANSWERED = Turn("user", "where is the ball"), Turn("assistant", "far left")
@@ -113,6 +115,16 @@ def test_control_tokens_are_refused_wherever_they_are(token: str, place: int) ->
     with pytest.raises(InvalidInput, match="control token") as caught:
         encode(prompt, tiny_model("qwen2_vl"))
     assert caught.value.field == field
+
+
+def test_added_tokens_that_are_mere_text_may_be_said() -> None:
+    """Gemma's vocabulary adds line feeds and HTML tags."""
+    tokenizer = copy.deepcopy(tiny_model("llama").tokenizer)
+    tokenizer.add_tokens(["\n\n", "<b>", "<tool>"])
+    tokenizer.chat_template += "{% if false %}<tool>\n\n{% endif %}"
+    known = set(tiny_model("llama").control_tokens)
+    assert "<|im_end|>" in known
+    assert set(control_tokens(tokenizer)) == {*known, "<tool>"}
 
 
 def test_a_template_without_system_turns_refuses_them(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from collab_llm_nodes.knowledge.chunking import windows
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.models.vocabulary import control_tokens
 
 Ids = tuple[int, ...]
 _TITLE = "Document: "
@@ -170,4 +171,4 @@ class Layout:
 
     @cached_property
     def _control(self) -> tuple[str, ...]:
-        return tuple(self._tokenizer.get_added_vocab())
+        return control_tokens(self._tokenizer)
