@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from certificates import Certificates
+from grpc_alive import pytest_runtest_logreport  # noqa: F401  hook
 from hypothesis import settings
 from time_limits import (  # noqa: F401  hooks
     pytest_configure,
