@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from collab_llm_nodes.engine.backend import Chunk
-from collab_llm_nodes.engine.cache import StaticCache
+from collab_llm_nodes.engine.blocks import Blocks
+from collab_llm_nodes.engine.cache import Copy, StaticCache
 
 SHORT = 16  # new tokens up to which sessions attend together, and masks are views of a table
 GATHERED = 2 << 20  # bytes of keys and values of one session up to which they are copied
@@ -50,9 +51,9 @@ class Masks:
         # table holds these rows for s = context; for any other s they are a part of it.
         self._table = torch.full((SHORT, context + SHORT), -torch.inf).triu_(context + 1)
         self._table = self._table.repeat_interleave(queries, dim=0).to(like)
-        # A window of n columns that begins p columns before the zeros hides p columns.
+        # A window that begins n columns before the middle shows n columns.
         self._edge = torch.zeros(2 * (context + SHORT)).to(like)
-        self._edge[: context + SHORT] = -torch.inf
+        self._edge[context + SHORT :] = -torch.inf
 
     def one(self, chunk: Chunk) -> Tensor | None:
         """Return the mask [new * queries, end]; None where nothing is hidden."""
@@ -62,7 +63,7 @@ class Masks:
         return None if new == 1 else self._causal(new, chunk.start)
 
     def several(self, chunks: Sequence[Chunk], new: int, skip: int, longest: int) -> Tensor:
-        """Return the masks of chunks that are aligned at their ends.
+        """Return the masks of chunks that begin side by side.
 
         They broadcast to [chunks, 1, new * queries, longest].
 
@@ -72,15 +73,14 @@ class Masks:
             longest: most columns of a chunk behind those.
         """
         if any(chunk.mask is not None for chunk in chunks):
-            seen = [_aligned(c, new, skip, longest) for c in chunks]
+            seen = [_seen(chunk, new, skip, longest) for chunk in chunks]
             return self._from(torch.stack(seen))[:, None]
-        causal = self._causal(new, longest - new)
-        padding = [longest - chunk.end + skip for chunk in chunks]
-        if not any(padding):
-            return causal[None, None]
-        begins = torch.tensor(padding, device=causal.device).neg_().add_(len(self._edge) // 2)
-        hidden = self._edge.unfold(0, longest, 1)[begins][:, None, None]
-        return hidden if new == 1 else causal + hidden
+        seen_by = [
+            min(chunk.start - skip + token + 1, longest) for chunk in chunks for token in range(new)
+        ]
+        begins = torch.tensor(seen_by, device=self._edge.device).neg_().add_(len(self._edge) // 2)
+        mask = self._edge.unfold(0, longest, 1)[begins].view(len(chunks), 1, new, longest)
+        return mask if self._queries == 1 else mask.repeat_interleave(self._queries, dim=2)
 
     def prefix(self, chunks: Sequence[Chunk], new: int, columns: int) -> Tensor | None:
         """Return the masks [chunks, 1, new * queries, columns] of the first columns.
@@ -92,7 +92,7 @@ class Masks:
         seen = torch.ones(len(chunks), new, columns, dtype=torch.bool)
         for row, chunk in zip(seen, chunks, strict=True):
             if chunk.mask is not None:
-                row[new - chunk.new :] = chunk.mask[:, :columns]
+                row[: chunk.new] = chunk.mask[:, :columns]
         return self._from(seen)[:, None]
 
     def _from(self, seen: Tensor) -> Tensor:
@@ -108,14 +108,14 @@ class Masks:
         return mask.repeat_interleave(self._queries, dim=0)
 
 
-def _aligned(chunk: Chunk, new: int, skip: int, longest: int) -> Tensor:
-    """Return bool [new, longest]: the columns each slot sees; the last slots are the chunk's."""
+def _seen(chunk: Chunk, new: int, skip: int, longest: int) -> Tensor:
+    """Return bool [new, longest]: the columns each place sees; the first places are the chunk's."""
     seen = torch.zeros(new, longest, dtype=torch.bool)
-    seen[:, -1] = True  # of a slot that nobody uses: no softmax over nothing
+    seen[:, 0] = True  # of a place that nobody uses: no softmax over nothing
     own = chunk.mask
     if own is None:
         own = torch.ones(chunk.new, chunk.end, dtype=torch.bool).tril_(chunk.start)
-    seen[new - chunk.new :, longest - (chunk.end - skip) :] = own[:, skip:]
+    seen[: chunk.new, : chunk.end - skip] = own[:, skip:]
     return seen
 
 
@@ -123,7 +123,15 @@ def arrange(chunks: Sequence[Chunk]) -> list[int]:
     """Set each chunk's ``group``; return the chunks' numbers, those of a group side by side."""
     for chunk in chunks:
         chunk.group = _group(chunk)
-    return sorted(range(len(chunks)), key=lambda i: (chunks[i].group, chunks[i].new))
+    return sorted(
+        range(len(chunks)), key=lambda i: (chunks[i].group, chunks[i].new, _seat(chunks[i]))
+    )
+
+
+def _seat(chunk: Chunk) -> int:
+    """Return the slot that the chunk had last: in the order of slots, rows need no moving."""
+    copy: Copy | None = chunk.cache.copy
+    return 0 if copy is None else copy.slot
 
 
 def _group(chunk: Chunk) -> tuple[int, ...]:
@@ -163,7 +171,9 @@ def _streams(chunk: Chunk, heads: Heads) -> bool:
     )
 
 
-def grouped(chunks: Sequence[Chunk], heads: Heads, masks: Masks) -> list[Gathered | InPlace]:
+def grouped(
+    chunks: Sequence[Chunk], heads: Heads, masks: Masks, blocks: Blocks
+) -> list[Gathered | InPlace]:
     """Divide the chunks of a pass, which ``arrange`` has ordered; their caches get room."""
     for chunk in chunks:
         chunk.cache.reserve(chunk.end)
@@ -175,7 +185,7 @@ def grouped(chunks: Sequence[Chunk], heads: Heads, masks: Masks) -> list[Gathere
         several, forks = list(found), len(key) > 1
         count = _fitting(several, room, heads, forks=forks) if key else 0
         if count > 1:
-            together = Gathered(several[:count], row, heads, masks, forks=forks)
+            together = Gathered(several[:count], row, heads, masks, blocks, forks=forks)
             groups.append(together)
             row, room = together.rows.stop, room - together.bytes
             del several[:count]
@@ -263,54 +273,72 @@ class InPlace:
 
 
 class Gathered:
-    """Several chunks whose columns are copied side by side, to attend in one call.
+    """Several chunks whose columns lie in a block, to attend in one call.
 
     Forks leave out the columns that they share: these are read in place, once for all.
 
-    Chunks are aligned at their ends, so that the new columns are the last ones of each. Each has as
-    many slots for queries as the chunk with the most new tokens, and uses its last ones. Two
-    chunks, of 6 columns with 3 new ones and of 4 columns with 1 new one::
+    Each chunk has as many places for queries as the one with the most new tokens, and uses its
+    first ones. Two chunks, of 6 columns with 3 new ones and of 4 columns with 1 new one::
 
-        columns     0  1  2  3  4  5                slots     0   1   2
+        columns     0  1  2  3  4  5                places    0   1   2
         chunk A   [ a  a  a  A  A  A ]                        qA  qA  qA
-        chunk B   [ .  .  b  b  b  B ]                        -   -   qB
+        chunk B   [ b  b  b  B  .  . ]                        qB  -   -
 
-        a, b  copied from the caches at the start
+        a, b  in the block before the layers run
         A, B  written by each layer, copied to the caches by ``finish``
-        .     zero, hidden by the mask
+        .     hidden by the mask
         -     no query: computed, not read
 
     Attributes:
         rows: those of all chunks, among those of the pass.
-        bytes: what the copied columns take.
+        bytes: what the columns take.
     """
 
     def __init__(
-        self, chunks: Sequence[Chunk], first_row: int, heads: Heads, masks: Masks, *, forks: bool
+        self,
+        chunks: Sequence[Chunk],
+        first_row: int,
+        heads: Heads,
+        masks: Masks,
+        blocks: Blocks,
+        *,
+        forks: bool,
     ) -> None:
         self._chunks = chunks
         self._heads = heads
+        self._blocks = blocks
         first = chunks[0].cache
         self._skip = skip = first.offset if forks else 0
         self._prefix = _by_layer(first.parts(skip), heads) if forks else None
         self._new = new = max(chunk.new for chunk in chunks)
-        self._prefix_mask = masks.prefix(chunks, new, skip) if forks else None
-        self._longest = longest = max(chunk.end for chunk in chunks) - skip
+        longest = max(chunk.end for chunk in chunks) - skip
         rows = sum(chunk.new for chunk in chunks)
         self.rows = slice(first_row, first_row + rows)
-        self._mask = masks.several(chunks, new, skip, longest)
-        self._columns = self._gather(longest)  # [layers, chunks, 2 * kv_heads, longest, head_dim]
-        self.bytes = self._columns.nbytes
-        keys, values = self._columns.split_with_sizes((heads.key, heads.key), 2)
+        self._block = block = blocks.take(chunks, skip, longest)
+        self._slots = block.seat(chunks)
+        seated = [chunk for _, chunk in sorted(zip(self._slots, chunks, strict=True), key=_slot)]
+        self._prefix_mask = masks.prefix(seated, new, skip) if forks else None
+        self._mask = masks.several(seated, new, skip, longest)
+        used = block.columns[:, : len(chunks), :, :longest]
+        self.bytes = used.nbytes
+        keys, values = used.split_with_sizes((heads.key, heads.key), 2)
         self._keys, self._values = keys.unbind(0), values.unbind(0)
-        self._written = self._columns.narrow(3, longest - new, new).transpose(2, 3).unbind(0)
-        self._slots: Tensor | None = None  # of the rows, if some slots have none
-        if rows < len(chunks) * new:
-            ends = range(new, len(chunks) * new + 1, new)
-            slots = [
-                s for e, chunk in zip(ends, chunks, strict=True) for s in range(e)[-chunk.new :]
-            ]
-            self._slots = torch.tensor(slots, device=self._columns.device)
+        layers, _, key_heads, capacity, dim = block.columns.shape
+        self._flat = block.columns.view(layers, -1, dim).unbind(0)  # [slots * heads * columns, dim]
+        starts = [
+            slot * key_heads * capacity + column - skip
+            for slot, chunk in zip(self._slots, chunks, strict=True)
+            for column in range(chunk.start, chunk.end)
+        ]
+        by_head = torch.arange(0, key_heads * capacity, capacity)
+        self._written = (torch.tensor(starts)[:, None] + by_head).view(-1).to(used.device)
+        places = [
+            slot * new + token
+            for slot, chunk in zip(self._slots, chunks, strict=True)
+            for token in range(chunk.new)
+        ]
+        in_order = places == list(range(len(chunks) * new))
+        self._places = None if in_order else torch.tensor(places, device=used.device)
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         """[rows, heads, head_dim] of the group's rows -> [rows, query heads * head_dim].
@@ -319,13 +347,10 @@ class Gathered:
         """
         heads, count, new = self._heads, len(self._chunks), self._new
         query, written = qkv.split_with_sizes((heads.query, 2 * heads.key), 1)
-        if self._slots is None:
-            self._written[layer].copy_(written.view(count, new, -1, heads.dim))
-        else:
-            chunk, slot = self._slots // new, self._slots % new
-            self._written[layer][chunk, slot] = written
-            padded = query.new_zeros(count * new, heads.query, heads.dim)
-            query = padded.index_copy_(0, self._slots, query)
+        self._flat[layer].index_copy_(0, self._written, written.reshape(-1, heads.dim))
+        if self._places is not None:
+            placed = query.new_zeros(count * new, heads.query, heads.dim)
+            query = placed.index_copy_(0, self._places, query)
         query = _by_key_head(query, count, heads)
         keys, values = self._keys[layer], self._values[layer]
         if self._prefix is None:
@@ -338,38 +363,25 @@ class Gathered:
                 query, shared_keys, shared_values, self._prefix_mask, keys, values, self._mask
             )
         output = _rows(output, new, heads)
-        return output if self._slots is None else output[self._slots]
+        return output if self._places is None else output[self._places]
 
     def finish(self) -> None:
-        """Give every session what the pass has computed for it."""
-        new = self._new
-        rows = self._columns.narrow(3, self._longest - new, new).unbind(1)
+        """Give every session what the pass has computed for it, and keep the block."""
+        skip, columns = self._skip, self._block.columns.unbind(1)
         torch._foreach_copy_(
             [c.cache.written(c.start, c.end) for c in self._chunks],
             [
-                row if c.new == new else row.narrow(2, new - c.new, c.new)
-                for row, c in zip(rows, self._chunks, strict=True)
+                columns[slot][:, :, c.start - skip : c.end - skip]
+                for slot, c in zip(self._slots, self._chunks, strict=True)
             ],
         )
+        for chunk in self._chunks:
+            chunk.cache.copy.columns = chunk.end
+        self._blocks.give_back(self._block)
 
-    def _gather(self, longest: int) -> Tensor:
-        layers, heads, _, head_dim = self._chunks[0].cache.own.shape
-        gathered = self._chunks[0].cache.own.new_empty(
-            layers, len(self._chunks), heads, longest, head_dim
-        )
-        padding = longest + self._skip - min(chunk.end for chunk in self._chunks)
-        if padding:  # masked columns are still multiplied (by 0, which NaN would survive)
-            gathered.narrow(3, 0, padding).zero_()
-        targets, sources = [], []
-        for row, chunk in zip(gathered.unbind(1), self._chunks, strict=True):
-            first = longest - chunk.end + self._skip
-            for part in chunk.cache.parts(chunk.start, self._skip):
-                targets.append(row.narrow(2, first, part.shape[2]))
-                sources.append(part)
-                first += part.shape[2]
-        if targets:
-            torch._foreach_copy_(targets, sources)
-        return gathered
+
+def _slot(seated: tuple[int, Chunk]) -> int:
+    return seated[0]
 
 
 def _by_layer(parts: Sequence[Tensor], heads: Heads) -> tuple[list[Parts], list[Parts]]:

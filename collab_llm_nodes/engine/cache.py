@@ -80,6 +80,19 @@ class Share:
     columns: int
 
 
+@dataclass(eq=False)
+class Copy:
+    """A copy of a cache's first columns in a block (``blocks.py``).
+
+    Attributes:
+        slot: of the block.
+        columns: that are the same there and here.
+    """
+
+    slot: int
+    columns: int
+
+
 @dataclass
 class StaticCache:
     """Columns of keys and values, each part [layers, 2 * kv_heads, columns, head_dim].
@@ -97,10 +110,12 @@ class StaticCache:
     Attributes:
         shared: columns that forks read together.
         own: this session's part; its column 0 is column ``offset`` of the session.
+        copy: of the columns, in the block of the last pass that had one.
     """
 
     shared: list[Share]
     own: Tensor
+    copy: Copy | None = None
 
     @classmethod
     def empty(cls, layers: int, heads: int, head_dim: int, like: Tensor) -> StaticCache:
@@ -131,13 +146,14 @@ class StaticCache:
             self.own = _resized(self.own, capacity, _blocks(wanted))
 
     def parts(self, columns: int, skip: int = 0) -> list[Tensor]:
-        """Return views of the first ``columns`` columns, in order; or without all shared ones.
+        """Return views of the first ``columns`` columns, in order.
 
         Args:
-            skip: ``offset``, to leave out the shared columns; or 0.
+            skip: first columns to leave out: 0, or all that are shared at least.
         """
         if skip or not self.shared:
-            return [self.own.narrow(2, 0, columns - skip)] if columns > skip else []
+            wanted = max(columns - skip, 0)
+            return [self.own.narrow(2, skip - self.offset, wanted)] if wanted else []
         found = []
         for share in self.shared:
             taken = min(columns, share.columns)
@@ -152,6 +168,8 @@ class StaticCache:
 
     def cut(self, columns: int) -> None:
         """Free the columns from ``columns`` on."""
+        if self.copy is not None and self.copy.columns > columns:
+            self.copy.columns = columns
         used = max(0, columns - self.offset)
         while self.shared and self.offset > columns:
             last = self.shared.pop()

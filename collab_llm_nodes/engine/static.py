@@ -21,6 +21,7 @@ from torch import Tensor
 
 from collab_llm_nodes.engine.attention import Gathered, Heads, InPlace, Masks, arrange, grouped
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
+from collab_llm_nodes.engine.blocks import Blocks
 from collab_llm_nodes.engine.cache import StaticCache
 from collab_llm_nodes.engine.kernels import Head, fused, norm_of
 from collab_llm_nodes.models.architectures import (
@@ -90,6 +91,7 @@ class StaticBackend:
         self._like: Tensor = self._norm_weight(parts).detach()
         self.device, self.dtype = self._like.device, self._like.dtype
         self._masks = Masks(config.max_position_embeddings, self._heads.shared, self._like[:0])
+        self._blocks = Blocks()
         self._rotary = getattr(decoder, "rotary_emb", None)
         self._rotations: Tensor | None = None  # [positions, 2, 1, head_dim]: cosines and sines
         self._growing = threading.Lock()
@@ -134,7 +136,7 @@ class StaticBackend:
         Args:
             x: embedded tokens; or, if not ``enter``, the states behind an earlier stage's layers.
         """
-        groups = grouped(chunks, self._heads, self._masks)
+        groups = grouped(chunks, self._heads, self._masks, self._blocks)
         if enter:
             x = self._enter(chunks, x)
         rotation = self._rotation(chunks) if self._rotary is not None else None

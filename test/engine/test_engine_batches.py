@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,8 +176,11 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_passes_of_many_lengths_need_few_kernels(dtype: torch.dtype) -> None:
+def test_passes_of_many_lengths_need_few_kernels(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """oneDNN keeps half a megabyte for every size of a product that it has met."""
+    monkeypatch.setattr(kernels, "mkl_is_faster", lambda: False)
     linear = Linear(torch.zeros(200, 2008, dtype=dtype), None)
     with Products() as seen:
         for rows in range(17, 273):
@@ -189,6 +193,7 @@ def test_passes_of_many_lengths_need_few_kernels(dtype: torch.dtype) -> None:
 def test_selections_from_the_head_need_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has another size, so that kernels for it would never be used again."""
     monkeypatch.setattr(kernels, "ONEDNN_WORK", 0)  # else tiny ones are left to MKL anyway
+    monkeypatch.setattr(kernels, "mkl_is_faster", lambda: False)
     for dtype in ("float32", "bfloat16"):
         loaded = load(ModelConfig(str(tiny_folder("llama")), dtype=dtype))
         head = Head(decoder_parts(loaded.model), 100)
@@ -203,6 +208,28 @@ def test_selections_from_the_head_need_no_kernels(monkeypatch: pytest.MonkeyPatc
         with Products() as seen:
             head(states)
         assert ("mkldnn::_linear_pointwise" in seen.sizes) == (dtype == "float32")
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "vendors"), [("vendor_id\t: GenuineIntel", {True}), ("AuthenticAMD", {False})]
+)
+def test_the_vendor_decides_who_multiplies(
+    cpuinfo: str, vendors: set[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(cpuinfo)
+    monkeypatch.setattr(kernels, "CPUINFO", file)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    assert {kernels.mkl_is_faster.__wrapped__()} == vendors
+    monkeypatch.setattr(kernels, "mkl_is_faster", lambda: vendors == {True})
+    with Products() as seen:
+        Linear(torch.zeros(1000, 2000), None)(torch.zeros(5, 1000))
+    assert ("mkldnn::_linear_pointwise" in seen.sizes) != (vendors == {True})
+
+
+def test_without_cpuinfo_onednn_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "CPUINFO", Path("/nowhere"))
+    assert not kernels.mkl_is_faster.__wrapped__()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

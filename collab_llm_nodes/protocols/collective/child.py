@@ -7,6 +7,7 @@ ends when the parent closes the socket, or is gone.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import sys
@@ -28,6 +29,7 @@ def main(descriptor: int) -> None:
         begin = json.loads(next(lines))
         try:
             config = from_mapping(ModelConfig, begin["model"])
+            leave_a_core()
             set_threads(config)
             engine = Engine(load(config))
         except Exception as error:  # noqa: BLE001 - the parent tells it
@@ -47,6 +49,17 @@ def main(descriptor: int) -> None:
                 parent.sendall(line({"held_bytes": model.sessions.held_bytes}))
             else:
                 parent.sendall(line(_answer(model, message, known)))
+
+
+def leave_a_core() -> None:
+    """Keep this process off one of the cores: the target's thread needs one to itself.
+
+    Else k draft models and the target share the cores evenly, and the target, which sets the pace,
+    runs at a fraction of its speed wherever there are fewer than k + 1 cores.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) > 1:
+        os.sched_setaffinity(0, cores[1:])
 
 
 def _answer(model: DraftModel, message: dict[str, Any], known: dict[str, Ask]) -> dict[str, Any]:
