@@ -16,10 +16,10 @@ from torch import Tensor
 from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.cache import Copy, StaticCache
 
-KEPT = 2
-"""Blocks that a backend keeps: a pipeline has one batch verified while another is drafted."""
-_COLUMNS = 64
-_SLOTS = 4
+KEPT_BYTES = 64 << 20
+"""Size of the blocks that a backend keeps: a pipeline has one batch verified, another drafted."""
+_COLUMNS = 128
+_SLOTS = 8
 
 
 def _rounded(number: int, step: int) -> int:
@@ -122,7 +122,7 @@ class Blocks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # several threads may run passes
-        self._idle: list[Block] = []  # the one that was used last is the last
+        self._idle: list[Block] = []  # in the order of their last use
 
     def take(self, chunks: Sequence[Chunk], skip: int, columns: int) -> Block:
         """Return the block that holds most of the chunks, or one without any.
@@ -131,20 +131,24 @@ class Blocks:
         """
         count = len(chunks)
         with self._lock:
-            fitting = [b for b in self._idle if b.fits(count, columns)]
+            fitting = [block for block in self._idle if block.fits(count, columns)]
             best = max(fitting, key=lambda b: (b.skip == skip) * b.holds(chunks), default=None)
             if best is not None and best.skip == skip and 2 * best.holds(chunks) >= count:
                 self._idle.remove(best)
                 return best
-            if len(self._idle) == KEPT:
-                oldest = self._idle.pop(0)
-                if oldest in fitting:
-                    oldest.empty(skip)
-                    return oldest
+            if fitting and self._bytes() + fitting[0].columns.nbytes > KEPT_BYTES:
+                oldest = fitting[0]
+                self._idle.remove(oldest)
+                oldest.empty(skip)
+                return oldest
         return Block(chunks[0].cache, count, columns, skip)
 
     def give_back(self, block: Block) -> None:
         """Keep the block for later passes."""
         with self._lock:
             self._idle.append(block)
-            del self._idle[:-KEPT]
+            while len(self._idle) > 1 and self._bytes() > KEPT_BYTES:
+                del self._idle[0]
+
+    def _bytes(self) -> int:
+        return sum(block.columns.nbytes for block in self._idle)

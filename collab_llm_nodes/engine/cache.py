@@ -111,11 +111,13 @@ class StaticCache:
         shared: columns that forks read together.
         own: this session's part; its column 0 is column ``offset`` of the session.
         copy: of the columns, in the block of the last pass that had one.
+        member: of an ensemble, the model that reads and writes it.
     """
 
     shared: list[Share]
     own: Tensor
     copy: Copy | None = None
+    member: int = 0
 
     @classmethod
     def empty(cls, layers: int, heads: int, head_dim: int, like: Tensor) -> StaticCache:
@@ -209,7 +211,7 @@ class StaticCache:
             self.shared.append(part.share(own))
             part.cut(self.shared[-1], own)
             own = 0
-        twin = StaticCache([], self.own[:, :, : max(0, own)].clone())
+        twin = StaticCache([], self.own[:, :, : max(0, own)].clone(), member=self.member)
         twin.shared = [share.part.share(share.columns) for share in self.shared]
         twin.cut(columns)
         return twin

@@ -190,7 +190,7 @@ class Engine:
         chunks = [feed.session._begin(feed) for feed in feeds]
         order = self._backend.arrange(chunks) if len(feeds) > 1 else [0]
         feeds, chunks = [feeds[i] for i in order], [chunks[i] for i in order]
-        embedded = self._embed([token for feed in feeds for token in feed.ids])
+        embedded = self._embed(feeds)
         row = 0
         for feed in feeds:
             feed.session._show_images(feed.ids, embedded, row)
@@ -217,9 +217,9 @@ class Engine:
             results[order[i]] = failed.get(i, output.logits)
         return [results[i] for i in range(len(feeds))]
 
-    def _embed(self, ids: Sequence[int]) -> Tensor:
+    def _embed(self, feeds: Sequence[Feed]) -> Tensor:
         """[rows, hidden]."""
-        rows = torch.tensor(ids, device=self.device)
+        rows = torch.tensor([token for feed in feeds for token in feed.ids], device=self.device)
         if self.backend == "static":
             return torch.embedding(self._embedding, rows)
         embedded: Tensor = self.loaded.model.get_input_embeddings()(rows)  # some scale them

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -37,11 +37,20 @@ from collab_llm_nodes.models.loading import LoadedModel
 ROPE_TYPES = ("default", "linear", "llama3")  # angles that depend on the position alone
 
 
+class Layer(Protocol):
+    """A decoder layer over packed rows, but for attention."""
+
+    def before_attention(self, x: Tensor) -> Tensor:
+        """[rows, hidden] -> queries, keys and values [rows, heads * head_dim]."""
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """[rows, hidden] before the layer and [rows, heads * head_dim] -> [rows, hidden]."""
+
+
 class _Layer:
     """One decoder layer over packed rows."""
 
-    def __init__(self, parts: LayerParts, number: int) -> None:
-        self.number = number  # layers done behind it
+    def __init__(self, parts: LayerParts) -> None:
         self.attention_norm = norm_of(parts.attention_norm)
         self.mlp_norm = norm_of(parts.mlp_norm)
         self.norm_first = parts.norm_first
@@ -53,6 +62,10 @@ class _Layer:
             parts.activation, "forward", parts.activation
         )
         self.down = fused([parts.down])
+
+    def before_attention(self, x: Tensor) -> Tensor:
+        """[rows, hidden] -> queries, keys and values [rows, heads * head_dim]."""
+        return self.qkv(self.attention_norm(x) if self.norm_first else x)
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """[rows, hidden] before the layer and [rows, heads * head_dim] -> [rows, hidden]."""
@@ -83,7 +96,7 @@ class StaticBackend:
         model = loaded.model
         decoder, config = model.get_decoder(), model.config.get_text_config()
         self._parts = parts = decoder_parts(model)
-        self._layers = [_Layer(layer_parts(layer), i + 1) for i, layer in enumerate(parts.layers)]
+        self._layers = [_Layer(layer_parts(layer)) for layer in parts.layers]
         attention: Any = parts.layers[0].self_attn
         queries = config.num_attention_heads
         keys = getattr(config, "num_key_value_heads", None) or queries
@@ -140,12 +153,11 @@ class StaticBackend:
         if enter:
             x = self._enter(chunks, x)
         rotation = self._rotation(chunks) if self._rotary is not None else None
-        for layer in self._layers:
-            normed = layer.attention_norm(x) if layer.norm_first else x
-            attended = self._attend(layer, normed, rotation, groups)
+        for number, layer in enumerate(self._layers_for(chunks)):
+            attended = self._attend(number, layer.before_attention(x), rotation, groups)
             x = layer.after_attention(x, attended)
             if after_layer is not None:
-                after_layer(layer.number, x)
+                after_layer(number + 1, x)
         for group in groups:
             group.finish()
         return x
@@ -182,24 +194,31 @@ class StaticBackend:
         embedded: Tensor = x + self._embed_positions(None, position_ids=positions)
         return embedded
 
+    def _layers_for(self, chunks: Sequence[Chunk]) -> Sequence[Layer]:
+        """Return the layers that a pass over the chunks goes through."""
+        return self._layers
+
     def _attend(
         self,
-        layer: _Layer,
-        x: Tensor,
+        layer: int,
+        qkv: Tensor,
         rotation: tuple[Tensor, ...] | None,
         groups: Sequence[Gathered | InPlace],
     ) -> Tensor:
-        """[rows, hidden] -> [rows, heads * head_dim]; writes keys and values."""
+        """Queries, keys and values -> [rows, heads * head_dim]; writes those of ``layer``.
+
+        The layer counts from 0.
+        """
         heads = self._heads
-        qkv = layer.qkv(x).view(-1, heads.query + 2 * heads.key, heads.dim)
+        qkv = qkv.view(-1, heads.query + 2 * heads.key, heads.dim)
         if rotation is not None:
             cos, sin = rotation
             rotated = qkv.narrow(1, 0, heads.query + heads.key)
             swapped = rotated.roll(heads.dim // 2, -1)
             rotated.mul_(cos).addcmul_(swapped, sin)
         if len(groups) == 1:
-            return groups[0].attend(layer.number - 1, qkv)
-        return torch.cat([group.attend(layer.number - 1, qkv[group.rows]) for group in groups])
+            return groups[0].attend(layer, qkv)
+        return torch.cat([group.attend(layer, qkv[group.rows]) for group in groups])
 
     def _rotation(self, chunks: Sequence[Chunk]) -> tuple[Tensor, ...]:
         """Cosines and signed sines [rows, 1, head_dim]: x rotated is x * cos + swapped x * sin."""
@@ -239,11 +258,19 @@ class StaticBackend:
         if sum(keeps) < x.shape[0]:
             ends = accumulate(chunk.new for chunk in chunks)
             x = _joined([x[end - keep : end] for end, keep in zip(ends, keeps, strict=True)])
-        states = self._head.norm(x)
-        logits = self._head(states)
+        states, logits = self._read(x, chunks)
         if len(chunks) == 1:
             return [Output(logits, states)]
         return [Output(*own) for own in zip(logits.split(keeps), states.split(keeps), strict=True)]
+
+    def _read(self, x: Tensor, chunks: Sequence[Chunk]) -> tuple[Tensor, Tensor]:
+        """Return normed states and logits of the rows that the chunks want."""
+        return self.read(x)
+
+    def read(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return normed states and logits of rows [rows, hidden]."""
+        states = self._head.norm(x)
+        return states, self._head(states)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.random_init import write_random_model
 from collab_llm_nodes.protocols.collective.messages import Ids
-from collab_llm_nodes.protocols.collective.models import DraftModel
+from collab_llm_nodes.protocols.collective.models import draft_models
 from collab_llm_nodes.protocols.collective.workers import Failed, InThread, LocalDraft, Proposed
 
 TOKENS = 12
@@ -69,6 +69,7 @@ def prompts(family: Family) -> list[Ids]:
 @pytest.fixture
 def drafts_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "DraftProcess", ThreadDraft)
+    monkeypatch.setattr(ways, "shared_out", lambda models, workers: [[i] for i in range(models)])
 
 
 WAYS: dict[str, Callable[[Family], Way]] = {
@@ -175,19 +176,16 @@ class ThreadDraft(LocalDraft):
 
     def __init__(
         self,
-        index: int,
-        config: ModelConfig,
+        models: Mapping[int, ModelConfig],
         eos: frozenset[int],
         proposed: Proposed,
         failed: Failed,
     ) -> None:
-        engine = Engine(load(config))
-        self._vocabulary = engine.vocabulary
-        model, thread = DraftModel(engine, eos, index), InThread(f"draft-{index}")
-        super().__init__(index, model, thread, proposed, failed)
+        (drafts,) = draft_models([Engine(load(each)) for each in models.values()], eos, [*models])
+        super().__init__(drafts.indices, drafts, InThread("drafts"), proposed, failed)
 
-    def vocabulary(self) -> str:
-        return self._vocabulary
+    def vocabularies(self) -> list[str]:
+        return []
 
 
 @pytest.mark.usefixtures("drafts_in_threads")

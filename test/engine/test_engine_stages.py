@@ -161,8 +161,8 @@ def test_a_pass_of_a_stage_that_fails_leaves_all_sessions_as_they_were(
         if fails == "the layers":
             attend = stage._backend._attend
 
-            def failing(layer: Any, *rest: Any) -> torch.Tensor:
-                if layer.number == 3:
+            def failing(layer: int, *rest: Any) -> torch.Tensor:
+                if layer == 2:
                     raise Failed
                 return attend(layer, *rest)
 

@@ -32,7 +32,9 @@ def config(**fields: Any) -> CollectiveConfig:
     """A configuration over tiny models, in sequence; draft folders do for processes."""
     plain = CollectiveConfig(
         target=ModelConfig(path=str(tiny_folder(ARCHITECTURE))),
-        drafts=DraftsConfig(tuple(str(tiny_folder(ARCHITECTURE, seed)) for seed in (0, 1))),
+        drafts=DraftsConfig(
+            tuple(str(tiny_folder(ARCHITECTURE, seed)) for seed in (0, 1)), workers=2
+        ),
         pipeline="off",
         max_tokens=MAX_TOKENS,
     )

@@ -28,7 +28,7 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
 from collab_llm_nodes.protocols.collective.machine import Ended, Grown
 from collab_llm_nodes.protocols.collective.messages import Ask, Draw, Ids, Proposal
-from collab_llm_nodes.protocols.collective.models import DraftModel
+from collab_llm_nodes.protocols.collective.models import DraftModel, draft_models
 from collab_llm_nodes.protocols.collective.requests import Job
 from collab_llm_nodes.protocols.collective.runner import Runner
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
@@ -40,6 +40,7 @@ from collab_llm_nodes.protocols.collective.workers import (
     InThread,
     LocalDraft,
     Proposed,
+    shared_out,
 )
 
 S = 4
@@ -179,22 +180,25 @@ class Collective:
 
     def _workers(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
         eos = self._family.target.eos
-        if self._in_threads or not self._pipelined:
+        chosen = [self._family.drafts[i] for i in self._drafts]
+        if self._in_threads:
             return [
                 LocalDraft(
-                    own,
-                    DraftModel(self._family.drafts[i], eos, own),
-                    InThread(f"draft-{own}") if self._in_threads else Here(),
-                    proposed,
-                    failed,
+                    [own], DraftModel(draft, eos, own), InThread(f"draft-{own}"), proposed, failed
                 )
-                for own, i in enumerate(self._drafts)
+                for own, draft in enumerate(chosen)
             ]
+        if not self._pipelined:
+            groups = draft_models(chosen, eos, range(len(chosen)))
+            return [LocalDraft(each.indices, each, Here(), proposed, failed) for each in groups]
         folders = [str(self._family.folders[i]) for i in self._drafts]
         models = [ModelConfig(path=path, local_files_only=True, threads=1) for path in folders]
-        workers = [DraftProcess(i, model, eos, proposed, failed) for i, model in enumerate(models)]
+        workers = [
+            DraftProcess({i: models[i] for i in own}, eos, proposed, failed)
+            for own in shared_out(len(models), 0)
+        ]
         for worker in workers:
-            worker.vocabulary()  # returns once the model is loaded
+            worker.vocabularies()  # returns once the models are loaded
         return [*workers]
 
     def run(self, prompts: Sequence[Ids]) -> Run:

@@ -1,4 +1,4 @@
-"""The process of one draft model: ``python -m collab_llm_nodes.protocols.collective.child FD``.
+"""The process of draft models: ``python -m collab_llm_nodes.protocols.collective.child FD``.
 
 Its parent, a ``DraftProcess``, talks to it over the socket FD in lines of JSON (``wire.py``). It
 ends when the parent closes the socket, or is gone.
@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from collab_llm_nodes.config import from_mapping
@@ -18,7 +19,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.protocols.collective.messages import Ask
-from collab_llm_nodes.protocols.collective.models import DraftModel
+from collab_llm_nodes.protocols.collective.models import draft_models
 from collab_llm_nodes.protocols.collective.wire import asks_from_json, line, proposals_to_json
 
 
@@ -27,28 +28,64 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
     with socket.socket(fileno=descriptor) as parent, parent.makefile("rb") as lines:
         begin = json.loads(next(lines))
+        leave_a_core()
+        engines: list[Engine] = []
+        for index, fields in zip(begin["indices"], begin["models"], strict=True):
+            try:
+                config = from_mapping(ModelConfig, fields)
+                set_threads(config)
+                engines.append(Engine(load(config)))
+            except Exception as error:  # noqa: BLE001 - the parent tells it
+                told = {"error": f"{type(error).__name__}: {error}", "index": index}
+                parent.sendall(line(told))
+                return
         try:
-            config = from_mapping(ModelConfig, begin["model"])
-            leave_a_core()
-            set_threads(config)
-            engine = Engine(load(config))
-        except Exception as error:  # noqa: BLE001 - the parent tells it
-            parent.sendall(line({"error": f"{type(error).__name__}: {error}"}))
-            return
-        try:
-            parent.sendall(line({"vocabulary": engine.vocabulary}))
+            parent.sendall(line({"vocabularies": [engine.vocabulary for engine in engines]}))
         except BrokenPipeError:  # it has not waited
             return
-        model = DraftModel(engine, frozenset(begin["eos"]), begin["index"])
-        known: dict[str, Ask] = {}
+        drafts = _Drafts(engines, frozenset(begin["eos"]), begin["indices"])
         for text in lines:
             message = json.loads(text)
             if "release" in message:
-                known.pop(message["release"], None)
-                model.sessions.release(message["release"])
-                parent.sendall(line({"held_bytes": model.sessions.held_bytes}))
+                drafts.release(message["release"])
+                parent.sendall(line({"held_bytes": drafts.held_bytes}))
             else:
-                parent.sendall(line(_answer(model, message, known)))
+                answers = drafts.answers(message["draws"])
+                parent.sendall(line({"answers": answers, "held_bytes": drafts.held_bytes}))
+
+
+class _Drafts:
+    """The models of this process: those of one shape share their passes."""
+
+    def __init__(
+        self, engines: Sequence[Engine], eos: frozenset[int], indices: Sequence[int]
+    ) -> None:
+        self._known: dict[str, Ask] = {}
+        self._groups = draft_models(engines, eos, indices)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(drafts.sessions.held_bytes for drafts in self._groups)
+
+    def release(self, id: str) -> None:
+        self._known.pop(id, None)
+        for drafts in self._groups:
+            drafts.sessions.release(id)
+
+    def answers(self, draws: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the answer to each draw."""
+        asks = {draw["model"]: asks_from_json(draw, self._known) for draw in draws}
+        named = {draw["model"]: {k: draw[k] for k in ("batch", "step", "model")} for draw in draws}
+        found: list[dict[str, Any]] = []
+        for drafts in self._groups:
+            own = {model: asks[model] for model in drafts.indices if model in asks}
+            for model, given in (drafts.answers(own) if own else {}).items():
+                if isinstance(given, Exception):  # the parent leaves it out for a while
+                    told: dict[str, Any] = {"error": f"{type(given).__name__}: {given}"}
+                else:
+                    told = {"proposals": proposals_to_json(given)}
+                found.append({**named[model], **told})
+        return found
 
 
 def leave_a_core() -> None:
@@ -60,16 +97,6 @@ def leave_a_core() -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) > 1:
         os.sched_setaffinity(0, cores[1:])
-
-
-def _answer(model: DraftModel, message: dict[str, Any], known: dict[str, Ask]) -> dict[str, Any]:
-    named = {"batch": message["batch"], "step": message["step"]}
-    try:
-        proposals = model.draw(asks_from_json(message, known))
-    except Exception as error:  # noqa: BLE001 - the parent leaves this model out for a while
-        return {**named, "error": f"{type(error).__name__}: {error}"}
-    held = model.sessions.held_bytes
-    return {**named, "proposals": proposals_to_json(proposals), "held_bytes": held}
 
 
 if __name__ == "__main__":

@@ -62,6 +62,9 @@ from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
 from collab_llm_nodes.protocols.collective.requests import Draft, Job, RequestState, State
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
 
+_READING_ROUNDS = 4
+"""Of verifications in a row that read prompts, one in so many counts for the length."""
+
 
 @dataclass(frozen=True)
 class Grown:
@@ -159,6 +162,7 @@ class Machine:
         self._verified_from = 0.0
         self._step_from = 0.0  # the last verdict, or the begin of work after a pause
         self._steady = False
+        self._reading = 0  # verifications in a row that have read a prompt
         self._batches = 0
         self._paused = False
         self._level = 0  # active requests at the last admission
@@ -322,7 +326,7 @@ class Machine:
 
     def _asked(self, request: RequestState, serving: set[int]) -> set[int]:
         """Return the models to ask: those that can change the vote, and now and then all."""
-        if request.metrics.rounds % self._schedule.ask_all_every == 0:
+        if self._schedule.asks_all(request.metrics.rounds):
             return serving
         return deciding(serving, request.weights.values)
 
@@ -448,7 +452,15 @@ class Machine:
         )
 
     def _monitor(self, verified: Sequence[tuple[Draft, Outcome]], now: float) -> None:
-        """Let the length selector learn from a verification of a steady batch."""
+        """Let the length selector learn from a verification of a steady batch.
+
+        One that reads a prompt tells more of the prompt than of the length. Where each one does,
+        some are taken all the same.
+        """
+        reads = any(not draft.request.metrics.rounds for draft, _ in verified)
+        self._reading = self._reading + 1 if reads else 0
+        if self._reading % _READING_ROUNDS:
+            return
         if verified and self._steady:
             self._selector.observe(
                 Verification(

@@ -7,8 +7,10 @@ a model that has missed rounds, or whose draft has lost the vote, catches up by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ from collab_llm_nodes.decoding.rejection import (
 from collab_llm_nodes.decoding.sampling import SparseDistribution, distribution, most_likely
 from collab_llm_nodes.decoding.vote import proposes_likeliest
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.ensemble import Ensemble, alike
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import EncodedPrompt
@@ -33,8 +36,26 @@ _MAX_SUPPORT = 64
 """Entries of each distribution that the paper's rule divides by."""
 
 
+class Context(NamedTuple):
+    """What a model is to read for one request.
+
+    Attributes:
+        id: of the request.
+        prompt: token ids of its prompt.
+        tokens: those behind it.
+        wanted: logits are wanted after so many of the last tokens.
+        member: of an ensemble, the model that reads.
+    """
+
+    id: str
+    prompt: Ids
+    tokens: Ids
+    wanted: int
+    member: int = 0
+
+
 class Sessions:
-    """The KV caches of one model, by request.
+    """The KV caches of one model, or of an ensemble, by request.
 
     Attributes:
         held_bytes: size of all KV caches after the last pass or release.
@@ -43,49 +64,55 @@ class Sessions:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._sessions: dict[str, tuple[Session, Ids]] = {}  # and the tokens it has read
+        self._sessions: dict[tuple[str, int], tuple[Session, Ids]] = {}  # and what it has read
         self.held_bytes = self.peak_bytes = 0
 
-    def run(self, contexts: Sequence[tuple[str, Ids, Ids, int]]) -> list[Tensor | CollabError]:
+    def run(self, contexts: Sequence[Context]) -> list[Tensor | CollabError]:
         """Read the contexts in one pass.
-
-        Args:
-            contexts: of each request: its id, its prompt, the tokens behind that, and how many of
-                the last of them logits are wanted after.
 
         Returns:
             For each its logits [wanted, V], or why there are none.
         """
-        feeds = [self._feed(*context) for context in contexts]
+        feeds = [self._feed(context) for context in contexts]
         results: list[Tensor | CollabError] = []
-        for (id, prompt, tokens, _), result in zip(contexts, self._engine.run(feeds), strict=True):
+        for context, result in zip(contexts, self._engine.run(feeds), strict=True):
             if isinstance(result, Tensor):
-                self._sessions[id] = (self._sessions[id][0], (*prompt, *tokens))
+                key = context.id, context.member
+                self._sessions[key] = (self._sessions[key][0], (*context.prompt, *context.tokens))
             elif not isinstance(result, CollabError):
                 raise result
             results.append(result)
         self._measure()
         return results
 
-    def _feed(self, id: str, prompt: Ids, tokens: Ids, wanted: int) -> Feed:
-        if id not in self._sessions:
-            self._sessions[id] = (self._engine.open(EncodedPrompt(prompt)), ())
-        session, read = self._sessions[id]
-        context = (*prompt, *tokens)
-        keep = min(common_length(read, context), len(context) - wanted)
+    def _feed(self, context: Context) -> Feed:
+        key = context.id, context.member
+        if key not in self._sessions:
+            self._sessions[key] = (self._open(context), ())
+        session, read = self._sessions[key]
+        wanted = (*context.prompt, *context.tokens)
+        keep = min(common_length(read, wanted), len(wanted) - context.wanted)
         session.length = keep
-        self._sessions[id] = (session, read[:keep])
-        return Feed(session, context[keep:], last=wanted)
+        self._sessions[key] = (session, read[:keep])
+        return Feed(session, wanted[keep:], last=context.wanted)
+
+    def _open(self, context: Context) -> Session:
+        prompt = EncodedPrompt(context.prompt)
+        if isinstance(self._engine, Ensemble):
+            return self._engine.open(prompt, context.member)
+        return self._engine.open(prompt)
 
     def release(self, id: str) -> None:
-        """Free the KV cache of a request, if there is one."""
-        if id in self._sessions:
-            self._sessions.pop(id)[0].close()
+        """Free the KV caches of a request, if there are any."""
+        own = [key for key in self._sessions if key[0] == id]
+        for key in own:
+            self._sessions.pop(key)[0].close()
+        if own:
             self._measure()
 
     def close(self) -> None:
         """Free all KV caches."""
-        for id in list(self._sessions):
+        for id in {id for id, _ in self._sessions}:
             self.release(id)
 
     def _measure(self) -> None:
@@ -95,69 +122,127 @@ class Sessions:
 
 
 class DraftModel:
-    """One draft model.
+    """Draft models at work in one thread.
 
     Args:
+        engine: of one model, or an ensemble.
         eos: the target's end tokens: a draft ends with one.
-        index: of the model among the drafts; under the paper's rule it has random streams of its
-            own.
+        indices: of its models among all drafts; under the paper's rule each has random streams of
+            its own.
     """
 
-    def __init__(self, engine: Engine, eos: frozenset[int], index: int) -> None:
+    def __init__(self, engine: Engine, eos: frozenset[int], *indices: int) -> None:
         self.sessions = Sessions(engine)
+        self.indices = indices
         self._eos = eos
-        self._index = index
 
     def draw(self, asks: Sequence[Ask]) -> list[Proposal | None]:
-        """Draft for all requests side by side, one pass per token; None where that fails."""
-        tokens: list[list[int]] = [[] for _ in asks]
-        q: list[list[SparseDistribution]] = [[] for _ in asks]
-        failed: set[int] = set()
+        """Draft with the only model, see :meth:`draw_all`."""
+        (index,) = self.indices
+        return self.draw_all({index: asks})[index]
+
+    def answers(
+        self, asks: Mapping[int, Sequence[Ask]]
+    ) -> dict[int, list[Proposal | None] | Exception]:
+        """Return what :meth:`draw_all` does, or why a model has failed; the others go on."""
+        try:
+            return dict(self.draw_all(asks))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it leaves out one model
+            if len(asks) == 1:
+                return dict.fromkeys(asks, error)
+        each = [self.answers({index: own}) for index, own in asks.items()]
+        return {index: found for one in each for index, found in one.items()}
+
+    def draw_all(self, asks: Mapping[int, Sequence[Ask]]) -> dict[int, list[Proposal | None]]:
+        """Draft for all requests side by side, one pass per token; None where that fails.
+
+        Args:
+            asks: by the index of the model.
+        """
+        growing = [
+            _Growing(index, self.indices.index(index), ask)
+            for index, own in asks.items()
+            for ask in own
+        ]
         while True:
-            open_ = [
-                i
-                for i, (ask, own) in enumerate(zip(asks, tokens, strict=True))
-                if len(own) < ask.count and not (own and own[-1] in self._eos) and i not in failed
-            ]
+            open_ = [each for each in growing if each.grows(self._eos)]
             if not open_:
                 break
-            rows = self.sessions.run(
-                [(asks[i].id, asks[i].prompt, (*asks[i].answer, *tokens[i]), 1) for i in open_]
-            )
-            fine = [(i, row) for i, row in zip(open_, rows, strict=True) if isinstance(row, Tensor)]
-            failed |= set(open_) - {i for i, _ in fine}
+            rows = self.sessions.run([each.context for each in open_])
+            fine = []
+            for each, row in zip(open_, rows, strict=True):
+                if isinstance(row, Tensor):
+                    fine.append((each, row))
+                else:
+                    each.failed = True
             if not fine:
                 continue
             logits = torch.cat([row for _, row in fine])
             likely = most_likely(logits)
-            for row, (i, _) in enumerate(fine):
-                self._append(asks[i], logits[row], likely[row], tokens[i], q[i])
-        return [
-            None if i in failed else Proposal(tuple(own), tuple(q[i]) if asks[i].send_q else None)
-            for i, own in enumerate(tokens)
-        ]
+            for number, (each, _) in enumerate(fine):
+                self._append(each, logits[number], likely[number])
+        found = iter(growing)
+        return {
+            index: [each.proposal for each in islice(found, len(own))]
+            for index, own in asks.items()
+        }
 
-    def _append(
-        self,
-        ask: Ask,
-        logits: Tensor,
-        likely: int,
-        tokens: list[int],
-        q: list[SparseDistribution],
-    ) -> None:
+    def _append(self, growing: _Growing, logits: Tensor, likely: int) -> None:
         """Choose the token with which a draft goes on."""
-        position, sampling = len(ask.answer) + len(tokens), ask.sampling
+        ask = growing.ask
+        position, sampling = len(ask.answer) + len(growing.tokens), ask.sampling
         if ask.send_q:
-            own = replace(sampling, seed=sampling.seed + self._index + 1)
+            own = replace(sampling, seed=sampling.seed + growing.index + 1)
             law = distribution(logits, sampling)
             token, sent = propose(law, own, position, _MAX_SUPPORT)
             assert sent is not None
-            q.append(sent)
+            growing.q.append(sent)
         elif proposes_likeliest(sampling):
             token = likely
         else:
             token = own_token(distribution(logits, sampling), sampling, position)
-        tokens.append(token)
+        growing.tokens.append(token)
+
+
+@dataclass
+class _Growing:
+    """A draft of one model for one request.
+
+    Attributes:
+        index, member: of the model, among all drafts and in the ensemble.
+    """
+
+    index: int
+    member: int
+    ask: Ask
+    tokens: list[int] = field(default_factory=list)
+    q: list[SparseDistribution] = field(default_factory=list)
+    failed: bool = False
+
+    def grows(self, eos: frozenset[int]) -> bool:
+        ended = bool(self.tokens) and self.tokens[-1] in eos
+        return not self.failed and not ended and len(self.tokens) < self.ask.count
+
+    @property
+    def context(self) -> Context:
+        ask = self.ask
+        return Context(ask.id, ask.prompt, (*ask.answer, *self.tokens), 1, self.member)
+
+    @property
+    def proposal(self) -> Proposal | None:
+        if self.failed:
+            return None
+        return Proposal(tuple(self.tokens), tuple(self.q) if self.ask.send_q else None)
+
+
+def draft_models(
+    engines: Sequence[Engine], eos: frozenset[int], indices: Sequence[int]
+) -> list[DraftModel]:
+    """Return the models ready to draft: together if they can share passes, else one by one."""
+    if len(engines) > 1 and alike(engines):
+        return [DraftModel(Ensemble(engines), eos, *indices)]
+    pairs = zip(engines, indices, strict=True)
+    return [DraftModel(engine, eos, index) for engine, index in pairs]
 
 
 class Target:
@@ -171,7 +256,12 @@ class Target:
         """Judge the drafts of all requests in one pass."""
         rows = self.sessions.run(
             [
-                (claim.id, claim.prompt, (*claim.answer, *claim.draft), len(claim.draft) + 1)
+                Context(
+                    claim.id,
+                    claim.prompt,
+                    (*claim.answer, *claim.draft),
+                    len(claim.draft) + 1,
+                )
                 for claim in claims
             ]
         )

@@ -150,10 +150,13 @@ class Runner:
         while self._inbox:
             self._inbox.popleft()(time.monotonic())
         passes: list[Callable[[], None]] = []
+        draws: list[Draw] = []  # those of a step go together, for a worker may have several models
         for action in self._machine.poll(time.monotonic()):
             if isinstance(action, Draw):
-                self._workers[action.model].draw(action)
-            elif isinstance(action, Verify):
+                draws.append(action)
+                continue
+            self._have_drawn(draws)
+            if isinstance(action, Verify):
                 passes.append(partial(self._make_verdicts, action))
             elif isinstance(action, Release):
                 for worker in self._workers:
@@ -162,12 +165,21 @@ class Runner:
             elif isinstance(action, Incident):
                 self._log.warning(f"draft model {action.model} is left out: {action.error}")
                 if action.silent:
-                    self._workers[action.model].recover()
+                    next(w for w in self._workers if action.model in w.models).recover()
             elif isinstance(action, Ended):
                 self._listeners.pop(action.id)(action)
             else:
                 self._listeners[action.id](action)
+        self._have_drawn(draws)
         return passes
+
+    def _have_drawn(self, draws: list[Draw]) -> None:
+        """Hand each worker its draws, of which none is left then."""
+        for worker in self._workers if draws else ():
+            own = [draw for draw in draws if draw.model in worker.models]
+            if own:
+                worker.draw(own)
+        draws.clear()
 
     def _wait(self) -> None:
         """Wait for the bell, until the machine wants to be asked again."""

@@ -24,7 +24,7 @@ from collab_llm_nodes.models.vocabulary import NamedHash, check_one_vocabulary
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.collective.machine import Ended, Grown, Job, Machine
 from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
-from collab_llm_nodes.protocols.collective.models import DraftModel, Target
+from collab_llm_nodes.protocols.collective.models import Target, draft_models
 from collab_llm_nodes.protocols.collective.runner import Runner
 from collab_llm_nodes.protocols.collective.settings import IN_SEQUENCE, PROCESSES, CollectiveConfig
 from collab_llm_nodes.protocols.collective.workers import (
@@ -35,6 +35,7 @@ from collab_llm_nodes.protocols.collective.workers import (
     InThread,
     LocalDraft,
     Proposed,
+    shared_out,
 )
 from collab_llm_nodes.protocols.prompts import name_prompt, prompt_of
 
@@ -196,27 +197,25 @@ class Collective:
     def _local(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
         self._check_vocabularies((e.loaded.config.path, e.vocabulary) for e in self._drafts)
         sequence = self._config.pipeline == IN_SEQUENCE
-        return [
-            LocalDraft(
-                i,
-                DraftModel(draft, self._target.eos, i),
-                Here() if sequence else InThread(f"draft-{i}"),
-                proposed,
-                failed,
-            )
-            for i, draft in enumerate(self._drafts)
-        ]
+        workers = 1 if sequence else self._config.drafts.workers
+        found: list[DraftWorker] = []
+        for models in shared_out(len(self._drafts), workers):
+            engines = [self._drafts[i] for i in models]
+            execute = Here() if sequence else InThread(f"draft-{models[0]}")
+            for drafts in draft_models(engines, self._target.eos, models):
+                found.append(LocalDraft(drafts.indices, drafts, execute, proposed, failed))
+        return found
 
     def _processes(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
         workers: list[DraftProcess] = []
         try:
             drafts = self._config.drafts
-            for i, model in enumerate(drafts.models()):
-                workers.append(
-                    DraftProcess(i, model, self._target.eos, proposed, failed, drafts.load_s)
-                )
-            hashes = (worker.vocabulary() for worker in workers)  # all load at the same time
-            self._check_vocabularies(zip(self._config.drafts.paths, hashes, strict=True))
+            configs = drafts.models()
+            for models in shared_out(len(configs), drafts.workers):
+                own = {i: configs[i] for i in models}
+                workers.append(DraftProcess(own, self._target.eos, proposed, failed, drafts.load_s))
+            hashes = [own for worker in workers for own in worker.vocabularies()]  # all load
+            self._check_vocabularies(zip(drafts.paths, hashes, strict=True))
         except CollabError:
             for worker in workers:
                 worker.close()

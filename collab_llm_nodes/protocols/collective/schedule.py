@@ -48,9 +48,10 @@ class ScheduleConfig:
         " whole length, as in paper 002.",
     )
     ask_all_every: int = _fixed(
-        8,
-        "A model that outweighs all others together decides the vote, so it drafts alone; in every"
-        " so many rounds of a request all draft, and are scored. 1: always, as in paper 002.",
+        16,
+        "A model that outweighs all others together decides the vote, so it drafts alone. All"
+        " draft, and are scored, in the first round of a request, so many rounds later, and again"
+        " after pauses that double. 1: in every round, as in paper 002.",
         low=1,
         high=65536,
     )
@@ -68,6 +69,11 @@ class ScheduleConfig:
                 field="pool_low",
                 remedy="lower it, or leave it 0",
             )
+
+    def asks_all(self, round: int) -> bool:
+        """Return True if all models draft in this round of a request, whatever they weigh."""
+        pauses, rest = divmod(round, self.ask_all_every)
+        return self.ask_all_every == 1 or (rest == 0 and pauses & (pauses + 1) == 0)  # 0, 1, 3, 7
 
     @property
     def high(self) -> int:

@@ -24,6 +24,14 @@ class DraftsConfig:
     dtype: str = setting("float32", "Type of the weights.", choices=tuple(DTYPES), read_only=True)
     device: str = setting("cpu", "cpu, cuda or cuda:N.", read_only=True)
     local_files_only: bool = setting(False, "Never ask the hub.", read_only=True)
+    workers: int = setting(
+        0,
+        "Processes or threads that share the draft models; 0: one for each core beside the"
+        " target's. Models of one shape in one process share their passes, and fail together.",
+        low=0,
+        high=1024,
+        read_only=True,
+    )
     threads: int = setting(
         1, "CPU threads of each process of its own.", low=1, high=1024, read_only=True
     )

@@ -31,7 +31,7 @@ def draw_to_json(draw: Draw, known: set[str]) -> dict[str, Any]:
             told = {"prompt": ask.prompt, "sampling": asdict(ask.sampling), "send_q": ask.send_q}
             fields["first"] = told
         asks.append(fields)
-    return {"batch": draw.batch, "step": draw.step, "asks": asks}
+    return {"batch": draw.batch, "step": draw.step, "model": draw.model, "asks": asks}
 
 
 def asks_from_json(message: Mapping[str, Any], known: dict[str, Ask]) -> list[Ask]:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -92,14 +92,18 @@ class InThread:
 
 
 class DraftWorker(Protocol):
-    """One draft model at work."""
+    """One or several draft models at work."""
+
+    @property
+    def models(self) -> Sequence[int]:
+        """Their indices among all draft models."""
 
     @property
     def held_bytes(self) -> int:
-        """Size of its KV caches, as it was told last."""
+        """Size of their KV caches, as it was told last."""
 
-    def draw(self, draw: Draw) -> None:
-        """Have the model answer, by its callbacks."""
+    def draw(self, draws: Sequence[Draw]) -> None:
+        """Have models answer side by side, by the callbacks."""
 
     def release(self, id: str) -> None:
         """Free what is held for a request."""
@@ -108,58 +112,74 @@ class DraftWorker(Protocol):
         """Do what can be done about a model that is silent."""
 
     def close(self) -> None:
-        """Free the model."""
+        """Free the models."""
+
+
+def shared_out(models: int, workers: int) -> list[range]:
+    """Return the models of each worker, as many as possible of one size.
+
+    Args:
+        workers: how many there are to be; 0: as many as there are cores beside the target's. Never
+            more than models.
+    """
+    wanted = workers or len(os.sched_getaffinity(0)) - 1
+    count = min(max(wanted, 1), models)
+    ends = [models * (number + 1) // count for number in range(count)]
+    return [range(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 class LocalDraft:
-    """A draft model in this process."""
+    """Draft models in this process."""
 
     def __init__(
         self,
-        index: int,
-        model: DraftModel,
+        models: Sequence[int],
+        drafts: DraftModel,
         executor: Executor,
         proposed: Proposed,
         failed: Failed,
     ) -> None:
-        self._index, self._model, self._execute = index, model, executor
+        self.models = models
+        self._drafts, self._execute = drafts, executor
         self._proposed, self._failed = proposed, failed
 
     @property
     def held_bytes(self) -> int:
-        return self._model.sessions.held_bytes
+        return self._drafts.sessions.held_bytes
 
-    def draw(self, draw: Draw) -> None:
+    def draw(self, draws: Sequence[Draw]) -> None:
         def work() -> None:
-            try:
-                proposals = self._model.draw(draw.asks)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the other models go on
-                self._failed(self._index, as_model_error(error))
-            else:
-                self._proposed(draw, proposals)
+            answers = self._drafts.answers({draw.model: draw.asks for draw in draws})
+            for draw in draws:
+                found = answers[draw.model]
+                if isinstance(found, Exception):
+                    self._failed(draw.model, as_model_error(found))
+                else:
+                    self._proposed(draw, found)
 
         self._execute(work)
 
     def release(self, id: str) -> None:
-        self._execute(lambda: self._model.sessions.release(id))
+        self._execute(lambda: self._drafts.sessions.release(id))
 
     def recover(self) -> None:
         """Do nothing: a pass in this process cannot be ended from outside."""
 
     def close(self) -> None:
-        self._execute(self._model.sessions.close)
+        self._execute(self._drafts.sessions.close)
         self._execute.close()
 
 
 class DraftProcess:
-    """A draft model in a process of its own; a new one is started when it has ended.
+    """Draft models in a process of their own; a new one is started when it has ended.
 
-    While a new one loads the model, which may take longer than others wait for a draft, it proposes
-    nothing.
+    While a new one loads the models, which may take longer than others wait for a draft, it
+    proposes nothing.
 
     Args:
+        models: configurations by index among all draft models.
         eos: the target's end tokens.
-        load_s: time to load the model.
+        load_s: time to load the models.
 
     Raises:
         Unavailable: the system starts no further process.
@@ -170,15 +190,14 @@ class DraftProcess:
 
     def __init__(
         self,
-        index: int,
-        config: ModelConfig,
+        models: Mapping[int, ModelConfig],
         eos: frozenset[int],
         proposed: Proposed,
         failed: Failed,
         load_s: float = 120.0,
     ) -> None:
-        self._index, self._eos = index, eos
-        self._config = config
+        self.models = tuple(models)
+        self._configs, self._eos = tuple(models.values()), eos
         self._load_s = load_s
         self._proposed, self._failed = proposed, failed
         self._lock = threading.Lock()  # of the child and what it knows
@@ -186,36 +205,39 @@ class DraftProcess:
         self._child: subprocess.Popen[bytes] | None = None
         self._start()
 
-    def vocabulary(self) -> str:
-        """Wait until the model is loaded; return the hash of its vocabulary.
+    def vocabularies(self) -> list[str]:
+        """Wait until the models are loaded; return the hashes of their vocabularies.
 
         Raises:
-            ModelError: it cannot be loaded.
+            ModelError: one cannot be loaded.
         """
         try:
             told = self._ready.get(timeout=self._load_s)
         except queue.Empty:
             told = {"error": f"the model is not loaded after {self._load_s:g} s"}
         if "error" in told:
-            raise ModelError(str(told["error"]), field=f"drafts.paths[{self._index}]")
-        return str(told["vocabulary"])
+            index = told.get("index", self.models[0])
+            raise ModelError(str(told["error"]), field=f"drafts.paths[{index}]")
+        return [str(own) for own in told["vocabularies"]]
 
-    def draw(self, draw: Draw) -> None:
+    def draw(self, draws: Sequence[Draw]) -> None:
         with self._lock:
             if self._child is None:
                 try:
                     self._start()
                 except Unavailable as error:
-                    self._failed(self._index, error)
+                    for draw in draws:
+                        self._failed(draw.model, error)
                     return
             loaded = self._loaded
             if loaded:
-                self._pending[draw.batch, draw.step] = draw
-                self._send(draw_to_json(draw, self._known))
+                self._pending.update({(d.batch, d.step, d.model): d for d in draws})
+                self._send({"draws": [draw_to_json(draw, self._known) for draw in draws]})
             elif self._child is not None and time.monotonic() > self._load_due:
                 self._child.kill()
         if not loaded:
-            self._proposed(draw, [None] * len(draw.asks))
+            for draw in draws:
+                self._proposed(draw, [None] * len(draw.asks))
 
     def release(self, id: str) -> None:
         with self._lock:
@@ -249,7 +271,7 @@ class DraftProcess:
             ours, self._child = self._spawn()
         except OSError as error:  # no descriptors, processes or memory left: others may go on
             raise Unavailable(
-                f"the process of draft model {self._index} cannot be started: {error}"
+                f"the process of draft model {self._names} cannot be started: {error}"
             ) from error
         limit = struct.pack("ll", _SEND_DEADLINE_S, 0)  # a timeout of Python's would hold for reads
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -258,11 +280,17 @@ class DraftProcess:
         self._load_due = time.monotonic() + self._load_s
         self.held_bytes = 0
         self._known: set[str] = set()
-        self._pending: dict[tuple[Any, Any], Draw] = {}
+        self._pending: dict[tuple[Any, Any, Any], Draw] = {}
         self._ready: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
-        self._send({"model": asdict(self._config), "eos": sorted(self._eos), "index": self._index})
+        self._send(
+            {
+                "models": [asdict(config) for config in self._configs],
+                "eos": sorted(self._eos),
+                "indices": self.models,
+            }
+        )
         self._listener = threading.Thread(
-            target=self._listen, args=(ours, self._child), name=f"draft-{self._index}", daemon=True
+            target=self._listen, args=(ours, self._child), name=f"draft-{self._names}", daemon=True
         )
         self._listener.start()
 
@@ -302,22 +330,28 @@ class DraftProcess:
         with self._lock:
             closing, self._child = self._closing, None
             self.held_bytes = 0
-        ended = f"the process of draft model {self._index} ended with status {status}"
+        ended = f"the process of draft model {self._names} ended with status {status}"
         self._ready.put({"error": ended})
-        if not closing:
-            self._failed(self._index, Unavailable(ended))
+        for model in () if closing else self.models:
+            self._failed(model, Unavailable(ended))
 
     def _hear(self, message: Mapping[str, Any]) -> None:
         self.held_bytes = message.get("held_bytes", self.held_bytes)
         if not self._loaded:  # its first word tells whether it is
-            self._loaded = "vocabulary" in message
+            self._loaded = "vocabularies" in message
             self._ready.put(message)
-        with self._lock:
-            draw = self._pending.pop((message.get("batch"), message.get("step")), None)
-        if "error" in message:
-            self._failed(self._index, ModelError(str(message["error"])))
-        elif draw is not None:
-            self._proposed(draw, proposals_from_json(message["proposals"]))
+        for answer in message.get("answers", ()):
+            key = answer["batch"], answer["step"], answer["model"]
+            with self._lock:
+                draw = self._pending.pop(key, None)
+            if "error" in answer:
+                self._failed(answer["model"], ModelError(str(answer["error"])))
+            elif draw is not None:
+                self._proposed(draw, proposals_from_json(answer["proposals"]))
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(map(str, self.models))
 
 
 def as_model_error(error: Exception) -> CollabError:

@@ -268,7 +268,11 @@ def test_a_draft_model_that_fails_is_reported_and_the_others_go_on(
 def test_a_draft_model_that_hangs_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     Stuck.go_on.clear()
     engines = [Stuck(drafts()[0].loaded), drafts()[1]]
-    made = config(pipeline="thread", schedule=small(draft_timeout_s=0.3, retry_s=0.0))
+    made = config(
+        pipeline="thread",
+        schedule=small(draft_timeout_s=0.3, retry_s=0.0),
+        drafts=DraftsConfig(workers=2),
+    )
     with caplog.at_level(logging.WARNING), running(made, engines) as collective:
         answers = ask_all(collective, [request(i) for i in range(4)])
         assert collective.health()["drafts_in_service"] == 1
@@ -372,7 +376,7 @@ def test_the_target_frees_rejected_tokens() -> None:
     held = judge.sessions.held_bytes
     answer = (outcome.next_token,) if not outcome.accepted else (1, outcome.next_token)
     judge.verify([Claim("a", prompt, answer, SamplingConfig(), (), None)])
-    assert judge.sessions._sessions["a"][0].length == len(prompt) + len(answer)
+    assert judge.sessions._sessions["a", 0][0].length == len(prompt) + len(answer)
     assert judge.sessions.held_bytes <= held
     judge.sessions.close()
 

@@ -19,20 +19,23 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.collective import workers
 from collab_llm_nodes.protocols.collective.messages import Ask, Draw, Proposal
-from collab_llm_nodes.protocols.collective.workers import DraftProcess
+from collab_llm_nodes.protocols.collective.workers import DraftProcess, shared_out
 
 CHILD = """
 import json, socket, sys
 with socket.socket(fileno=int(sys.argv[1])) as parent, parent.makefile("rb") as lines:
     next(lines)
-    parent.sendall(b'{"vocabulary": "v"}\\n')
+    parent.sendall(b'{"vocabularies": ["v", "w"]}\\n')
     for line in lines:
-        told = json.loads(line)
-        says = {"tokens": [len(told["asks"][0].get("first", {}))], "q": None}
-        answer = {"batch": told["batch"], "step": told["step"], "proposals": [says]}
-        if told["asks"][0]["count"] == 0:
-            answer["error"] = "no memory"
-        parent.sendall(json.dumps(answer).encode() + b"\\n")
+        answers = []
+        for told in json.loads(line)["draws"]:
+            says = {"tokens": [len(told["asks"][0].get("first", {}))], "q": None}
+            answer = {name: told[name] for name in ("batch", "step", "model")}
+            answer["proposals"] = [says]
+            if told["asks"][0]["count"] == 0:
+                answer["error"] = "no memory"
+            answers.append(answer)
+        parent.sendall(json.dumps({"answers": answers}).encode() + b"\\n")
 """
 """Proposes 3 for a request that it is told about in full (three fields), else 0.
 
@@ -43,9 +46,9 @@ FIRST, AGAIN = [Proposal((3,))], [Proposal((0,))]
 Told = queue.SimpleQueue[Any]
 
 
-def draw(batch: int, answer: int = 1, count: int = 3) -> Draw:
+def draw(batch: int, answer: int = 1, count: int = 3, model: int = 4) -> list[Draw]:
     ask = Ask("a", (5, 6, 7), (5,) * answer, count, SamplingConfig())
-    return Draw(batch, 0, 0, (ask,))
+    return [Draw(batch, 0, model, (ask,))]
 
 
 @pytest.fixture
@@ -59,15 +62,47 @@ def worker(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     program.write_text(CHILD, encoding="utf-8")
     monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-S", str(program)))
     made = DraftProcess(
-        0,
-        ModelConfig(),
+        {4: ModelConfig(), 7: ModelConfig()},
         frozenset(),
         lambda asked, proposals: told.put((asked.batch, proposals)),
-        lambda index, error: told.put(str(error)),
+        lambda index, error: told.put((index, str(error))),
     )
-    assert made.vocabulary() == "v"
+    assert made.vocabularies() == ["v", "w"]
     yield made
     made.close()
+
+
+def check_ended(told: Told) -> None:
+    """All models of the process are left out."""
+    found = [told.get(timeout=60) for _ in range(2)]
+    assert [index for index, _ in found] == [4, 7]
+    assert all("draft model 4, 7 ended with status -9" in error for _, error in found)
+
+
+def test_the_models_of_a_process_answer_side_by_side(worker: DraftProcess, told: Told) -> None:
+    worker.draw([*draw(0, model=4), *draw(0, model=7)])
+    assert told.get(timeout=60) == (0, FIRST)
+    assert told.get(timeout=60) == (0, AGAIN), "a request is told in full once"
+
+
+@pytest.mark.parametrize(
+    ("models", "workers", "cores", "expected"),
+    [
+        (3, 0, 2, [[0, 1, 2]]),
+        (3, 0, 3, [[0], [1, 2]]),
+        (3, 0, 16, [[0], [1], [2]]),
+        (3, 0, 1, [[0, 1, 2]]),
+        (3, 3, 2, [[0], [1], [2]]),
+        (4, 2, 2, [[0, 1], [2, 3]]),
+        (2, 5, 2, [[0], [1]]),
+        (0, 0, 4, []),
+    ],
+)
+def test_models_are_shared_out(
+    models: int, workers: int, cores: int, expected: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    assert [list(own) for own in shared_out(models, workers)] == expected
 
 
 def test_a_new_process_abstains_until_its_model_is_loaded(worker: DraftProcess, told: Told) -> None:
@@ -76,10 +111,10 @@ def test_a_new_process_abstains_until_its_model_is_loaded(worker: DraftProcess, 
     worker.draw(draw(1))
     assert told.get(timeout=60) == (1, AGAIN)
     worker.recover()
-    assert "ended with status -9" in told.get(timeout=60)
+    check_ended(told)
     worker.draw(draw(2))
     assert told.get(timeout=60) == (2, [None]), "nobody waits for the load"
-    worker.vocabulary()
+    worker.vocabularies()
     worker.draw(draw(3))
     assert told.get(timeout=60) == (3, FIRST), "the new one is told all anew"
 
@@ -88,7 +123,7 @@ def test_a_draw_that_fails_is_told_and_forgotten(worker: DraftProcess, told: Tol
     """A model that fails again and again must not fill the memory with what it was asked."""
     for batch in range(3):
         worker.draw(draw(batch, count=0))
-        assert told.get(timeout=60) == "no memory"
+        assert told.get(timeout=60) == (4, "no memory")
     assert not worker._pending
     worker.draw(draw(3))
     assert told.get(timeout=60) == (3, AGAIN)
@@ -99,7 +134,7 @@ def test_a_stopped_process_holds_nobody_up(worker: DraftProcess, told: Told) -> 
     assert worker._child is not None
     os.kill(worker._child.pid, signal.SIGSTOP)
     worker.draw(draw(0, answer=1_000_000))
-    assert "ended with status -9" in told.get(timeout=60)
+    check_ended(told)
 
 
 def test_a_load_that_takes_too_long_is_given_up(
@@ -107,11 +142,11 @@ def test_a_load_that_takes_too_long_is_given_up(
 ) -> None:
     monkeypatch.setattr(worker, "_load_s", 0.0)
     worker.recover()
-    told.get(timeout=60)
+    check_ended(told)
     worker.draw(draw(0))
-    answers = [told.get(timeout=60), told.get(timeout=60)]
+    answers = [told.get(timeout=60) for _ in range(3)]
     assert (0, [None]) in answers
-    assert any("ended with status -9" in str(each) for each in answers)
+    assert sum("ended with status -9" in str(each) for each in answers) == 2
 
 
 def test_a_process_that_cannot_be_started_is_told_and_tried_again(
@@ -119,13 +154,13 @@ def test_a_process_that_cannot_be_started_is_told_and_tried_again(
 ) -> None:
     """An error here would end the machine, and with it all answers."""
     worker.recover()
-    told.get(timeout=60)
+    check_ended(told)
     with monkeypatch.context() as without:
         without.setattr(workers, "_COMMAND", ("/nonexistent/python",))
         worker.draw(draw(0))
-    assert "cannot be started" in told.get(timeout=60)
+    assert "cannot be started" in told.get(timeout=60)[1]
     worker.draw(draw(1))
     assert told.get(timeout=60) == (1, [None])
-    worker.vocabulary()
+    worker.vocabularies()
     worker.draw(draw(2))
     assert told.get(timeout=60) == (2, FIRST)

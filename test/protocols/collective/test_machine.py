@@ -476,13 +476,18 @@ def asked_models(ask_all_every: int) -> list[list[int]]:
     return found
 
 
-def test_a_model_that_outweighs_the_others_drafts_alone_but_for_every_fourth_round() -> None:
+def test_a_model_that_outweighs_the_others_drafts_alone_but_for_rare_rounds() -> None:
     rounds = asked_models(4)
-    alone = [models for number, models in enumerate(rounds) if number % 4]
-    assert all(models == [0, 1, 2] for models in rounds[::4])
-    assert alone[0] == [0, 1, 2], "one round says little"
-    assert alone[3:]
-    assert all(models == [0] for models in alone[3:])
+    all_draft = [number for number, models in enumerate(rounds) if models == [0, 1, 2]]
+    assert rounds[1] == [0, 1, 2], "one round says little"
+    assert [number for number in all_draft if number > 3] == [4], "the next would be the 12th"
+    assert len(rounds) > 8
+    assert all(models == [0] for models in rounds[5:])
+
+
+def test_pauses_between_the_rounds_in_which_all_draft_double() -> None:
+    schedule = ScheduleConfig(ask_all_every=3)
+    assert [round for round in range(50) if schedule.asks_all(round)] == [0, 3, 9, 21, 45]
 
 
 def test_all_models_draft_always_as_in_the_paper() -> None:

@@ -1,0 +1,129 @@
+"""Several models of one shape whose sessions share passes.
+
+A pass over a few tokens of a small model costs little arithmetic. What it costs beyond that (calls
+of attention, masks, rotations, columns side by side) is spent once for all models here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+
+import torch
+from torch import Tensor
+
+from collab_llm_nodes.engine import attention
+from collab_llm_nodes.engine.backend import Chunk
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.kernels import Head
+from collab_llm_nodes.engine.session import Feed, Session
+from collab_llm_nodes.engine.static import Layer, StaticBackend
+from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.models.loading import LoadedModel
+from collab_llm_nodes.models.prompt import EncodedPrompt
+
+_NAMES = ("_name_or_path", "architectures", "dtype", "transformers_version")
+
+
+def alike(engines: Sequence[Engine]) -> bool:
+    """Return True if the models can share passes: they have one shape and one type of numbers.
+
+    An engine of another kind, such as one that emulates a larger model, makes its own passes.
+    """
+    if not all(type(engine) is Engine and engine.backend == "static" for engine in engines):
+        return False
+    shapes = []
+    for engine in engines:
+        config = engine.loaded.model.config.to_dict()
+        shape = {name: value for name, value in config.items() if name not in _NAMES}
+        shapes.append((shape, engine._embedding.dtype, engine.device))
+    return all(shape == shapes[0] for shape in shapes)
+
+
+class Ensemble(Engine):
+    """An engine for several models; each session belongs to one of them.
+
+    Early exits do not fire.
+
+    Args:
+        engines: of the models; :func:`alike` is true for them.
+    """
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        models = [engine.loaded for engine in engines]
+        super().__init__(models[0], backend="static")
+        self._exits = None
+        self._backend: _Backend = _Backend(models, self.vocab_size)
+        self._embeddings = [engine._embedding for engine in engines]
+
+    def open(self, prompt: EncodedPrompt, member: int = 0) -> Session:
+        """Start a session of the model ``member``."""
+        cache = self._backend.new_cache()
+        cache.member = member
+        return Session(self, prompt, cache)
+
+    def _embed(self, feeds: Sequence[Feed]) -> Tensor:
+        return torch.cat(
+            [
+                torch.embedding(
+                    self._embeddings[feed.session._cache.member],
+                    torch.tensor(feed.ids, device=self.device),
+                )
+                for feed in feeds
+            ]
+        )
+
+
+class _Backend(StaticBackend):
+    """The layers of all models; what belongs to no model is the first one's."""
+
+    def __init__(self, models: Sequence[LoadedModel], vocab_size: int) -> None:
+        self._members = [
+            StaticBackend(loaded, Head(decoder_parts(loaded.model), vocab_size))
+            for loaded in models
+        ]
+        super().__init__(models[0], self._members[0]._head)
+
+    def arrange(self, chunks: Sequence[Chunk]) -> list[int]:  # type: ignore[override]
+        """Return the chunks' numbers: of those that attend together, each model's side by side."""
+        order = attention.arrange(chunks)
+        return sorted(order, key=lambda i: (chunks[i].group, chunks[i].cache.member))
+
+    def _layers_for(self, chunks: Sequence[Chunk]) -> Sequence[Layer]:
+        rows = _rows_by_member([(chunk.cache.member, chunk.new) for chunk in chunks])
+        return [
+            _Split([(self._members[member]._layers[number], own) for member, own in rows])
+            for number in range(len(self._layers))
+        ]
+
+    def _read(self, x: Tensor, chunks: Sequence[Chunk]) -> tuple[Tensor, Tensor]:
+        rows = _rows_by_member([(chunk.cache.member, chunk.keep) for chunk in chunks])
+        states, logits = zip(*(self._members[m].read(x[own]) for m, own in rows), strict=True)
+        return torch.cat(states), torch.cat(logits)
+
+
+def _rows_by_member(counts: Sequence[tuple[int, int]]) -> list[tuple[int, slice]]:
+    """Return the members and their rows, of (member, rows) in order; neighbours are joined."""
+    found: list[tuple[int, slice]] = []
+    end = 0
+    for member, own in groupby(counts, key=itemgetter(0)):
+        begin, end = end, end + sum(rows for _, rows in own)
+        found.append((member, slice(begin, end)))
+    return found
+
+
+@dataclass(frozen=True)
+class _Split:
+    """One layer of several models, each over its own rows."""
+
+    parts: Sequence[tuple[Layer, slice]]
+
+    def before_attention(self, x: Tensor) -> Tensor:
+        return torch.cat([layer.before_attention(x[own]) for layer, own in self.parts])
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        return torch.cat(
+            [layer.after_attention(x[own], attended[own]) for layer, own in self.parts]
+        )
