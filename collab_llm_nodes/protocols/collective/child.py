@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from collab_llm_nodes.collector import freeze_startup_objects
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import ModelConfig, load
@@ -43,6 +44,7 @@ def main(descriptor: int) -> None:
             parent.sendall(line({"vocabularies": [engine.vocabulary for engine in engines]}))
         except BrokenPipeError:  # it has not waited
             return
+        freeze_startup_objects()
         drafts = _Drafts(engines, frozenset(begin["eos"]), begin["indices"])
         for text in lines:
             message = json.loads(text)
