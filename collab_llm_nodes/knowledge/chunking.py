@@ -189,6 +189,13 @@ def _by_paragraph(content: str, plan: ChunkPlan) -> Iterator[_Piece]:
         yield start, end, ""
 
 
+def sentences(text: str) -> list[str]:
+    """Return the sentences and lines of ``text``, without blanks around them."""
+    cuts = [0, *(mark.end() for mark in _SENTENCE_END.finditer(text)), len(text)]
+    found = (text[begin:end].strip() for begin, end in zip(cuts, cuts[1:], strict=False))
+    return [sentence for sentence in found if sentence]
+
+
 def _by_sentence(content: str, plan: ChunkPlan) -> Iterator[_Piece]:
     cuts = (mark.end() for mark in _SENTENCE_END.finditer(content))
     for start, end in _packed(cuts, len(content), plan.characters):

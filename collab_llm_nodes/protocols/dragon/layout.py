@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from collab_llm_nodes.errors import InvalidInput, ModelError
-from collab_llm_nodes.knowledge.chunking import windows
+from collab_llm_nodes.knowledge.chunking import sentences, windows
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.turns import Turn
@@ -81,6 +81,10 @@ class Layout:
             found += self._encode(_BETWEEN) if number else ()
             found += self._encode(_TITLE + self._without_control(text))[: self._most]
         return tuple(found)
+
+    def sentences(self, text: str) -> list[Ids]:
+        """Return the ids of the sentences of a document, each as an answer has them."""
+        return [self._encode(sentence) for sentence in sentences(self._without_control(text))]
 
     def fits(self, text: str) -> bool:
         """Return False if a document of this text would be cut."""
