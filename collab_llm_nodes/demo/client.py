@@ -30,9 +30,9 @@ from collab_llm.msg import (
 from collab_llm.msg import Room as RoomMsg
 from collab_llm.srv import DragonIndex
 from collab_llm_nodes.demo.memory import Piece, Recollection
-from collab_llm_nodes.robot.episodes import is_episode
 from collab_llm_nodes.errors import DeadlineExceeded
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
+from collab_llm_nodes.robot.episodes import is_episode
 from collab_llm_nodes.ros.client import GraphClient
 from collab_llm_nodes.ros.convert import figures_from, raise_for
 from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE

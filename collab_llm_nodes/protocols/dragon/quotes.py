@@ -22,9 +22,7 @@ class Quotes:
         ends: tokens that end an answer.
     """
 
-    def __init__(
-        self, sentences: Sequence[Sequence[Sequence[int]]], ends: Collection[int]
-    ) -> None:
+    def __init__(self, sentences: Sequence[Sequence[Sequence[int]]], ends: Collection[int]) -> None:
         self._sentences = [[tuple(ids) for ids in document if ids] for document in sentences]
         self._ends = tuple(ends)
 

@@ -28,7 +28,9 @@ QUOTES = Quotes([[(1, 2, 3), (1, 4)], [(1, 2)], [(), (7,)]], {END, 98})
         ((1, 2, 3, END), [[], [], []]),
     ],
 )
-def test_only_words_of_the_sentences_follow(answer: tuple[int, ...], tokens: list[list[int]]) -> None:
+def test_only_words_of_the_sentences_follow(
+    answer: tuple[int, ...], tokens: list[list[int]]
+) -> None:
     assert QUOTES.next_tokens(answer) == tokens
 
 
