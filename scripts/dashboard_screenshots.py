@@ -80,7 +80,7 @@ def main() -> int:
 def _remembers(browser: Any, question: str) -> bool:
     """Ask the memory; return True if it tells a sighting, which is written with its episode."""
     for box in browser.find_elements("css selector", "[data-id=question]"):
-        box.send_keys(Keys.CONTROL + "a", question + Keys.ENTER)
+        box.send_keys(Keys.CONTROL + "a" + Keys.NULL, question + Keys.ENTER)
     time.sleep(2.0)
     return bool(browser.execute_script(_SIGHTING))
 
