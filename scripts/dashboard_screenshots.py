@@ -68,7 +68,7 @@ def main() -> int:
         browser.get(f"http://127.0.0.1:{page}/stop")
         _until(lambda: "EMERGENCY STOP:" in _text(browser), "the stop page")
         browser.save_screenshot(str(folder / "dashboard_stop.png"))
-        browser.set_window_size(1500, 1150)
+        browser.set_window_size(1500, 1900)  # the whole panel is to be seen
         browser.get(f"http://127.0.0.1:{page}/")
         question = f"Where did you last see the {make_room(SEED).goal.name}?"
         _until(lambda: _remembers(browser, question), "the memory's answer")
@@ -80,6 +80,8 @@ def main() -> int:
 def _remembers(browser: Any, question: str) -> bool:
     """Ask the memory; return True if it tells a sighting, which is written with its episode."""
     for box in browser.find_elements("css selector", "[data-id=question]"):
+        if not box.is_displayed():  # the page has just been loaded
+            return False
         box.send_keys(Keys.CONTROL + "a" + Keys.NULL, question + Keys.ENTER)
     time.sleep(2.0)
     return bool(browser.execute_script(_SIGHTING))
