@@ -89,7 +89,7 @@ def _remembers(browser: Any, question: str) -> bool:
 
 _SIGHTING = (
     "const told = document.querySelector('[data-id=recollection]');"
-    "return told !== null && told.innerText.includes('last seen from')"
+    "return told !== null && /last seen from.*[.]$/s.test(told.innerText.trim())"
 )
 _WHOLE_ANSWER = "return document.querySelector('[data-id=answer] .matched') !== null"
 
