@@ -38,24 +38,23 @@ def sighting(text: str, begin: int) -> str:
 def thing_of(instruction: str, said: str) -> str:
     """Return the thing that an instruction and a sighting both name, without article, or "".
 
-    It is the first run of words that both have, if possible one behind an article.
+    It is the first run of words that both have, if possible one with an article.
     """
-    other = f" {' '.join(_WORD.findall(said.lower()))} "
     wanted = _WORD.findall(instruction.lower())
-    runs = []
+    words = f" {' '.join(_WORD.findall(said.lower()))} "
+    with_article, others = list[str](), list[str]()
     begin = 0
     while begin < len(wanted):
         end = begin
-        while end < len(wanted) and f" {' '.join(wanted[begin : end + 1])} " in other:
+        while end < len(wanted) and f" {' '.join(wanted[begin : end + 1])} " in words:
             end += 1
         run = wanted[begin:end]
-        behind_article = bool(_ARTICLES & {*run[:1], *wanted[max(0, begin - 1) : begin]})
-        while run and run[0] in _ARTICLES:
-            del run[0]
-        if run:
-            runs.append((not behind_article, len(runs), " ".join(run)))
+        name = " ".join(run[1:] if run[:1] and run[0] in _ARTICLES else run)
+        if name:
+            has_article = not _ARTICLES.isdisjoint(wanted[max(0, begin - 1) : begin + 1])
+            (with_article if has_article else others).append(name)
         begin = max(end, begin + 1)
-    return min(runs)[2] if runs else ""
+    return next(iter([*with_article, *others]), "")
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,9 @@ from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols import options, registry
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Source
 from collab_llm_nodes.protocols.dragon.client import CloudConfig, DragonClient
-from collab_llm_nodes.protocols.dragon.generation import ModelSide
+from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
 from collab_llm_nodes.protocols.dragon.link import PatienceConfig
 from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN, ProfilerConfig
-from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder
 from collab_llm_nodes.protocols.dragon.running import Dragon, check
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
 from collab_llm_nodes.protocols.dragon.service import CloudServiceConfig, DragonService
@@ -178,10 +177,13 @@ def test_passes_are_measured_until_the_context_is_full(
 ) -> None:
     pushed = list[int]()
     push = DocumentsDecoder.push
+
+    def counted(decoder: DocumentsDecoder, token: int) -> None:
+        pushed.append(token)
+        push(decoder, token)
+
     monkeypatch.setattr(DocumentsDecoder, "room", property(lambda decoder: 5))
-    monkeypatch.setattr(
-        DocumentsDecoder, "push", lambda decoder, token: (pushed.append(token), push(decoder, token))
-    )
+    monkeypatch.setattr(DocumentsDecoder, "push", counted)
     assert measured(world.sides[0], ProfilerConfig(offline_tokens=4096)) is not None
     assert len(pushed) == 3 * 5
 
