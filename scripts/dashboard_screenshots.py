@@ -1,4 +1,4 @@
-"""Take the pictures of docs/dashboard.md: the simulator, the models and the page, in Chromium.
+"""Take the pictures of docs/dashboard.md and docs/dragon.md: the page in Chromium, beside the rest.
 
 scripts/with-ros python scripts/dashboard_screenshots.py [FOLDER]
 """
@@ -15,8 +15,10 @@ from typing import Any
 
 from selenium import webdriver
 from selenium.common.exceptions import WebDriverException
+from selenium.webdriver.common.keys import Keys
 
 from collab_llm_nodes.assets import config_file
+from collab_llm_nodes.demo.memory import memory_processes
 from collab_llm_nodes.processes import free_port, run_process
 from collab_llm_nodes.protocols.edge_cloud.process import verifier_process
 from collab_llm_nodes.ros.domain import isolate_ros
@@ -28,7 +30,7 @@ DEADLINE_S = 120.0
 
 
 def main() -> int:
-    """Start everything, drive, and write ``dashboard.png`` and ``dashboard_stop.png``."""
+    """Start everything, drive, and write ``dashboard.png``, ``_stop.png`` and ``_memory.png``."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
     isolate_ros()
     cloud, page = f"127.0.0.1:{free_port()}", free_port()
@@ -48,10 +50,12 @@ def main() -> int:
         for name, arguments in PROCESSES.items():
             node = [sys.executable, "-m", f"collab_llm_nodes.nodes.{name}"]
             stack.enter_context(run_process(name, [*node, *arguments, *common]))
+        stack.enter_context(memory_processes(None))
         browser = stack.enter_context(_browser())
         _until(lambda: _loads(browser, f"http://127.0.0.1:{page}/"), "the page")
         _until(lambda: "motion allowed" in _text(browser), "motion")
         _until(lambda: "UP," in _text(browser), "the link")
+        _until(lambda: "THE ROBOT'S MEMORY" in _text(browser).upper(), "the memory")
         wish = f"find the {make_room(SEED).goal.name}"
         browser.find_element("css selector", "[data-id=instruction]").send_keys(wish + "\n")
         _until(lambda: "step 6" in _text(browser), "six steps")
@@ -64,9 +68,29 @@ def main() -> int:
         browser.get(f"http://127.0.0.1:{page}/stop")
         _until(lambda: "EMERGENCY STOP:" in _text(browser), "the stop page")
         browser.save_screenshot(str(folder / "dashboard_stop.png"))
+        browser.set_window_size(1500, 1900)  # the whole panel is to be seen
+        browser.get(f"http://127.0.0.1:{page}/")
+        question = f"Where did you last see the {make_room(SEED).goal.name}?"
+        _until(lambda: _remembers(browser, question), "the memory's answer")
+        panel = browser.find_element("css selector", "[data-id=recall]")
+        panel.screenshot(str(folder / "dashboard_memory.png"))
     return 0
 
 
+def _remembers(browser: Any, question: str) -> bool:
+    """Ask the memory; return True if it tells a sighting, which is written with its episode."""
+    for box in browser.find_elements("css selector", "[data-id=question]"):
+        if not box.is_displayed():  # the page has just been loaded
+            return False
+        box.send_keys(Keys.CONTROL + "a" + Keys.NULL, question + Keys.ENTER)
+    time.sleep(2.0)
+    return bool(browser.execute_script(_SIGHTING))
+
+
+_SIGHTING = (
+    "const told = document.querySelector('[data-id=recollection]');"
+    "return told !== null && /last seen from.*[.]$/s.test(told.innerText.trim())"
+)
 _WHOLE_ANSWER = "return document.querySelector('[data-id=answer] .matched') !== null"
 
 

@@ -436,6 +436,13 @@ def bench_dragon_quality(
     texts: Annotated[
         int, typer.Option(help="Files that are held out and predicted; with --files.", min=1)
     ] = 4,
+    room: Annotated[
+        bool,
+        typer.Option(
+            help="Measure also in contexts with room for all documents; with --files, where it "
+            "takes longer than the rest."
+        ),
+    ] = True,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
@@ -449,7 +456,12 @@ def bench_dragon_quality(
     from collab_llm_nodes.bench.dragon.answers import AnswersPlan
     from collab_llm_nodes.bench.dragon.privacy import AttackPlan
     from collab_llm_nodes.bench.dragon.quality import QualityPlan
-    from collab_llm_nodes.bench.dragon.quality_report import run_files, run_quality
+    from collab_llm_nodes.bench.dragon.quality_report import (
+        FILES,
+        FILES_UNSATURATED,
+        run_files,
+        run_quality,
+    )
     from collab_llm_nodes.engine.engine import Engine
     from collab_llm_nodes.knowledge.text_encoder import TextEncoder, TextEncoderConfig
     from collab_llm_nodes.models.loading import ModelConfig, load
@@ -476,6 +488,7 @@ def bench_dragon_quality(
             encoder=TextEncoder(TextEncoderConfig(encoder)),
             texts=texts,
             seed=seed,
+            plans=(FILES, FILES_UNSATURATED if room else None),
             **common,
         )
     write_json(json_file, results)

@@ -32,6 +32,7 @@ from collab_llm.srv import DragonIndex
 from collab_llm_nodes.demo.memory import Piece, Recollection
 from collab_llm_nodes.errors import DeadlineExceeded
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
+from collab_llm_nodes.robot.episodes import is_episode
 from collab_llm_nodes.ros.client import GraphClient
 from collab_llm_nodes.ros.convert import figures_from, raise_for
 from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
@@ -173,11 +174,11 @@ class DemoClient(GraphClient):
     def _wait_for_episodes(self, episodes: int) -> None:
         """Wait until the end of the last drive is written; not every drive has an episode."""
         due, held = time.monotonic() + _TOPICS_S, 0
-        asked = DragonIndex.Request(operation=DragonIndex.Request.STATS)
+        asked = DragonIndex.Request(operation=DragonIndex.Request.LIST)
         while held < episodes and time.monotonic() < due:
             answer = self.result(lambda: self._index.call_async(asked), _TOPICS_S, "dragon_index")
             raise_for(answer.status)
-            held = answer.documents
+            held = sum(map(is_episode, answer.names))
             with self.changed:
                 self.changed.wait(0.2)
 

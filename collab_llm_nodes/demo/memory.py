@@ -113,7 +113,7 @@ def show(told: Recollection, console: Console) -> None:
     console.print(Text("written by: ") + Text(", ").join(legend))
     table = Table(title="what the robot remembered")
     table.add_column("share", justify="right")
-    table.add_column("episode")
+    table.add_column("document")
     table.add_column("text")
     for piece in told.found:
         table.add_row(f"{piece.weight:.0%}", Text(piece.name), Text(piece.text))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError
@@ -187,6 +187,20 @@ def _by_paragraph(content: str, plan: ChunkPlan) -> Iterator[_Piece]:
     cuts = (gap.end() for gap in _BLANK_LINES.finditer(content))
     for start, end in _packed(cuts, len(content), plan.characters):
         yield start, end, ""
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences and lines of ``text``, without blanks around them."""
+    found = (text[begin:end].strip() for begin, end in sentence_spans(text))
+    return [sentence for sentence in found if sentence]
+
+
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """Return first and last + 1 character of each sentence or line, with the blanks behind it."""
+    cuts = [0, *(mark.end() for mark in _SENTENCE_END.finditer(text))]
+    if cuts[-1] < len(text):
+        cuts.append(len(text))
+    return list(pairwise(cuts))
 
 
 def _by_sentence(content: str, plan: ChunkPlan) -> Iterator[_Piece]:

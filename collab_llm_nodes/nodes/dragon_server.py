@@ -30,7 +30,7 @@ from collab_llm_nodes.protocols.dragon.index import Index
 from collab_llm_nodes.protocols.dragon.running import start
 from collab_llm_nodes.protocols.dragon.settings import DragonConfig
 from collab_llm_nodes.robot.diary import Diary
-from collab_llm_nodes.robot.episodes import EpisodeConfig, remember
+from collab_llm_nodes.robot.episodes import EpisodeConfig, is_episode, remember
 from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.grammar import Code, Kind, ParsedAction
 from collab_llm_nodes.ros.clock import STEADY
@@ -193,14 +193,20 @@ class DragonServer(ProtocolServer[DragonServerConfig]):
             self._write(self._diary.take(time.time()))
 
     def _write(self, episode: Document | None) -> None:
-        if episode is not None:
-            self._documents.submit(partial(self._remember, episode))
+        """Have the last sightings of an episode written, then the episode."""
+        if episode is not None and self._diary is not None:
+            for document in (*self._diary.take_sightings(), episode):
+                self._documents.submit(partial(self._remember, document))
 
-    def _remember(self, episode: Document, index: Index) -> None:
-        """Write an episode; in the thread of the changes."""
+    def _remember(self, document: Document, index: Index) -> None:
+        """Write a document of the memory; in the thread of the changes."""
+        memory = self.config.memory
         try:
-            remember(index, episode, self.config.memory.episodes)
-            self._written += 1
+            if is_episode(document.name):
+                remember(index, document, memory.episodes)
+                self._written += 1
+            else:
+                remember(index, document, memory.things)
         except CollabError as error:
             self.warn_of("memory", error)
             self._lost.add(error.code, str(error), time.monotonic())

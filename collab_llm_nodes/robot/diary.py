@@ -19,6 +19,9 @@ _ORDER = re.compile(
     r"[\s,;:.]*(?:\b(?:and|but|hence|so|then|therefore|thus)\s+)?(?:\bthe\s+)?\bnext action is\b.*",
     re.IGNORECASE | re.DOTALL,
 )
+_WORD = re.compile(r"\w+")
+_I_SEE = re.compile(r"i see\s+", re.IGNORECASE)
+_ARTICLES = frozenset({"a", "an", "the"})
 _DENIAL = re.compile(r"\b(?:no|not|nothing|cannot)\b|n['\N{RIGHT SINGLE QUOTATION MARK}]t\b", re.I)
 
 
@@ -30,6 +33,28 @@ def sighting(text: str, begin: int) -> str:
     """
     said = _ORDER.sub("", text[:begin]).strip()
     return "" if _DENIAL.search(said) else said
+
+
+def thing_of(instruction: str, said: str) -> str:
+    """Return the thing that an instruction and a sighting both name, without article, or "".
+
+    It is the first run of words that both have, if possible one with an article.
+    """
+    wanted = _WORD.findall(instruction.lower())
+    words = f" {' '.join(_WORD.findall(said.lower()))} "
+    with_article, others = list[str](), list[str]()
+    begin = 0
+    while begin < len(wanted):
+        end = begin
+        while end < len(wanted) and f" {' '.join(wanted[begin : end + 1])} " in words:
+            end += 1
+        run = wanted[begin:end]
+        name = " ".join(run[1:] if run[:1] and run[0] in _ARTICLES else run)
+        if name:
+            has_article = not _ARTICLES.isdisjoint(wanted[max(0, begin - 1) : begin + 1])
+            (with_article if has_article else others).append(name)
+        begin = max(end, begin + 1)
+    return next(iter([*with_article, *others]), "")
 
 
 @dataclass(frozen=True)
@@ -54,6 +79,8 @@ class Diary:
         self._pose: Pose2D | None = None
         self._step: _Step | None = None
         self._over = False
+        self._instruction = ""
+        self._sightings: dict[str, Document] = {}  # the last of each thing, not taken yet
 
     def on_pose(self, pose: Pose2D) -> None:
         """Take the robot's place from odometry."""
@@ -72,13 +99,18 @@ class Diary:
         if self._step is not None and self._step.session == session:
             return
         self._end_step(now)
-        seen = sighting(action.text, action.span[0])
+        # Without "I see": questions have these words, too, and would find sightings of anything.
+        seen = _I_SEE.sub("", sighting(action.text, action.span[0]))
         if seen:
             self._log.said(seen, self._pose, now)
+            if thing := thing_of(self._instruction, seen):
+                found = self._log.last_sighting(thing, seen, self._pose, now)
+                self._sightings[found.name] = found
         self._step = _Step(session, action, self._pose)
 
     def on_instruction(self, instruction: str, now: float) -> None:
-        """Note the last step of an instruction that has ended, which an empty one tells."""
+        """Take in what the robot is to do; an empty instruction tells that one has ended."""
+        self._instruction = instruction
         if not instruction:
             self._end_step(now)
             self._over = True
@@ -91,6 +123,11 @@ class Diary:
         """
         over, self._over = self._over, False
         return self._log.take(now, all_of_it=all_of_it or over)
+
+    def take_sightings(self) -> list[Document]:
+        """Return the last sighting of each thing that was seen since the last call."""
+        found, self._sightings = list(self._sightings.values()), {}
+        return found
 
     def _end_step(self, now: float) -> None:
         step, self._step = self._step, None

@@ -3,6 +3,11 @@
     At 10:32 on 2026-11-23, a red ball was seen 2.0 m ahead of (1.0, 2.0), near (3.0, 2.0).
     At 10:33 on 2026-11-23, the robot moved forward 40 cm, to (1.4, 2.0).
 
+The last sighting of a thing is a document of its own, which the next one replaces: retrieval knows
+words, not time.
+
+    At 10:33 on 2026-11-23, the red ball was last seen from (1.4, 2.0): the red ball is near.
+
 :class:`EpisodeLog` makes the documents, without clock and disk; :func:`remember` writes one.
 """
 
@@ -23,7 +28,8 @@ from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.grammar import ParsedAction
 
 _MOST_CHARACTERS = 200
-_NAME = re.compile(r"episode \d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2} \d+")
+_EPISODE = re.compile(r"episode \d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2} \d+")
+_SIGHTING = re.compile(r"last sighting of .+")
 _AHEAD = math.radians(30)
 _BEHIND = math.radians(150)
 
@@ -43,7 +49,11 @@ class EpisodeConfig:
         0.5, "A thing farther than this from where it was noted has moved [m].", low=0.0, high=1000
     )
     things: int = setting(
-        1000, "Things whose last place is held, to know that they have not moved.", low=1, high=1e6
+        1000,
+        "Things whose last place and sighting are held; when there are a tenth more sightings, the"
+        " oldest go.",
+        low=1,
+        high=1e6,
     )
     episodes: int = setting(
         10_000,
@@ -120,6 +130,22 @@ class EpisodeLog:
         _check_finite(stamp=stamp, **vars(pose))
         self._note(f"seen from ({pose.x:.1f}, {pose.y:.1f}): {_plain(text, 'text')}", stamp)
 
+    def last_sighting(self, thing: str, text: str, pose: Pose2D, stamp: float) -> Document:
+        """Return the document about the last sighting of a thing.
+
+        Args:
+            thing: its name without an article, such as "red ball".
+            text: what a model said about it.
+
+        Raises:
+            InvalidInput: no name or text, or numbers that are not finite.
+        """
+        thing = _plain(thing, "thing")
+        _check_finite(stamp=stamp, **vars(pose))
+        what = f"the {thing} was last seen from ({pose.x:.1f}, {pose.y:.1f})"
+        sentence = self._sentence(f"{what}: {_plain(text, 'text')}", stamp)
+        return Document(f"last sighting of {thing}", f"{sentence}\n")
+
     def did(self, action: ParsedAction, pose: Pose2D, stamp: float) -> None:
         """Note a step that was executed, and where the robot stood behind it.
 
@@ -151,8 +177,11 @@ class EpisodeLog:
     def _note(self, what: str, stamp: float) -> None:
         if not self._sentences:
             self._begun = stamp
+        self._sentences.append(self._sentence(what, stamp))
+
+    def _sentence(self, what: str, stamp: float) -> str:
         when = self._time(stamp).strftime("%H:%M on %Y-%m-%d")
-        self._sentences.append(f"At {when}, {what.rstrip('.')}.")
+        return f"At {when}, {what.rstrip('.')}."
 
     def _time(self, stamp: float) -> datetime:
         try:
@@ -176,20 +205,26 @@ class Memory(Protocol):
         """Return the list of documents."""
 
 
-def remember(memory: Memory, episode: Document, most: int) -> list[str]:
-    """Write an episode, and return the names of the old ones that it deletes for it.
+def remember(memory: Memory, document: Document, most: int) -> list[str]:
+    """Write an episode or a last sighting, and return the names of the old ones that go for it.
 
-    They go when there are a tenth more than ``most``: a deletion rewrites the index. Documents that
-    are no episodes are left alone.
+    They go when there are a tenth more of its kind than ``most``: a deletion rewrites the index.
+    Other documents are left alone.
     """
-    memory.add(episode.name, episode.content, replacing=True)
-    held = [entry for entry in memory.documents() if _NAME.fullmatch(entry.name)]
+    memory.add(document.name, document.content, replacing=True)
+    kind = _EPISODE if is_episode(document.name) else _SIGHTING
+    held = [entry for entry in memory.documents() if kind.fullmatch(entry.name)]
     if len(held) <= most + most // 10:
         return []
     held.sort(key=lambda entry: (entry.added, entry.version))
     gone = [entry.name for entry in held[: len(held) - most]]
     memory.delete(*gone)
     return gone
+
+
+def is_episode(name: str) -> bool:
+    """Return True for the name of an episode."""
+    return bool(_EPISODE.fullmatch(name))
 
 
 def _side(bearing: float) -> str:

@@ -338,6 +338,16 @@ def test_files_are_predicted_within_both_budgets(engine: Engine, tmp_path: Path)
     json.dumps(results, allow_nan=False)
 
 
+def test_the_context_with_room_for_all_documents_can_be_left_out(
+    engine: Engine, tmp_path: Path
+) -> None:
+    plan = QualityPlan(windows=(96,), documents=(0, 1), own=60, stride=28, retrieval="dense")
+    folder, console = folder_of_prose(tmp_path), Console(record=True)
+    results = run_files(engine, folder, WordHashes(), texts=1, plans=(plan, None), console=console)
+    assert results["quality"]["1"][DRAGON]["perplexity"] > 1
+    assert "unsaturated" not in results
+
+
 def test_what_is_exchanged_by_law_and_what_truncation_costs(engine: Engine) -> None:
     plan = ExchangePlan(questions=2, tokens=4, gammas=(0.0, 0.5, 1.0))
     found = measure_exchange(engine, plan)

@@ -186,7 +186,9 @@ def test_lines_that_anyone_wrote_into_the_log_are_counted(tmp_path: Path) -> Non
     log = tmp_path / "log"
     trace = json.dumps({"exception": "Traceback (most recent call last):\n  ..."})
     log.write_bytes(b"begun\n" + b'{"message": "x"}\nforged\n[1]\n\xff\n' + trace.encode())
-    assert read_log(log, len("begun\n")) == {"raw_log_lines": 3, "tracebacks": 1}
+    found = read_log(log, len("begun\n"))
+    assert (found["raw_log_lines"], found["tracebacks"]) == (3, 1)
+    assert found["raw"] == ["forged", "[1]", "\N{REPLACEMENT CHARACTER}"]
 
 
 @pytest.mark.parametrize(("stopped_s", "status"), [(5.0, 0), (12.0, 1)])

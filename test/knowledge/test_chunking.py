@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.knowledge.chunking import Chunk, ChunkPlan, chunks
+from collab_llm_nodes.knowledge.chunking import Chunk, ChunkPlan, chunks, sentence_spans, sentences
 from collab_llm_nodes.knowledge.documents import Document
 
 KINDS = ("window", "page", "section", "paragraph", "sentence", "code")
@@ -215,3 +215,15 @@ def test_code_with_braces() -> None:
     assert [chunk.section for chunk in cut(content, ChunkPlan(by="code", characters=30))] == [
         *("int f(int a) {", "int g() {")
     ]
+
+
+def test_sentences_and_lines_without_the_blanks_around_them() -> None:
+    text = 'At (1.0, 2.0). Then, by 10:32, "stop!" he said.\n\nNo mark at the end'
+    assert sentences(text) == [
+        "At (1.0, 2.0).",
+        'Then, by 10:32, "stop!"',
+        "he said.",
+        "No mark at the end",
+    ]
+    assert "".join(text[begin:end] for begin, end in sentence_spans(text)) == text
+    assert sentences("") == [] == sentence_spans("")

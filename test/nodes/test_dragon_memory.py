@@ -24,6 +24,7 @@ from collab_llm_nodes.errors import Unavailable
 from collab_llm_nodes.nodes.dragon_server import DragonServer
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.dragon.index import Index
+from collab_llm_nodes.robot.episodes import is_episode
 from collab_llm_nodes.robot.grammar import parse
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.qos import CAMERA, RESULT, STATE
@@ -37,7 +38,7 @@ BOX = "the blue box is on the left and near. the next action is turn left 15 deg
 class Drive:
     """A graph that drives, for a node with a memory."""
 
-    def __init__(self, graph: Any, folder: Path) -> None:
+    def __init__(self, graph: Any, folder: Path, **parameters: Any) -> None:
         self.served = Served(
             graph,
             folder,
@@ -45,6 +46,7 @@ class Drive:
             use_cloud=False,
             memory__fill=True,
             side__document_tokens=200,
+            **parameters,
         )
         self.graph = graph
         user = self.served.user
@@ -84,7 +86,7 @@ class Drive:
 
     def wait_for_episodes(self, count: int) -> None:
         """Wait until the documents are there; asked through the service."""
-        while self.served.index(DragonIndex.Request.STATS).documents < count:
+        while sum(map(is_episode, self.served.index(DragonIndex.Request.LIST).names)) < count:
             self.graph.wait_for(lambda: True)
 
 
@@ -114,10 +116,27 @@ def test_the_robot_is_asked_where_it_saw_the_ball(drive: Drive) -> None:
     assert found.prompt == question
     assert "seen from (1.0, 2.0): the red ball" in found.texts[0]
     assert found.weights[0] > found.weights[-1]
-    assert all(name.startswith("episode ") for name in found.names)
+    assert found.names[0] == "last sighting of red ball"
+    assert all(name.startswith(("episode ", "last sighting ")) for name in found.names)
     parts = {part.name: part for part in served.graph.do(served.server.details, 0.0)}
     assert parts["memory"].level == Level.OK
     assert parts["memory"].values["written"] == 2
+
+
+def test_the_last_of_two_sightings_is_told_word_for_word(ros_graph: Any, tmp_path: Path) -> None:
+    drive = Drive(ros_graph, tmp_path / "private", side__answers="quote")
+    for number, x in enumerate((1.0, 4.0)):
+        drive.follow("find the red ball")
+        drive.stand(x, 2.0)
+        drive.answer(str(number), BALL)
+        drive.follow("")
+        drive.wait_for_episodes(number + 1)
+    answer = drive.served.ask(prompt="Where did you last see the red ball?", max_tokens=200)
+    names = drive.served.index(DragonIndex.Request.LIST).names
+    ros_graph.do(drive.served.server.stop)
+    assert answer.status.code == Status.OK
+    assert "the red ball was last seen from (4.0, 2.0): the red ball is straight" in answer.text
+    assert sum(name.startswith("last sighting ") for name in names) == 1
 
 
 def test_the_episode_under_way_is_written_when_the_node_stops(drive: Drive) -> None:

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from collab_llm_nodes.robot.diary import Diary, sighting
+from collab_llm_nodes.robot.diary import Diary, sighting, thing_of
 from collab_llm_nodes.robot.episodes import EpisodeConfig
 from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.grammar import Code, GrammarConfig, Kind, ParsedAction, parse
@@ -87,3 +87,43 @@ def test_nothing_is_told_without_a_place_or_an_action() -> None:
     diary.on_instruction("", MORNING)
     assert content(diary) == []
     assert diary.take(MORNING + 3600) is None
+
+
+@pytest.mark.parametrize(
+    ("instruction", "said", "thing"),
+    [
+        ("find the red ball", "the red ball is on the left and near", "red ball"),
+        ("Could you please go to a green box?", "straight ahead stands the green box", "green box"),
+        ("find red ball", "i see the red ball straight ahead", "red ball"),
+        ("go to the box that is on the left", "the box is on the left and near", "box"),
+        ("go straight ahead to the red box", "straight ahead stands the red box", "red box"),
+        ("find the ball", "the lamp is near", ""),
+        ("", "the lamp is near", ""),
+    ],
+)
+def test_the_thing_is_what_instruction_and_sighting_name(
+    instruction: str, said: str, thing: str
+) -> None:
+    assert thing_of(instruction, said) == thing
+
+
+def test_the_last_sighting_of_each_thing_is_kept() -> None:
+    diary = Diary(EpisodeConfig())
+    diary.on_instruction("find the red ball", MORNING)
+    for number, x in enumerate((1.0, 2.0)):
+        diary.on_pose(Pose2D(x))
+        text = "i see the red ball straight ahead, near. the next action is move forward 50 cm."
+        diary.on_action(str(number), read(text), MORNING + number)
+    diary.on_instruction("", MORNING + 2)
+    (found,) = diary.take_sightings()
+    assert found.name == "last sighting of red ball"
+    assert "last seen from (2.0, 0.0): the red ball straight ahead, near." in found.content
+    assert diary.take_sightings() == []
+    assert "i see" not in "".join(content(diary))
+
+
+def test_without_an_instruction_no_thing_has_a_name() -> None:
+    diary = Diary(EpisodeConfig())
+    diary.on_pose(Pose2D())
+    diary.on_action("a", read(SEEN), MORNING)
+    assert diary.take_sightings() == []

@@ -154,13 +154,27 @@ class Names:
         return [StoredDocument(name, "", 1, 1, i, i) for i, name in enumerate(self.held)]
 
 
-def test_the_oldest_episodes_go_in_lots() -> None:
+@pytest.mark.parametrize("kind", ["episode 2026-11-23 10:32:05", "last sighting of box"])
+def test_the_oldest_of_a_kind_go_in_lots(kind: str) -> None:
     memory = Names()
     for number in range(1, 200):
-        remember(memory, Document(f"episode 2026-11-23 10:32:05 {number}", "x"), most=100)
+        remember(memory, Document(f"{kind} {number}", "x"), most=100)
         assert len(memory.held) <= 111
     assert memory.deletions == 9
     assert memory.held[0] == "manual"
     assert memory.held[-1].endswith(" 199")
     kept = [int(name.rpartition(" ")[2]) for name in memory.held[1:]]
     assert kept == list(range(kept[0], 200))
+
+
+def test_a_last_sighting_is_one_sentence_in_a_document_of_its_thing() -> None:
+    log = EpisodeLog(EpisodeConfig())
+    found = log.last_sighting("red ball", "the red ball is near.", Pose2D(1.0, -2.0), MORNING)
+    assert found.name == "last sighting of red ball"
+    assert found.content == (
+        "At 10:32 on 2026-11-23, the red ball was last seen from (1.0, -2.0): the red ball is"
+        " near.\n"
+    )
+    assert log.take(MORNING, all_of_it=True) is None
+    with pytest.raises(InvalidInput):
+        log.last_sighting(" ", "near", Pose2D(), MORNING)

@@ -37,7 +37,7 @@ def run_files(
     *,
     texts: int,
     seed: int = 0,
-    plans: tuple[QualityPlan, QualityPlan] = (FILES, FILES_UNSATURATED),
+    plans: tuple[QualityPlan, QualityPlan | None] = (FILES, FILES_UNSATURATED),
     plot: Path | None = None,
     console: Console,
     keep: Keep = forget,
@@ -45,12 +45,14 @@ def run_files(
     """Measure and print what the files in ``folder`` are worth for ``texts`` of them, held out.
 
     Args:
-        plans: within the paper's budget, and with room for all documents.
+        plans: within the paper's budget, and with room for all documents; None leaves that out.
 
     Returns:
         What ``run_quality`` returns, but for ``answers`` and ``attack``: these need invented facts.
     """
-    plan, unsaturated = (replace(plan, seed=seed) for plan in plans)
+    plan, unsaturated = replace(plans[0], seed=seed), plans[1]
+    if unsaturated is not None:
+        unsaturated = replace(unsaturated, seed=seed)
     corpus = corpus_of_files(
         folder, engine.loaded.tokenizer, texts=texts, tokens=max(plan.windows), seed=seed
     )
@@ -98,7 +100,7 @@ def run_quality(
 def _windows(
     engine: Engine,
     plan: QualityPlan,
-    unsaturated: QualityPlan,
+    unsaturated: QualityPlan | None,
     plot: Path | None,
     console: Console,
     keep: Keep,
@@ -116,6 +118,8 @@ def _windows(
         **{name: figures[name] for name in ("gain", "gain_over_sides", "second_share", "plan")},
     }
     keep(found)
+    if unsaturated is None:
+        return found
     found["unsaturated"] = measure_quality(engine, unsaturated, **material)
     console.print(
         f"documents of {unsaturated.document_tokens} tokens, budget {unsaturated.budget}:"

@@ -96,7 +96,7 @@ class DeviceReplay(Replay):
 def _prepare(folder: Path, seed: int) -> tuple[dict[str, Any], Sequence[CloudAnswer]]:
     """Make the cloud's store, and have its side answer questions about it."""
     settings = yaml.safe_load(config_file(_CONFIG).read_text(encoding="utf-8"))
-    settings["side"]["store"] = str(folder / "public")
+    settings["side"] |= {"store": str(folder / "public"), "answers": "free"}  # long answers
     config = from_mapping(DragonCloudConfig, settings)
     with Store(folder / "public", config.side.limits) as store:
         side = ModelSide(Engine(load(config.model)), store, config.side)

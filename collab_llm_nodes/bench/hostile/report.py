@@ -56,6 +56,8 @@ METRICS_S = 5.0
 """Time after which the metrics count as not answered [s]."""
 ATTACKER_END_S = 60.0
 """An attacker that goes on so long beyond its time hangs."""
+_MOST_SHOWN, _SHOWN = 3, 200
+"""Lines of a log that are shown, and characters of each."""
 SIGTERM_S = 90.0
 """Time between SIGTERM and SIGKILL [s]."""
 SIGTERM_AFTER_S = 3.0
@@ -200,8 +202,8 @@ async def withstand(
         ``normal_p99_ratio``, ``opening_p99_ratio`` over ``undisturbed``; ``undisturbed`` and
         ``after`` with the same four times; ``wrong``, ``failed`` (of all phases), ``failures``
         (their words); ``rss_growth_mb`` (from before to after); ``thread_growth``, ``metrics_s``
-        (what ``GET /metrics`` took) during the attack; ``raw_log_lines``, ``tracebacks`` since it
-        began; ``sent`` by the attacker; ``ok``: all goals are met.
+        (what ``GET /metrics`` took) during the attack; ``raw_log_lines``, ``tracebacks``, ``raw``
+        since it began; ``sent`` by the attacker; ``ok``: all goals are met.
     """
     door = Door(site.address, tls_context(site.ca), site.token)
     pid, server = site.process.pid, site.server
@@ -296,17 +298,25 @@ def _ask_metrics(address: str, after_s: float) -> float:
     return time.perf_counter() - begun
 
 
-def read_log(file: Path, start: int) -> dict[str, int]:
-    """Count lines that are no JSON object, and tracebacks, from the byte ``start`` on."""
+def read_log(file: Path, start: int) -> dict[str, Any]:
+    """Count lines that are no JSON object, and tracebacks, from the byte ``start`` on.
+
+    ``raw`` has the first of these lines, for who looks for the cause.
+    """
     lines = file.read_bytes()[start:].decode("utf-8", errors="replace").splitlines()
-    raw = tracebacks = 0
-    for line in lines:
-        try:
-            raw += not isinstance(json.loads(line), dict)
-        except ValueError:
-            raw += 1
-        tracebacks += "Traceback (most recent call last)" in line
-    return {"raw_log_lines": raw, "tracebacks": tracebacks}
+    raw = [line for line in lines if not _is_object(line)]
+    return {
+        "raw_log_lines": len(raw),
+        "tracebacks": sum("Traceback (most recent call last)" in line for line in lines),
+        "raw": [line[:_SHOWN] for line in raw[:_MOST_SHOWN]],
+    }
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def show(results: dict[str, Any], attacks: Sequence[str], console: Console) -> None:

@@ -29,9 +29,10 @@ from collab_llm_nodes.models.fingerprint import fingerprint
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.dragon.document_kv import DocumentCaches
 from collab_llm_nodes.protocols.dragon.layout import Layout
+from collab_llm_nodes.protocols.dragon.quotes import Quotes, restricted
 from collab_llm_nodes.protocols.dragon.relevance import Relevance, Weights, scorer_name
 from collab_llm_nodes.protocols.dragon.side import SideInfo
-from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
+from collab_llm_nodes.protocols.dragon.side_settings import QUOTE, SideConfig
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +42,22 @@ class DocumentsDecoder:
 
     Args:
         relevance: the documents' weights; the documents that it was made of are those of ``open``.
+        quotes: the sentences of the documents, if the answer is to be one of them. A document that
+            does not go on as the answer does loses its weight; a side without any other has no say.
 
     Attributes:
         found: the documents; without any, the answer is plain generation.
     """
 
-    def __init__(self, engine: Engine, caches: DocumentCaches, relevance: Relevance) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        caches: DocumentCaches,
+        relevance: Relevance,
+        quotes: Quotes | None = None,
+    ) -> None:
         self._engine, self._caches, self._relevance = engine, caches, relevance
+        self._quotes = quotes
         self._sessions: list[Session] = []
         self._starts: list[int] = []  # columns of each session before the prompt
         self._prompt: tuple[int, ...] = ()
@@ -186,13 +196,21 @@ class DocumentsDecoder:
         self._fed, self._rows = fed, None
 
     def _mixture(self) -> tuple[NDArray[np.float32], float]:
-        assert self._rows is not None
+        rows = self._rows
+        assert rows is not None
         if not self.found.hits:
-            return _normalised(self._rows[0].exp()), float("-inf")
+            return _normalised(rows[0].exp()), float("-inf")
         logs = self._relevance.log_weights(self._answer, self._last_evidence())
+        has_say = True
+        if self._quotes is not None:
+            tokens = self._quotes.next_tokens(self._answer)
+            goes_on = np.array([bool(kept) for kept in tokens])
+            if has_say := bool(goes_on.any()):
+                rows, logs = restricted(rows, tokens), np.where(goes_on, logs, -np.inf)
         weights, log_mass = softmax(logs, 1.0)
-        shares = torch.from_numpy(weights).to(self._rows.device, self._rows.dtype)
-        return _normalised(shares @ self._rows.exp()), self._relevance.side_weight(log_mass)
+        shares = torch.from_numpy(weights).to(rows.device, rows.dtype)
+        weight = self._relevance.side_weight(log_mass) if has_say else float("-inf")
+        return _normalised(shares @ rows.exp()), weight
 
     def _check(self) -> None:
         if self._cancelled:
@@ -281,7 +299,11 @@ class ModelSide:
             log.info("no document found: plain generation")
             prompt = self.layout.alone(query)
         relevance = Relevance(documents, query, config, self.encoder, self._engine.decode)
-        decoder = DocumentsDecoder(self._engine, self.caches, relevance)
+        quotes = None
+        if config.answers == QUOTE and documents.hits:
+            sentences = [self.layout.sentences(hit.chunk.text) for hit in documents.hits]
+            quotes = Quotes(sentences, self._engine.eos)
+        decoder = DocumentsDecoder(self._engine, self.caches, relevance, quotes)
         decoder.open(prompt, documents)
         if decoder.room < max_tokens:
             room = decoder.room

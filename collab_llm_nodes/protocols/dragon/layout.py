@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from collab_llm_nodes.errors import InvalidInput, ModelError
-from collab_llm_nodes.knowledge.chunking import windows
+from collab_llm_nodes.knowledge.chunking import sentence_spans, sentences, windows
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.turns import Turn
@@ -82,6 +82,10 @@ class Layout:
             found += self._encode(_TITLE + self._without_control(text))[: self._most]
         return tuple(found)
 
+    def sentences(self, text: str) -> list[Ids]:
+        """Return the ids of the sentences of a document, each as an answer has them."""
+        return [self._encode(sentence) for sentence in sentences(self._without_control(text))]
+
     def fits(self, text: str) -> bool:
         """Return False if a document of this text would be cut."""
         return len(self._encode(_TITLE + self._without_control(text))) <= self._most
@@ -132,16 +136,16 @@ class Layout:
     def pieces(self, text: str) -> list[tuple[int, int]]:
         """Return first and last + 1 character of the parts of ``text`` that fit into a document.
 
-        Lines stay whole where they fit. The parts of a longer one end at a space, if their second
-        half has one.
+        Sentences and lines stay whole where they fit. The parts of a longer one end at a space, if
+        their second half has one.
         """
         found: list[tuple[int, int]] = []
         begin = end = 0
-        for line in text.splitlines(keepends=True):
-            if begin < end and not self.fits(text[begin : end + len(line)]):
+        for _, following in sentence_spans(text):
+            if begin < end and not self.fits(text[begin:following]):
                 found += self._windows(text, begin, end)
                 begin = end
-            end += len(line)
+            end = following
         return [*found, *self._windows(text, begin, end)]
 
     def _windows(self, text: str, begin: int, end: int) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from collab_llm_nodes.knowledge.encoders import Encoder
 from collab_llm_nodes.knowledge.retrieval import Retrieved
 from collab_llm_nodes.protocols.dragon.side_settings import (
     POSTERIOR,
+    QUOTE,
     RERANKED,
     SideConfig,
 )
@@ -107,6 +108,8 @@ def scorer_name(encoder: Encoder, config: SideConfig) -> str:
         RERANKED: f" every {rule.every}",
         POSTERIOR: f" memory {rule.memory}",
     }.get(rule.update, "")
+    quotes = ", quotes" if config.answers == QUOTE else ""  # drop the weights of documents, too
     return (
-        f"{encoder.fingerprint}, temperature {config.retrieval.temperature}, {rule.update}{facts}"
+        f"{encoder.fingerprint}, temperature {config.retrieval.temperature},"
+        f" {rule.update}{facts}{quotes}"
     )

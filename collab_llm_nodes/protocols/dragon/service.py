@@ -312,7 +312,7 @@ def check_open(opened: Open, info: SideInfo, limits: Limits, *, other_models: bo
         raise ConfigError(
             "device and cloud weigh documents by different scorers",
             field="identity.scorer",
-            remedy="use one encoder, temperature and update rule on both sides",
+            remedy="use one encoder, temperature, update rule and side.answers on both sides",
         )
     if identity.model != info.model and not other_models:
         raise ConfigError(

@@ -13,6 +13,7 @@ from collab_llm_nodes.knowledge.store import StoreLimits
 from collab_llm_nodes.knowledge.text_encoder import TextEncoderConfig
 
 STATIC, RERANKED, POSTERIOR = "static", "encoder", "likelihood"
+FREE, QUOTE = "free", "quote"
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,13 @@ class SideConfig:
         default_factory=lambda: RetrievalConfig(method="dense", chunks=2, temperature=0.1)
     )
     relevance: RelevanceConfig = field(default_factory=RelevanceConfig)
+    answers: str = setting(
+        FREE,
+        "free: the model's own words; quote: a sentence of the documents, word for word, for models"
+        " too small to copy reliably. Equal on both sides.",
+        choices=(FREE, QUOTE),
+        per_request=True,
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -12,7 +12,6 @@ from collab_llm_nodes.protocols.dragon.generation import ModelSide
 from collab_llm_nodes.protocols.dragon.index import Index
 from collab_llm_nodes.protocols.dragon.messages import Line
 from collab_llm_nodes.protocols.dragon.profiler import ProfilerConfig, measure_passes
-from collab_llm_nodes.protocols.dragon.side import Side
 from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
 
 log = logging.getLogger(__name__)
@@ -39,13 +38,16 @@ def load_side(model: ModelConfig, config: SideConfig) -> tuple[ModelSide, Index 
     return side, Index(store, side.layout, side.encoder, config, side.caches)
 
 
-def measured(side: Side, config: ProfilerConfig) -> Line | None:
-    """Return the line of the side's passes (offline stage of section 5.2); None: not asked for."""
-    tokens = config.offline_tokens
-    if not tokens:
+def measured(side: ModelSide, config: ProfilerConfig) -> Line | None:
+    """Return the line of the side's passes (offline stage of section 5.2); None: not asked for.
+
+    The passes end where the context is full.
+    """
+    if not config.offline_tokens:
         return None
-    decoder = side.decoder(_DUMMY, tokens)
+    decoder = side.decoder(_DUMMY, 2)
     try:
+        tokens = min(config.offline_tokens, decoder.room)
         line = measure_passes(decoder, tokens, side.info.vocab_size)
     finally:
         decoder.close()

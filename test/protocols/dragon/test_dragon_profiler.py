@@ -145,3 +145,19 @@ def test_passes_are_measured_behind_the_prompt() -> None:
     assert 0 <= line.at(4) < 1
     with pytest.raises(InvalidInput):
         measure_passes(side.decoder("dummy", 8), 1, VOCAB)
+
+
+@pytest.mark.parametrize(("weight", "newest"), [(0.001, 2.0), (1.0, 9.0)])
+def test_each_weight_is_that_of_the_newest_observation(weight: float, newest: float) -> None:
+    config = ProfilerConfig(zeta=weight, acceptance_weight=weight, link_weight=weight)
+    profiler = Profiler(config)
+    profiler.on_line(Party.CLOUD, (2.0, 1.0, 0.0))  # 2 s for each token read
+    for _ in range(4000):
+        profiler.on_judged((0.2, 0.2))
+        profiler.on_round_trip(100, 2.0)
+    profiler.on_judged((0.9, 0.9))
+    profiler.on_round_trip(100, 9.0)
+    profiler.on_pass(Party.CLOUD, 10, 90.0)
+    assert profiler.acceptance[0] == pytest.approx(newest / 10, abs=0.01)
+    assert profiler.rtt_s == pytest.approx(newest, abs=0.1)
+    assert profiler.decode_s(Party.CLOUD, 10) == pytest.approx(10 * newest, abs=7.0)

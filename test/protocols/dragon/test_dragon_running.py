@@ -18,7 +18,7 @@ from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols import options, registry
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Source
 from collab_llm_nodes.protocols.dragon.client import CloudConfig, DragonClient
-from collab_llm_nodes.protocols.dragon.generation import ModelSide
+from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
 from collab_llm_nodes.protocols.dragon.link import PatienceConfig
 from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN, ProfilerConfig
 from collab_llm_nodes.protocols.dragon.running import Dragon, check
@@ -170,6 +170,28 @@ def test_passes_are_measured_before_the_first_question(world: World) -> None:
     assert line is not None
     assert line[1] > 0
     assert measured(world.sides[0], ProfilerConfig(offline_tokens=0)) is None
+
+
+def test_passes_are_measured_until_the_context_is_full(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed = list[int]()
+    push = DocumentsDecoder.push
+
+    def counted(decoder: DocumentsDecoder, token: int) -> None:
+        pushed.append(token)
+        push(decoder, token)
+
+    monkeypatch.setattr(DocumentsDecoder, "room", property(lambda decoder: 5))
+    monkeypatch.setattr(DocumentsDecoder, "push", counted)
+    assert measured(world.sides[0], ProfilerConfig(offline_tokens=4096)) is not None
+    assert len(pushed) == 3 * 5
+
+
+def test_a_node_takes_as_many_answers_as_it_is_told(world: World) -> None:
+    side = world.sides[0]
+    for count in (1, 3):
+        assert Dragon(side, None, replace(CONFIG, max_answers=count)).parallel == count
 
 
 def test_the_host_is_told_about_the_link(world: World) -> None:

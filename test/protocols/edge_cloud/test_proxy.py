@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -274,3 +275,12 @@ def test_shares_are_those_of_true_clients_whatever_they_say(
         last = streams(1)[0]
         assert isinstance(last, Failure)
         assert "one address" in last.message
+
+
+def test_more_than_a_hundred_requests_in_a_second_are_refused(front: Front) -> None:
+    with front.channel() as channel:
+        call = channel.unary_unary(codec.SESSION)
+        asked = [call.future(b"") for _ in range(1000)]  # 2000 in ten seconds are too many as well
+        codes = Counter(future.exception(WAIT_S).code() for future in asked)
+    assert codes[grpc.StatusCode.UNAUTHENTICATED] >= 50  # by the proxy itself: there is no token
+    assert codes[grpc.StatusCode.UNAVAILABLE] >= 50

@@ -1,0 +1,102 @@
+"""Answers that are sentences of the documents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from dragon_bed import QUESTION, TEXTS, config_of, engine_of, side_with
+
+from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
+from collab_llm_nodes.protocols.dragon.quotes import Quotes, restricted
+from collab_llm_nodes.protocols.dragon.relevance import scorer_name
+
+END = 99
+QUOTES = Quotes([[(1, 2, 3), (1, 4)], [(1, 2)], [(), (7,)]], {END, 98})
+
+
+@pytest.mark.parametrize(
+    ("answer", "tokens"),
+    [
+        ((), [[1], [1], [7]]),
+        ((1,), [[2, 4], [2], []]),
+        ((1, 2), [[3], [98, END], []]),
+        ((1, 2, 3), [[98, END], [], []]),
+        ((5,), [[], [], []]),
+        ((1, 2, 3, END), [[], [], []]),
+    ],
+)
+def test_only_words_of_the_sentences_follow(
+    answer: tuple[int, ...], tokens: list[list[int]]
+) -> None:
+    assert QUOTES.next_tokens(answer) == tokens
+
+
+def test_probabilities_are_shared_among_the_words_that_may_follow() -> None:
+    rows = torch.log(torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]]))
+    kept = restricted(rows, [[1, 2], []]).exp()
+    np.testing.assert_allclose(kept[0], [0.0, 0.4, 0.6, 0.0], atol=1e-6)
+    np.testing.assert_allclose(kept[1], [0.4, 0.3, 0.2, 0.1], atol=1e-6)
+
+
+def quoting_side() -> ModelSide:
+    config = replace(config_of(), answers="quote")
+    texts = TEXTS | {"two": "Tom repaired the lamp. The red ball is Ann's."}
+    return side_with(texts, engine_of(), config)
+
+
+def written(decoder: DocumentsDecoder, side: ModelSide) -> list[int]:
+    """The greedy answer, without its end."""
+    answer: list[int] = []
+    while True:
+        token = int(decoder.next()[0].argmax())
+        if token in side.info.eos:
+            return answer
+        answer.append(token)
+        decoder.push(token)
+
+
+def test_the_answer_is_a_sentence_of_a_document_that_was_found() -> None:
+    side = quoting_side()
+    decoder = side.decoder(QUESTION, 40)
+    said = side.decode(written(decoder, side)).strip()
+    decoder.close()
+    sentences = [
+        side.decode(ids).strip()
+        for hit in decoder.found.hits
+        for ids in side.layout.sentences(hit.chunk.text)
+    ]
+    assert said in sentences
+
+
+def test_a_rollback_gives_the_words_before_back() -> None:
+    side = quoting_side()
+    decoder = side.decoder(QUESTION, 40)
+    first = decoder.next()
+    written(decoder, side)
+    decoder.rollback(0)
+    again = decoder.next()
+    decoder.close()
+    np.testing.assert_allclose(again[0], first[0], atol=1e-6)
+    assert again[1] == pytest.approx(first[1], abs=1e-5)
+
+
+def test_documents_that_go_on_otherwise_lose_their_weight() -> None:
+    side = quoting_side()
+    decoder = side.decoder(QUESTION, 40)
+    _, whole = decoder.next()
+    answer = written(decoder, side)
+    _, rest = decoder.next()
+    assert rest < whole
+    decoder.push(answer[0])  # behind the end of the sentence: no document goes on so
+    p, nothing = decoder.next()
+    decoder.close()
+    assert nothing == float("-inf")
+    assert abs(float(p.sum()) - 1) < 1e-5
+
+
+def test_both_sides_must_quote_or_neither() -> None:
+    free, side = config_of(), quoting_side()
+    assert scorer_name(side.encoder, free) != side.info.scorer
