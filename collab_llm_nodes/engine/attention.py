@@ -271,6 +271,9 @@ class InPlace:
     def finish(self) -> None:
         """Do nothing: the cache holds everything."""
 
+    def leave(self) -> None:
+        """Do nothing: no block is used."""
+
 
 class Gathered:
     """Several chunks whose columns lie in a block, to attend in one call.
@@ -366,7 +369,7 @@ class Gathered:
         return output if self._places is None else output[self._places]
 
     def finish(self) -> None:
-        """Give every session what the pass has computed for it, and keep the block."""
+        """Give every session what the pass has computed for it."""
         skip, columns = self._skip, self._block.columns.unbind(1)
         torch._foreach_copy_(
             [c.cache.written(c.start, c.end) for c in self._chunks],
@@ -377,6 +380,9 @@ class Gathered:
         )
         for chunk in self._chunks:
             chunk.cache.copy.columns = chunk.end
+
+    def leave(self) -> None:
+        """Let other passes use the block; of a pass that was ended, it holds what came before."""
         self._blocks.give_back(self._block)
 
 

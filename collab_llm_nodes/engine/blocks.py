@@ -90,6 +90,7 @@ class Block:
                 slots[i] = free.pop()
                 chunk.cache.copy = self._held[slots[i]] = Copy(slots[i], self.skip)
             self._complete(chunk, slots[i], targets, sources, stale)
+            chunk.cache.copy.columns = chunk.start
         if targets:
             torch._foreach_copy_(targets, sources)
         if stale:
@@ -127,7 +128,7 @@ class Blocks:
     def take(self, chunks: Sequence[Chunk], skip: int, columns: int) -> Block:
         """Return the block that holds most of the chunks, or one without any.
 
-        It is the caller's until :meth:`give_back`; one that is never given back is forgotten.
+        It is the caller's until :meth:`give_back`.
         """
         count = len(chunks)
         with self._lock:

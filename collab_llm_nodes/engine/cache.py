@@ -148,21 +148,18 @@ class StaticCache:
             self.own = _resized(self.own, capacity, _blocks(wanted))
 
     def parts(self, columns: int, skip: int = 0) -> list[Tensor]:
-        """Return views of the first ``columns`` columns, in order.
-
-        Args:
-            skip: first columns to leave out: 0, or all that are shared at least.
-        """
-        if skip or not self.shared:
-            wanted = max(columns - skip, 0)
-            return [self.own.narrow(2, skip - self.offset, wanted)] if wanted else []
+        """Return views of the columns from ``skip`` to ``columns``, in order."""
         found = []
+        begin = 0
         for share in self.shared:
-            taken = min(columns, share.columns)
-            if taken:
-                found.append(share.part.columns[:, :, :taken])
-                columns -= taken
-        return [*found, self.own[:, :, :columns]] if columns else found
+            first, last = max(skip, begin), min(columns, begin + share.columns)
+            if first < last:
+                found.append(share.part.columns.narrow(2, first - begin, last - first))
+            begin += share.columns
+        first = max(skip, begin)
+        if first < columns:
+            found.append(self.own.narrow(2, first - begin, columns - first))
+        return found
 
     def written(self, start: int, end: int) -> Tensor:
         """Return a view of own columns, to be written to."""

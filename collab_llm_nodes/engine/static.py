@@ -153,13 +153,17 @@ class StaticBackend:
         if enter:
             x = self._enter(chunks, x)
         rotation = self._rotation(chunks) if self._rotary is not None else None
-        for number, layer in enumerate(self._layers_for(chunks)):
-            attended = self._attend(number, layer.before_attention(x), rotation, groups)
-            x = layer.after_attention(x, attended)
-            if after_layer is not None:
-                after_layer(number + 1, x)
-        for group in groups:
-            group.finish()
+        try:
+            for number, layer in enumerate(self._layers_for(chunks)):
+                attended = self._attend(number, layer.before_attention(x), rotation, groups)
+                x = layer.after_attention(x, attended)
+                if after_layer is not None:
+                    after_layer(number + 1, x)
+            for group in groups:
+                group.finish()
+        finally:
+            for group in groups:
+                group.leave()
         return x
 
     def move(self, cache: StaticCache, kept: Sequence[int]) -> None:

@@ -127,7 +127,25 @@ def test_what_others_leave_in_a_slot_disturbs_nobody() -> None:
     assert found.isfinite().all()
 
 
-def test_a_pass_that_ends_early_leaves_no_trace() -> None:
+def test_what_a_fork_has_made_common_is_copied_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block lacks columns that were read alone, and that a fork has since come to share."""
+    read = copied(monkeypatch)
+    first, other = prompted(20, 1), prompted(150, 2)
+    ENGINE.run([Feed(session, [1], last=1) for session in (first, other)])
+    more = [7 + i % 5 for i in range(200)]
+    first.feed(more, last=0)
+    twin = first.fork()
+    assert twin.shared_bytes > 0
+    read()
+    found, _ = ENGINE.run([Feed(first, [2], last=1), Feed(other, [2], last=1)])
+    assert read() == 200
+    assert isinstance(found, torch.Tensor)
+    tokens = [*first.prompt.ids, 1, *more, 2]
+    torch.testing.assert_close(found, alone(tokens, 1), atol=5e-5, rtol=1e-4)
+
+
+def test_a_pass_that_ends_early_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = copied(monkeypatch)
     sessions = [prompted(20, i) for i in range(2)]
     twins = [prompted(20, i) for i in range(2)]
     feeds = [Feed(session, [1], last=1) for session in sessions]
@@ -141,7 +159,9 @@ def test_a_pass_that_ends_early_leaves_no_trace() -> None:
 
     with pytest.raises(TimeoutError):
         ENGINE.run([Feed(session, [5, 6, 7], last=1) for session in sessions], check=end)
+    read()
     found = ENGINE.run([Feed(session, [2], last=1) for session in sessions])
+    assert read() == 0, "the block is as it was, too"
     expected = ENGINE.run([Feed(twin, [2], last=1) for twin in twins])
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other)
