@@ -137,6 +137,7 @@ class MinionsRunning:
         An answer that fails has the ledgers, too: what has left, has left.
         """
         control.check()
+        self.equipment.warn(request.config)
         return _Run(self.protocol, self.equipment, self._workers, request, emit, control).answer()
 
     def health(self) -> Mapping[str, object]:

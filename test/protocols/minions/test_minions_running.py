@@ -443,6 +443,20 @@ def test_samples_at_no_temperature_are_warned_about_once(
     assert [record.message for record in caplog.records if "hardly differ" in record.message]
 
 
+def test_samples_that_a_request_asks_for_are_warned_about_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    greedy = replace(CONFIG, local=replace(CONFIG.local, temperature=0.0))
+    remote = in_turn(HONEST, final("7 kg"), HONEST, final("7 kg"))
+    with served(remote, weigh, greedy) as bed:
+        assert not caplog.records
+        for _ in range(2):
+            request = asked(replace(greedy, samples=2))
+            bed.running.run(request, bed.told.append, RealControl(time.monotonic() + 60))
+    told = [record.message for record in caplog.records if "hardly differ" in record.message]
+    assert len(told) == 1
+
+
 def test_the_metrics_of_several_answers_add_up() -> None:
     with served(in_turn(HONEST, final("7 kg"), HONEST, final("8 kg")), weigh, CONFIG) as bed:
         first, second = bed.ask(), bed.ask()
