@@ -175,6 +175,12 @@ def reality(bench: Bench, folder: Path, cases: Sequence[Case]) -> dict[str, Any]
     return {"model": folder.name, "examples": EXAMPLES, "protocols": rows}
 
 
+def reality_retrieval(bench: Bench, encoder: Path, cases: Sequence[Case]) -> dict[str, Any]:
+    """Return the row of RAG whose passages a pretrained encoder has found."""
+    rows, _ = bench.with_staff(encoder=encoder).rows(chosen("rag_dense"), cases)
+    return {"encoder": encoder.name, "protocols": rows}
+
+
 def chosen(*names: str) -> dict[str, Way]:
     """Return these ways to answer."""
     return {name: WAYS[name] for name in names}

@@ -1,4 +1,8 @@
-"""Solved examples before each request, for a worker that was never trained for the protocol."""
+"""Solved examples before each request, for a worker that was never trained for the protocol.
+
+A base model, which knows no chat, reads them as one text: after each prompt "Reply:" and the reply,
+on one line. Its own reply ends with its line, since it would go on with the next prompt.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,19 @@ from collab_llm_nodes.chat.base import (
     Told,
     tell_nobody,
 )
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions.embedded.windows import OPENING
 from collab_llm_nodes.training.minions.chats import worker_group
 
 EXAMPLES = 4
+PLAIN_CHAT = (
+    "{{ bos_token or '' }}{% for turn in messages %}"
+    "{% if turn.role == 'user' %}{{ turn.content }}\nReply:"
+    "{% else %} {{ turn.content }}\n\n{% endif %}{% endfor %}"
+)
+"""Chat template of a base model, which has none of its own."""
 _LINES = 6
 """Lines of the log of an example."""
 
@@ -58,6 +69,19 @@ class ShownExamples:
     def close(self) -> None:
         """Close the model."""
         self._model.close()
+
+
+def teach_plain_chat(engine: Engine) -> None:
+    """Have a base model take chats, and end its replies with their line; leave others as they are.
+
+    Call it before the engine's first session.
+    """
+    tokenizer = engine.loaded.tokenizer
+    if tokenizer.chat_template:
+        return
+    tokenizer.chat_template = PLAIN_CHAT
+    texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
+    engine.eos |= {token for token, text in enumerate(texts) if "\n" in text}
 
 
 def examples(role: str, count: int, seed: str) -> tuple[Turn, ...]:
