@@ -197,15 +197,22 @@ def test_a_pretrained_worker_is_shown_solved_examples() -> None:
     assert questions[-1].content == "None"
     parrot = Parrot()
     asked = [Turn("user", "## Text\na\n\n## Task\nb"), Turn("user", prompts.DIRECT)]
-    ShownExamples(parrot, jobs, questions).ask([ChatRequest((t,)) for t in asked], Control())
+    requests = [ChatRequest((turn,)) for turn in asked]
+    ShownExamples(parrot, jobs, questions).ask(requests, Control())
     assert [request.turns for request in parrot.seen] == [(*jobs, asked[0]), (*questions, asked[1])]
+    ShownExamples(parrot, jobs, questions, plain=True).ask(requests, Control())
+    *shown, job = parrot.seen[0].turns
+    assert job.content == 'Text:\na\n\nWhich line of the text begins with "b"?'
+    replies = [json.loads(turn.content) for turn in shown[1::2]]
+    assert [list(reply) for reply in replies] == [["citation", "answer"]] * 2 + [["answer"]]
+    assert parrot.seen[1].turns == (*questions, asked[1])
 
 
 def test_a_base_model_reads_examples_as_text_and_ends_with_its_line(tmp_path: Path) -> None:
     folder = write_family(tmp_path) / "text-worker"
     chatty = Engine(read(folder))
     eos, template = chatty.eos, chatty.loaded.tokenizer.chat_template
-    teach_plain_chat(chatty)
+    assert not teach_plain_chat(chatty)
     assert (chatty.eos, chatty.loaded.tokenizer.chat_template) == (eos, template)
 
     for file in folder.glob("chat_template*"):
@@ -213,7 +220,7 @@ def test_a_base_model_reads_examples_as_text_and_ends_with_its_line(tmp_path: Pa
     base = read(folder)
     base.tokenizer.chat_template = None
     engine = Engine(base)
-    teach_plain_chat(engine)
+    assert teach_plain_chat(engine)
     chat = (Turn("user", "first"), Turn("assistant", "one"))
     ids = encode(Prompt("second", turns=chat), base).ids
     assert engine.decode(ids).endswith("first\nReply: one\n\nsecond\nReply:")

@@ -117,11 +117,10 @@ class Desk:
 def _open(staff: Staff) -> Models:
     counter = Counter(read(staff.family / WORKER))
     engine = Engine(read(staff.worker))
-    if staff.shown is not None:
-        teach_plain_chat(engine)
+    plain = staff.shown is not None and teach_plain_chat(engine)
     local: ChatModel = InProcessChat(engine, _LIMITS, staff.worker.name)
     if staff.shown is not None:
-        local = shown_examples(local, staff.shown)
+        local = shown_examples(local, staff.shown, plain=plain)
     if staff.trained:
         target = ModelConfig(path=str(staff.family / TARGET), local_files_only=True)
         remote: ChatModel = open_planner(target, PRICED_AS, _LIMITS)
