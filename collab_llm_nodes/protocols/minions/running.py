@@ -317,6 +317,7 @@ class _Run:
                 chunkers=action.chunkers,
                 chunk_size=action.chunk_size,
                 due=self.control.due,
+                check=self.control.check,
             )
 
     def _retrieve(self, question: str, k: int) -> tuple[str, ...]:

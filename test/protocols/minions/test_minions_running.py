@@ -315,6 +315,19 @@ def test_retries_are_counted_as_often_as_they_left(tmp_path: Path) -> None:
     assert json.loads(audit.read_text().splitlines()[-1])["times"] == 3
 
 
+def test_attempts_that_all_failed_are_counted_as_often_as_they_left(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    config = replace(CONFIG, way="remote_only", privacy=PrivacyConfig(0, str(audit)))
+    gone = Unavailable("gone")
+    gone.attempts = 5
+    with served(in_turn(gone), weigh, config) as bed:
+        answer = bed.ask()
+    assert answer.error is gone
+    assert figures(answer)["replies_retried"] == 4
+    assert figures(answer)["replies_failed"] == 1
+    assert json.loads(audit.read_text().splitlines()[-1])["times"] == 5
+
+
 def test_the_price_is_that_of_the_named_model() -> None:
     config = replace(CONFIG, way="remote_only", cost=CostConfig(priced_as="gpt-4o", alpha=5.0))
     with served(in_turn(Reply("7", Finish.STOP, Usage(1000, 200, 10))), weigh, config) as bed:
