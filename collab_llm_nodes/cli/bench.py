@@ -543,6 +543,9 @@ def bench_minions(
         Path | None,
         typer.Option(help="Folder of a model to be the worker of some questions too."),
     ] = None,
+    pretrained_questions: Annotated[
+        int | None, typer.Option(help="Questions that it is asked, on two logs.", min=2)
+    ] = None,
     encoder: Annotated[
         Path | None,
         typer.Option(help="Folder of an encoder that finds the passages of RAG too."),
@@ -570,7 +573,12 @@ def bench_minions(
         write_json(json_file, beside(earlier, found) if earlier else found, tell=tell)
 
     sizes = QUICK if quick else Sizes()
-    sizes = replace(sizes, questions=questions or sizes.questions, tokens=tokens or sizes.tokens)
+    sizes = replace(
+        sizes,
+        questions=questions or sizes.questions,
+        tokens=tokens or sizes.tokens,
+        reality=pretrained_questions or sizes.reality,
+    )
     results = on_this_machine(
         run_minions,
         models=models,
