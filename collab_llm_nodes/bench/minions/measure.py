@@ -174,7 +174,8 @@ def reality(bench: Bench, folder: Path, cases: Sequence[Case]) -> dict[str, Any]
     """Return rows with a pretrained model as worker, which is shown examples.
 
     It writes some ten tokens per second on two cores: its pieces are twice as long as the trained
-    worker's, and there is one round. ``trained_worker`` has the rows of that one, as it ships, on the same questions.
+    worker's, and there is one round. ``trained_worker`` has the rows of that one, as it ships, on
+    the same questions.
     """
     own = bench.with_staff(worker=folder, shown=bench.seed)
     config = replace(MINIONS, chunk_size=REALITY_CHARACTERS, rounds=1)
