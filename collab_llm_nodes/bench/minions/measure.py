@@ -60,7 +60,7 @@ RETRIEVED = (2, 4, 8, 16, 32, 64)
 SEPARATE_CHUNKS = (1, 16, 32, 64, 128)
 CHUNKS_AT_ONCE = (1, 2, 3)
 SUB_TASKS = (1, 2, 3, 4)
-REALITY_CHARACTERS = 800
+REALITY_CHARACTERS = 1200
 """Characters of a piece for a pretrained worker."""
 _CHUNK_TOKENS = 512
 _WARM = 0.4
@@ -173,8 +173,8 @@ def workers(
 def reality(bench: Bench, folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
     """Return rows with a pretrained model as worker, which is shown examples.
 
-    It writes some ten tokens per second on two cores: its pieces are twice as long as the trained
-    worker's, and there is one round. ``trained_worker`` has the rows of that one, as it ships, on
+    It writes some ten tokens per second on two cores: its pieces are longer than those of the trained
+    worker, and there is one round. ``trained_worker`` has the rows of that one, as it ships, on
     the same questions.
     """
     own = bench.with_staff(worker=folder, shown=bench.seed)
