@@ -24,7 +24,7 @@ from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.config import from_yaml
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.knowledge.encoders import WordHashes
+from collab_llm_nodes.knowledge.encoders import Encoder, WordHashes
 from collab_llm_nodes.knowledge.text_encoder import TextEncoder, TextEncoderConfig
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.turns import Turn
@@ -127,7 +127,9 @@ def _open(staff: Staff) -> Models:
     else:
         remote = Oracle(PRICED_AS, counter.chat)
     prices = from_yaml(PriceTable, config_file("prices.yaml"))
-    encoder = TextEncoder(TextEncoderConfig(str(staff.encoder))) if staff.encoder else WordHashes()
+    encoder: Encoder = WordHashes()
+    if staff.encoder is not None:
+        encoder = TextEncoder(TextEncoderConfig(str(staff.encoder)))
     return Models(remote, WindowedChat(local, counter.text), prices.of(PRICED_AS), encoder)
 
 

@@ -173,9 +173,9 @@ def workers(
 def reality(bench: Bench, folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
     """Return rows with a pretrained model as worker, which is shown examples.
 
-    It writes some ten tokens per second on two cores: its pieces are longer than those of the trained
-    worker, and there is one round. ``trained_worker`` has the rows of that one, as it ships, on
-    the same questions.
+    It writes some ten tokens per second on two cores, so its pieces are longer than those of the
+    trained worker, and there is one round. ``trained_worker`` has the rows of that one, as it
+    ships, on the same questions.
     """
     own = bench.with_staff(worker=folder, shown=bench.seed)
     config = replace(MINIONS, chunk_size=REALITY_CHARACTERS, rounds=1)
