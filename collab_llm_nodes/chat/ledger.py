@@ -80,7 +80,7 @@ class Call:
     def of(cls, round: int, model: str, result: Reply | CollabError, *, remote: bool) -> Call:
         """Return the record of a ``result`` of ``ChatModel.ask``."""
         if isinstance(result, CollabError):
-            return cls(round, model, remote, None, result.code)
+            return cls(round, model, remote, None, result.code, result.attempts)
         finish = result.finish.value
         return cls(round, model, remote, result.usage, finish, result.attempts, result.seconds)
 
@@ -176,7 +176,7 @@ class CostLedger:
             refused=outcomes[Finish.REFUSAL.value],
             late=outcomes[Finish.DEADLINE.value],
             failed=len(self.calls) - len(ended),
-            retried=sum(call.attempts - 1 for call in self.calls),
+            retried=sum(max(0, call.attempts - 1) for call in self.calls),
             unmetered=sum(call.usage is None for call in ended),
         )
 

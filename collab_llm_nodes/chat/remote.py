@@ -187,8 +187,9 @@ class RemoteChat:
                     remedy=f"ask at most {self._config.max_jobs} at a time, or raise max_jobs",
                 )
             self._jobs += len(requests)
+            attempts = [_Attempts() for _ in requests]
             answers = asyncio.run_coroutine_threadsafe(
-                self._ask_all(requests, control.due, told), self._loop
+                self._ask_all(requests, attempts, control.due, told), self._loop
             )
 
         def cancel() -> None:
@@ -199,9 +200,9 @@ class RemoteChat:
         try:
             return answers.result(None if math.isinf(left_s) else max(0.0, left_s))
         except concurrent.futures.CancelledError:
-            raise (
-                _closed() if self._closing else Cancelled("the caller gave the requests up")
-            ) from None
+            error = _closed() if self._closing else Cancelled("the caller gave the requests up")
+            error.attempts = max((each.made for each in attempts), default=0)
+            raise error from None
         except concurrent.futures.TimeoutError:
             cancel()
             raise DeadlineExceeded("requests could not be given up", field="deadline_s") from None
@@ -265,23 +266,25 @@ class RemoteChat:
     # Everything below runs in the loop.
 
     async def _ask_all(
-        self, requests: Sequence[ChatRequest], due: float, told: Told
+        self, requests: Sequence[ChatRequest], attempts: list[_Attempts], due: float, told: Told
     ) -> list[Reply | CollabError]:
         async def ask(place: int, request: ChatRequest) -> Reply | CollabError:
-            result = await self._ask_one(request, due)
+            result = await self._ask_one(request, attempts[place], due)
             told(place, result)
             return result
 
         return await asyncio.gather(*(ask(*each) for each in enumerate(requests)))
 
-    async def _ask_one(self, request: ChatRequest, due: float) -> Reply | CollabError:
+    async def _ask_one(
+        self, request: ChatRequest, attempts: _Attempts, due: float
+    ) -> Reply | CollabError:
         begun = time.monotonic()
-        attempts = _Attempts()
         try:
             body = self._body(request)
             left_s = None if math.isinf(due) else due - begun
             text, finish, usage = await within(self._attempt_all(body, due, attempts), left_s)
         except CollabError as error:
+            error.attempts = attempts.made
             return error
         except asyncio.TimeoutError:
             text, finish, usage = "", Finish.DEADLINE, None

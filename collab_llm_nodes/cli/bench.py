@@ -23,7 +23,7 @@ from collab_llm_nodes.bench.jupiter import PARTS as JUPITER_PARTS
 from collab_llm_nodes.bench.jupiter import QUICK, Sizes
 from collab_llm_nodes.bench.minions import PARTS as MINIONS_PARTS
 from collab_llm_nodes.cli.options import JsonOption, PlotOption, SeedOption
-from collab_llm_nodes.cli.output import console, write_json
+from collab_llm_nodes.cli.output import console, read_json, write_json
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks; each writes JSON and a plot.")
 SecondsOption = Annotated[float, typer.Option(help="Length of each measurement.", min=1.0)]
@@ -556,6 +556,13 @@ def bench_minions(
         Path | None,
         typer.Option(help="Folder of a model to be the worker of some questions too."),
     ] = None,
+    pretrained_questions: Annotated[
+        int | None, typer.Option(help="Questions that it is asked, on two logs.", min=2)
+    ] = None,
+    encoder: Annotated[
+        Path | None,
+        typer.Option(help="Folder of an encoder that finds the passages of RAG too."),
+    ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads of each process.", min=1)] = 1,
     processes: Annotated[
         int, typer.Option(help="Processes that answer questions, about one log each.", min=1)
@@ -566,13 +573,25 @@ def bench_minions(
 ) -> None:
     """Minion, MinionS and baselines on long robot logs (paper 000): accuracy, tokens, cost.
 
-    The JSON is written after each part. Exits with 0 only if no part fails and all goals are
-    reached; with --quick if nothing leaks or escapes.
+    The JSON is written after each part. With --part, a file that is there keeps its other parts.
+
+    Exits with 0 only if no part fails and all goals are reached; with --quick if nothing leaks or
+    escapes.
     """
-    from collab_llm_nodes.bench.minions.report import QUICK, Sizes, run_minions
+    from collab_llm_nodes.bench.minions.report import QUICK, Sizes, beside, run_minions
+
+    earlier = read_json(json_file) if part else {}
+
+    def keep(found: dict[str, Any], *, tell: bool = False) -> None:
+        write_json(json_file, beside(earlier, found) if earlier else found, tell=tell)
 
     sizes = QUICK if quick else Sizes()
-    sizes = replace(sizes, questions=questions or sizes.questions, tokens=tokens or sizes.tokens)
+    sizes = replace(
+        sizes,
+        questions=questions or sizes.questions,
+        tokens=tokens or sizes.tokens,
+        reality=pretrained_questions or sizes.reality,
+    )
     results = on_this_machine(
         run_minions,
         models=models,
@@ -583,10 +602,11 @@ def bench_minions(
         seed=seed,
         plot=plot,
         pretrained=pretrained,
+        encoder=encoder,
         console=console,
-        keep=partial(write_json, json_file, tell=False),
+        keep=keep,
     )
-    write_json(json_file, results)
+    keep(results, tell=True)
     safe = ("no canary seen", "no attack escapes or hangs")
     wanted = [ok for goal, ok in results["goals"].items() if not quick or goal in safe]
     raise typer.Exit(0 if all(wanted) and not results["failed"] else 1)

@@ -20,6 +20,25 @@ from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 console = Console()
 
 
+def read_json(file: Path | None) -> dict[str, Any]:
+    """Return the results in ``file``; empty without such a file.
+
+    Raises:
+        InvalidInput: it holds something else.
+    """
+    if file is None or not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+    except (OSError, ValueError):
+        pass
+    raise InvalidInput(
+        f"{file} holds no results", field="--json", remedy="name another file, or remove it"
+    )
+
+
 def write_json(file: Path | None, results: dict[str, Any], *, tell: bool = True) -> None:
     """Write ``results`` to ``file``, if one was asked for; exit with 2 if that fails.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from text_family import write_family
+from tiny_encoder import write_tiny_encoder
 from typer.testing import CliRunner
 
 from collab_llm_nodes.assets import config_file
@@ -16,16 +17,19 @@ from collab_llm_nodes.bench.minions.crew import Desk, Staff, crew, read
 from collab_llm_nodes.bench.minions.figures import break_even, interval, paired, row
 from collab_llm_nodes.bench.minions.material import make_case, make_cases, passages_of
 from collab_llm_nodes.bench.minions.oracle import Oracle
-from collab_llm_nodes.bench.minions.shown import ShownExamples, examples
+from collab_llm_nodes.bench.minions.shown import ShownExamples, examples, teach_plain_chat
 from collab_llm_nodes.bench.minions.ways import WAYS, Answered, Models, answer_all
 from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Usage
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.config import from_yaml
-from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, Unavailable
+from collab_llm_nodes.knowledge.encoders import WordHashes
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import head_fingerprint
 from collab_llm_nodes.models.low_rank import LowRank
+from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.minions import prompts
@@ -117,7 +121,7 @@ def test_local_only_asks_nobody_else(models: Models) -> None:
 @pytest.mark.parametrize("method", ["bm25", "dense"])
 def test_passages_are_found(method: str) -> None:
     text = "\n".join(f"Day {n}: the {'heron' if 60 < n < 90 else 'crow'} flew." for n in range(400))
-    with passages_of(text) as passages:
+    with passages_of(text, WordHashes()) as passages:
         (found,) = passages.find(method, "When did the heron fly?", 1)
         assert "heron" in found
         assert len(passages.find(method, "crow", 5)) == 5
@@ -193,8 +197,70 @@ def test_a_pretrained_worker_is_shown_solved_examples() -> None:
     assert questions[-1].content == "None"
     parrot = Parrot()
     asked = [Turn("user", "## Text\na\n\n## Task\nb"), Turn("user", prompts.DIRECT)]
-    ShownExamples(parrot, jobs, questions).ask([ChatRequest((t,)) for t in asked], Control())
+    requests = [ChatRequest((turn,)) for turn in asked]
+    ShownExamples(parrot, jobs, questions).ask(requests, Control())
     assert [request.turns for request in parrot.seen] == [(*jobs, asked[0]), (*questions, asked[1])]
+    ShownExamples(parrot, jobs, questions, plain=True).ask(requests, Control())
+    *shown, job = parrot.seen[0].turns
+    assert job.content == 'Text:\na\n\nWhich line of the text begins with "b"?'
+    replies = [json.loads(turn.content) for turn in shown[1::2]]
+    assert [list(reply) for reply in replies] == [["citation", "answer"]] * 2 + [["answer"]]
+    assert parrot.seen[1].turns == (*questions, asked[1])
+
+
+def test_a_base_model_reads_examples_as_text_and_ends_with_its_line(tmp_path: Path) -> None:
+    folder = write_family(tmp_path) / "text-worker"
+    chatty = Engine(read(folder))
+    eos, template = chatty.eos, chatty.loaded.tokenizer.chat_template
+    assert not teach_plain_chat(chatty)
+    assert (chatty.eos, chatty.loaded.tokenizer.chat_template) == (eos, template)
+
+    for file in folder.glob("chat_template*"):
+        file.unlink()
+    base = read(folder)
+    base.tokenizer.chat_template = None
+    engine = Engine(base)
+    assert teach_plain_chat(engine)
+    chat = (Turn("user", "first"), Turn("assistant", "one"))
+    ids = encode(Prompt("second", turns=chat), base).ids
+    assert engine.decode(ids).endswith("first\nReply: one\n\nsecond\nReply:")
+    assert eos < engine.eos
+    (line_feed,) = base.tokenizer("\n", add_special_tokens=False).input_ids
+    assert line_feed in engine.eos
+    assert not engine.eos & set(base.tokenizer(" one", add_special_tokens=False).input_ids)
+
+
+def test_a_part_measured_again_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "m.json"
+    whole = {
+        "attacks": {"tried": 1, "escaped": 1, "hung": 0},
+        "privacy": {"canaries_seen": 0},
+        "sweeps": {"samples": {}},
+        "goals": {"no canary seen": True, "no attack escapes or hangs": False},
+        "failed": {"attacks": "x", "sweeps": "y"},
+        "seconds": {"attacks": 1.0, "privacy": 2.0, "sweeps": 3.0},
+        "machine": {"cores": 128},
+        "ok": False,
+    }
+    file.write_text(json.dumps(whole))
+    fixed = {"attacks": lambda run: {"attacks": {"tried": 2, "escaped": 0, "hung": 0}}}
+    monkeypatch.setattr(report, "_PARTS", fixed)
+    command = ["bench", "minions", "--models", str(write_family(tmp_path / "family"))]
+    command += ["--json", str(file), "--part", "attacks"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    results = json.loads(file.read_text())
+    assert results["attacks"] == {"tried": 2, "escaped": 0, "hung": 0}
+    assert results["privacy"] == {"canaries_seen": 0}
+    assert results["goals"] == {"no canary seen": True, "no attack escapes or hangs": True}
+    assert results["failed"] == {"sweeps": "y"}
+    assert not results["ok"]
+    assert results["machine"] == {"cores": 128}
+    assert results["later"]["attacks"]["machine"]["cores"] != 128
+    file.write_text("no results")
+    assert isinstance(CliRunner().invoke(app, command).exception, InvalidInput)
 
 
 def test_a_part_that_fails_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,11 +317,12 @@ def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(measure, "CHUNK_SIZES", (800,))
     monkeypatch.setattr(measure, "RETRIEVED", (2, 4, 8))
     file, plot = tmp_path / "m.json", tmp_path / "m.png"
+    encoder = write_tiny_encoder(tmp_path / "encoder")
     done = CliRunner().invoke(
         app,
         ["bench", "minions", "--quick", "--processes", "2", "--models", str(family)]
         + ["--json", str(file), "--plot", str(plot)]
-        + ["--pretrained", str(family / "text-target")]
+        + ["--pretrained", str(family / "text-target"), "--encoder", str(encoder)]
         + [word for part in PARTS if part != "attacks" for word in ("--part", part)],
     )
     assert done.exit_code == 0, done.output
@@ -265,6 +332,7 @@ def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.Mon
     assert results["failed"] == {}
     assert list(results["workers"]) == ["ssm-reports", "text-target", "text-worker"]
     assert results["remotes"]["oracle"]["minions"]["questions"] == 4
+    assert set(results["trained"]["protocols"]) == set(results["protocols"]) == set(WAYS)
     assert results["trained"]["protocols"]["minions"]["errors"] == 4  # random weights plan nothing
     assert results["trained"]["plans"]["kinds"] == {"valid": 0.0, "right": 0.0}
     assert set(results["sweeps"]["carry"]) == {"retries", "scratchpad", "history"}
@@ -272,6 +340,8 @@ def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.Mon
     assert results["privacy"]["canaries_planted"] > 3
     assert results["parallel"]["both_s"] > 0
     assert set(results["reality"]["protocols"]) == {"local_only", "rag_bm25", "minions"}
+    assert results["reality_encoder"]["encoder"] == "encoder"
+    assert results["reality_encoder"]["protocols"]["rag_dense"]["questions"] == 8
     assert set(results["contexts"]) == {"400", "800"}
     assert results["goals"]["remote only >= 0.8"]
     assert not results["goals"]["Minion < MinionS"]  # random weights find nothing

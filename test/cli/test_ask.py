@@ -101,6 +101,13 @@ def test_the_other_protocols_answer(terminal: Terminal, protocol: str) -> None:
     assert bool(terminal.remote.bodies) == (protocol != "local-only")
 
 
+def test_a_file_that_is_not_there_is_named(terminal: Terminal) -> None:
+    for file in (terminal.folder / "no.md", terminal.folder / "no" / "no.md"):
+        error = terminal.ask(str(file), "How heavy?").exception
+        assert isinstance(error, InvalidInput)
+        assert error.field == "path"
+
+
 def test_a_store_is_read(terminal: Terminal) -> None:
     manual = Document("m.md", "Page 7. Weight 7 kg.")
     with Store(terminal.folder / "manuals") as store:

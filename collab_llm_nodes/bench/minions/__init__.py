@@ -11,5 +11,6 @@ PARTS = (
     "requests",
     "workers",
     "reality",
+    "reality_encoder",
 )
 """Parts that ``collab-llm bench minions`` runs, in this order."""

@@ -103,6 +103,30 @@ LEAKS: dict[str, str] = {
     ),
     "the package": "import collab_llm_nodes.config as c; found = c.yaml",
     "the interpreter": "import pydantic_monty; found = pydantic_monty.Monty",
+    "sys of another module": (
+        "import dataclasses; found = dataclasses.sys.modules['os'].environ['COLLAB_CANARY']"
+    ),
+    "builtins of another module": "import json; found = json.codecs.builtins.open('FILE').read()",
+    "subprocess of asyncio": (
+        "import asyncio\n    async def f():\n"
+        "        p = await asyncio.create_subprocess_exec('cat', 'FILE', stdout=-1)\n"
+        "        return (await p.communicate())[0].decode()\n    found = asyncio.run(f())"
+    ),
+    "environ of the parent": ("import os; found = open(f'/proc/{os.getppid()}/environ').read()"),
+    "class pattern": (
+        "match ():\n        case object(__class__=c): found = c.__base__.__subclasses__()"
+    ),
+    "decorator": "@open\n    def FILE(): pass\n    found = FILE",
+    "key of sorted": "found = sorted(['FILE'], key=open)",
+    "map": "found = [f.read() for f in map(open, ['FILE'])]",
+    "star import": "from os import *; found = environ['COLLAB_CANARY']",
+    "pickling of a host object": "found = last_jobs.__reduce_ex__(4)",
+    "print into a file": "print('x', file=open('TRACE', 'w'))",
+    "a class of jobs of its own": (
+        "global JobManifest\n    class JobManifest:\n"
+        "        def __init__(self, chunk, task):\n"
+        "            self.chunk, self.task, self.advice = open('FILE').read(), task, ''"
+    ),
     "breakpoint": "found = breakpoint()",
     "input": "found = input('COLLAB_CANARY')",
     "host object": "found = last_jobs.__class__",
@@ -117,6 +141,8 @@ WORKS = frozenset(
         *("ftplib", "system", "popen", "subprocess", "posix_spawn", "thread", "ctypes", "environ"),
         *("getenv", "dunder import", "builtins", "subclasses", "traceback", "modules", "eval"),
         *("exec", "compile", "importlib", "pickle", "fileinput", "generator frame"),
+        *("sys of another module", "builtins of another module", "subprocess of asyncio"),
+        *("map", "print into a file"),
     }
 )
 
@@ -171,6 +197,13 @@ BOMBS: dict[str, str] = {
     ),
     "chunks of a long text": "return chunk_by_section('x\\n' * 10 ** 8)",
     "many small chunks": "return chunk_by_section('x\\n' * 2 * 10 ** 7, 1)",
+    "chunks of one document for ever": "return chunk_by_section(context * 10 ** 6, 1)",
+    "chunks of many short texts": "return chunk_by_page(['x'] * 2 * 10 ** 5)",
+    "chunks of no text": "return chunk_by_page([''] * 10 ** 6)",
+    "chunks of many documents, caught": (
+        "while True:\n        try: chunk_by_page(context * 10 ** 5)\n"
+        "        except BaseException: pass"
+    ),
     "a million jobs": "return [JobManifest('c', 't')] * 10 ** 6",
     "a million long jobs": "return [JobManifest('c' * 10 ** 5, 't')] * 10 ** 6",
     "jobs of different lengths": "return [JobManifest('c' * i, 't') for i in range(10 ** 6)]",
@@ -183,6 +216,13 @@ BOMBS: dict[str, str] = {
     "names": "for i in range(10 ** 9): exec('x' + str(i) + ' = 1')",
     "hash": "d = {}\n    for i in range(10 ** 9): d[i * (2 ** 61 - 1)] = i",
     "decimal": "from decimal import Decimal; Decimal(10) ** 10 ** 9",
+    "tasks without end": (
+        "import asyncio\n    async def f(): return await asyncio.gather(*[f() for _ in range(9)])\n"
+        "    asyncio.run(f())"
+    ),
+    "recursion in finally": "def f():\n        try: f()\n        finally: f()\n    f()",
+    "list into itself": "a = [0]\n    while True: a[1:1] = a",
+    "sum of lists": "sum([[0] * 1000] * 10 ** 6, [])",
     "unpacking": "a = [0] * 10 ** 6\n    return [*a, *a, *a, *a] * 10 ** 4",
 }
 

@@ -15,7 +15,7 @@ import torch
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.bench.minions.material import Case
 from collab_llm_nodes.bench.minions.oracle import Oracle
-from collab_llm_nodes.bench.minions.shown import shown_examples
+from collab_llm_nodes.bench.minions.shown import shown_examples, teach_plain_chat
 from collab_llm_nodes.bench.minions.ways import Answered, Models, Way, answer_all
 from collab_llm_nodes.chat.base import ChatModel
 from collab_llm_nodes.chat.batch import BatchConfig
@@ -24,6 +24,8 @@ from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.config import from_yaml
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.knowledge.encoders import Encoder, WordHashes
+from collab_llm_nodes.knowledge.text_encoder import TextEncoder, TextEncoderConfig
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions.embedded.remote import open_planner
@@ -49,6 +51,7 @@ class Staff:
         trained: the remote is the family's target as planner; else it is the oracle.
         shown: seed of the examples that the worker is shown; None for one that was trained.
         threads: CPU threads of each process.
+        encoder: folder of the encoder of passages; None: their words are counted.
     """
 
     family: Path
@@ -56,6 +59,7 @@ class Staff:
     trained: bool = False
     shown: int | None = None
     threads: int = 1
+    encoder: Path | None = None
 
 
 class Counter:
@@ -112,16 +116,21 @@ class Desk:
 
 def _open(staff: Staff) -> Models:
     counter = Counter(read(staff.family / WORKER))
-    local: ChatModel = InProcessChat(Engine(read(staff.worker)), _LIMITS, staff.worker.name)
+    engine = Engine(read(staff.worker))
+    plain = staff.shown is not None and teach_plain_chat(engine)
+    local: ChatModel = InProcessChat(engine, _LIMITS, staff.worker.name)
     if staff.shown is not None:
-        local = shown_examples(local, staff.shown)
+        local = shown_examples(local, staff.shown, plain=plain)
     if staff.trained:
         target = ModelConfig(path=str(staff.family / TARGET), local_files_only=True)
         remote: ChatModel = open_planner(target, PRICED_AS, _LIMITS)
     else:
         remote = Oracle(PRICED_AS, counter.chat)
     prices = from_yaml(PriceTable, config_file("prices.yaml"))
-    return Models(remote, WindowedChat(local, counter.text), prices.of(PRICED_AS))
+    encoder: Encoder = WordHashes()
+    if staff.encoder is not None:
+        encoder = TextEncoder(TextEncoderConfig(str(staff.encoder)))
+    return Models(remote, WindowedChat(local, counter.text), prices.of(PRICED_AS), encoder)
 
 
 Task = tuple[Staff, Way, Case]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
 from collab_llm_nodes.knowledge.documents import Document
-from collab_llm_nodes.knowledge.encoders import WordHashes
+from collab_llm_nodes.knowledge.encoders import Encoder
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig, retrieve
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.training.minions.logs import LogWriter
@@ -56,7 +56,7 @@ def make_cases(
 class Passages:
     """The passages of one log, found by words or by vectors."""
 
-    def __init__(self, store: Store, encoder: WordHashes) -> None:
+    def __init__(self, store: Store, encoder: Encoder) -> None:
         self._store, self._encoder = store, encoder
 
     def find(self, method: str, question: str, k: int) -> Sequence[str]:
@@ -67,9 +67,9 @@ class Passages:
 
 
 @contextmanager
-def passages_of(text: str) -> Iterator[Passages]:
-    """Yield the passages of ``text``; vectors are counts of words, since no encoder ships."""
-    document, encoder = Document("log", text), WordHashes()
+def passages_of(text: str, encoder: Encoder) -> Iterator[Passages]:
+    """Yield the passages of ``text``, with the vectors of ``encoder``."""
+    document = Document("log", text)
     with Store(None) as store:
         store.add(document, chunks(document, ChunkPlan("window", PASSAGE_CHARACTERS)))
         while store.embed(encoder, 1000):

@@ -60,6 +60,8 @@ RETRIEVED = (2, 4, 8, 16, 32, 64)
 SEPARATE_CHUNKS = (1, 16, 32, 64, 128)
 CHUNKS_AT_ONCE = (1, 2, 3)
 SUB_TASKS = (1, 2, 3, 4)
+REALITY_CHARACTERS = 1200
+"""Characters of a piece for a pretrained worker."""
 _CHUNK_TOKENS = 512
 _WARM = 0.4
 
@@ -169,10 +171,30 @@ def workers(
 
 
 def reality(bench: Bench, folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
-    """Return rows with a pretrained model as worker, which is shown examples."""
+    """Return rows with a pretrained model as worker, which is shown examples.
+
+    It writes some ten tokens per second on two cores, so its pieces are longer than those of the
+    trained worker, and there is one round. ``trained_worker`` has the rows of that one, as it
+    ships, on the same questions.
+    """
     own = bench.with_staff(worker=folder, shown=bench.seed)
-    rows, _ = own.rows(chosen("local_only", "rag_bm25", "minions"), cases)
-    return {"model": folder.name, "examples": EXAMPLES, "protocols": rows}
+    config = replace(MINIONS, chunk_size=REALITY_CHARACTERS, rounds=1)
+    ways = {**chosen("local_only", "rag_bm25"), "minions": Way(partial(minions, config=config))}
+    trained, _ = bench.rows(chosen("local_only", "minions"), cases)
+    rows, _ = own.rows(ways, cases)
+    return {
+        "model": folder.name,
+        "examples": EXAMPLES,
+        "chunk_characters": REALITY_CHARACTERS,
+        "protocols": rows,
+        "trained_worker": trained,
+    }
+
+
+def reality_retrieval(bench: Bench, encoder: Path, cases: Sequence[Case]) -> dict[str, Any]:
+    """Return the row of RAG whose passages a pretrained encoder has found."""
+    rows, _ = bench.with_staff(encoder=encoder).rows(chosen("rag_dense"), cases)
+    return {"encoder": encoder.name, "protocols": rows}
 
 
 def chosen(*names: str) -> dict[str, Way]:

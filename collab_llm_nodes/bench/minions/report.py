@@ -28,13 +28,18 @@ from collab_llm_nodes.bench.minions.crew import (
 )
 from collab_llm_nodes.bench.minions.figures import break_even, paired
 from collab_llm_nodes.bench.minions.material import Case, make_cases
-from collab_llm_nodes.bench.minions.measure import Bench, chosen
+from collab_llm_nodes.bench.minions.measure import Bench
 from collab_llm_nodes.bench.minions.plots import plot_all
 from collab_llm_nodes.bench.minions.ways import WAYS, Answered
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.config import from_yaml
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.protocols.minions.embedded.remote import ROLE, Planner
+
+_RUN = ("machine", "models", "threads", "processes")
+"""Facts of a run, which parts that are measured later have of their own."""
+
+Results = Mapping[str, Any]
 
 _WORKERS = (WORKER, TARGET, "ssm-reports")
 """Models of the family that are a worker in turn; the first alone is trained for it."""
@@ -104,22 +109,26 @@ def run_minions(
     console: Console,
     parts: Sequence[str] = (),
     pretrained: Path | None = None,
+    encoder: Path | None = None,
     keep: Keep = forget,
 ) -> dict[str, Any]:
     """Measure Minion, MinionS and the baselines with the text family in ``models``.
 
     Args:
         processes: answer questions about several logs side by side.
-        parts: some of ``PARTS``, empty for all; ``reality`` needs ``pretrained``.
+        parts: some of ``PARTS``, empty for all; ``reality`` needs ``pretrained``, and
+            ``reality_encoder`` needs ``encoder``.
         pretrained: folder of a model to be the worker of some questions too.
+        encoder: folder of an encoder that finds the passages of RAG too.
         keep: is given the results so far after each part.
 
     Returns:
         ``protocols.<way>`` with remote ``oracle``, ``trained.protocols.<way>`` and
         ``trained.plans``; ``paired`` gains; ``sweeps.<setting>.<value>``, ``contexts.<tokens>``,
         ``requests`` (figure 3, tables 4 and 5), ``workers.<model>`` (table 2),
-        ``remotes.<remote>.<way>`` (table 3), ``reality``, ``break_even_tokens``; ``parallel``,
-        ``privacy``, ``attacks``; ``seconds.<part>`` and ``failed.<part>``; ``goals`` and ``ok``.
+        ``remotes.<remote>.<way>`` (table 3), ``reality``, ``reality_encoder``,
+        ``break_even_tokens``; ``parallel``, ``privacy``, ``attacks``; ``seconds.<part>`` and
+        ``failed.<part>``; ``goals`` and ``ok``.
 
     Raises:
         ConfigError: a model is missing, or a part is unknown.
@@ -141,23 +150,46 @@ def run_minions(
     def tell(text: str) -> None:
         console.print(text, highlight=False)
 
-    wanted = [part for part in PARTS if part in (parts or PARTS)]
-    if pretrained is None:
-        wanted = [part for part in wanted if part != "reality"]
+    given = {"reality": pretrained, "reality_encoder": encoder}
+    wanted = [part for part in PARTS if part in (parts or PARTS) and given.get(part, True)]
     with crew(desk, processes) as answer:
-        run = _Run(Bench(staff, desk, answer, prices, count, seed, tell), sizes, pretrained)
+        bench = Bench(staff, desk, answer, prices, count, seed, tell)
+        run = _Run(bench, sizes, pretrained, encoder)
         run_parts([(part, partial(_PARTS[part], run)) for part in wanted], results, console, keep)
     desk.close()
     results["goals"] = _goals(results, wanted)
-    results["ok"] = all(results["goals"].values()) and not results["failed"]
+    results["ok"] = _ok(results)
     _print("remote: oracle", results.get("protocols", {}), console)
     _print("remote: trained", results.get("trained", {}).get("protocols", {}), console)
     _print("pretrained worker", results.get("reality", {}).get("protocols", {}), console)
+    _print("encoder", results.get("reality_encoder", {}).get("protocols", {}), console)
     for goal, reached in results["goals"].items():
         console.print(f"{'reached' if reached else 'MISSED '}  {goal}", highlight=False)
     if plot is not None:
         plot_all(results, plot)
     return results
+
+
+def beside(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``earlier`` with the parts of ``found`` in place of its own.
+
+    The facts of the run, such as its machine, stay those of the earlier one. ``later.<part>`` has
+    those of a part that was measured since.
+    """
+    parts = found["seconds"].keys()
+    facts = {name: found[name] for name in _RUN if name in found}
+    both = {**earlier, **found, **{name: earlier[name] for name in _RUN if name in earlier}}
+    for name in ("seconds", "goals", "later", "failed"):
+        both[name] = {**earlier.get(name, {}), **found.get(name, {})}
+    both["later"] |= dict.fromkeys(parts, facts)
+    for part in parts - found["failed"].keys():
+        both["failed"].pop(part, None)
+    both["ok"] = _ok(both)
+    return both
+
+
+def _ok(results: Results) -> bool:
+    return all(results["goals"].values()) and not results["failed"]
 
 
 @dataclass
@@ -171,6 +203,7 @@ class _Run:
     bench: Bench
     sizes: Sizes
     pretrained: Path | None
+    encoder: Path | None
     answers: dict[str, list[Answered]] = field(default_factory=dict)
 
     def cases(self, name: str, tokens: int, questions: int, per_log: int) -> list[Case]:
@@ -200,14 +233,12 @@ def _trained(run: _Run) -> dict[str, Any]:
         run.bench.tell(f"{folder} has not learnt to plan: no remote is trained")
         return {"trained": {}, "remotes": {}}
     cases = run.main[: run.sizes.trained]
-    ways = chosen("remote_only", "rag_bm25", "minion", "minions")
     trained = run.bench.with_staff(trained=True)
-    rows, _ = trained.rows(ways, cases)
+    rows, _ = trained.rows(WAYS, cases)
     questions = sum(len(case.asked) for case in cases)
+    answers = run.answers or run.bench.rows(WAYS, cases)[1]
     oracle = {
-        name: run.bench.row(f"oracle, {name}", answers[:questions], cases)
-        for name, answers in run.answers.items()
-        if name in ways
+        name: run.bench.row(f"oracle, {name}", answers[name][:questions], cases) for name in WAYS
     }
     planner = trained.models.remote
     assert isinstance(planner, Planner)
@@ -267,6 +298,11 @@ def _reality(run: _Run) -> dict[str, Any]:
     return {"reality": measure.reality(run.bench, run.pretrained, cases)}
 
 
+def _reality_encoder(run: _Run) -> dict[str, Any]:
+    assert run.encoder is not None
+    return {"reality_encoder": measure.reality_retrieval(run.bench, run.encoder, run.main)}
+
+
 _PARTS: Mapping[str, Callable[[_Run], dict[str, Any]]] = {
     "parallel": _parallel,
     "protocols": _protocols,
@@ -278,9 +314,9 @@ _PARTS: Mapping[str, Callable[[_Run], dict[str, Any]]] = {
     "requests": _requests,
     "workers": _workers,
     "reality": _reality,
+    "reality_encoder": _reality_encoder,
 }
 
-Results = Mapping[str, Any]
 _READ = "remote_prefill_tokens"
 
 

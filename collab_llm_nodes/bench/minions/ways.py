@@ -13,6 +13,7 @@ from collab_llm_nodes.chat.base import ChatModel, ChatRequest, Finish, Reply, Us
 from collab_llm_nodes.chat.ledger import Call, CostLedger, Price
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.knowledge.encoders import Encoder, WordHashes
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.minions.baselines import local_only, rag, remote_only
@@ -95,11 +96,13 @@ class Models:
     Attributes:
         local: does jobs, and reads long texts by windows.
         price: of the remote.
+        encoder: of passages; none ships, so their words are counted.
     """
 
     remote: ChatModel
     local: ChatModel
     price: Price
+    encoder: Encoder = field(default_factory=WordHashes)
 
 
 def answer_all(way: Way, cases: Sequence[Case], models: Models) -> list[Answered]:
@@ -109,7 +112,7 @@ def answer_all(way: Way, cases: Sequence[Case], models: Models) -> list[Answered
     """
     answered = []
     for case in cases:
-        with passages_of(case.text) as passages:
+        with passages_of(case.text, models.encoder) as passages:
             begun = time.monotonic()
             runs = [_Run(way, case, asked, passages, models) for asked in case.asked]
             _drive(runs, models.local)

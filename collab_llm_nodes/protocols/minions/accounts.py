@@ -137,13 +137,12 @@ class Accounts:
     ) -> None:
         """Enter the remote's reply to what has departed."""
         self.cost.record(Call.of(round, self._remote, result, remote=True))
-        attempts = 1 if isinstance(result, CollabError) else result.attempts
-        self._bytes_up += attempts * sum(departure.bytes for departure in departures)
+        self._bytes_up += result.attempts * sum(departure.bytes for departure in departures)
         if isinstance(result, Reply):
             self._bytes_down += len(result.text.encode("utf-8", "replace"))
-        if attempts > 1:
+        if result.attempts > 1:
             for departure in departures:
-                self.privacy.sent_again(departure, attempts)
+                self.privacy.sent_again(departure, result.attempts)
             if self._audit is not None:
                 self._audit.add(self._answer, self.privacy.departures[-len(departures) :])
 

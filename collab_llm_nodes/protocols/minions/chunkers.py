@@ -34,8 +34,11 @@ class Chunker:
 
     def __call__(self, document: str, size: int = 0) -> list[str]:
         """Return the pieces of ``document``; ``size`` 0: the default."""
-        size = min(max(size or self.size, self.low), self.high)
-        return list(self.split(document, size))
+        return list(self.cut(document, size))
+
+    def cut(self, document: str, size: int = 0) -> Iterable[str]:
+        """Yield the pieces of ``document`` one by one; see ``__call__``."""
+        return self.split(document, min(max(size or self.size, self.low), self.high))
 
     def source(self, size: int = 0) -> str:
         """Return signature and meaning, for a prompt; ``size`` as its default, unless 0."""

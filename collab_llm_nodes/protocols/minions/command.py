@@ -139,6 +139,8 @@ def _settings(question: Question) -> tuple[str, ServedMinions, frozenset[str]]:
 
 def _document(file: str) -> Document:
     path = Path(file).resolve()
+    if not path.parent.is_dir():
+        raise InvalidInput(f"cannot read {quoted(file)}: no such file", field="path")
     return read_document(path, Folders([path.parent]), DocumentLimits(), file)
 
 

@@ -57,6 +57,7 @@ class Equipment:
         local: ChatModel | None = None,
     ) -> None:
         self._config = config
+        self._log, self._warned = resources.log, set[str]()
         self._away = config.remote_model.at == SERVER
         self._prices = _prices(config.cost)
         with ExitStack() as opened:
@@ -74,12 +75,18 @@ class Equipment:
                     sandbox = Sandbox(config.limits)  # its process is started by its first program
                     opened.callback(sandbox.close)
                     self._sandboxes.put(sandbox)
-                for warning in config.warnings():
-                    resources.log.warning(warning)
+            self.warn(config)
             self._opened = opened.pop_all()
         self.parallel = config.parallel
         if config.cost.energy and EnergyMeter().joules() is None:
             resources.log.warning("cost.energy: this machine does not tell its energy")
+
+    def warn(self, config: ServedConfig) -> None:
+        """Log each setting that makes little sense, once."""
+        warnings = config.warnings() if isinstance(config, ServedMinions) else ()
+        for warning in set(warnings) - self._warned:
+            self._warned.add(warning)
+            self._log.warning(warning)
 
     def accounts(self, answer: str, config: ServedConfig) -> Accounts:
         """Return empty ledgers for the answer with this id."""

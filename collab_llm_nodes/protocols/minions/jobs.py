@@ -36,7 +36,7 @@ _TOLD = {
     Fault.RAISED: "The program raised an exception.",
     Fault.TIME: "The program ran too long.",
     Fault.MEMORY: "The program needed too much memory.",
-    Fault.CALLS: "The program called the chunking functions too often.",
+    Fault.CALLS: "The program called the chunking functions too often, or for too long.",
     Fault.CRASHED: "The program ended its interpreter.",
     Fault.NOT_JOBS: "prepare_jobs returned something other than a list of JobManifest with text.",
     Fault.NO_JOBS: "There were no jobs in it.",

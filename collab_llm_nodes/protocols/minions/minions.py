@@ -83,6 +83,7 @@ class _MinionS:
 
     Attributes:
         best: answer of the remote so far that it was not sure of.
+        found: answer that most workers have given, in the last round with any.
         missing, scratchpad: memory between rounds, in the remote's words.
         history: all that was said, with ``carry: history``.
     """
@@ -98,6 +99,7 @@ class _MinionS:
         self.jobs: tuple[Job, ...] = ()
         self.plan: Plan | None = None
         self.best = ""
+        self.found = ""
         self.missing = ""
         self.scratchpad: list[str] = []
         self.history: list[Message] = []
@@ -119,7 +121,7 @@ class _MinionS:
                 if decided.scratchpad:
                     self.scratchpad.append(f"{self.round}. {decided.scratchpad}")
         except CollabError as error:
-            answer = self._best()
+            answer = self.best or self.found
             if not answer or isinstance(error, Cancelled):
                 raise
             return self._outcome(answer, error=error)
@@ -232,6 +234,9 @@ class _MinionS:
         if failed and len(failed) == len(replies):
             raise failed[0]  # nothing found is not the same as nothing asked
         self.jobs = tuple(self._job(*both) for both in zip(manifests, replies, strict=True))
+        answers = Counter(job.output.answer for job in self.jobs if job.kept and job.output.answer)
+        if answers:
+            self.found = answers.most_common(1)[0][0]
         if cut:
             self.marks.add(Mark.PARTIAL)
         yield Executed(self.round, self.jobs, cut)
@@ -284,7 +289,8 @@ class _MinionS:
         self._remember(talk)
         if decided is None:
             self.marks.add(Mark.UNREADABLE)
-            return Decision(forced, (_own_words(talk[-1]) or self._best()) if forced else "")
+            words = _own_words(talk[-1]) or self.best or self.found
+            return Decision(forced, words if forced else "")
         if forced and self.style.more:
             self.marks.add(Mark.FORCED)
         return decided
@@ -345,13 +351,6 @@ class _MinionS:
     def _remember(self, talk: Sequence[Message]) -> None:
         if self.config.carry == HISTORY:
             self.history += talk
-
-    def _best(self) -> str:
-        """Return what the remote thought best, or else what most workers have found."""
-        if self.best:
-            return self.best
-        answers = Counter(job.output.answer for job in self.jobs if job.kept and job.output.answer)
-        return answers.most_common(1)[0][0] if answers else ""
 
     def _outcome(
         self, answer: str, explanation: str = "", error: CollabError | None = None

@@ -9,7 +9,6 @@ from typing import Any
 from collab_llm_nodes.chat.structured import last_object
 from collab_llm_nodes.protocols.minions.jobs import JobOutput
 
-_EMPTY = re.compile(r"\{\s*\}\s*(?:```)?\s*\Z")
 _CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _NOTHING = frozenset({"", "none", "null", "n/a"})
 _FINAL = "provide_final_answer"
@@ -20,7 +19,13 @@ def find_object(text: str) -> dict[str, Any] | None:
     found = last_object(text)
     if found is not None:
         return {str(_proper(key)): _proper(value) for key, value in found.content.items()}
-    return {} if _EMPTY.search(text) else None
+    return {} if _ends_empty(text) else None
+
+
+def _ends_empty(text: str) -> bool:
+    """Return True if ``text`` ends with an empty object, in a code fence or not."""
+    text = text.rstrip().removesuffix("```").rstrip()
+    return text.endswith("}") and text[:-1].rstrip().endswith("{")
 
 
 def _proper(value: Any) -> Any:

@@ -137,6 +137,7 @@ class MinionsRunning:
         An answer that fails has the ledgers, too: what has left, has left.
         """
         control.check()
+        self.equipment.warn(request.config)
         return _Run(self.protocol, self.equipment, self._workers, request, emit, control).answer()
 
     def health(self) -> Mapping[str, object]:
@@ -316,6 +317,7 @@ class _Run:
                 chunkers=action.chunkers,
                 chunk_size=action.chunk_size,
                 due=self.control.due,
+                check=self.control.check,
             )
 
     def _retrieve(self, question: str, k: int) -> tuple[str, ...]:

@@ -343,6 +343,22 @@ def test_a_short_text_and_a_prompt_without_one_are_passed_on() -> None:
     assert model.asked == [short, job]
 
 
+def test_cutting_a_long_text_ends_when_nobody_waits_for_it() -> None:
+    model = Says(lambda text: "None")
+    counted: list[str] = []
+    control = Control(time.monotonic() + 60)
+
+    def count(text: str) -> int:
+        counted.append(text)
+        control.cancel()
+        return words(text)
+
+    with pytest.raises(Cancelled):
+        WindowedChat(model, count, 30).ask([direct("a b c d e f\n" * 1000)], control)
+    assert len(counted) < 20
+    assert not model.asked
+
+
 def test_a_window_sees_the_last_message_of_a_talk() -> None:
     model = Says(lambda text: "None")
     system = prompts.CHAT_LOCAL.format(

@@ -432,6 +432,15 @@ def test_a_deadline_before_the_remote_has_answered_gives_what_most_workers_found
     assert outcome.error is late
 
 
+def test_a_deadline_while_round_2_works_gives_what_round_1_found() -> None:
+    worked = iter((found("41"), Reply(found("17"), Finish.DEADLINE)))
+    late = DeadlineExceeded("too late")
+    world = World([PROGRAM, MORE, PROGRAM, late], worker=lambda prompt: next(worked))
+    outcome = _answer(world)
+    assert (outcome.answer, outcome.rounds) == ("41", 2)
+    assert outcome.error is late
+
+
 def test_a_remote_that_cannot_go_on_leaves_what_was_found() -> None:
     outcome = _answer(World([PROGRAM, more(answer="41?"), *["prose"] * 9], jobs=_THEN_A_FAULT))
     assert outcome.answer == "41?"

@@ -315,6 +315,19 @@ def test_retries_are_counted_as_often_as_they_left(tmp_path: Path) -> None:
     assert json.loads(audit.read_text().splitlines()[-1])["times"] == 3
 
 
+def test_attempts_that_all_failed_are_counted_as_often_as_they_left(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    config = replace(CONFIG, way="remote_only", privacy=PrivacyConfig(0, str(audit)))
+    gone = Unavailable("gone")
+    gone.attempts = 5
+    with served(in_turn(gone), weigh, config) as bed:
+        answer = bed.ask()
+    assert answer.error is gone
+    assert figures(answer)["replies_retried"] == 4
+    assert figures(answer)["replies_failed"] == 1
+    assert json.loads(audit.read_text().splitlines()[-1])["times"] == 5
+
+
 def test_the_price_is_that_of_the_named_model() -> None:
     config = replace(CONFIG, way="remote_only", cost=CostConfig(priced_as="gpt-4o", alpha=5.0))
     with served(in_turn(Reply("7", Finish.STOP, Usage(1000, 200, 10))), weigh, config) as bed:
@@ -441,6 +454,20 @@ def test_samples_at_no_temperature_are_warned_about_once(
     with served(in_turn(HONEST), weigh, replace(CONFIG, samples=4, local=local)):
         pass
     assert [record.message for record in caplog.records if "hardly differ" in record.message]
+
+
+def test_samples_that_a_request_asks_for_are_warned_about_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    greedy = replace(CONFIG, local=replace(CONFIG.local, temperature=0.0))
+    remote = in_turn(HONEST, final("7 kg"), HONEST, final("7 kg"))
+    with served(remote, weigh, greedy) as bed:
+        assert not caplog.records
+        for _ in range(2):
+            request = asked(replace(greedy, samples=2))
+            bed.running.run(request, bed.told.append, RealControl(time.monotonic() + 60))
+    told = [record.message for record in caplog.records if "hardly differ" in record.message]
+    assert len(told) == 1
 
 
 def test_the_metrics_of_several_answers_add_up() -> None:

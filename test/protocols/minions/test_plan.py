@@ -187,6 +187,20 @@ def test_chunkers_take_linear_time(name: str, text: str) -> None:
 # ---------------------------------------------------------------- replies
 
 
+@pytest.mark.parametrize("text", ["{}" + " " * 10**6 + "x", "{" + " " * 10**6, "```" * 10**5])
+def test_hostile_replies_take_linear_time(text: str) -> None:
+    """Half a second at worst; in quadratic time a megabyte takes three quarters of an hour."""
+    begun = time.process_time()
+    assert find_object(text) is None
+    find_program(text)
+    assert time.process_time() - begun < 10.0
+
+
+@pytest.mark.parametrize("text", ["{}", "Nothing: { }\n", "```json\n{\n}\n```\n"])
+def test_an_empty_object_is_an_object(text: str) -> None:
+    assert find_object(text) == {}
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -31,6 +31,7 @@ from collab_llm_nodes.bench.minions.attacks import (
     Host,
     lives,
 )
+from collab_llm_nodes.errors import Cancelled
 from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, JobManifest, JobOutput
 from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
@@ -211,6 +212,19 @@ def test_a_program_can_be_interrupted() -> None:
         assert result.result(30) is Fault.CRASHED
     assert isinstance(running.run(program(""), ["text"]), JobList)
     running.close()
+
+
+def test_a_program_given_up_while_the_process_starts_is_not_run() -> None:
+    starting = Sandbox(SandboxLimits(run_s=60, wall_s=60))
+
+    def given_up() -> None:
+        raise Cancelled("as it started")
+
+    starting.interrupt()  # nothing is there that it could end
+    with pytest.raises(Cancelled):
+        starting.run(program(BOMBS["loop"]), ["text"], check=given_up)
+    assert isinstance(starting.run(program(""), ["text"]), JobList)
+    starting.close()
 
 
 def test_the_log_tells_of_each_program_but_not_of_the_text(

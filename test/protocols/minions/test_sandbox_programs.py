@@ -205,3 +205,24 @@ def test_limits_of_chunks_and_source(sandbox: Sandbox) -> None:
     assert isinstance(result, JobList)
     assert (len(result.jobs), result.cut) == (1, 1)
     assert sandbox.run("#" * limits.source_characters + program, [_REPORT]) is Fault.TOO_LONG
+
+
+@pytest.mark.parametrize("limit", ["calls", "cut_s"])
+def test_calls_and_time_of_chunkers_are_limited_even_if_their_error_is_caught(limit: str) -> None:
+    limits = SandboxLimits(run_s=30, wall_s=60, **{limit: {"calls": 3, "cut_s": 0.05}[limit]})
+    once = "chunk_by_page([context[0]] * {times})"
+    program = (
+        "def prepare_jobs(context, last_jobs):\n"
+        "    for _ in range({calls}):\n"
+        f"        try: {once}\n"
+        "        except Exception: pass\n"
+        f"    return {once} or [JobManifest('a', 'b')]"
+    )
+    small = program.format(calls=2, times=0)
+    large = program.format(calls=4, times=0 if limit == "calls" else 10_000)
+    running = Sandbox(limits)
+    try:
+        assert isinstance(running.run(small, [_REPORT]), JobList)
+        assert running.run(large, [_REPORT]) is Fault.CALLS
+    finally:
+        running.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -237,17 +238,21 @@ class Planner(PlannedRemote):
         super().__init__(name, count, reduce=reduce)
         self._model, self._reader = model, reader
         self._understood: dict[str, Query | CannotPlan] = {}
+        self._lock = threading.Lock()  # of _understood: answers are given side by side
 
     def close(self) -> None:
         self._model.close()
         self._reader.close()
 
     def understand(self, question: str, control: Control) -> Query:
-        if question not in self._understood:
-            while len(self._understood) >= _REMEMBERED:
-                self._understood.pop(next(iter(self._understood)))
-            self._understood[question] = self._told(question, control)
-        found = self._understood[question]
+        with self._lock:
+            found = self._understood.get(question)
+        if found is None:
+            found = self._told(question, control)
+            with self._lock:
+                while len(self._understood) >= _REMEMBERED:
+                    self._understood.pop(next(iter(self._understood)))
+                self._understood[question] = found
         if isinstance(found, CannotPlan):
             raise found
         return found

@@ -58,7 +58,7 @@ class WindowedChat:
         self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
     ) -> list[Reply | CollabError]:
         """Answer ``requests``; see ``chat.base.ChatModel``."""
-        parts = [self._windowed(request) for request in requests]
+        parts = [self._windowed(request, control) for request in requests]
         replies = iter(self.reader.ask([each for part in parts for each in part], control))
         results = [_joined([next(replies) for _ in part]) for part in parts]
         for place, result in enumerate(results):
@@ -69,8 +69,8 @@ class WindowedChat:
         """Close the model."""
         self.reader.close()
 
-    def _windowed(self, request: ChatRequest) -> list[ChatRequest]:
-        """Return the request once for each window."""
+    def _windowed(self, request: ChatRequest, control: Control) -> list[ChatRequest]:
+        """Return the request once for each window; counting a long text's tokens takes seconds."""
         turns = request.turns
         place = next((i for i, turn in enumerate(turns) if OPENING in turn.content), None)
         if place is None:
@@ -88,16 +88,17 @@ class WindowedChat:
                     *last,
                 ),
             )
-            for window in self._windows(text)
+            for window in self._windows(text, control)
         ]
 
-    def _windows(self, text: str) -> Iterator[str]:
+    def _windows(self, text: str, control: Control) -> Iterator[str]:
         """Yield whole lines of ``text``, as many as fit into a window."""
         lines: list[str] = []
         used = 0
         for line in text.splitlines():
             length = self._count(line) + 1
             if lines and used + length > self._tokens:
+                control.check()
                 yield "\n".join(lines).strip()
                 lines, used = [], 0
             lines.append(line)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -55,6 +55,7 @@ class Sandbox:
         chunkers: Sequence[str] = tuple(CHUNKERS),
         chunk_size: int = 0,
         due: float = float("inf"),
+        check: Callable[[], None] = lambda: None,
     ) -> JobList | Fault:
         """Run the function ``prepare_jobs(context, last_jobs)`` that ``program`` defines.
 
@@ -64,6 +65,8 @@ class Sandbox:
             chunkers: names of the chunking functions that the program finds.
             chunk_size: size of all chunks; 0: as the program asks.
             due: ``time.monotonic()`` by which the program must have ended.
+            check: called when the process is ready; what it raises ends this. An ``interrupt`` that
+                came before had nothing to end.
 
         Returns:
             the jobs that it wants, or a fixed code.
@@ -72,7 +75,7 @@ class Sandbox:
             ModelError: the sandbox cannot be started here.
         """
         begun = time.monotonic()
-        result = self._run(program, documents, last_jobs, chunkers, chunk_size, due)
+        result = self._run(program, documents, last_jobs, chunkers, chunk_size, due, check)
         name = hashlib.sha256(program.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         wanted = result.value if isinstance(result, Fault) else f"{len(result.jobs)} jobs"
         log.info("program %s: %s after %.3f s", name, wanted, time.monotonic() - begun)
@@ -114,6 +117,7 @@ class Sandbox:
         chunkers: Sequence[str],
         chunk_size: int,
         due: float,
+        check: Callable[[], None],
     ) -> JobList | Fault:
         if len(program) > self._limits.source_characters:
             return Fault.TOO_LONG
@@ -128,7 +132,7 @@ class Sandbox:
         if not self._turn.acquire(timeout=wait):
             return Fault.TIME
         try:
-            return self._answered(request, due)
+            return self._answered(request, due, check)
         finally:
             self._turn.release()
 
@@ -136,8 +140,11 @@ class Sandbox:
     def _max_bytes(self) -> int:
         return (3 * self._limits.output_mb + 1) << 20  # a character may take several bytes
 
-    def _answered(self, request: dict[str, Any], due: float) -> JobList | Fault:
+    def _answered(
+        self, request: dict[str, Any], due: float, check: Callable[[], None]
+    ) -> JobList | Fault:
         peer = self._started()
+        check()
         if time.monotonic() >= due:
             return Fault.TIME
         due = min(due, time.monotonic() + self._limits.wall_s)

@@ -24,6 +24,9 @@ class SandboxLimits:
         2048, "Address space of each sandbox process [MB].", low=1024, high=65536, read_only=True
     )
     calls: int = setting(1000, "Calls of chunking functions.", low=1, high=100_000)
+    cut_s: float = setting(
+        5.0, "Computing time of the chunking functions in a program [s].", low=0.05, high=60.0
+    )
     source_characters: int = setting(20_000, "Length of a program.", low=100, high=1_000_000)
     task_characters: int = setting(
         2000, "Length of a task, and of its advice.", low=100, high=100_000

@@ -14,6 +14,7 @@ import math
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -112,7 +113,7 @@ def _answer(pool: monty.Monty, request: Mapping[str, Any], limits: SandboxLimits
 
 
 def _run(pool: monty.Monty, request: Mapping[str, Any], limits: SandboxLimits) -> dict[str, Any]:
-    functions = _Functions(request["chunkers"], request["chunk_size"], limits.calls)
+    functions = _Functions(request["chunkers"], request["chunk_size"], limits)
     budget: monty.ResourceLimits = {
         "max_feed_duration_secs": limits.run_s,
         "max_memory": limits.memory_mb << 20,
@@ -138,7 +139,7 @@ def _run(pool: monty.Monty, request: Mapping[str, Any], limits: SandboxLimits) -
             _check_defined(feed)
             wanted = feed(_CALL.format(jobs=limits.jobs))
         except monty.MontyError:
-            if functions.left < 0:
+            if functions.exhausted:
                 raise _Refused(Fault.CALLS) from None
             raise
     return _checked(wanted, _literals(request["program"]), limits)
@@ -157,27 +158,42 @@ class _Functions:
     Args:
         names: those that it may call.
         size: takes the place of any size that it asks for, unless 0.
-        calls: times that it may call them.
+
+    Attributes:
+        exhausted: it has called them too often, or had them cut for too long.
     """
 
-    def __init__(self, names: list[str], size: int, calls: int) -> None:
-        self.left = calls
+    def __init__(self, names: list[str], size: int, limits: SandboxLimits) -> None:
+        self.exhausted = False
+        self._calls, self._left_s = limits.calls, limits.cut_s
         self._size = size
         self.by_name = {name: self._function(CHUNKERS[name]) for name in names}
 
     def _function(self, chunker: Chunker) -> Callable[..., list[str]]:
         def function(*args: Any, **kwargs: Any) -> list[str]:
-            self.left -= 1
-            if self.left < 0:
-                raise RuntimeError("too many calls")
+            self._calls -= 1
+            self._check(self._calls >= 0 and not self.exhausted)
             given = dict(zip(("doc", chunker.argument), args, strict=False)) | kwargs
             document, size = given.pop("doc", None), given.pop(chunker.argument, 0)
             documents = [document] if isinstance(document, str) else document
             if not isinstance(documents, list) or not isinstance(size, int):
                 raise TypeError("wrong arguments")
-            return [piece for text in documents for piece in chunker(text, self._size or size)]
+            due = time.process_time() + self._left_s
+            pieces: list[str] = []
+            for text in documents:
+                self._check(time.process_time() < due)
+                for piece in chunker.cut(text, self._size or size):
+                    pieces.append(piece)
+                    self._check(time.process_time() < due)
+            self._left_s = due - time.process_time()
+            return pieces
 
         return function
+
+    def _check(self, within: bool) -> None:
+        if not within:
+            self.exhausted = True
+            raise RuntimeError("too much to cut")
 
 
 def _literals(program: str) -> set[str]:
