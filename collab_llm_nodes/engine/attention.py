@@ -16,8 +16,8 @@ from collab_llm_nodes.engine.blocks import Blocks
 from collab_llm_nodes.engine.cache import Copy, StaticCache
 
 SHORT = 16  # new tokens up to which sessions attend together, and masks are views of a table
-GATHERED = 2 << 20  # bytes of keys and values of one session up to which they are copied
-TOGETHER = 32 << 20  # bytes of those of all sessions up to which they are copied
+GATHERED = 2 << 20  # bytes of keys and values of one session up to which it is in a block
+TOGETHER = 32 << 20  # bytes of those of all sessions up to which they are in blocks
 FEW = 4  # query rows of a head for which products may cost less than the fused attention
 
 
@@ -140,9 +140,9 @@ def _group(chunk: Chunk) -> tuple[int, ...]:
     Short chunks have one key, and forks with few columns of their own have that of their prefix.
     The empty key is that of a chunk that attends alone.
 
-    A copy of few bytes costs less than the calls that it saves: 16 short sessions of the embedded
-    target need 1.7 times the time one by one. A copy of more costs what it saves: with one thread
-    4 to 16 sessions of 2 to 3 MB take as long either way.
+    One call costs less than many: 16 short sessions of the embedded target need 1.7 times the time
+    one by one. Long ones gain nothing, for reading them is what takes the time: with one thread 4
+    to 16 sessions of 2 to 3 MB take as long either way. And a block holds their columns twice.
     """
     cache: StaticCache = chunk.cache
     end = chunk.end
@@ -198,8 +198,8 @@ def grouped(
 def _fitting(chunks: Sequence[Chunk], room: int, heads: Heads, *, forks: bool) -> int:
     """Return how many of the first chunks fill no more than ``room`` bytes with their columns.
 
-    The C library's allocator keeps up to 32 MB that are freed. What exceeds that is mapped anew,
-    page by page, in each pass, which takes longer than reading the columns in place.
+    A block holds twice what the caches hold. And of the scores of forks the C library's allocator
+    keeps up to 32 MB that are freed: more would be mapped anew, page by page, in each layer.
 
     Args:
         forks: the columns of the prefix are left out, and the scores of a layer must fit, too.
