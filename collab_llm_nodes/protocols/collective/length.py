@@ -202,7 +202,7 @@ class _DirectionAware:
 _PAUSE = 4.0
 """A step counts as no more than so many times the median of its window."""
 _FROM_ZERO = 4
-_LONGEST_REST = 32
+_LONGEST_REST = 16
 """Windows between two surveys of other lengths, once these have often been worse."""
 _BAD = 1.1
 _RETRY = 8
