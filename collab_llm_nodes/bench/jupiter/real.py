@@ -74,6 +74,14 @@ def pipeline(
         yield made
 
 
+def write_patient(folder: Path) -> Path:
+    """Write settings of workers that are as patient with one another as :data:`PATIENT`."""
+    config = folder / "patient.yaml"
+    link = {"silence_s": PATIENT.silence_s, "connect_s": PATIENT.connect_s}
+    config.write_text(yaml.safe_dump({"next": link}), encoding="utf-8")
+    return config
+
+
 def passed(made: Pipeline, steps: Sequence[Step]) -> Result:
     """Return the result of one pass that nothing else accompanies."""
     due = control().due
@@ -116,9 +124,12 @@ def run_prefill(
         start = stack.enter_context
         folder = Path(start(tempfile.TemporaryDirectory(prefix="collab_llm_")))
         cores = () if slowdown > 1 else sorted(os.sched_getaffinity(0))
+        config = write_patient(folder)
 
         def over(count: int) -> Pipeline:
-            workers = local_workers(count, model, cores=cores, emulated_slowdown=slowdown)
+            workers = local_workers(
+                count, model, config=config, cores=cores, emulated_slowdown=slowdown
+            )
             return start(pipeline(start(workers)))
 
         single, several = over(1), over(stages)
