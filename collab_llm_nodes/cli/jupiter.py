@@ -97,19 +97,13 @@ def plan(
 
     --json writes the plan, --plot the predicted timeline of the typical prompt.
     """
-    from collab_llm_nodes.errors import InvalidInput
     from collab_llm_nodes.protocols.jupiter.gantt import describe, draw_plan
     from collab_llm_nodes.protocols.jupiter.planner import PlannerConfig
     from collab_llm_nodes.protocols.jupiter.planner import plan as make
     from collab_llm_nodes.protocols.jupiter.profile import Profile
 
     profile = Profile.load(file)
-    if prompt_tokens > profile.model.context:
-        raise InvalidInput(
-            f"{prompt_tokens} tokens, and the model's context has {profile.model.context}",
-            field="prompt_tokens",
-            remedy="plan for shorter prompts",
-        )
+    profile.check_prompt(prompt_tokens)
     config = PlannerConfig(prompt_tokens, answer_tokens, lanes, drafts, accepted, states)
     made = make(profile, config, device or None)
     console.print(describe(made), highlight=False)

@@ -95,6 +95,7 @@ class StreamService(abc.ABC, Generic[M]):
         stream: name of the method with a bidirectional stream; empty: there is none.
         title: for the log, once it listens.
         max_unanswered_bytes: of one client between two answers.
+        counts_sessions: what comes within a session counts in ``shares.bytes_per_s``, too.
         failed: set when nothing can be computed any more: only another process can.
     """
 
@@ -102,6 +103,7 @@ class StreamService(abc.ABC, Generic[M]):
     full_name: str
     stream = "Session"
     max_unanswered_bytes = MAX_UNANSWERED_BYTES
+    counts_sessions = True
 
     def __init__(self, config: ServerConfig, figures: ServerFigures | None = None) -> None:
         self.server_config = config
@@ -367,7 +369,8 @@ class StreamService(abc.ABC, Generic[M]):
     async def _receive(self, client: ClientSession[M]) -> bytes | None:
         data = await client.stream.read()
         client.hung_up = data is None
-        if data is not None:
+        within_session = client.opened and not client.gone.is_set()
+        if data is not None and (self.counts_sessions or not within_session):
             now = asyncio.get_running_loop().time()
             self._received.use(client.peer.address, len(data), now)
         return data

@@ -45,6 +45,8 @@ def test_prefill_is_timed_against_one_core_and_its_ceiling() -> None:
         assert row["crowded_s"] > 0
         assert row["handover_s"] > 0
     assert 0 <= found["max_abs_diff"] < 1e-4
+    rounded = found["max_abs_diff_of"]
+    assert found["max_abs_diff"] < rounded["float16"] < rounded["int8"]
     sizes = {n: row["largest_worker_tensor_mb"] for n, row in found["memory"].items()}
     assert 0 < sizes["2"] < sizes["1"]
 

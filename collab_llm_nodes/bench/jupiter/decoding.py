@@ -9,14 +9,22 @@ from __future__ import annotations
 import os
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from collab_llm_nodes.bench.jupiter.material import Ids, Questions, random_ids
-from collab_llm_nodes.bench.jupiter.real import control, durations, passed, pipeline
+from collab_llm_nodes.bench.jupiter.real import (
+    control,
+    durations,
+    passed,
+    pipeline,
+    write_patient,
+)
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.loading import ModelConfig, read_facts
 from collab_llm_nodes.protocols.jupiter.chain import Layers, Part
@@ -212,8 +220,10 @@ def run_decode(
     asked_of = reader.outlined(_DRAWN * questions, seed)
     mismatches = answered = drawn = 0
     with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="collab_llm_"))
+        config = write_patient(Path(folder))
         running = stack.enter_context(
-            local_workers(stages, model, cores=cores, emulated_slowdown=slowdown)
+            local_workers(stages, model, config=config, cores=cores, emulated_slowdown=slowdown)
         )
         head = head_layers(running, random_ids(model, _PROBED))
         made = stack.enter_context(pipeline(running, balanced_head(head), lanes=16))

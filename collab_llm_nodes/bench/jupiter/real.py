@@ -30,7 +30,7 @@ from collab_llm_nodes.protocols.jupiter.drafters import NoDrafter
 from collab_llm_nodes.protocols.jupiter.generation import Asked, answer
 from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer, Lengths, feed, whole
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig
-from collab_llm_nodes.protocols.jupiter.messages import Result, Span, Step, Want
+from collab_llm_nodes.protocols.jupiter.messages import STATES, Result, Span, Step, Want
 from collab_llm_nodes.protocols.jupiter.pipeline import (
     Pipeline,
     PipelineConfig,
@@ -74,6 +74,14 @@ def pipeline(
         yield made
 
 
+def write_patient(folder: Path) -> Path:
+    """Write settings of workers that are as patient with one another as :data:`PATIENT`."""
+    config = folder / "patient.yaml"
+    link = {"silence_s": PATIENT.silence_s, "connect_s": PATIENT.connect_s}
+    config.write_text(yaml.safe_dump({"next": link}), encoding="utf-8")
+    return config
+
+
 def passed(made: Pipeline, steps: Sequence[Step]) -> Result:
     """Return the result of one pass that nothing else accompanies."""
     due = control().due
@@ -108,18 +116,23 @@ def run_prefill(
         without links), ``crowded_s`` (the same with the times that they take while other stages
         compute: what is lost against the ceiling is lost to shared memory and caches),
         ``handover_s`` (waits of the last stage for states that were computed), ``parts``,
-        ``speedup`` over one core and ``of_ceiling``; ``max_abs_diff`` of the logits, ``memory``,
-        ``stages`` and ``slowdown``.
+        ``speedup`` over one core and ``of_ceiling``; ``max_abs_diff`` of the logits, and
+        ``max_abs_diff_of`` with states sent as float16 and int8; ``memory``, ``stages`` and
+        ``slowdown``.
     """
     found: dict[str, Any] = {"stages": stages, "slowdown": slowdown}
     with ExitStack() as stack:
         start = stack.enter_context
         folder = Path(start(tempfile.TemporaryDirectory(prefix="collab_llm_")))
         cores = () if slowdown > 1 else sorted(os.sched_getaffinity(0))
+        config = write_patient(folder)
 
-        def over(count: int) -> Pipeline:
-            workers = local_workers(count, model, cores=cores, emulated_slowdown=slowdown)
-            return start(pipeline(start(workers)))
+        def over(count: int, until: ExitStack = stack, **settings: Any) -> Pipeline:
+            workers = local_workers(
+                count, model, config=config, cores=cores, emulated_slowdown=slowdown
+            )
+            running = until.enter_context(workers)
+            return until.enter_context(pipeline(running, **settings))
 
         single, several = over(1), over(stages)
         others: dict[str, Pipeline] = {}
@@ -131,7 +144,13 @@ def run_prefill(
             str(count): {"largest_worker_tensor_mb": max(made.chain(control().due).bytes) / 1e6}
             for count, made in ((1, single), (stages, several))
         }
-        found["max_abs_diff"] = largest_difference(single, several, random_ids(model, min(tokens)))
+        ids = random_ids(model, min(tokens))
+        found["max_abs_diff"] = largest_difference(single, several, ids)
+        found["max_abs_diff_of"] = {}
+        for form in STATES[1:]:
+            with ExitStack() as until:
+                other = over(stages, until, states=form)
+                found["max_abs_diff_of"][form] = largest_difference(single, other, ids)
         for count in tokens:
             tell(f"prefill of {count} tokens ...")
             ids = random_ids(model, count, count)

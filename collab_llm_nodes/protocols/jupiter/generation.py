@@ -230,34 +230,35 @@ def _decode_on(
     control: Control,
     on_tokens: OnTokens,
 ) -> None:
-    """Keep one pass of each group under way; each group's next pass follows its verdicts."""
-    inbox: queue.SimpleQueue[tuple[int, list[LaneAnswer], Result | CollabError]] = (
-        queue.SimpleQueue()
-    )
+    """Keep one pass of each group under way; each group's next pass follows its verdicts.
+
+    When all lanes of a group have ended, another one is divided: no stage is to be idle while two
+    lanes share a pass.
+    """
+    inbox: queue.SimpleQueue[tuple[list[LaneAnswer], Result | CollabError]] = queue.SimpleQueue()
     every = [lane for group in groups for lane in group]
     under_way = 0
 
-    def submit(number: int, lanes: list[LaneAnswer], steps: Sequence[Step]) -> None:
+    def submit(lanes: list[LaneAnswer], steps: Sequence[Step]) -> None:
         nonlocal under_way
         under_way += 1
-        chain.submit(steps, lambda result: inbox.put((number, lanes, result)))
+        chain.submit(steps, lambda result: inbox.put((lanes, result)))
 
-    def go_on(number: int) -> None:
-        lanes = [lane for lane in groups[number] if not lane.finished]
+    def go_on(lanes: list[LaneAnswer]) -> None:
         if len(lanes) == 1:
             *parts, last = lanes[0].steps(asked.lengths)
             for part in parts:
-                submit(number, [], [part])
-            submit(number, lanes, [last])
+                submit([], [part])
+            submit(lanes, [last])
         elif lanes:
-            submit(number, lanes, [lane.steps()[0] for lane in lanes])
+            submit(lanes, [lane.steps()[0] for lane in lanes])
 
     if trunk is not None:
-        trunk.feed(chain, lambda step: submit(-1, [], [step]), asked.lengths)
-    for number in range(len(groups)):
-        go_on(number)
+        trunk.feed(chain, lambda step: submit([], [step]), asked.lengths)
+    for group in groups:
+        go_on([lane for lane in group if not lane.finished])
     while under_way:
-        number, lanes, result = _next(inbox, control)
+        lanes, result = _next(inbox, control)
         under_way -= 1
         if isinstance(result, CollabError):
             raise result
@@ -266,12 +267,15 @@ def _decode_on(
         for lane, outcome in zip(lanes, result.outcomes, strict=True):
             lane.on_outcome(outcome)
         on_tokens(every)
-        go_on(number)
+        left = [lane for lane in lanes if not lane.finished]
+        count = max(1, min(len(left), len(groups) - under_way))
+        for i in range(count):
+            go_on(left[i::count])
 
 
 def _next(
-    inbox: queue.SimpleQueue[tuple[int, list[LaneAnswer], Result | CollabError]], control: Control
-) -> tuple[int, list[LaneAnswer], Result | CollabError]:
+    inbox: queue.SimpleQueue[tuple[list[LaneAnswer], Result | CollabError]], control: Control
+) -> tuple[list[LaneAnswer], Result | CollabError]:
     while True:
         control.check()
         left = control.due - time.monotonic()

@@ -28,6 +28,12 @@ def whole(tokens: int) -> Sequence[int]:
 Stop = Callable[[Sequence[int]], bool]
 
 
+_FULL = 2.5
+"""Drafted tokens taken to stand at the beginning: drafts are of full length."""
+_NEWEST = 0.25
+"""Weight of the last verdict among those that tell how many stand."""
+
+
 def never(tokens: Sequence[int]) -> bool:
     """Stop nothing."""
     return False
@@ -159,6 +165,7 @@ class LaneAnswer:
         self._stop = stop
         self._guesses: tuple[int, ...] = ()
         self._draft = Draft()
+        self._stood = _FULL  # drafted tokens of a chain that stand, on average of late
         self._retain: int | None = None
         self._grown = 0  # of the tokens held, those that are nodes of the last step's tree
         self._fork_of: int | None = None
@@ -191,7 +198,9 @@ class LaneAnswer:
         self._draft = Draft()
         if len(pending) == 1:  # else a prompt is read, whose end says nothing of drafts
             room = self._max_tokens - len(self.tokens) - 1
-            self._draft = self._drafter.propose(known, self._guesses, room)
+            draft = self._drafter.propose(known, self._guesses, room)
+            # A token that will not stand costs time as well.
+            self._draft = draft if draft.parents else draft.cut(1 + round(2 * self._stood))
         drafted = len(self._draft.tokens)
         step = Step(
             self.lane,
@@ -234,6 +243,8 @@ class LaneAnswer:
         elif not stand or stand[-1] not in self._eos:
             raise ProtocolError("a verdict without a token", field="next", remedy="update all")
         self._guesses = outcome.guesses
+        if draft.tokens:
+            self._stood += _NEWEST * (len(path) - self._stood)
         self.passes += 1
         self.drafted += len(draft.tokens)
         for i, token in enumerate(stand):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from collab_llm_nodes.config import from_mapping
-from collab_llm_nodes.errors import ConfigError, ModelError, did_you_mean
+from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError, did_you_mean
 from collab_llm_nodes.protocols.jupiter.states import packed_bytes
 
 Seconds = NDArray[np.float64]
@@ -290,6 +290,19 @@ class Profile:
             field="devices",
             remedy=did_you_mean(name, names, f"{known}; run collab-llm jupiter profile there"),
         )
+
+    def check_prompt(self, tokens: int) -> None:
+        """Check that the model reads a prompt of ``tokens``.
+
+        Raises:
+            InvalidInput: it does not.
+        """
+        if tokens > self.model.context:
+            raise InvalidInput(
+                f"{tokens} tokens, and the model's context has {self.model.context}",
+                field="prompt_tokens",
+                remedy="plan for shorter prompts",
+            )
 
     def check_model(self, facts: ModelFacts) -> None:
         """Refuse a profile of another model.

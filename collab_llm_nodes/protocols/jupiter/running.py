@@ -192,9 +192,11 @@ class Jupiter:
 
         Raises:
             ConfigError: there is no profile, or it does not know a device.
+            InvalidInput: the model does not read so long a prompt.
             ModelError: the model does not fit into their memory.
             CollabError: as ``control.check``.
         """
+        self.profile.check_prompt(prompt_tokens)
         wanted = self._arrangement.config
         config = replace(
             wanted,

@@ -35,11 +35,10 @@ class WorkerConfig(ServerConfig):
 
     address: str = setting("127.0.0.1:50561", "Listen here, host:port; port 0 takes a free one.")
     limits: WorkerLimits = field(default_factory=WorkerLimits)
-    # Whoever has the token may send hidden states as fast as the link carries them.
+    # A chain has two streams here, the second perhaps from the first one's address; what comes on
+    # them is not counted.
     shares: Shares = field(
-        default_factory=lambda: Shares(
-            connection=1.0, address=1.0, sessions_per_s=1000.0, bytes_per_s=1e12
-        )
+        default_factory=lambda: Shares(connection=0.25, address=0.5, sessions_per_s=10.0)
     )
     drain_s: float = setting(
         0.5, "When told to stop, wait this long for the coordinator to leave [s].", low=0.0

@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -40,6 +41,7 @@ from collab_llm_nodes.protocols.jupiter.messages import (
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig
 from collab_llm_nodes.protocols.jupiter.states import pack
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerLimits
+from collab_llm_nodes.transport.admission import Shares
 from collab_llm_nodes.transport.background import background_loop
 
 TOKEN = "only-workers-with-this"
@@ -64,10 +66,10 @@ def refusal(address: str, messages: Iterable[Order | bytes]) -> Failure:
 
 
 @contextmanager
-def guarded(count: int = 1) -> Iterator[tuple[list[str], Pipeline]]:
+def guarded(count: int = 1, **more: Any) -> Iterator[tuple[list[str], Pipeline]]:
     """Run workers that ask for a token, and a pipeline that has it."""
     with ExitStack() as stack:
-        _, addresses = stack.enter_context(workers(count, token=TOKEN, next=PATIENT))
+        _, addresses = stack.enter_context(workers(count, token=TOKEN, next=PATIENT, **more))
         made = stack.enter_context(Pipeline(PipelineConfig(tuple(addresses), OPENLY)))
         yield addresses, made
 
@@ -165,7 +167,8 @@ def test_a_flood_of_streams_and_of_damaged_messages_changes_no_answer() -> None:
     """The sender has the token, and a coordinator is at work beside it."""
     ids = prompt(30)
     right = alone(ids, 12)
-    with guarded(2) as (addresses, made):
+    # All are to be heard, and none to wait for its turn.
+    with guarded(2, shares=Shares(sessions_per_s=1e4)) as (addresses, made):
         good = load_of(made)
         step = Step(0, 0, (1, 2), want=Want.VERDICT, rows=1)
         honest = [codec.encode(m) for m in (good, Link("x" * 32), Pass(0, (step,)), Ping())]
@@ -227,6 +230,30 @@ def test_only_members_of_a_chain_may_send_much() -> None:
         assert failure.code == "PROTOCOL_ERROR"
         assert "131076 bytes to begin with" in failure.message
         assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
+
+
+def test_a_stranger_begins_no_more_streams_than_its_allowance() -> None:
+    with guarded(shares=Shares(sessions_per_s=0.1)) as (addresses, made):
+        load_of(made)  # from the same address, which has now begun ten seconds' worth of streams
+        refused = refusal(addresses[0], [Link("f" * 32)])
+        assert refused.code == "BUSY"
+        assert "shares.sessions_per_s" in refused.remedy
+        assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
+
+
+def test_hidden_states_do_not_count_and_what_strangers_begin_with_does() -> None:
+    shares = Shares(bytes_per_s=1000.0)
+    ids = prompt(100)  # more than ten seconds' worth of states
+    with guarded(2, shares=shares) as (addresses, made):
+        assert answer(made, ids, Asked(4), control()).tokens == alone(ids, 4)
+        made.close()
+        with Pipeline(made.config) as another:
+            assert answer(another, ids, Asked(4), control()).tokens == alone(ids, 4)
+        large = b"\x12\x00" * (1 << 16)
+        assert refusal(addresses[0], [large]).code == "PROTOCOL_ERROR"
+        refused = refusal(addresses[0], [large])
+        assert refused.code == "BUSY"
+        assert "shares.bytes_per_s" in refused.remedy
 
 
 def test_tensors_that_are_none_end_the_chain_by_type() -> None:

@@ -28,9 +28,15 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.protocols.jupiter.chain import Layers
 from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS, drafter_named
-from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, outlined, points
-from collab_llm_nodes.protocols.jupiter.lane import whole
-from collab_llm_nodes.protocols.jupiter.messages import Result, Span, Step, Want
+from collab_llm_nodes.protocols.jupiter.generation import (
+    Asked,
+    _decode_on,
+    answer,
+    outlined,
+    points,
+)
+from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer, whole
+from collab_llm_nodes.protocols.jupiter.messages import Outcome, Result, Span, Step, Want
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig, equal_parts
 
 TOKENS = 24
@@ -144,6 +150,35 @@ def test_lanes_that_share_a_prompt_say_what_each_says_alone(groups: int) -> None
     assert [lane.tokens for lane in found] == [alone([*shared, *r], TOKENS) for r in requests]
     assert heard == sorted(heard)
     assert heard[-1] == sum(len(lane.tokens) for lane in found)
+
+
+@pytest.mark.parametrize(
+    ("groups", "last"),
+    [([[0, 1], [2, 3]], [[0], [1], [0], [1]]), ([[0, 1, 2, 3]], [[0, 1], [0, 1]])],
+)
+def test_a_group_is_divided_when_another_has_ended(
+    groups: list[list[int]], last: list[list[int]]
+) -> None:
+    """Lanes 2 and 3 end first. Then two stages are not to work in turn on one pass of two lanes."""
+    lanes = [
+        LaneAnswer(number, [1], max_tokens=6 if number < 2 else 1, eos=frozenset([0]), context=99)
+        for number in range(4)
+    ]
+    passes: list[list[int]] = []
+
+    class Answering:
+        """Answers passes in the order in which they come."""
+
+        def submit(self, steps: Sequence[Step], done: Any) -> None:
+            passes.append([step.lane for step in steps])
+            done(Result(len(passes), tuple(Outcome((), 5) for _ in steps), ()))
+
+    chain: Any = Answering()
+    parted = [[lanes[number] for number in group] for group in groups]
+    _decode_on(chain, None, parted, Asked(6), control(), lambda found: None)
+    assert [len(lane.tokens) for lane in lanes] == [6, 6, 1, 1]
+    assert passes[: len(groups)] == groups
+    assert passes[-len(last) :] == last
 
 
 def test_lanes_end_and_are_used_again() -> None:

@@ -372,6 +372,9 @@ def test_a_plan_is_made_without_running(tmp_path: Path) -> None:
         chain = made.pipeline.current
         found = made.plan(control(), prompt_tokens=100, answer_tokens=0, lanes=2)
         assert found.prompt_tokens == 100
+        with pytest.raises(InvalidInput, match="context has") as refused:
+            made.plan(control(), prompt_tokens=10_000)
+        assert refused.value.field == "prompt_tokens"
         assert {part.device for part in found.plan.placements} <= {"robot", "laptop"}
         assert found.plan.config.lanes == 2
         wider = made.plan(control(), devices=("rover",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -177,6 +178,33 @@ def test_drafts_save_passes_here() -> None:
         return lane.passes
 
     assert passes(MedusaTree()) <= passes(MedusaChain()) < passes(NoDrafter()) == 30
+
+
+@pytest.mark.parametrize(("stands", "last"), [(True, 5), (False, 1)])
+def test_drafts_are_as_long_as_what_stood_of_late_deserves(stands: bool, last: int) -> None:
+    @dataclass(frozen=True)
+    class Known:
+        """Proposes the model's own tokens, or others."""
+
+        guesses: int = 0
+
+        def propose(self, tokens: Sequence[int], guesses: Sequence[int], most: int) -> Draft:
+            found = list(tokens)
+            for _ in range(min(5, most)):
+                found.append((says(found) + (not stands)) % VOCAB)
+            return Draft(tuple(found[len(tokens) :]))
+
+    lane = LaneAnswer(
+        0, [3, 2], max_tokens=120, eos=frozenset([99]), context=CONTEXT, drafter=Known()
+    )
+    stages, drafted = Stages(99), []
+    while len(lane.tokens) < 60:
+        (step,) = lane.steps()
+        drafted.append(step.rows - 1)
+        lane.on_outcome(stages.run(step))
+    assert drafted[:2] == [0, 5], "a prompt has no draft, and the first draft is whole"
+    assert drafted[-1] == last
+    assert drafted[1:] == sorted(drafted[1:], reverse=True)
 
 
 def test_a_verdict_on_another_draft_is_refused() -> None:
