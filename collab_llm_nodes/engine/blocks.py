@@ -17,9 +17,11 @@ from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.cache import Copy, StaticCache
 
 KEPT_BYTES = 64 << 20
-"""Size of the blocks that a backend keeps: a pipeline has one batch verified, another drafted."""
+"""Bytes of idle blocks that a backend keeps: enough for the two batches of a pipeline."""
 _COLUMNS = 128
+_COLUMNS_BYTES = 1 << 20  # of one slot: room to grow, no more
 _SLOTS = 8
+_SLOTS_BYTES = 32 << 20  # of a block, up to which it has spare slots
 
 
 def _rounded(number: int, step: int) -> int:
@@ -47,9 +49,11 @@ class Block:
 
     def __init__(self, like: StaticCache, slots: int, columns: int, skip: int) -> None:
         layers, heads, _, head_dim = like.own.shape
-        self.columns = like.own.new_zeros(
-            layers, _rounded(slots, _SLOTS), heads, _rounded(columns, _COLUMNS), head_dim
-        )
+        step = max(1, min(_COLUMNS, _COLUMNS_BYTES // like.column_bytes))
+        columns = _rounded(columns, step)
+        if _rounded(slots, _SLOTS) * columns * like.column_bytes <= _SLOTS_BYTES:
+            slots = _rounded(slots, _SLOTS)
+        self.columns = like.own.new_zeros(layers, slots, heads, columns, head_dim)
         self.skip = skip
         self._held: list[Copy | None] = [None] * self.columns.shape[1]
         self._written = [0] * self.columns.shape[1]  # columns of each slot that were ever written
@@ -59,7 +63,7 @@ class Block:
         return slots <= self.columns.shape[1] and columns <= self.columns.shape[3]
 
     def holds(self, chunks: Sequence[Chunk]) -> int:
-        """Return the number of chunks of which there are columns here."""
+        """Return how many of the chunks have columns here."""
         return sum(self._holds(chunk.cache.copy) for chunk in chunks)
 
     def _holds(self, copy: Copy | None) -> bool:
@@ -107,7 +111,7 @@ class Block:
     ) -> None:
         """Note what is to be copied for a chunk, and what another session has left behind it."""
         own = self.columns[:, slot]
-        column = min(chunk.cache.copy.columns, chunk.start)
+        column = max(self.skip, min(chunk.cache.copy.columns, chunk.start))
         for part in chunk.cache.parts(chunk.start, column):
             targets.append(own.narrow(2, column - self.skip, part.shape[2]))
             sources.append(part)
@@ -126,7 +130,7 @@ class Blocks:
         self._idle: list[Block] = []  # in the order of their last use
 
     def take(self, chunks: Sequence[Chunk], skip: int, columns: int) -> Block:
-        """Return the block that holds most of the chunks, or one without any.
+        """Return the block that holds most of the chunks, at least half of them; or an empty one.
 
         It is the caller's until :meth:`give_back`.
         """
@@ -148,7 +152,7 @@ class Blocks:
         """Keep the block for later passes."""
         with self._lock:
             self._idle.append(block)
-            while len(self._idle) > 1 and self._bytes() > KEPT_BYTES:
+            while self._bytes() > KEPT_BYTES:
                 del self._idle[0]
 
     def _bytes(self) -> int:

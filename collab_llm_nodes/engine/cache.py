@@ -86,7 +86,7 @@ class Copy:
 
     Attributes:
         slot: of the block.
-        columns: that are the same there and here.
+        columns: leading ones that equal the cache's.
     """
 
     slot: int
@@ -182,6 +182,7 @@ class StaticCache:
         """Make column ``kept[i]`` column ``i``; free the others."""
         first = next((i for i, column in enumerate(kept) if column != i), len(kept))
         if first == len(kept):
+            self.cut(first)
             return
         index = torch.tensor(kept[first:], device=self.own.device)
         if kept[first] >= self.offset <= first:

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from collab_llm_nodes.engine import attention
 from collab_llm_nodes.engine.backend import Chunk
+from collab_llm_nodes.engine.blocks import Blocks
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.kernels import Head
+from collab_llm_nodes.engine.saved import Fit
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.engine.static import Layer, StaticBackend
-from collab_llm_nodes.models.architectures import decoder_parts
-from collab_llm_nodes.models.loading import LoadedModel
+from collab_llm_nodes.errors import ProtocolError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 _NAMES = ("_name_or_path", "architectures", "dtype", "transformers_version")
@@ -37,26 +37,34 @@ def alike(engines: Sequence[Engine]) -> bool:
     shapes = []
     for engine in engines:
         config = engine.loaded.model.config.to_dict()
+        if "vision_config" in config:  # pictures are read by the first model alone
+            return False
         shape = {name: value for name, value in config.items() if name not in _NAMES}
-        shapes.append((shape, engine._embedding.dtype, engine.device))
+        shapes.append((shape, engine.vocabulary, engine._embedding.dtype, engine.device))
     return all(shape == shapes[0] for shape in shapes)
 
 
 class Ensemble(Engine):
     """An engine for several models; each session belongs to one of them.
 
-    Early exits do not fire.
+    Early exits do not fire, and sessions are neither saved nor restored.
 
     Args:
         engines: of the models; :func:`alike` is true for them.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
-        models = [engine.loaded for engine in engines]
-        super().__init__(models[0], backend="static")
+        vars(self).update(vars(engines[0]))  # what is not the weights is the same for all
         self._exits = None
-        self._backend: _Backend = _Backend(models, self.vocab_size)
         self._embeddings = [engine._embedding for engine in engines]
+        members = [
+            engine._backend for engine in engines if isinstance(engine._backend, StaticBackend)
+        ]
+        self._backend: _Backend = _Backend(members)
+
+    @property
+    def _fit(self) -> Fit:  # type: ignore[override]
+        raise ProtocolError("an ensemble has no sessions on disk", remedy="save with one engine")
 
     def open(self, prompt: EncodedPrompt, member: int = 0) -> Session:
         """Start a session of the model ``member``."""
@@ -77,14 +85,12 @@ class Ensemble(Engine):
 
 
 class _Backend(StaticBackend):
-    """The layers of all models; what belongs to no model is the first one's."""
+    """The layers of all models; masks and rotations are the first one's."""
 
-    def __init__(self, models: Sequence[LoadedModel], vocab_size: int) -> None:
-        self._members = [
-            StaticBackend(loaded, Head(decoder_parts(loaded.model), vocab_size))
-            for loaded in models
-        ]
-        super().__init__(models[0], self._members[0]._head)
+    def __init__(self, members: Sequence[StaticBackend]) -> None:
+        vars(self).update(vars(members[0]))
+        self._members = members
+        self._blocks = Blocks()
 
     def arrange(self, chunks: Sequence[Chunk]) -> list[int]:  # type: ignore[override]
         """Return the chunks' numbers: of those that attend together, each model's side by side."""

@@ -18,6 +18,7 @@ from collab_llm_nodes.models.architectures import DecoderParts
 # processors where it gains anything.
 ONEDNN_WORK = 400_000
 FEW = 16
+CPUINFO = Path("/proc/cpuinfo")
 
 
 @cache
@@ -31,9 +32,6 @@ def mkl_is_faster() -> bool:
     with contextlib.suppress(OSError):
         return torch.backends.mkl.is_available() and "GenuineIntel" in CPUINFO.read_text()
     return False
-
-
-CPUINFO = Path("/proc/cpuinfo")
 
 
 def kernel_rows(rows: int) -> int:

@@ -44,7 +44,7 @@ from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.random_init import write_random_model
 from collab_llm_nodes.protocols.collective.messages import Ids
-from collab_llm_nodes.protocols.collective.models import draft_models
+from collab_llm_nodes.protocols.collective.models import Drafts
 from collab_llm_nodes.protocols.collective.workers import Failed, InThread, LocalDraft, Proposed
 
 TOKENS = 12
@@ -69,7 +69,6 @@ def prompts(family: Family) -> list[Ids]:
 @pytest.fixture
 def drafts_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "DraftProcess", ThreadDraft)
-    monkeypatch.setattr(ways, "shared_out", lambda models, workers: [[i] for i in range(models)])
 
 
 WAYS: dict[str, Callable[[Family], Way]] = {
@@ -181,8 +180,8 @@ class ThreadDraft(LocalDraft):
         proposed: Proposed,
         failed: Failed,
     ) -> None:
-        (drafts,) = draft_models([Engine(load(each)) for each in models.values()], eos, [*models])
-        super().__init__(drafts.indices, drafts, InThread("drafts"), proposed, failed)
+        drafts = Drafts([Engine(load(each)) for each in models.values()], eos, [*models])
+        super().__init__(drafts, InThread("drafts"), proposed, failed)
 
     def vocabularies(self) -> list[str]:
         return []

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import tiny_model
 
-from collab_llm_nodes.engine import blocks
+from collab_llm_nodes.engine import attention, blocks
 from collab_llm_nodes.engine.attention import SHORT
+from collab_llm_nodes.engine.blocks import Block, Blocks
+from collab_llm_nodes.engine.cache import StaticCache
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.models.prompt import EncodedPrompt
@@ -74,12 +76,62 @@ def test_any_schedule_of_passes_gives_the_logits_of_each_session_alone(seed: int
                 keep = rng.randrange(len(tokens))
                 session.length = keep
                 del tokens[keep:]
+            if tokens and rng.random() < 0.3:  # two branches, of which one becomes the trunk
+                branches = [rng.randrange(V) for _ in range(3)]
+                last = session.length - 1
+                session.grow(branches, [last, last, last + 1])
+                column = rng.choice((last + 1, last + 2, last + 3))
+                session.retain(column)
+                tokens += branches[::2] if column == last + 3 else [branches[column - last - 1]]
             new = [rng.randrange(V) for _ in range(rng.choice((1, 1, 3, 5, SHORT + 4)))]
             tokens += new
             feeds.append(Feed(session, new, last=1))
         for (_, tokens), logits in zip(asked, ENGINE.run(feeds), strict=True):
             assert isinstance(logits, torch.Tensor)
             torch.testing.assert_close(logits, alone(tokens, 1), atol=5e-5, rtol=1e-4)
+
+
+def test_what_retain_drops_is_no_longer_taken_from_the_block() -> None:
+    sessions = [prompted(10, i) for i in range(2)]
+    ENGINE.run([Feed(session, [7, 8], parents=[9, 9]) for session in sessions])
+    sessions[0].retain(10)
+    sessions[0].feed([3])  # alone: it is written where the block has the other branch
+    found, _ = ENGINE.run([Feed(session, [4], last=1) for session in sessions])
+    assert isinstance(found, torch.Tensor)
+    tokens = [*sessions[0].prompt.ids, 7, 3, 4]
+    torch.testing.assert_close(found, alone(tokens, 1), atol=5e-5, rtol=1e-4)
+
+
+def test_a_block_knows_columns_behind_what_it_skips_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that was cut into its shared prefix comes back with as long a one."""
+    monkeypatch.setattr(attention, "GATHERED", 100 * prompted(1)._cache.column_bytes)
+    first = prompted(300, 1)
+    other = first.fork()
+    ENGINE.run([Feed(first, [1], last=1), Feed(other, [2], last=1)])
+    rng = random.Random(5)
+    tail = [rng.randrange(V) for _ in range(200)]
+    first.length = 100
+    first._prompt = EncodedPrompt(first.prompt.ids[:100])
+    first.feed(tail, last=0)
+    twin = first.fork()
+    assert first._cache.offset == 300
+    found = ENGINE.run([Feed(first, [3], last=1), Feed(twin, [4], last=1)])
+    for logits, token in zip(found, (3, 4), strict=True):
+        assert isinstance(logits, torch.Tensor)
+        tokens = [*first.prompt.ids, *tail, token]
+        torch.testing.assert_close(logits, alone(tokens, 1), atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("column_bytes", [1 << 10, 1 << 15, 1 << 20])
+def test_blocks_of_large_models_have_little_to_spare(column_bytes: int) -> None:
+    like = StaticCache.empty(1, 1, column_bytes // 4, torch.empty(0, device="meta"))
+    for slots, columns in ((2, 8), (2, 300), (16, 100)):
+        size = Block(like, slots, columns, 0).columns.nbytes
+        assert size <= 2 * slots * columns * column_bytes + (32 << 20)
+    kept = Blocks()
+    for _ in range(3):
+        kept.give_back(Block(like, 2, (48 << 20) // column_bytes, 0))
+    assert kept._bytes() <= blocks.KEPT_BYTES
 
 
 def test_sessions_that_go_on_together_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,6 +67,27 @@ def test_only_models_of_one_shape_share_passes() -> None:
     half = Engine(tiny_model("llama", 1))
     half._embedding = half._embedding.half()
     assert not alike([ENGINES[0], half])
+
+
+def test_models_with_other_tokens_share_no_passes() -> None:
+    other = Engine(tiny_model("llama", 1))
+    other.vocabulary = "another"
+    assert not alike([ENGINES[0], other])
+    assert not alike([Engine(tiny_model("qwen2_vl", seed)) for seed in range(2)])
+
+
+def test_sessions_of_an_ensemble_are_not_saved(tmp_path: Path) -> None:
+    """A file names one model."""
+    ensemble = Ensemble(ENGINES)
+    session = ensemble.open(NO_PROMPT, 1)
+    session.feed([1, 2])
+    with pytest.raises(ProtocolError, match="ensemble"):
+        session.save(tmp_path / "file")
+    own = ENGINES[1].open(NO_PROMPT)
+    own.feed([1, 2])
+    own.save(tmp_path / "file")
+    with pytest.raises(ProtocolError, match="ensemble"):
+        ensemble.restore(tmp_path / "file")
 
 
 class Paced(Engine):

@@ -28,7 +28,7 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
 from collab_llm_nodes.protocols.collective.machine import Ended, Grown
 from collab_llm_nodes.protocols.collective.messages import Ask, Draw, Ids, Proposal
-from collab_llm_nodes.protocols.collective.models import DraftModel, draft_models
+from collab_llm_nodes.protocols.collective.models import DraftModel, Drafts
 from collab_llm_nodes.protocols.collective.requests import Job
 from collab_llm_nodes.protocols.collective.runner import Runner
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
@@ -183,14 +183,12 @@ class Collective:
         chosen = [self._family.drafts[i] for i in self._drafts]
         if self._in_threads:
             return [
-                LocalDraft(
-                    [own], DraftModel(draft, eos, own), InThread(f"draft-{own}"), proposed, failed
-                )
+                LocalDraft(Drafts([draft], eos, [own]), InThread(f"draft-{own}"), proposed, failed)
                 for own, draft in enumerate(chosen)
             ]
         if not self._pipelined:
-            groups = draft_models(chosen, eos, range(len(chosen)))
-            return [LocalDraft(each.indices, each, Here(), proposed, failed) for each in groups]
+            drafts = Drafts(chosen, eos, range(len(chosen)))
+            return [LocalDraft(drafts, Here(), proposed, failed)]
         folders = [str(self._family.folders[i]) for i in self._drafts]
         models = [ModelConfig(path=path, local_files_only=True, threads=1) for path in folders]
         workers = [

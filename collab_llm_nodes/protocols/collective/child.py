@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from collab_llm_nodes.collector import freeze_startup_objects
@@ -20,7 +20,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.protocols.collective.messages import Ask
-from collab_llm_nodes.protocols.collective.models import draft_models
+from collab_llm_nodes.protocols.collective.models import Drafts
 from collab_llm_nodes.protocols.collective.wire import asks_from_json, line, proposals_to_json
 
 
@@ -45,49 +45,34 @@ def main(descriptor: int) -> None:
         except BrokenPipeError:  # it has not waited
             return
         freeze_startup_objects()
-        drafts = _Drafts(engines, frozenset(begin["eos"]), begin["indices"])
+        drafts = Drafts(engines, frozenset(begin["eos"]), begin["indices"])
+        known: dict[str, Ask] = {}
         for text in lines:
             message = json.loads(text)
             if "release" in message:
+                known.pop(message["release"], None)
                 drafts.release(message["release"])
                 parent.sendall(line({"held_bytes": drafts.held_bytes}))
             else:
-                answers = drafts.answers(message["draws"])
-                parent.sendall(line({"answers": answers, "held_bytes": drafts.held_bytes}))
+                for answers in _answers(drafts, message["draws"], known):
+                    parent.sendall(line({"answers": answers, "held_bytes": drafts.held_bytes}))
 
 
-class _Drafts:
-    """The models of this process: those of one shape share their passes."""
-
-    def __init__(
-        self, engines: Sequence[Engine], eos: frozenset[int], indices: Sequence[int]
-    ) -> None:
-        self._known: dict[str, Ask] = {}
-        self._groups = draft_models(engines, eos, indices)
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(drafts.sessions.held_bytes for drafts in self._groups)
-
-    def release(self, id: str) -> None:
-        self._known.pop(id, None)
-        for drafts in self._groups:
-            drafts.sessions.release(id)
-
-    def answers(self, draws: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the answer to each draw."""
-        asks = {draw["model"]: asks_from_json(draw, self._known) for draw in draws}
-        named = {draw["model"]: {k: draw[k] for k in ("batch", "step", "model")} for draw in draws}
-        found: list[dict[str, Any]] = []
-        for drafts in self._groups:
-            own = {model: asks[model] for model in drafts.indices if model in asks}
-            for model, given in (drafts.answers(own) if own else {}).items():
-                if isinstance(given, Exception):  # the parent leaves it out for a while
-                    told: dict[str, Any] = {"error": f"{type(given).__name__}: {given}"}
-                else:
-                    told = {"proposals": proposals_to_json(given)}
-                found.append({**named[model], **told})
-        return found
+def _answers(
+    drafts: Drafts, draws: Sequence[dict[str, Any]], known: dict[str, Ask]
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the answers to the draws, those of some models at a time."""
+    asks = {draw["model"]: asks_from_json(draw, known) for draw in draws}
+    named = {draw["model"]: {k: draw[k] for k in ("batch", "step", "model")} for draw in draws}
+    for answers in drafts.answers(asks):
+        found = []
+        for model, given in answers.items():
+            if isinstance(given, Exception):  # the parent leaves it out for a while
+                told: dict[str, Any] = {"error": f"{type(given).__name__}: {given}"}
+            else:
+                told = {"proposals": proposals_to_json(given)}
+            found.append({**named[model], **told})
+        yield found
 
 
 def leave_a_core() -> None:

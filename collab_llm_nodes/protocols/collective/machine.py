@@ -63,7 +63,7 @@ from collab_llm_nodes.protocols.collective.requests import Draft, Job, RequestSt
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
 
 _READING_ROUNDS = 4
-"""Of verifications in a row that read prompts, one in so many counts for the length."""
+"""Of consecutive verifications that read prompts, every fourth counts for the length."""
 
 
 @dataclass(frozen=True)

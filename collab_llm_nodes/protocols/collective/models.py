@@ -7,7 +7,7 @@ a model that has missed rounds, or whose draft has lost the vote, catches up by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
@@ -31,6 +31,9 @@ from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.collective.messages import Ask, Claim, Ids, Proposal, Verdict
 from collab_llm_nodes.protocols.contexts import common_length
+
+Answers = dict[int, list[Proposal | None] | Exception]
+"""What each model proposes, by its index, or why it has failed."""
 
 _MAX_SUPPORT = 64
 """Entries of each distribution that the paper's rule divides by."""
@@ -141,9 +144,7 @@ class DraftModel:
         (index,) = self.indices
         return self.draw_all({index: asks})[index]
 
-    def answers(
-        self, asks: Mapping[int, Sequence[Ask]]
-    ) -> dict[int, list[Proposal | None] | Exception]:
+    def answers(self, asks: Mapping[int, Sequence[Ask]]) -> Answers:
         """Return what :meth:`draw_all` does, or why a model has failed; the others go on."""
         try:
             return dict(self.draw_all(asks))
@@ -235,14 +236,44 @@ class _Growing:
         return Proposal(tuple(self.tokens), tuple(self.q) if self.ask.send_q else None)
 
 
-def draft_models(
-    engines: Sequence[Engine], eos: frozenset[int], indices: Sequence[int]
-) -> list[DraftModel]:
-    """Return the models ready to draft: together if they can share passes, else one by one."""
-    if len(engines) > 1 and alike(engines):
-        return [DraftModel(Ensemble(engines), eos, *indices)]
-    pairs = zip(engines, indices, strict=True)
-    return [DraftModel(engine, eos, index) for engine, index in pairs]
+class Drafts:
+    """The draft models of one thread: alike ones share their passes, others have their turn.
+
+    Args:
+        indices: of the models among all drafts.
+    """
+
+    def __init__(
+        self, engines: Sequence[Engine], eos: frozenset[int], indices: Sequence[int]
+    ) -> None:
+        self.indices = tuple(indices)
+        if len(engines) > 1 and alike(engines):
+            self._groups = [DraftModel(Ensemble(engines), eos, *indices)]
+        else:
+            pairs = zip(engines, indices, strict=True)
+            self._groups = [DraftModel(engine, eos, index) for engine, index in pairs]
+
+    @property
+    def held_bytes(self) -> int:
+        """Size of all KV caches."""
+        return sum(group.sessions.held_bytes for group in self._groups)
+
+    def answers(self, asks: Mapping[int, Sequence[Ask]]) -> Iterator[Answers]:
+        """Yield the answers of each group, as soon as they are there."""
+        for group in self._groups:
+            own = {index: asks[index] for index in group.indices if index in asks}
+            if own:
+                yield group.answers(own)
+
+    def release(self, id: str) -> None:
+        """Free what is held for a request."""
+        for group in self._groups:
+            group.sessions.release(id)
+
+    def close(self) -> None:
+        """Free all KV caches."""
+        for group in self._groups:
+            group.sessions.close()
 
 
 class Target:

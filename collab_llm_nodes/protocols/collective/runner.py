@@ -1,4 +1,4 @@
-"""The one who keeps the machine going: does what it asks for, and tells it the results.
+"""Drives the machine: carries out its actions, and reports the results to it.
 
 Results and requests lie in an inbox until someone serves the machine: hands it all of them, and
 does what it then asks for. A thread of the runner does so whenever the bell rings, or when a

@@ -24,7 +24,7 @@ from collab_llm_nodes.models.vocabulary import NamedHash, check_one_vocabulary
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.collective.machine import Ended, Grown, Job, Machine
 from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
-from collab_llm_nodes.protocols.collective.models import Target, draft_models
+from collab_llm_nodes.protocols.collective.models import Drafts, Target
 from collab_llm_nodes.protocols.collective.runner import Runner
 from collab_llm_nodes.protocols.collective.settings import IN_SEQUENCE, PROCESSES, CollectiveConfig
 from collab_llm_nodes.protocols.collective.workers import (
@@ -198,13 +198,15 @@ class Collective:
         self._check_vocabularies((e.loaded.config.path, e.vocabulary) for e in self._drafts)
         sequence = self._config.pipeline == IN_SEQUENCE
         workers = 1 if sequence else self._config.drafts.workers
-        found: list[DraftWorker] = []
-        for models in shared_out(len(self._drafts), workers):
-            engines = [self._drafts[i] for i in models]
-            execute = Here() if sequence else InThread(f"draft-{models[0]}")
-            for drafts in draft_models(engines, self._target.eos, models):
-                found.append(LocalDraft(drafts.indices, drafts, execute, proposed, failed))
-        return found
+        return [
+            LocalDraft(
+                Drafts([self._drafts[i] for i in models], self._target.eos, models),
+                Here() if sequence else InThread(f"draft-{models[0]}"),
+                proposed,
+                failed,
+            )
+            for models in shared_out(len(self._drafts), workers)
+        ]
 
     def _processes(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
         workers: list[DraftProcess] = []

@@ -27,7 +27,8 @@ class DraftsConfig:
     workers: int = setting(
         0,
         "Processes or threads that share the draft models; 0: one for each core beside the"
-        " target's. Models of one shape in one process share their passes, and fail together.",
+        " target's (a container's quota is not seen). Models of one shape that share a process"
+        " share their passes, and all that share one hang together.",
         low=0,
         high=1024,
         read_only=True,
@@ -37,7 +38,7 @@ class DraftsConfig:
     )
     load_s: float = setting(
         120.0,
-        "Time for a process of its own to load its model, from the hub perhaps [s].",
+        "Time for a process of its own to load each of its models, from the hub perhaps [s].",
         low=1.0,
         high=86_400.0,
         read_only=True,

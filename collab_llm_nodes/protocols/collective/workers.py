@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from collab_llm_nodes.errors import CollabError, ModelError, Unavailable
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.collective.messages import Draw, Proposal
-from collab_llm_nodes.protocols.collective.models import DraftModel
+from collab_llm_nodes.protocols.collective.models import Drafts
 from collab_llm_nodes.protocols.collective.wire import draw_to_json, line, proposals_from_json
 
 Proposed = Callable[[Draw, list[Proposal | None]], None]
@@ -109,14 +109,14 @@ class DraftWorker(Protocol):
         """Free what is held for a request."""
 
     def recover(self) -> None:
-        """Do what can be done about a model that is silent."""
+        """Restart a model that is silent, where that is possible."""
 
     def close(self) -> None:
         """Free the models."""
 
 
 def shared_out(models: int, workers: int) -> list[range]:
-    """Return the models of each worker, as many as possible of one size.
+    """Divide the models among workers as evenly as possible; return those of each.
 
     Args:
         workers: how many there are to be; 0: as many as there are cores beside the target's. Never
@@ -132,41 +132,41 @@ class LocalDraft:
     """Draft models in this process."""
 
     def __init__(
-        self,
-        models: Sequence[int],
-        drafts: DraftModel,
-        executor: Executor,
-        proposed: Proposed,
-        failed: Failed,
+        self, drafts: Drafts, executor: Executor, proposed: Proposed, failed: Failed
     ) -> None:
-        self.models = models
         self._drafts, self._execute = drafts, executor
         self._proposed, self._failed = proposed, failed
 
     @property
+    def models(self) -> Sequence[int]:
+        return self._drafts.indices
+
+    @property
     def held_bytes(self) -> int:
-        return self._drafts.sessions.held_bytes
+        return self._drafts.held_bytes
 
     def draw(self, draws: Sequence[Draw]) -> None:
+        by_model = {draw.model: draw for draw in draws}
+
         def work() -> None:
-            answers = self._drafts.answers({draw.model: draw.asks for draw in draws})
-            for draw in draws:
-                found = answers[draw.model]
-                if isinstance(found, Exception):
-                    self._failed(draw.model, as_model_error(found))
-                else:
-                    self._proposed(draw, found)
+            asks = {model: draw.asks for model, draw in by_model.items()}
+            for answers in self._drafts.answers(asks):
+                for model, found in answers.items():
+                    if isinstance(found, Exception):
+                        self._failed(model, as_model_error(found))
+                    else:
+                        self._proposed(by_model[model], found)
 
         self._execute(work)
 
     def release(self, id: str) -> None:
-        self._execute(lambda: self._drafts.sessions.release(id))
+        self._execute(lambda: self._drafts.release(id))
 
     def recover(self) -> None:
         """Do nothing: a pass in this process cannot be ended from outside."""
 
     def close(self) -> None:
-        self._execute(self._drafts.sessions.close)
+        self._execute(self._drafts.close)
         self._execute.close()
 
 
@@ -179,7 +179,7 @@ class DraftProcess:
     Args:
         models: configurations by index among all draft models.
         eos: the target's end tokens.
-        load_s: time to load the models.
+        load_s: time to load each model.
 
     Raises:
         Unavailable: the system starts no further process.
@@ -198,7 +198,7 @@ class DraftProcess:
     ) -> None:
         self.models = tuple(models)
         self._configs, self._eos = tuple(models.values()), eos
-        self._load_s = load_s
+        self._load_s = load_s * len(models)  # they are loaded one after the other
         self._proposed, self._failed = proposed, failed
         self._lock = threading.Lock()  # of the child and what it knows
         self._closing = False
@@ -222,6 +222,7 @@ class DraftProcess:
 
     def draw(self, draws: Sequence[Draw]) -> None:
         with self._lock:
+            loaded = self._child is not None and self._loaded
             if self._child is None:
                 try:
                     self._start()
@@ -229,7 +230,6 @@ class DraftProcess:
                     for draw in draws:
                         self._failed(draw.model, error)
                     return
-            loaded = self._loaded
             if loaded:
                 self._pending.update({(d.batch, d.step, d.model): d for d in draws})
                 self._send({"draws": [draw_to_json(draw, self._known) for draw in draws]})

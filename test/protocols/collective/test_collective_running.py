@@ -44,11 +44,12 @@ from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import Control, Progress, Resources
 from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
-from collab_llm_nodes.protocols.collective.messages import Ask, Claim, Proposal
-from collab_llm_nodes.protocols.collective.models import DraftModel, Target
+from collab_llm_nodes.protocols.collective.messages import Ask, Claim, Draw, Proposal
+from collab_llm_nodes.protocols.collective.models import DraftModel, Drafts, Target
 from collab_llm_nodes.protocols.collective.running import Collective
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
 from collab_llm_nodes.protocols.collective.settings import DraftsConfig
+from collab_llm_nodes.protocols.collective.workers import InThread, LocalDraft
 
 COUPLED = SamplingConfig(temperature=0.8, seed=3, law="coupled")
 REJECTION = SamplingConfig(temperature=0.8, seed=3)
@@ -311,6 +312,18 @@ def test_closing_ends_all_threads(pipeline: str) -> None:
     with running(config(pipeline=pipeline)) as collective:
         ask_all(collective, [request(0)])
     assert set(threading.enumerate()) <= before
+
+
+def test_closing_frees_all_models_of_a_thread() -> None:
+    """Two that share no passes have one thread."""
+    engines = [drafts()[0], Broken(drafts()[1].loaded)]
+    own = Drafts(engines, frozenset(), [0, 1])
+    worker = LocalDraft(own, InThread("drafts"), lambda *_: None, lambda *_: None)
+    ask = Ask("a", (5, 6), (), 2, SamplingConfig())
+    worker.draw([Draw(0, 0, 0, (ask,))])
+    wait_for(lambda: worker.held_bytes > 0)
+    worker.close()
+    assert worker.held_bytes == 0
 
 
 def test_another_tokenizer_is_refused_by_name() -> None:
