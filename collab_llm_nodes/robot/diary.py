@@ -21,7 +21,18 @@ _ORDER = re.compile(
 )
 _WORD = re.compile(r"\w+")
 _I_SEE = re.compile(r"i see\s+", re.IGNORECASE)
-_ARTICLES = frozenset({"a", "an", "the"})
+_WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")
+_ARTICLES = frozenset({"a", "an", "the", "that", "this"})
+# fmt: off
+_ENDS_A_NAME = frozenset({
+    "and", "at", "behind", "beside", "but", "by", "for", "from", "here", "if", "immediately", "in",
+    "is", "it", "me", "near", "next", "now", "of", "on", "or", "over", "please", "quickly", "so",
+    "thank", "thanks", "then", "there", "to", "under", "where", "which", "will", "with", "would",
+    "you",
+})
+# fmt: on
+_DIRECTIONS = frozenset({"ahead", "back", "front", "left", "middle", "right", "side", "straight"})
+_MOST_WORDS = 100  # of an instruction
 _DENIAL = re.compile(r"\b(?:no|not|nothing|cannot)\b|n['\N{RIGHT SINGLE QUOTATION MARK}]t\b", re.I)
 
 
@@ -38,23 +49,21 @@ def sighting(text: str, begin: int) -> str:
 def thing_of(instruction: str, said: str) -> str:
     """Return the thing that an instruction and a sighting both name, without article, or "".
 
-    It is the first run of words that both have, if possible one with an article.
+    A name is what follows an article in the instruction, as a whole: "the red ball" is not named by
+    "the blue ball". Elsewhere it is the end of a phrase. The longest name counts.
     """
-    wanted = _WORD.findall(instruction.lower())
+    names = list[str]()
+    phrase, whole = list[str](), False
+    for word in [*_WORD_OR_MARK.findall(instruction.lower())[:_MOST_WORDS], "."]:
+        if word in _ARTICLES or word in _ENDS_A_NAME or not _WORD.fullmatch(word):
+            begins = range(min(len(phrase), 1)) if whole else range(len(phrase))
+            names += [" ".join(phrase[begin:]) for begin in begins]
+            phrase, whole = [], word in _ARTICLES
+        else:
+            phrase.append(word)
     words = f" {' '.join(_WORD.findall(said.lower()))} "
-    with_article, others = list[str](), list[str]()
-    begin = 0
-    while begin < len(wanted):
-        end = begin
-        while end < len(wanted) and f" {' '.join(wanted[begin : end + 1])} " in words:
-            end += 1
-        run = wanted[begin:end]
-        name = " ".join(run[1:] if run[:1] and run[0] in _ARTICLES else run)
-        if name:
-            has_article = not _ARTICLES.isdisjoint(wanted[max(0, begin - 1) : begin + 1])
-            (with_article if has_article else others).append(name)
-        begin = max(end, begin + 1)
-    return next(iter([*with_article, *others]), "")
+    named = [n for n in names if f" {n} " in words and not _DIRECTIONS.issuperset(n.split())]
+    return max(named, key=len, default="")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,15 @@ from collab_llm_nodes.robot.episodes import EpisodeConfig
 from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.grammar import Code, GrammarConfig, Kind, ParsedAction, parse
 from collab_llm_nodes.sim.expert import DIRECTIONS, DISTANCES
-from collab_llm_nodes.training.nav.wording import reason_seen, reason_unseen
+from collab_llm_nodes.training.nav.wording import (
+    ARTICLES,
+    FRAMES,
+    HELD_OUT_FRAMES,
+    VERBS,
+    Wish,
+    reason_seen,
+    reason_unseen,
+)
 
 MORNING = datetime(2026, 11, 23, 10, 32, 5, tzinfo=timezone.utc).timestamp()
 SEEN = "the red ball is on the left and near. the next action is turn left 15 degree."
@@ -97,6 +105,9 @@ def test_nothing_is_told_without_a_place_or_an_action() -> None:
         ("find red ball", "i see the red ball straight ahead", "red ball"),
         ("go to the box that is on the left", "the box is on the left and near", "box"),
         ("go straight ahead to the red box", "straight ahead stands the red box", "red box"),
+        ("look to the left for the green cone", "the green cone is on the left", "green cone"),
+        ("find the red box", "the red ball is near the blue box", ""),
+        ("go to the red ball", "the blue ball is near", ""),
         ("find the ball", "the lamp is near", ""),
         ("", "the lamp is near", ""),
     ],
@@ -105,6 +116,14 @@ def test_the_thing_is_what_instruction_and_sighting_name(
     instruction: str, said: str, thing: str
 ) -> None:
     assert thing_of(instruction, said) == thing
+
+
+@pytest.mark.parametrize("frame", [*FRAMES, *HELD_OUT_FRAMES])
+@pytest.mark.parametrize("article", sorted(set(ARTICLES)))
+def test_however_an_instruction_is_worded_its_thing_is_found(frame: str, article: str) -> None:
+    for verb in (*VERBS, "make your way to", "pinpoint"):
+        wish = Wish(verb, frame, article, "!")
+        assert thing_of(wish.text("red ball"), "the red ball is on the left and near") == "red ball"
 
 
 def test_the_last_sighting_of_each_thing_is_kept() -> None:

@@ -207,6 +207,8 @@ class DocumentsDecoder:
             goes_on = np.array([bool(kept) for kept in tokens])
             if has_say := bool(goes_on.any()):
                 rows, logs = restricted(rows, tokens), np.where(goes_on, logs, -np.inf)
+            else:  # alone, without the other side, it ends the answer: it would invent the rest
+                rows = restricted(rows, [self._quotes.ends] * len(rows))
         weights, log_mass = softmax(logs, 1.0)
         shares = torch.from_numpy(weights).to(rows.device, rows.dtype)
         weight = self._relevance.side_weight(log_mass) if has_say else float("-inf")

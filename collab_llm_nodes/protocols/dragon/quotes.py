@@ -20,11 +20,14 @@ class Quotes:
     Args:
         sentences: token ids of each document's sentences.
         ends: tokens that end an answer.
+
+    Attributes:
+        ends: the same.
     """
 
     def __init__(self, sentences: Sequence[Sequence[Sequence[int]]], ends: Collection[int]) -> None:
         self._sentences = [[tuple(ids) for ids in document if ids] for document in sentences]
-        self._ends = tuple(ends)
+        self.ends = tuple(ends)
 
     def next_tokens(self, answer: Sequence[int]) -> list[list[int]]:
         """Return the tokens that may follow ``answer`` by each document; none: it is out."""
@@ -34,7 +37,7 @@ class Quotes:
             tokens: set[int] = set()
             for ids in sentences:
                 if ids == so_far:
-                    tokens.update(self._ends)
+                    tokens.update(self.ends)
                 elif ids[: len(so_far)] == so_far:
                     tokens.add(ids[len(so_far)])
             found.append(sorted(tokens))

@@ -95,6 +95,8 @@ def test_documents_that_go_on_otherwise_lose_their_weight() -> None:
     decoder.close()
     assert nothing == float("-inf")
     assert abs(float(p.sum()) - 1) < 1e-5
+    ends = [token for token in range(len(p)) if p[token] > 0]
+    assert set(ends) <= side.info.eos, "alone it would end the answer, not invent the rest"
 
 
 def test_both_sides_must_quote_or_neither() -> None:
