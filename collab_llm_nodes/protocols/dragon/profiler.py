@@ -33,8 +33,8 @@ class ProfilerConfig:
 
     offline_tokens: int = setting(
         8,
-        "Passes over dummy answers of up to so many tokens, or until the context is full, are"
-        " measured at the start, three times; 0: none, the first passes tell.",
+        "Length of the dummy answer that is timed three times at the start, within the context;"
+        " 0: none, the first passes tell [tokens].",
         low=0,
         high=4096,
     )
