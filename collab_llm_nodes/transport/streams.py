@@ -95,7 +95,8 @@ class StreamService(abc.ABC, Generic[M]):
         stream: name of the method with a bidirectional stream; empty: there is none.
         title: for the log, once it listens.
         max_unanswered_bytes: of one client between two answers.
-        counts_sessions: what comes within a session counts in ``shares.bytes_per_s``, too.
+        most_wait_s: longest wait for the turn of an address; then it is BUSY.
+        counts_sessions: charge what comes once a session is open to ``shares.bytes_per_s``, too.
         failed: set when nothing can be computed any more: only another process can.
     """
 
@@ -103,6 +104,7 @@ class StreamService(abc.ABC, Generic[M]):
     full_name: str
     stream = "Session"
     max_unanswered_bytes = MAX_UNANSWERED_BYTES
+    most_wait_s = MOST_WAIT_S
     counts_sessions = True
 
     def __init__(self, config: ServerConfig, figures: ServerFigures | None = None) -> None:
@@ -271,7 +273,7 @@ class StreamService(abc.ABC, Generic[M]):
             return over
 
         try:
-            over = await within(take(), MOST_WAIT_S)
+            over = await within(take(), self.most_wait_s)
         except asyncio.TimeoutError as error:
             raise Busy(
                 "one address begins too many sessions, or sends too many bytes, in a second",
@@ -369,8 +371,7 @@ class StreamService(abc.ABC, Generic[M]):
     async def _receive(self, client: ClientSession[M]) -> bytes | None:
         data = await client.stream.read()
         client.hung_up = data is None
-        within_session = client.opened and not client.gone.is_set()
-        if data is not None and (self.counts_sessions or not within_session):
+        if data is not None and (self.counts_sessions or not client.opened):
             now = asyncio.get_running_loop().time()
             self._received.use(client.peer.address, len(data), now)
         return data

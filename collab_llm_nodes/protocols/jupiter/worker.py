@@ -124,6 +124,7 @@ class StageWorker(StreamService[Answer]):
     name = "jupiter_worker"
     full_name = codec.SERVICE
     stream = "Work"
+    most_wait_s = 0.4  # a longer silence looks like a lost worker (LinkConfig.silence_s)
     counts_sessions = False  # hidden states come as fast as the link carries them
 
     def __init__(self, config: WorkerConfig) -> None:

@@ -17,7 +17,10 @@ class WorkerLimits(StreamLimits):
     """Bounds on what a coordinator can ask of a worker."""
 
     max_streams: int = setting(
-        16, "Streams at a time: one coordinator, one worker before.", low=2, high=1024
+        16,
+        "Streams at a time: one coordinator, one worker before; an address may have half of them.",
+        low=4,
+        high=1024,
     )
     max_message_bytes: int = setting(64 << 20, "One message [byte].", low=4096, high=1 << 30)
     max_waiting_bytes: int = setting(

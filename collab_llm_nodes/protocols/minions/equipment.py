@@ -36,6 +36,9 @@ from collab_llm_nodes.protocols.minions.served import (
     ServedMinions,
 )
 
+_MOST_WARNINGS = 20
+"""Different ones; a request's settings may be any."""
+
 
 class Equipment:
     """See the module docstring. Any thread may use it.
@@ -82,11 +85,12 @@ class Equipment:
             resources.log.warning("cost.energy: this machine does not tell its energy")
 
     def warn(self, config: ServedConfig) -> None:
-        """Log each setting that makes little sense, once."""
+        """Log each setting that makes little sense, once; of requests' settings the first few."""
         warnings = config.warnings() if isinstance(config, ServedMinions) else ()
         for warning in set(warnings) - self._warned:
-            self._warned.add(warning)
-            self._log.warning(warning)
+            if len(self._warned) < _MOST_WARNINGS:
+                self._warned.add(warning)
+                self._log.warning(warning)
 
     def accounts(self, answer: str, config: ServedConfig) -> Accounts:
         """Return empty ledgers for the answer with this id."""

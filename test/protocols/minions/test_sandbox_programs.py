@@ -228,3 +228,30 @@ def test_calls_and_time_of_chunkers_are_limited_even_if_their_error_is_caught(li
         assert running.run(large, [_REPORT]) is Fault.CALLS
     finally:
         running.close()
+
+
+def test_time_of_chunkers_counts_though_they_raise() -> None:
+    """The last document is none, so each call fails, after it has cut the first one."""
+    program = (
+        "def prepare_jobs(context, last_jobs):\n"
+        "    for _ in range(200):\n"
+        "        try: chunk_by_section([context[0], 3])\n"
+        "        except Exception: pass\n"
+        "    return [JobManifest('a', 'b')]"
+    )
+    running = Sandbox(SandboxLimits(run_s=30, wall_s=60, cut_s=0.05))
+    try:
+        assert running.run(program, ["word word. " * 20_000]) is Fault.CALLS
+    finally:
+        running.close()
+
+
+def test_a_late_interruption_does_not_crash_the_next_program() -> None:
+    program = "def prepare_jobs(context, last_jobs):\n    return [JobManifest('a', 'b')]"
+    running = Sandbox(SandboxLimits(run_s=30, wall_s=60))
+    try:
+        for _ in range(3):
+            assert isinstance(running.run(program, [_REPORT]), JobList)
+            running.interrupt()  # the program before has just ended
+    finally:
+        running.close()

@@ -42,6 +42,7 @@ class Sandbox:
         self._turn = threading.Lock()  # one program at a time
         self._ending = threading.Lock()  # nobody kills a process that has been waited for
         self._child: subprocess.Popen[bytes] | None = None
+        self._interrupted = False  # the child has been killed, and is to be replaced
         self._socket: socket.socket | None = None
         self.replaced = 0
         self.landlock = 0
@@ -101,6 +102,7 @@ class Sandbox:
         """End the program that is running, from another thread; it returns a code."""
         with self._ending:
             if self._child is not None:
+                self._interrupted = True  # it may take a while to be seen dead
                 _kill(self._child)
 
     def close(self) -> None:
@@ -163,7 +165,7 @@ class Sandbox:
             return Fault.CRASHED
 
     def _started(self) -> socket.socket:
-        if self._child is not None and self._child.poll() is not None:
+        if self._child is not None and (self._interrupted or self._child.poll() is not None):
             self._lose()  # something has ended it while it was idle
         if self._socket is not None:
             return self._socket
@@ -201,6 +203,7 @@ class Sandbox:
     def _end(self) -> None:
         with self._ending:
             child, self._child = self._child, None
+            self._interrupted = False
             if child is not None:
                 _kill(child)
         if child is not None:

@@ -180,12 +180,14 @@ class _Functions:
                 raise TypeError("wrong arguments")
             due = time.process_time() + self._left_s
             pieces: list[str] = []
-            for text in documents:
-                self._check(time.process_time() < due)
-                for piece in chunker.cut(text, self._size or size):
-                    pieces.append(piece)
+            try:
+                for text in documents:
                     self._check(time.process_time() < due)
-            self._left_s = due - time.process_time()
+                    for piece in chunker.cut(text, self._size or size):
+                        pieces.append(piece)
+                        self._check(time.process_time() < due)
+            finally:  # an error that the program catches has cost time as well
+                self._left_s = due - time.process_time()
             return pieces
 
         return function
