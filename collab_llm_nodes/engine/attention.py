@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 import torch
 from torch import Tensor
@@ -319,7 +319,9 @@ class Gathered:
         self.rows = slice(first_row, first_row + rows)
         self._block = block = blocks.take(chunks, skip, longest)
         self._slots = block.seat(chunks)
-        seated = [chunk for _, chunk in sorted(zip(self._slots, chunks, strict=True), key=_slot)]
+        seated = [
+            chunk for _, chunk in sorted(zip(self._slots, chunks, strict=True), key=itemgetter(0))
+        ]
         self._prefix_mask = masks.prefix(seated, new, skip) if forks else None
         self._mask = masks.several(seated, new, skip, longest)
         used = block.columns[:, : len(chunks), :, :longest]
@@ -384,10 +386,6 @@ class Gathered:
     def leave(self) -> None:
         """Let other passes use the block; of a pass that was ended, it holds what came before."""
         self._blocks.give_back(self._block)
-
-
-def _slot(seated: tuple[int, Chunk]) -> int:
-    return seated[0]
 
 
 def _by_layer(parts: Sequence[Tensor], heads: Heads) -> tuple[list[Parts], list[Parts]]:

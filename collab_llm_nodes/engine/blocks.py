@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from collab_llm_nodes.engine.backend import Chunk
-from collab_llm_nodes.engine.cache import Copy, StaticCache
+from collab_llm_nodes.engine.cache import Copy, StaticCache, rounded_up
 
 KEPT_BYTES = 64 << 20
 """Bytes of idle blocks that a backend keeps: enough for the two batches of a pipeline."""
@@ -22,10 +22,6 @@ _COLUMNS = 128
 _COLUMNS_BYTES = 1 << 20  # of one slot: room to grow, no more
 _SLOTS = 8
 _SLOTS_BYTES = 32 << 20  # of a block, up to which it has spare slots
-
-
-def _rounded(number: int, step: int) -> int:
-    return -(-number // step) * step
 
 
 class Block:
@@ -50,9 +46,9 @@ class Block:
     def __init__(self, like: StaticCache, slots: int, columns: int, skip: int) -> None:
         layers, heads, _, head_dim = like.own.shape
         step = max(1, min(_COLUMNS, _COLUMNS_BYTES // like.column_bytes))
-        columns = _rounded(columns, step)
-        if _rounded(slots, _SLOTS) * columns * like.column_bytes <= _SLOTS_BYTES:
-            slots = _rounded(slots, _SLOTS)
+        columns = rounded_up(columns, step)
+        if rounded_up(slots, _SLOTS) * columns * like.column_bytes <= _SLOTS_BYTES:
+            slots = rounded_up(slots, _SLOTS)
         self.columns = like.own.new_zeros(layers, slots, heads, columns, head_dim)
         self.skip = skip
         self._held: list[Copy | None] = [None] * self.columns.shape[1]

@@ -18,9 +18,14 @@ from torch import Tensor
 BLOCK = 128  # columns by which a cache grows, and below which a fork copies instead of sharing
 
 
+def rounded_up(number: int, step: int) -> int:
+    """Return the next multiple of ``step``."""
+    return -(-number // step) * step
+
+
 def _blocks(columns: int) -> int:
     """Return the columns that are allocated where ``columns`` are wanted."""
-    return -(-columns // BLOCK) * BLOCK
+    return rounded_up(columns, BLOCK)
 
 
 def _fitted(columns: Tensor, used: int) -> Tensor:

@@ -26,7 +26,7 @@ NO_PROMPT = EncodedPrompt(())
 @given(st.integers(0, 2**32))
 @settings(max_examples=30, deadline=None)
 def test_a_session_gets_the_logits_of_its_model(seed: int) -> None:
-    """Whatever the others feed, in whatever order: prompts, tokens behind rollbacks, forks."""
+    """The others feed prompts, tokens behind rollbacks and forks, in any order."""
     rng = random.Random(seed)
     ensemble = Ensemble(ENGINES)
     known: list[tuple[Session, int, list[int]]] = []

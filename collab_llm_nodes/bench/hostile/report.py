@@ -301,7 +301,7 @@ def _ask_metrics(address: str, after_s: float) -> float:
 def read_log(file: Path, start: int) -> dict[str, Any]:
     """Count lines that are no JSON object, and tracebacks, from the byte ``start`` on.
 
-    ``raw`` has the first of these lines, for who looks for the cause.
+    ``raw`` has the first of these lines, to help find the cause.
     """
     lines = file.read_bytes()[start:].decode("utf-8", errors="replace").splitlines()
     raw = [line for line in lines if not _is_object(line)]

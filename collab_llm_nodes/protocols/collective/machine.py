@@ -63,7 +63,7 @@ from collab_llm_nodes.protocols.collective.requests import Draft, Job, RequestSt
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
 
 _READING_ROUNDS = 4
-"""Of consecutive verifications that read prompts, every fourth counts for the length."""
+"""One in so many consecutive verifications that read prompts counts for the length."""
 
 
 @dataclass(frozen=True)

@@ -33,14 +33,14 @@ from collab_llm_nodes.protocols.collective.messages import Ask, Claim, Ids, Prop
 from collab_llm_nodes.protocols.contexts import common_length
 
 Answers = dict[int, list[Proposal | None] | Exception]
-"""What each model proposes, by its index, or why it has failed."""
+"""Proposals by the index of the model, or the error of one that has failed."""
 
 _MAX_SUPPORT = 64
 """Entries of each distribution that the paper's rule divides by."""
 
 
 class Context(NamedTuple):
-    """What a model is to read for one request.
+    """The text of one request, for a model to read.
 
     Attributes:
         id: of the request.

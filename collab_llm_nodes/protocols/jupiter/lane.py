@@ -29,9 +29,9 @@ Stop = Callable[[Sequence[int]], bool]
 
 
 _FULL = 2.5
-"""Drafted tokens taken to stand at the beginning: drafts are of full length."""
+"""Initial estimate of the accepted tokens per draft."""
 _NEWEST = 0.25
-"""Weight of the last verdict among those that tell how many stand."""
+"""Weight of the newest verdict in the moving average of accepted tokens."""
 
 
 def never(tokens: Sequence[int]) -> bool:
@@ -199,7 +199,7 @@ class LaneAnswer:
         if len(pending) == 1:  # else a prompt is read, whose end says nothing of drafts
             room = self._max_tokens - len(self.tokens) - 1
             draft = self._drafter.propose(known, self._guesses, room)
-            # A token that will not stand costs time as well.
+            # Verifying a token that is rejected costs time, too.
             self._draft = draft if draft.parents else draft.cut(1 + round(2 * self._stood))
         drafted = len(self._draft.tokens)
         step = Step(

@@ -67,7 +67,7 @@ class Sandbox:
             chunk_size: size of all chunks; 0: as the program asks.
             due: ``time.monotonic()`` by which the program must have ended.
             check: called when the process is ready; what it raises ends this. An ``interrupt`` that
-                came before had nothing to end.
+                came before the process existed had nothing to end.
 
         Returns:
             the jobs that it wants, or a fixed code.
