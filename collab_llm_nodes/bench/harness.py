@@ -72,6 +72,37 @@ def run_parts(
         keep(results)
 
 
+def beside(
+    earlier: Mapping[str, Any],
+    found: Mapping[str, Any],
+    judge: Callable[[Mapping[str, Any]], bool],
+    *,
+    facts: Sequence[str] = ("machine",),
+    shared: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return ``earlier`` results with the parts of ``found`` in place of its own.
+
+    The facts of the run, such as its machine, stay those of the earlier one. ``later.<part>`` has
+    those of a part that was measured since.
+
+    Args:
+        earlier, found: what ``run_parts`` has filled.
+        judge: tells whether all is well with the results; gives ``ok``.
+        facts: names of results that describe the run.
+        shared: names of results, mappings themselves, that several parts fill.
+    """
+    parts = found["seconds"].keys() - found["failed"].keys()
+    kept = {name: earlier[name] for name in facts if name in earlier}
+    both = {**earlier, **found, **kept}
+    for name in ("seconds", "failed", "goals", "later", *shared):
+        both[name] = {**earlier.get(name, {}), **found.get(name, {})}
+    both["later"] |= dict.fromkeys(parts, {name: found[name] for name in facts if name in found})
+    for part in parts:
+        both["failed"].pop(part, None)
+    both["ok"] = judge(both)
+    return both
+
+
 def in_turn(
     variants: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = WARM_UP
 ) -> dict[str, list[float]]:

@@ -280,19 +280,21 @@ def bench_jupiter(
 ) -> None:
     """A model over several devices (paper 004): planner, emulated clusters, workers, quality.
 
-    --json is written after each part; a part that fails is named in it, and the others go on.
+    The JSON is written after each part. With --part, a file that is there keeps its other parts.
+    A part that fails is named in it, and the others go on.
 
     Exits with 0 only if no part fails, the planner equals brute force in all small cases, no
     prediction of an emulated run is wrong by more than 10 %, and workers give the answers of one
     device, also when some of them die.
     """
-    from collab_llm_nodes.bench.jupiter.report import run_jupiter
+    from collab_llm_nodes.bench.jupiter.report import join, run_jupiter
 
+    keep = _keeper(json_file, part, join)
     asked = {"cases": cases, "questions": questions, "samples": samples, "repeats": repeats}
     given: dict[str, Any] = {name: n for name, n in asked.items() if n is not None}
     results = on_this_machine(
         run_jupiter,
-        keep=partial(write_json, json_file, tell=False),
+        keep=keep,
         parts=part or list(JUPITER_PARTS),
         sizes=replace(QUICK if quick else Sizes(), **given),
         model=model,
@@ -300,8 +302,31 @@ def bench_jupiter(
         plot=plot,
         console=console,
     )
-    write_json(json_file, results)
+    keep(results, tell=True)
     raise typer.Exit(0 if results["ok"] else 1)
+
+
+def _keeper(
+    json_file: Path | None,
+    part: list[str] | None,
+    join: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]],
+) -> Callable[..., None]:
+    """Return what writes the results of a run to ``json_file``; with ``tell`` it says so.
+
+    Args:
+        json_file: None: nothing is written.
+        part: the parts that run; None: all. With some, the file keeps the others that it holds.
+        join: takes earlier results and those found, and returns both.
+
+    Raises:
+        InvalidInput: the file holds something else.
+    """
+    earlier = read_json(json_file) if part else {}
+
+    def keep(found: dict[str, Any], *, tell: bool = False) -> None:
+        write_json(json_file, join(earlier, found) if earlier else found, tell=tell)
+
+    return keep
 
 
 def _numbers(text: str, option: str, least: int) -> list[int]:
@@ -578,13 +603,9 @@ def bench_minions(
     Exits with 0 only if no part fails and all goals are reached; with --quick if nothing leaks or
     escapes.
     """
-    from collab_llm_nodes.bench.minions.report import QUICK, Sizes, beside, run_minions
+    from collab_llm_nodes.bench.minions.report import QUICK, Sizes, join, run_minions
 
-    earlier = read_json(json_file) if part else {}
-
-    def keep(found: dict[str, Any], *, tell: bool = False) -> None:
-        write_json(json_file, beside(earlier, found) if earlier else found, tell=tell)
-
+    keep = _keeper(json_file, part, join)
     sizes = QUICK if quick else Sizes()
     sizes = replace(
         sizes,

@@ -451,6 +451,42 @@ def test_a_part_that_fails_loses_no_other(real_parts: dict[str, Any], tmp_path: 
     assert results["worker_death"]["kill"]["identical"]
 
 
+def test_a_part_measured_again_leaves_the_others(
+    real_parts: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "jupiter.json"
+    whole = {
+        "planner": {"cases": 3, "equal_to_brute_force": 3},
+        "goals": {"largest_error": 0.04},
+        "real": {"prefill_512": {"speedup": 1.4}, "mismatches": 2},
+        "stages": 2,
+        "failed": {"decode": "x"},
+        "seconds": {"planner": 1.0, "prefill": 2.0, "decode": 3.0},
+        "machine": {"cores": 128},
+        "ok": False,
+    }
+    file.write_text(json.dumps(whole))
+    status, _, results = run_parts(file, "decode")
+    assert status == 0
+    assert results["ok"]
+    for name in ("planner", "goals", "machine"):
+        assert results[name] == whole[name]
+    assert results["real"] == {"prefill_512": {"speedup": 1.4}, "mismatches": 0}
+    assert results["stages"] == 4
+    assert results["failed"] == {}
+    assert set(results["seconds"]) == {"planner", "prefill", "decode"}
+    assert list(results["later"]) == ["decode"]
+    assert results["later"]["decode"]["machine"]["cores"] != 128
+
+    real_parts["decode"] = ConfigError("no such model", field="--model")
+    status, _, again = run_parts(file, "decode")
+    assert status == 1
+    assert not again["ok"]
+    assert again["real"] == results["real"]
+    assert again["later"] == results["later"]
+    assert list(again["failed"]) == ["decode"]
+
+
 def test_the_results_are_written_after_each_part(
     real_parts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

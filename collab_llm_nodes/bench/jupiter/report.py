@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from collab_llm_nodes.bench.harness import Keep, check_parts, run_parts
+from collab_llm_nodes.bench.harness import Keep, beside, check_parts, run_parts
 from collab_llm_nodes.bench.jupiter import PARTS, Sizes
 from collab_llm_nodes.bench.jupiter.cases import run_planner
 from collab_llm_nodes.bench.jupiter.decoding import run_decode
@@ -34,6 +34,8 @@ LARGEST_ERROR = 0.1
 """Largest error of a prediction, as a share of the emulated time."""
 SLOWED = 4.0
 """EMULATION: four workers are so many times slower, so that two cores have room for all."""
+_SHARED = ("real",)
+"""Results that two parts fill: ``prefill``, and ``decode`` with its mismatches."""
 
 Tell = Callable[[str], None]
 
@@ -128,6 +130,11 @@ def all_right(results: Mapping[str, Any]) -> bool:
         and not results.get("real", {}).get("mismatches", 0)
         and all(death["identical"] for death in results.get("worker_death", {}).values())
     )
+
+
+def join(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``earlier`` with the parts of ``found`` in place of its own."""
+    return beside(earlier, found, all_right, shared=_SHARED)
 
 
 def _show(results: Mapping[str, Any], console: Console) -> None:

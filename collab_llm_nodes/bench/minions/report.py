@@ -13,7 +13,7 @@ from rich.table import Table
 
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.bench.chat import JobsShape, measure_parallel
-from collab_llm_nodes.bench.harness import Keep, check_parts, forget, run_parts
+from collab_llm_nodes.bench.harness import Keep, beside, check_parts, forget, run_parts
 from collab_llm_nodes.bench.minions import PARTS, measure
 from collab_llm_nodes.bench.minions.attacks import run_attacks
 from collab_llm_nodes.bench.minions.crew import (
@@ -170,22 +170,9 @@ def run_minions(
     return results
 
 
-def beside(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``earlier`` with the parts of ``found`` in place of its own.
-
-    The facts of the run, such as its machine, stay those of the earlier one. ``later.<part>`` has
-    those of a part that was measured since.
-    """
-    parts = found["seconds"].keys()
-    facts = {name: found[name] for name in _RUN if name in found}
-    both = {**earlier, **found, **{name: earlier[name] for name in _RUN if name in earlier}}
-    for name in ("seconds", "goals", "later", "failed"):
-        both[name] = {**earlier.get(name, {}), **found.get(name, {})}
-    both["later"] |= dict.fromkeys(parts, facts)
-    for part in parts - found["failed"].keys():
-        both["failed"].pop(part, None)
-    both["ok"] = _ok(both)
-    return both
+def join(earlier: Results, found: Results) -> dict[str, Any]:
+    """Return ``earlier`` with the parts of ``found`` in place of its own."""
+    return beside(earlier, found, _ok, facts=_RUN)
 
 
 def _ok(results: Results) -> bool:

@@ -25,7 +25,7 @@ from raw_http2 import WAIT_S, RawConnection, call
 from waiting import wait_for
 
 from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.bench.http2 import reset
+from collab_llm_nodes.bench.http2 import HEADERS, reset
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import Unauthenticated
 from collab_llm_nodes.models.prompt import Prompt
@@ -284,3 +284,22 @@ def test_more_than_a_hundred_requests_in_a_second_are_refused(front: Front) -> N
         codes = Counter(future.exception(WAIT_S).code() for future in asked)
     assert codes[grpc.StatusCode.UNAUTHENTICATED] >= 50  # by the proxy itself: there is no token
     assert codes[grpc.StatusCode.UNAVAILABLE] >= 50
+
+
+def test_ten_streams_at_once_reach_the_verifier_and_the_rest_of_a_burst_is_refused(
+    front: Front,
+) -> None:
+    """Nothing listens there: what is passed on comes back as 503."""
+    with front.stranger() as stranger:
+        bearer = {"authorization": f"Bearer {TOKEN}".encode()}
+        stranger.send(*(call(number, SESSION, bearer) for number in range(1, 121, 2)))
+        stranger.send(*(call(number, CHECK.encode()) for number in range(121, 161, 2)))
+        answers = dict[int, bytes]()
+        while len(answers) < 80:
+            kind, _, number, payload = stranger.next()
+            if kind == HEADERS:
+                answers[number] = payload
+    passed = {number for number, answer in answers.items() if b"503" in answer}
+    assert all(b"429" in answers[number] for number in answers.keys() - passed)
+    assert passed >= {*range(1, 21, 2), *range(121, 161, 2)}  # signs of life are not counted
+    assert len(passed) <= 20 + 20  # 10 more, where HAProxy takes more than 100 ms for them
