@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from collab_llm_nodes.engine.backend import Chunk
+from collab_llm_nodes.engine.pictures import encode_pictures, features_within, show
 from collab_llm_nodes.engine.saved import SavedSession
 from collab_llm_nodes.engine.tree import TokenTree
 from collab_llm_nodes.errors import InvalidInput, ProtocolError
@@ -301,7 +302,7 @@ class Session:
         if self._tree.columns > start:
             self._engine._backend.cut(self._cache, start)
             self._tree.cut(start)
-        return Chunk(self._cache, start, new, self._positions(start, new), None, feed.keep)
+        return Chunk(self._cache, start, new, self._prompt.positions(start, new), None, feed.keep)
 
     def _begin_growth(self, parents: Sequence[int], keep: int) -> Chunk:
         before = self._tree.columns
@@ -316,17 +317,6 @@ class Session:
         else:
             self._tree.shrink(columns)
         self._engine._backend.cut(self._cache, self._tree.columns)
-
-    def _positions(self, start: int, count: int) -> int | Tensor:
-        """Positions of the trunk's columns from ``start``: the first, or M-RoPE's [3, count]."""
-        own = self._prompt.position_ids
-        if own is None:
-            return start
-        if start >= len(self._prompt.ids):
-            return start + self._prompt.position_delta
-        index = torch.arange(start, start + count)
-        later = index[index >= len(self._prompt.ids)] + self._prompt.position_delta
-        return torch.cat([own[:, start : start + count], later.expand(3, -1)], dim=1)
 
     def _position(self, column: int) -> int:
         """Return the position of a column, the largest of M-RoPE's three."""
@@ -349,15 +339,10 @@ class Session:
 
         For a thread of its own beside the passes of other sessions.
         """
-        pixels, grid = self._prompt.pixel_values, self._prompt.image_grid_thw
-        if pixels is None or self._image_features is not None:
+        if self._prompt.pixel_values is None or self._image_features is not None:
             return
-        assert grid is not None
-        like = self._engine._embedding
-        features = self._engine.loaded.model.get_image_features(
-            pixels.to(like.device), grid.to(like.device), return_dict=True
-        ).pooler_output
-        self._image_features = torch.cat(list(features)).to(like.dtype)
+        engine = self._engine
+        self._image_features = encode_pictures(engine.loaded, self._prompt, engine._embedding)
         self._prompt = replace(self._prompt, pixel_values=None)  # ten times the features' memory
 
     def _show_images(self, ids: Sequence[int], embedded: Tensor, row: int) -> None:
@@ -365,13 +350,11 @@ class Session:
 
         The tokens stand behind the trunk.
         """
-        prompt_ids, start = self._prompt.ids, self.length  # nodes stand behind the whole prompt
-        if self._prompt.image_grid_thw is None or start >= len(prompt_ids):
-            return
+        if self._prompt.image_grid_thw is None or self.length >= len(self._prompt.ids):
+            return  # nodes stand behind the whole prompt
         self.encode_images()
         assert self._image_features is not None
-        placeholder = self._engine.loaded.model.config.image_token_id
-        seen = prompt_ids[:start].count(placeholder)
-        own = ids[: len(prompt_ids) - start]  # later ones were generated: tokens like any other
-        here = [row + i for i, token in enumerate(own) if token == placeholder]
-        embedded[here] = self._image_features[seen : seen + len(here)]
+        placeholder: int = self._engine.loaded.model.config.image_token_id
+        within = features_within(self._prompt, placeholder, self.length, len(ids))
+        features = self._image_features[within]
+        show(features, ids, placeholder, embedded[row : row + len(ids)])

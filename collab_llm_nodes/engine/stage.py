@@ -1,7 +1,8 @@
 """Some layers of a model: token ids or hidden states in, hidden states or logits out.
 
 A model too large for one device is divided into stages, each in a process of its own. Each loads
-only its own tensors and holds the keys and values of its own layers.
+only its own tensors and holds the keys and values of its own layers. No stage holds a vision
+encoder: whoever drives the stages has it, and gives the first one the features of pictures.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from torch.nn import functional
 
 from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.kernels import Head
+from collab_llm_nodes.engine.pictures import show
 from collab_llm_nodes.engine.session import OnStates
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.engine.tree import TokenTree
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
 from collab_llm_nodes.models.architectures import decoder_parts
-from collab_llm_nodes.models.loading import ModelConfig, load_layers
+from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.partial import load_layers
 from collab_llm_nodes.models.vocabulary import vocabulary_size
 
 
 class Stage:
-    """Layers ``first`` to ``last - 1`` of a text model, counted from 0.
+    """Layers ``first`` to ``last - 1`` of a model, counted from 0.
 
     Attributes:
         first, last: as given.
@@ -38,11 +41,12 @@ class Stage:
         width: of a hidden state.
         takes_ids: it is the first stage; the others take hidden states.
         gives_logits: it is the last stage; the others give hidden states.
+        placeholder: id of the tokens that stand for pictures; None: the model reads text only.
 
     Raises:
         ConfigError: there are no such layers.
-        ModelError: as ``models.loading.load``; or the model sees images, or its attention has
-            windows or rotations that the static backend does not support.
+        ModelError: as ``models.partial.load_layers``; or its attention has windows or rotations
+            that the static backend does not support.
     """
 
     def __init__(self, config: ModelConfig, first: int, last: int) -> None:
@@ -57,6 +61,7 @@ class Stage:
         self.takes_ids, self.gives_logits = first == 0, last == self.num_layers
         self.vocab_size = vocabulary_size(loaded.tokenizer)
         model = loaded.model
+        self.placeholder: int | None = getattr(model.config, "image_token_id", None)
         self.context: int = model.config.get_text_config().max_position_embeddings
         self.parts = decoder_parts(model)
         self.width = self.parts.hidden_size
@@ -92,7 +97,7 @@ class Stage:
         before = [feed.session.columns for feed in feeds]
         try:
             begun = [feed.session._begin(feed) for feed in feeds]
-            embedded = [self._rows(feed.rows) for feed in feeds]
+            embedded = [self._rows(feed) for feed in feeds]
             for feed in feeds:  # all have begun; and only now is it known what they share
                 if feed.parents is None:
                     feed.session._drop_nodes()
@@ -118,10 +123,17 @@ class Stage:
         by_feed = dict(zip(order, outputs, strict=True))
         return [by_feed[i] for i in range(len(feeds))]
 
-    def _rows(self, rows: Sequence[int] | Tensor) -> Tensor:
-        if isinstance(rows, Tensor):
-            return rows.to(self.device, self._backend.dtype)
-        return functional.embedding(torch.tensor(rows, device=self.device), self._embedding)
+    def _rows(self, feed: StageFeed) -> Tensor:
+        """Return what the layers read of a feed [new, width]."""
+        if isinstance(feed.rows, Tensor):
+            return feed.rows.to(self.device, self._backend.dtype)
+        ids = torch.tensor(feed.rows, device=self.device)
+        embedded = functional.embedding(ids, self._embedding)
+        if feed.features is not None:
+            assert self.placeholder is not None
+            features = feed.features.to(self.device, self._backend.dtype)
+            show(features, feed.rows, self.placeholder, embedded)
+        return embedded
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,10 @@ class StageFeed:
         last: the last stage gives logits after so many of the last tokens; None: after all.
         parents: as ``session.Feed.parents``.
         on_states: as ``session.Feed.on_states``; of the last stage only.
+        positions: of the first token, where the others follow it, or M-RoPE's [3, new]. None: the
+            columns. Those of a tree are always its columns.
+        features: [k, hidden_size] in place of the first k picture placeholders among the ids; of
+            the first stage only.
     """
 
     session: StageSession
@@ -140,6 +156,8 @@ class StageFeed:
     last: int | None = None
     parents: Sequence[int] | None = None
     on_states: OnStates | None = None
+    positions: int | Tensor | None = None
+    features: Tensor | None = None
 
 
 class StageSession:
@@ -222,14 +240,42 @@ class StageSession:
                 raise InvalidInput("the first stage takes ids of the vocabulary", field="rows")
         elif not isinstance(rows, Tensor) or rows.shape != (new, stage.width):
             raise InvalidInput(f"this stage takes states [new, {stage.width}]", field="rows")
+        if feed.features is not None:
+            self._check_features(rows, feed.features, stage)
+        if feed.positions is not None:
+            self._check_positions(feed.positions, new, stage)
         deepest = self.length + new
         if feed.parents is not None:
+            if feed.positions is not None:
+                raise InvalidInput("a tree's positions are its columns", field="positions")
             if len(feed.parents) != new:
                 raise InvalidInput(f"{new} rows and {len(feed.parents)} parents", field="parents")
             self._tree.check(feed.parents)
             deepest = max(self._tree.depths(feed.parents))
         if deepest > stage.context:
             raise InvalidInput(f"{deepest} tokens, the model reads {stage.context}", field="rows")
+
+    def _check_features(self, rows: Sequence[int] | Tensor, features: Tensor, stage: Stage) -> None:
+        if isinstance(rows, Tensor) or stage.placeholder is None:
+            raise InvalidInput("features of pictures, where none are shown", field="features")
+        places = sum(token == stage.placeholder for token in rows)
+        if features.shape[1:] != (stage.width,) or len(features) > places:
+            raise InvalidInput(
+                f"features {list(features.shape)} for {places} placeholders of width {stage.width}",
+                field="features",
+            )
+
+    def _check_positions(self, positions: int | Tensor, new: int, stage: Stage) -> None:
+        if isinstance(positions, int):
+            sound = 0 <= positions <= self.length  # pictures take fewer positions than columns
+        else:
+            sound = (
+                stage.placeholder is not None
+                and positions.shape == (3, new)
+                and 0 <= int(positions.min()) <= int(positions.max()) < stage.context
+            )
+        if not sound:
+            raise InvalidInput(f"no positions of {new} tokens", field="positions")
 
     def _position(self, column: int) -> int:
         return column if column < self.length else self._tree.position(column)
@@ -239,11 +285,12 @@ class StageSession:
         new = len(feed.rows)
         keep = new if feed.last is None else feed.last
         if feed.parents is None:
-            return Chunk(self._cache, self.length, new, self.length, None, keep)
+            positions = self.length if feed.positions is None else feed.positions
+            return Chunk(self._cache, self.length, new, positions, None, keep)
         start = self.columns
-        positions = self._tree.positions(feed.parents, self._position)
-        mask = torch.from_numpy(self._tree.grow(feed.parents, positions))
-        return Chunk(self._cache, start, new, torch.tensor(positions), mask, keep)
+        depths = self._tree.positions(feed.parents, self._position)
+        mask = torch.from_numpy(self._tree.grow(feed.parents, depths))
+        return Chunk(self._cache, start, new, torch.tensor(depths), mask, keep)
 
     def _drop_nodes(self) -> None:
         self._stage._backend.cut(self._cache, self.length)

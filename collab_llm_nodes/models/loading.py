@@ -18,12 +18,10 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
     BitsAndBytesConfig,
-    GenerationConfig,
     PreTrainedTokenizerBase,
     Qwen2VLImageProcessorPil,
 )
@@ -31,7 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 from collab_llm_nodes.assets import shipped_model
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import ConfigError, ModelError
+from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.adapters import ExitAdapters, check_exit_layers
 from collab_llm_nodes.models.architectures import (
     ARCHITECTURES,
@@ -40,7 +38,7 @@ from collab_llm_nodes.models.architectures import (
     decoder_parts,
 )
 from collab_llm_nodes.models.trained import weight_files
-from collab_llm_nodes.models.vocabulary import control_tokens, end_tokens, vocabulary_size
+from collab_llm_nodes.models.vocabulary import control_tokens, vocabulary_size
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5}
@@ -121,10 +119,10 @@ def load(config: ModelConfig) -> LoadedModel:
     """
     device = device_named(config.device)
     folder = model_folder(config)
-    model_type = _model_type(folder)
+    model_type = model_type_of(folder)
     vision = architecture_of(model_type).vision
-    tokenizer = _tokenizer(folder, vision)
-    image_processor = _image_processor(folder) if vision else None
+    tokenizer = load_tokenizer(folder, vision)
+    image_processor = load_image_processor(folder) if vision else None
     _check_memory(count_weights(folder), config, device)
     model = _model(folder, config, device, vision)
     check_other(model)
@@ -145,153 +143,6 @@ def load(config: ModelConfig) -> LoadedModel:
     if adapters is not None:
         adapters.to(device, DTYPES[config.dtype]).eval().requires_grad_(False)
     return LoadedModel(model, tokenizer, image_processor, adapters, config)
-
-
-def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel, int, int]:
-    """Load layers ``first`` to ``last - 1`` of a text model, and nothing else of it.
-
-    The embedding is loaded with the first layer, norm and LM head with the last one. What is left
-    out stays on torch's meta device, which has no memory.
-
-    Returns:
-        A model of these layers only, the number of all layers, and the bytes loaded.
-
-    Raises:
-        ConfigError: there are no such layers. ``field`` is ``layers``.
-        ModelError: as ``load``; the model sees images; quantisation or exits are asked for.
-    """
-    device, folder = device_named(config.device), model_folder(config)
-    _check_text(_model_type(folder))
-    if config.quantization != "none" or config.exits is not None or config.exit_layers:
-        raise ModelError(
-            "a part of a model has no quantisation and no exits",
-            field="quantization",
-            remedy="leave quantization, exits and exit_layers as they are by default",
-        )
-    facts = AutoConfig.from_pretrained(folder, local_files_only=True)
-    if not 0 <= first < last <= facts.num_hidden_layers:
-        raise ConfigError(
-            f"no layers {first} to {last} of {facts.num_hidden_layers}",
-            field="layers",
-            remedy=f"0 <= first < last <= {facts.num_hidden_layers}",
-        )
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(facts, dtype=DTYPES[config.dtype])
-    decoder = model.get_decoder()
-    prefix = next(name for name, module in model.named_modules() if module is decoder)
-    embedding = f"{prefix}.embed_tokens.weight"
-    tied = last == facts.num_hidden_layers and facts.tie_word_embeddings
-
-    def wanted(name: str) -> bool:
-        place = name.removeprefix(f"{prefix}.")
-        if place.startswith("layers."):
-            return first <= int(place.split(".")[1]) < last
-        if place.startswith(("embed", "project_in")):
-            return first == 0 or (tied and name == embedding)
-        return last == facts.num_hidden_layers and not (tied and name == "lm_head.weight")
-
-    names = {name for name in model.state_dict() if wanted(name)}
-    found = _read_tensors(folder, names, device, DTYPES[config.dtype])
-    size = sum(tensor.nbytes for tensor in found.values())
-    if tied:
-        found["lm_head.weight"] = found[embedding]
-        if first:
-            del found[embedding]
-    model.load_state_dict(found, strict=False, assign=True)
-    decoder.layers = nn.ModuleList(decoder.layers[first:last])
-    if getattr(decoder, "rotary_emb", None) is not None:  # its angles are computed, not loaded
-        decoder.rotary_emb = type(decoder.rotary_emb)(config=facts).to(device)
-    model.eval().requires_grad_(False)
-    loaded = LoadedModel(model, _tokenizer(folder, vision=False), None, None, config)
-    return loaded, facts.num_hidden_layers, size
-
-
-@dataclass(frozen=True)
-class CheckpointFacts:
-    """A text model as its files describe it; no weight is read.
-
-    Attributes:
-        num_layers: decoder layers.
-        context: tokens that it reads.
-        width: of a hidden state.
-        eos: end tokens.
-        architecture: ``transformers``' configuration of the model.
-        config: names the checkpoint.
-    """
-
-    num_layers: int
-    context: int
-    width: int
-    eos: frozenset[int]
-    tokenizer: PreTrainedTokenizerBase
-    architecture: Any
-    config: ModelConfig
-
-    def without_weights(self) -> LoadedModel:
-        """Return a model that has no weights and computes nothing: facts and a tokenizer."""
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(self.architecture)
-        return LoadedModel(model, self.tokenizer, None, None, self.config)
-
-
-def read_facts(config: ModelConfig) -> CheckpointFacts:
-    """Read what a checkpoint's files say about it.
-
-    Raises:
-        ModelError: as ``load``; the model sees images.
-    """
-    folder = model_folder(config)
-    _check_text(_model_type(folder))
-    facts = AutoConfig.from_pretrained(folder, local_files_only=True)
-    try:
-        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except OSError:  # not every checkpoint has one
-        generation = GenerationConfig.from_model_config(facts)
-    tokenizer = _tokenizer(folder, vision=False)
-    return CheckpointFacts(
-        facts.num_hidden_layers,
-        facts.max_position_embeddings,
-        facts.hidden_size,
-        end_tokens(generation, tokenizer),
-        tokenizer,
-        facts,
-        config,
-    )
-
-
-def _check_text(model_type: str) -> None:
-    architecture = architecture_of(model_type)
-    if architecture.vision or not architecture.known:
-        raise ModelError(
-            "only text models of known architectures are divided",
-            field="path",
-            remedy=f"take one of {', '.join(n for n, a in ARCHITECTURES.items() if not a.vision)}",
-        )
-
-
-def _read_tensors(
-    folder: Path, names: set[str], device: torch.device, dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
-    """Read some tensors of a checkpoint; the rest of its files is not touched."""
-    found: dict[str, torch.Tensor] = {}
-    for file in weight_files(folder):
-        try:
-            with safe_open(file, "pt") as tensors:
-                for name in names.intersection(tensors.keys()):
-                    found[name] = tensors.get_tensor(name).to(device, dtype)
-        except (OSError, SafetensorError) as error:
-            raise ModelError(
-                f"{file} is not a readable safetensors file: {error}",
-                field="path",
-                remedy="copy or download it again",
-            ) from error
-    if names - found.keys():
-        raise ModelError(
-            f"the checkpoint in {folder} lacks {', '.join(sorted(names - found.keys())[:3])}",
-            field="path",
-            remedy="copy or download it again",
-        )
-    return found
 
 
 def device_named(name: str) -> torch.device:
@@ -353,7 +204,12 @@ def model_folder(config: ModelConfig) -> Path:
         ) from error
 
 
-def _model_type(folder: Path) -> str:
+def model_type_of(folder: Path) -> str:
+    """Return the architecture that the checkpoint in ``folder`` names.
+
+    Raises:
+        ModelError: it names none.
+    """
     try:
         facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return str(facts["model_type"])
@@ -365,7 +221,12 @@ def _model_type(folder: Path) -> str:
         ) from error
 
 
-def _tokenizer(folder: Path, vision: bool) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path, vision: bool) -> PreTrainedTokenizerBase:
+    """Load the tokenizer in ``folder``, of a model that sees images or of another.
+
+    Raises:
+        ModelError: there is none, or it has no chat template and the model sees images.
+    """
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -401,7 +262,12 @@ def _legacy_template(file: Path) -> str:
     return template
 
 
-def _image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
+def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
+    """Load the image processor in ``folder``.
+
+    Raises:
+        ModelError: there is none.
+    """
     # Always the PIL variant: it needs no torchvision, so pixels are the same on every machine.
     try:
         processor: Qwen2VLImageProcessorPil = Qwen2VLImageProcessorPil.from_pretrained(

@@ -82,6 +82,19 @@ class EncodedPrompt:
     position_ids: Tensor | None = None
     position_delta: int = 0
 
+    def positions(self, start: int, count: int) -> int | Tensor:
+        """Return the positions of ``count`` tokens from index ``start``, of the prompt or behind.
+
+        That is the first one, where the others follow it, or M-RoPE's int64 [3, count].
+        """
+        if self.position_ids is None:
+            return start
+        if start >= len(self.ids):
+            return start + self.position_delta
+        own = self.position_ids[:, start : start + count]
+        later = torch.arange(start + own.shape[1], start + count) + self.position_delta
+        return torch.cat([own, later.expand(3, -1)], dim=1)
+
 
 def encode(
     prompt: Prompt, loaded: LoadedModel, limits: PromptLimits | None = None

@@ -12,7 +12,8 @@ from collab_llm_nodes.bench.jupiter import quality
 from collab_llm_nodes.bench.jupiter.material import Questions
 from collab_llm_nodes.bench.jupiter.quality import Answered, Asker, judge, questions
 from collab_llm_nodes.bench.jupiter.real import pipeline
-from collab_llm_nodes.models.loading import ModelConfig, read_facts
+from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.protocols.jupiter.outline import join_points, route
 from collab_llm_nodes.protocols.jupiter.outline_prompts import OutlinePrompts
 

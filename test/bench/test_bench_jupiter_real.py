@@ -12,7 +12,8 @@ from text_family import write_family
 from collab_llm_nodes.bench.jupiter import material, real
 from collab_llm_nodes.bench.jupiter.material import Questions
 from collab_llm_nodes.bench.link.proxy import LinkProxy
-from collab_llm_nodes.models.loading import ModelConfig, read_facts
+from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.protocols.jupiter.messages import Span
 from collab_llm_nodes.protocols.jupiter.outline import OUTLINE_DIRECTIVE, read_outline
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig

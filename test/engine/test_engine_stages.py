@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from tiny_models import tiny_folder, tiny_model, tiny_prompt
 
 from collab_llm_nodes.engine import attention
 from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.pictures import encode_pictures, features_within
 from collab_llm_nodes.engine.stage import Stage, StageFeed, StageSession
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError, ProtocolError
 from collab_llm_nodes.models.loading import ModelConfig
-from collab_llm_nodes.models.prompt import encode
+from collab_llm_nodes.models.partial import load_vision, read_facts
+from collab_llm_nodes.models.prompt import Prompt, encode
 
 TEXT = ["llama", "qwen2", "opt"]
+SEEING = ["qwen2_vl", "qwen2_5_vl"]
 
 
 def divided(architecture: str, cuts: list[int]) -> list[Stage]:
@@ -79,6 +87,93 @@ def test_any_division_and_any_operations_equal_the_whole_model(architecture: str
         near(run([7], None), whole.feed([7]))
 
     check()
+
+
+class Front:
+    """Drives stages as the holder of the vision encoder does, which holds nothing else."""
+
+    def __init__(self, architecture: str, prompt: Prompt, cuts: list[int]) -> None:
+        loaded, _ = load_vision(read_facts(ModelConfig(str(tiny_folder(architecture)))))
+        self.prompt = encode(prompt, loaded)
+        self._stages = divided(architecture, cuts)
+        self._parts = [stage.open() for stage in self._stages]
+        self._placeholder = loaded.model.config.image_token_id
+        self._features = torch.empty(0, self._stages[0].width)
+        if self.prompt.pixel_values is not None:
+            self._features = encode_pictures(loaded, self.prompt, self._features)
+
+    def feed(self, ids: Sequence[int]) -> torch.Tensor:
+        start = self._parts[0].length
+        within = features_within(self.prompt, self._placeholder, start, len(ids))
+        positions = self.prompt.positions(start, len(ids))
+        rows: Sequence[int] | torch.Tensor = ids
+        for stage, part in zip(self._stages, self._parts, strict=True):
+            features = self._features[within] if stage.takes_ids else None
+            feed = StageFeed(part, rows, positions=positions, features=features)
+            (rows,) = stage.run([feed])
+        assert isinstance(rows, torch.Tensor)
+        return rows
+
+    def cut(self, length: int) -> None:
+        for part in self._parts:
+            part.length = length
+
+
+@pytest.mark.parametrize("images", [0, 1, 2])
+@pytest.mark.parametrize("architecture", SEEING)
+def test_stages_of_a_model_that_sees_equal_the_whole_one(architecture: str, images: int) -> None:
+    """Prompts come in pieces that cut pictures; a generated placeholder is a token like others."""
+    engine = Engine(tiny_model(architecture))
+    asked = tiny_prompt(architecture, images=images)
+    whole = engine.open(encode(asked, engine.loaded))
+    front = Front(architecture, asked, [1, 3])
+    ids = front.prompt.ids
+    placeholder = engine.loaded.model.config.image_token_id
+    for start in range(0, len(ids), 7):
+        near(front.feed(ids[start : start + 7]), whole.feed(ids[start : start + 7]))
+    near(front.feed([9, placeholder, 11]), whole.feed([9, placeholder, 11]))
+    for length in (len(ids) + 1, len(ids) // 2):
+        front.cut(length)
+        whole.length = length
+        rest = [*ids[length:], 12, 13]
+        near(front.feed(rest), whole.feed(rest))
+
+
+@pytest.mark.parametrize("architecture", SEEING)
+def test_the_vision_encoder_is_held_in_front_of_the_stages_and_nowhere_else(
+    architecture: str,
+) -> None:
+    model = tiny_model(architecture).model
+    encoder = sum(p.nbytes for p in model.model.visual.parameters())
+    loaded, size = load_vision(read_facts(ModelConfig(str(tiny_folder(architecture)))))
+    held = {n for n, p in loaded.model.named_parameters() if p.device.type != "meta"}
+    assert size == encoder
+    assert held == {n for n, _ in model.named_parameters() if n.startswith("model.visual.")}
+    for stage in divided(architecture, [1, 3]):
+        tensors = stage._backend._parts.layers.parameters()
+        assert all(p.device.type != "meta" for p in tensors)
+    total = sum(p.nbytes for p in model.parameters()) - encoder
+    shared = model.get_input_embeddings().weight.nbytes  # held by the first and the last stage
+    assert sum(stage.bytes for stage in divided(architecture, [1, 3])) == total + shared
+
+
+def test_tensors_are_found_by_their_old_and_their_new_names(tmp_path: Path) -> None:
+    """Published checkpoints of Qwen2-VL have names of classes that transformers has no more."""
+    old = tiny_folder("qwen2_vl")
+    new = shutil.copytree(old, tmp_path / "new")
+    file = new / "model.safetensors"
+    named = {_new_name(name): tensor for name, tensor in load_file(file).items()}
+    save_file(named, file, {"format": "pt"})
+    for folder in (old, new):
+        stage = Stage(ModelConfig(str(folder)), 1, 4)
+        assert stage.bytes == divided("qwen2_vl", [1])[1].bytes
+        assert load_vision(read_facts(ModelConfig(str(folder))))[1]
+
+
+def _new_name(name: str) -> str:
+    if name.startswith("visual."):
+        return f"model.{name}"
+    return name.replace("model.", "model.language_model.", 1)
 
 
 @pytest.mark.parametrize("architecture", TEXT)
@@ -189,13 +284,51 @@ def test_a_pass_of_a_stage_that_fails_leaves_all_sessions_as_they_were(
         near(found, expected)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "words"),
+    [("mistral", "known architectures"), ("qwen3_vl", "unknown architecture")],
+)
+def test_architectures_whose_layers_are_not_known_are_not_divided(
+    architecture: str, words: str, tmp_path: Path
+) -> None:
+    """Qwen3-VL feeds pictures to several layers (deepstack), which no stage is given."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": architecture}))
+    with pytest.raises(ModelError, match=words) as refused:
+        Stage(ModelConfig(str(tmp_path)), 0, 1)
+    assert refused.value.field == "path"
+    assert refused.value.remedy
+
+
+def test_features_and_positions_that_do_not_fit_are_refused() -> None:
+    first, second = divided("qwen2_vl", [2])
+    text = divided("llama", [])[0]
+    assert first.placeholder is not None
+    shown = [3, first.placeholder, 7]
+    three = torch.zeros(3, 3, dtype=torch.int64)
+    wrong: list[tuple[str, StageFeed]] = [
+        ("features", StageFeed(first.open(), shown, features=torch.zeros(2, 32))),
+        ("features", StageFeed(first.open(), shown, features=torch.zeros(1, 31))),
+        ("features", StageFeed(second.open(), torch.zeros(3, 32), features=torch.zeros(1, 32))),
+        ("features", StageFeed(text.open(), [3, 4, 5], features=torch.zeros(1, 32))),
+        ("positions", StageFeed(first.open(), shown, positions=three[:, :2])),
+        ("positions", StageFeed(first.open(), shown, positions=three - 1)),
+        ("positions", StageFeed(first.open(), shown, positions=three + first.context)),
+        ("positions", StageFeed(first.open(), shown, positions=1)),  # the lane is empty
+        ("positions", StageFeed(text.open(), [3, 4, 5], positions=three)),
+        ("positions", StageFeed(first.open(), [3], parents=[0], positions=0)),
+    ]
+    for field, feed in wrong:
+        with pytest.raises(InvalidInput) as refused:
+            feed.session._stage.run([feed])
+        assert refused.value.field == field
+        assert feed.session.columns == 0
+
+
 def test_wrong_divisions_and_feeds_are_refused() -> None:
     config = ModelConfig(str(tiny_folder("llama")))
     for first, last in ((-1, 2), (2, 2), (3, 5)):
         with pytest.raises(ConfigError, match="no layers"):
             Stage(config, first, last)
-    with pytest.raises(ModelError, match="only text models"):
-        Stage(ModelConfig(str(tiny_folder("qwen2_vl"))), 0, 2)
     with pytest.raises(ModelError, match="quantisation"):
         Stage(ModelConfig(str(tiny_folder("llama")), exit_layers=(1,)), 0, 2)
     first_stage, second = divided("llama", [2])

@@ -24,7 +24,8 @@ from collab_llm.action import Generate
 from collab_llm.msg import JupiterStages, Status
 from collab_llm.srv import JupiterGenerate, JupiterPlan
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.models.loading import ModelConfig, read_facts
+from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.nodes.jupiter_server import JupiterServer
 from collab_llm_nodes.ros.convert import figures_from

@@ -19,7 +19,8 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.reference import generate
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import MedusaHeads, head_fingerprint
-from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, read_facts
+from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
+from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig

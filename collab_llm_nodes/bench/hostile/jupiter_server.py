@@ -24,7 +24,8 @@ from collab_llm_nodes.bench.verifier import Replay, Tally
 from collab_llm_nodes.bench.wire import Call, Connection
 from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
-from collab_llm_nodes.models.loading import ModelConfig, model_folder, read_facts
+from collab_llm_nodes.models.loading import ModelConfig, model_folder
+from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.processes import Process, run_process
 from collab_llm_nodes.protocols.jupiter import codec
 from collab_llm_nodes.protocols.jupiter.lanes import StageLanes

@@ -26,7 +26,8 @@ from collab_llm_nodes.bench.jupiter.real import (
     write_patient,
 )
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.models.loading import ModelConfig, read_facts
+from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.protocols.jupiter.chain import Layers, Part
 from collab_llm_nodes.protocols.jupiter.drafters import Draft, Drafter, MedusaChain, NoDrafter
 from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, outlined

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from collab_llm_nodes.models.loading import ModelConfig, no_progress_bar, read_facts
+from collab_llm_nodes.models.loading import ModelConfig, no_progress_bar
+from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.random_init import random_tokenizer
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.jupiter.outline import outline_question

@@ -25,7 +25,8 @@ from typing import Any
 from collab_llm_nodes.bench.jupiter.decoding import OUTLINE_TOKENS, POINT_TOKENS
 from collab_llm_nodes.bench.jupiter.material import Ids, Questions
 from collab_llm_nodes.bench.jupiter.real import control, pipeline
-from collab_llm_nodes.models.loading import ModelConfig, read_facts
+from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, outlined
 from collab_llm_nodes.protocols.jupiter.outline import (

@@ -21,7 +21,7 @@ class VerifierConfig(ServerConfig):
     """Everything ``collab-llm verifier`` needs. File names are PEM files.
 
     With ``stages.workers`` the target's layers are not held here, but by those stage workers
-    (``collab-llm jupiter-worker``); ``model`` then gives the tokenizer only.
+    (``collab-llm jupiter-worker``); ``model`` then gives the tokenizer and the vision encoder only.
     """
 
     limits: Limits = field(default_factory=Limits)

@@ -190,19 +190,23 @@ class Chain:
         """Times of the last passes, in the order in which they ended."""
         return list(self._times.copy())
 
-    def submit(self, steps: Sequence[Step], done: Done) -> None:
-        """Start a pass; ``done`` gets its result or error, in the background thread."""
-        self._loop.call_soon_threadsafe(self._send, tuple(steps), done)
+    def submit(self, steps: Sequence[Step], done: Done, features: bytes = b"") -> None:
+        """Start a pass; ``done`` gets its result or error, in the background thread.
 
-    def run(self, steps: Sequence[Step], due: float) -> Result:
-        """Return the result of one pass.
+        Args:
+            features: of the pictures in all steps, packed as hidden states are.
+        """
+        self._loop.call_soon_threadsafe(self._send, tuple(steps), done, features)
+
+    def run(self, steps: Sequence[Step], due: float, features: bytes = b"") -> Result:
+        """Return the result of one pass; ``features`` as for :meth:`submit`.
 
         Raises:
             DeadlineExceeded: it was not there in time.
             CollabError: the chain has failed.
         """
         found: SimpleQueue[Result | CollabError] = SimpleQueue()
-        self.submit(steps, found.put)
+        self.submit(steps, found.put, features)
         try:
             result = found.get(timeout=max(0.0, due - time.monotonic()))
         except Empty:
@@ -290,13 +294,13 @@ class Chain:
         else:
             self._fail(error)
 
-    def _send(self, steps: tuple[Step, ...], done: Done) -> None:
+    def _send(self, steps: tuple[Step, ...], done: Done, features: bytes) -> None:
         if self.failed is not None:
             done(self.failed)
             return
         number, self._next_number = self._next_number, self._next_number + 1
         self._waiting[number] = done
-        self._links[0].send(Pass(number, steps))
+        self._links[0].send(Pass(number, steps, features))
 
     def _fail(self, error: CollabError) -> None:
         if self.failed is not None:

@@ -176,6 +176,8 @@ def _write_step(m: Step) -> pb.Step:
         else None,
         guesses=m.guesses,
         close=m.close,
+        positions=m.positions,
+        features=m.features,
     )
 
 
@@ -195,6 +197,12 @@ def _read_step(m: pb.Step) -> Step:
         raise InvalidInput("a tree is judged as a whole", field="steps.rows", remedy=UPDATE)
     if m.close and new:
         raise InvalidInput("closed and fed at once", field="steps.close", remedy=UPDATE)
+    if m.positions and (m.parents or len(m.positions) not in (1, 3 * new)):
+        raise InvalidInput(
+            f"{len(m.positions)} positions of {new} tokens", field="steps.positions", remedy=UPDATE
+        )
+    at_most(max(m.positions, default=0), _MAX_TOKENS, "steps.positions")
+    at_most(m.features, new, "steps.features")
     return Step(
         m.lane,
         m.start,
@@ -208,6 +216,8 @@ def _read_step(m: pb.Step) -> Step:
         _read_sampling(m.sampling) if m.HasField("sampling") else SamplingConfig(),
         m.guesses,
         m.close,
+        tuple(m.positions),
+        m.features,
     )
 
 

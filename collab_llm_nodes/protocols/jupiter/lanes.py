@@ -46,8 +46,8 @@ class StageLanes:
         """Run one pass.
 
         Args:
-            states: hidden states of all new tokens, in the order of the steps; None in the first
-                stage.
+            states: hidden states of all new tokens, in the order of the steps; in the first stage
+                the features of pictures, None without.
 
         Returns:
             Hidden states for the next stage, and no outcomes; or, of the last stage, none [0,
@@ -59,14 +59,15 @@ class StageLanes:
         fed: list[Step] = []
         feeds: list[StageFeed] = []
         seen: dict[int, Tensor] = {}  # of the last stage, by lane: what the LM head has read
-        row = 0
+        first, row = self._stage.takes_ids, 0
         for step in steps:
             session = self._prepare(step)
             if session is None or not step.ids:
                 continue
-            new = len(step.ids)
-            rows: Any = step.ids if states is None else states[row : row + new]
-            row += new
+            count = step.features if first else len(step.ids)
+            given = states[row : row + count] if states is not None and count else None
+            row += count
+            rows: Any = step.ids if first else given
 
             def keep(found: Tensor, lane: int = step.lane) -> None:
                 seen[lane] = found
@@ -74,7 +75,10 @@ class StageLanes:
             parents = None
             if step.parents:  # of the tree's tokens, as columns
                 parents = [step.start - 1, *(step.start + p for p in step.parents)]
-            feeds.append(StageFeed(session, rows, step.rows, parents, keep))
+            features = given if first else None
+            feeds.append(
+                StageFeed(session, rows, step.rows, parents, keep, _positions(step), features)
+            )
             fed.append(step)
         outputs = self._stage.run(feeds)
         if not self._stage.gives_logits:
@@ -129,3 +133,10 @@ class StageLanes:
             state = states[path[-1] if path else 0]
             guesses = guess(self._heads, self._stage.head, state, step.guesses)
         return Outcome(path, token, guesses)
+
+
+def _positions(step: Step) -> int | Tensor | None:
+    """Return the positions of a step's tokens as ``StageFeed`` takes them."""
+    if len(step.positions) > 1:
+        return torch.tensor(step.positions).view(3, -1)
+    return step.positions[0] if step.positions else None

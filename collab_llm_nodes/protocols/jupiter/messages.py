@@ -44,6 +44,10 @@ class Step:
         sampling: the law of a verdict.
         guesses: tokens wanted of each Medusa head.
         close: the lane ends, and nothing is fed.
+        positions: of the new tokens, where they are not their indices: of the first, which the
+            others follow; or M-RoPE's, first all of time, then height, then width. Not of a tree.
+        features: of so many of the first picture placeholders among ``ids`` the features come with
+            the pass.
     """
 
     lane: int
@@ -58,6 +62,8 @@ class Step:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     guesses: int = 0
     close: bool = False
+    positions: tuple[int, ...] = ()
+    features: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,8 @@ class Pass:
     Attributes:
         number: ascending within a chain.
         steps: each lane once.
-        states: hidden states of all new tokens, packed; empty on the way to the first stage.
+        states: hidden states of all new tokens, packed; on the way to the first stage the features
+            of pictures, which it puts into the embeddings of the steps' placeholders.
         spans: of the workers before.
     """
 

@@ -68,7 +68,9 @@ def model_facts(config: ModelConfig) -> ModelFacts:
     facts: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
     if architecture_of(facts.model_type).vision:
         raise ModelError(
-            "models that see images are not divided", field="path", remedy="take a text model"
+            "Jupiter's planner and server take text models",
+            field="path",
+            remedy="take one; a verifier can have a model that sees images over stages.workers",
         )
     dtype = DTYPES[config.dtype]
     with torch.device("meta"):

@@ -17,7 +17,7 @@ from collab_llm_nodes.errors import (
     Unavailable,
 )
 from collab_llm_nodes.models.detokenising import Detokeniser
-from collab_llm_nodes.models.loading import read_facts
+from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import Prompt, check_prompt, encode
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.models.vocabulary import vocabulary_hash

@@ -3,6 +3,12 @@
 A verifier's target may be too large for one machine: its sessions are lanes of a pipeline, and a
 pass over several sessions is one pass through the stages. When a worker is lost, the sessions are
 fed again on the chain that takes its place, within the pass that found it out.
+
+If the model sees, this process holds its vision encoder, and no worker does. It encodes each
+prompt's pictures once. Their features go to the first worker with the tokens that they belong to:
+
+    pictures ──▶ vision encoder ──features──▶ embedding, layers ══states══▶ layers, LM head
+                 (this process)               (first worker)                (last worker)
 """
 
 from __future__ import annotations
@@ -10,41 +16,52 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from collab_llm_nodes.engine.pictures import encode_pictures, features_within
 from collab_llm_nodes.engine.session import AfterExit, Feed, OnExit
-from collab_llm_nodes.errors import Busy, ConfigError, InvalidInput, ProtocolError
-from collab_llm_nodes.models.loading import ModelConfig, read_facts
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, ProtocolError
+from collab_llm_nodes.models.loading import DTYPES, ModelConfig
+from collab_llm_nodes.models.partial import CheckpointFacts, load_vision, read_facts
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.models.vocabulary import vocabulary_hash, vocabulary_size
 from collab_llm_nodes.protocols.jupiter.chain import Chain, WorkerLost
 from collab_llm_nodes.protocols.jupiter.generation import MOST_LOSSES
-from collab_llm_nodes.protocols.jupiter.messages import Result, Step, Want
+from collab_llm_nodes.protocols.jupiter.messages import Result, Step, Want, WorkerInfo
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig, Plan, equal_parts
+from collab_llm_nodes.protocols.jupiter.states import pack
 
 _PASS_S = 60.0  # for a pass, or for a chain that takes the place of a lost one
+_PIECE = 512
+"""Tokens in a pass that feeds a session again: hidden states of a long one exceed a message."""
 
 
 class StagedEngine:
     """See the module docstring. ``run`` is for one thread at a time.
 
     Args:
-        model: its folder gives the tokenizer; no weight is loaded.
+        model: its folder gives the tokenizer and the vision encoder; no layer is loaded.
         stages: the workers.
         sessions: that may hold a cache at a time.
 
+    Attributes:
+        bytes: of the weights held here: those of the vision encoder.
+        placeholder: id of the tokens that stand for pictures; None: the model reads text only.
+
     Raises:
-        ConfigError: fewer lanes than sessions; early exits, which need the whole model; or the
-            workers hold another model.
+        ConfigError: fewer lanes than sessions; early exits or quantisation, which need the whole
+            model; or the workers hold another model.
+        ModelError: the model cannot be divided, or its files cannot be read.
         CollabError: as ``Pipeline.chain``.
     """
 
     exit_layers: tuple[int, ...] = ()
-    device = torch.device("cpu")
+    device = torch.device("cpu")  # of logits
 
     def __init__(
         self,
@@ -54,32 +71,18 @@ class StagedEngine:
         sessions: int,
         plan: Plan = equal_parts,
     ) -> None:
-        if model.exits is not None or model.exit_layers:
-            raise ConfigError(
-                "a model over stages has no early exits",
-                field="model.exits",
-                remedy="leave exits and exit_layers unset, or stages.workers empty",
-            )
-        if stages.lanes < sessions:
-            raise ConfigError(
-                f"{stages.lanes} lanes for {sessions} sessions",
-                field="stages.lanes",
-                remedy="as many as limits.max_sessions",
-            )
+        _check_settings(model, stages, sessions)
         facts = read_facts(model)
-        self.loaded = facts.without_weights()
+        self.loaded, self.bytes = load_vision(facts)
+        self.placeholder = facts.placeholder
+        self._no_features = torch.empty(0, facts.width, dtype=DTYPES[model.dtype])
         self.vocab_size = vocabulary_size(facts.tokenizer)
         self.vocabulary = vocabulary_hash(facts.tokenizer)
         self.eos, self.num_layers, self.context = facts.eos, facts.num_layers, facts.context
         self.pipeline = Pipeline(stages, plan)
         try:
             info = self.pipeline.chain(time.monotonic() + _PASS_S).info
-            if (info.vocabulary, info.num_layers) != (self.vocabulary, self.num_layers):
-                raise ConfigError(
-                    f"the workers hold {info.model}, this is {model.path}",
-                    field="model.path",
-                    remedy="name the model that the workers hold",
-                )
+            self._check_workers(info, facts)
         except BaseException:
             self.pipeline.close()
             raise
@@ -103,7 +106,7 @@ class StagedEngine:
             try:
                 session._check(feed)
                 running[number] = (session, feed)
-            except (InvalidInput, ProtocolError, Busy) as error:
+            except CollabError as error:
                 results[number] = error
         fed = list(running.values())
         for number, outcome in zip(running, self._pass(fed).outcomes, strict=True):
@@ -117,6 +120,30 @@ class StagedEngine:
         """Let the workers go."""
         self.pipeline.close()
 
+    def _check_workers(self, info: WorkerInfo, facts: CheckpointFacts) -> None:
+        """Refuse workers whose model is another one than ``model.path``'s."""
+        path = facts.config.path
+        if (info.vocabulary, info.num_layers) != (self.vocabulary, self.num_layers):
+            raise ConfigError(
+                f"the workers hold {info.model}, this is {path}",
+                field="model.path",
+                remedy="name the model that the workers hold",
+            )
+        if not facts.vision or info.weights == facts.weights:
+            return
+        dtype = info.weights.partition(" ")[2]
+        if dtype != facts.config.dtype:
+            raise ConfigError(
+                f"the workers compute in {dtype}, the vision encoder in {facts.config.dtype}",
+                field="model.dtype",
+                remedy=f"set it to {dtype}",
+            )
+        raise ConfigError(
+            f"the workers hold other weights than {path}",
+            field="model.path",
+            remedy="copy the workers' checkpoint here: its vision encoder belongs to their layers",
+        )
+
     def _pass(self, fed: Sequence[tuple[StagedSession, Feed]]) -> Result:
         """Run a pass; a chain that is lost is replaced."""
         if not fed:
@@ -126,14 +153,44 @@ class StagedEngine:
         while True:
             chain = self.pipeline.chain(due)
             try:
-                again = [step for session, _ in fed for step in session._again(chain)]
-                if again:
-                    chain.run(again, due)
-                return chain.run([session._step(feed) for session, feed in fed], due)
+                for session, _ in fed:
+                    session._feed_again(chain, due)
+                parts = [
+                    session._part(session.length, feed.ids, feed.keep) for session, feed in fed
+                ]
+                return self._through(chain, parts, due)
             except WorkerLost:
                 losses += 1
                 if losses > MOST_LOSSES:
                     raise
+
+    def _through(self, chain: Chain, parts: Sequence[tuple[Step, Tensor]], due: float) -> Result:
+        """Run steps, each with the features of its pictures [step.features, width]."""
+        features = torch.cat([features for _, features in parts])
+        packed = pack(features, self.pipeline.config.states)
+        return chain.run([step for step, _ in parts], due, packed)
+
+
+def _check_settings(model: ModelConfig, stages: PipelineConfig, sessions: int) -> None:
+    """Refuse settings that cannot work over stages."""
+    if model.exits is not None or model.exit_layers:
+        raise ConfigError(
+            "a model over stages has no early exits",
+            field="model.exits",
+            remedy="leave exits and exit_layers unset, or stages.workers empty",
+        )
+    if model.quantization != "none":
+        raise ConfigError(
+            "a model over stages is not quantised",
+            field="model.quantization",
+            remedy="leave it unset, and set model.dtype here and on the workers",
+        )
+    if stages.lanes < sessions:
+        raise ConfigError(
+            f"{stages.lanes} lanes for {sessions} sessions",
+            field="stages.lanes",
+            remedy="as many as limits.max_sessions",
+        )
 
 
 class StagedSession:
@@ -141,6 +198,8 @@ class StagedSession:
 
     def __init__(self, engine: StagedEngine, prompt: EncodedPrompt) -> None:
         self._engine = engine
+        self._prompt = prompt
+        self._features = engine._no_features  # of the prompt's pictures, once they are encoded
         self._ids: list[int] = []
         self._lane: int | None = None
         self._chain: Chain | None = None  # which holds the lane's keys and values
@@ -166,19 +225,33 @@ class StagedSession:
             raise result
         return result
 
+    @torch.inference_mode()
     def encode_images(self) -> None:
-        """Do nothing: the model reads text only."""
+        """Read the prompt's images now, as ``Session.encode_images``.
+
+        Raises:
+            ModelError: the features are not finite, or ``stages.states`` cannot hold them.
+        """
+        if self._prompt.pixel_values is None:
+            return
+        engine = self._engine
+        like = engine._no_features.to(engine.loaded.config.device)
+        features = encode_pictures(engine.loaded, self._prompt, like).cpu()
+        pack(features, engine.pipeline.config.states)  # else it would end a pass of all sessions
+        self._features = features
+        self._prompt = replace(self._prompt, pixel_values=None)  # ten times the features' memory
 
     def close(self) -> None:
         """Give the lane back."""
         self._closed = True
+        self._features = self._engine._no_features
         self._ids.clear()
         lane, self._lane = self._lane, None
         if lane is not None:
             self._engine.pipeline.give_back([lane])
 
     def _check(self, feed: Feed) -> None:
-        """Refuse a feed that cannot run; take a lane for one that can."""
+        """Refuse a feed that cannot run; take a lane for one that can, and read its pictures."""
         if self._closed:
             raise ProtocolError("the session is closed", remedy="open a new one")
         engine = self._engine
@@ -186,24 +259,47 @@ class StagedSession:
             raise InvalidInput("a session over stages takes chains of tokens", field="ids")
         if not all(0 <= token < engine.vocab_size for token in feed.ids):
             raise InvalidInput("a token outside the vocabulary", field="ids")
+        own = self._prompt.ids[self.length : self.length + len(feed.ids)]
+        if tuple(feed.ids[: len(own)]) != own:
+            raise InvalidInput(
+                "the first tokens of a session are its prompt's",
+                field="ids",
+                remedy="feed prompt.ids first",
+            )
         if self.length + len(feed.ids) > engine.context:
             raise InvalidInput(
                 f"{self.length + len(feed.ids)} tokens, the model reads {engine.context}",
                 field="ids",
                 remedy="lower max_tokens or shorten the prompt",
             )
+        self.encode_images()
         if self._lane is None:
             (self._lane,) = engine.pipeline.take_lanes(1, time.monotonic())
 
-    def _again(self, chain: Chain) -> list[Step]:
-        """Return the step that feeds a chain what another has lost, if this one is new."""
+    def _feed_again(self, chain: Chain, due: float) -> None:
+        """Feed a chain what another has lost, if this one is new."""
         if self._chain is chain:
-            return []
+            return
+        for start in range(0, self.length, _PIECE):
+            part = self._part(start, self._ids[start : start + _PIECE])
+            self._engine._through(chain, [part], due)
         self._chain = chain
-        assert self._lane is not None
-        return [Step(self._lane, 0, tuple(self._ids))] if self._ids else []
 
-    def _step(self, feed: Feed) -> Step:
+    def _part(self, start: int, ids: Sequence[int], keep: int = 0) -> tuple[Step, Tensor]:
+        """Return the step that feeds ``ids`` at ``start``, and features of pictures among them."""
         assert self._lane is not None
-        want = Want.LOGITS if feed.keep else Want.NOTHING
-        return Step(self._lane, self.length, tuple(feed.ids), want=want, rows=feed.keep)
+        within = features_within(self._prompt, self._engine.placeholder, start, len(ids))
+        features = self._features[within]
+        positions = self._prompt.positions(start, len(ids))
+        step = Step(
+            self._lane,
+            start,
+            tuple(ids),
+            want=Want.LOGITS if keep else Want.NOTHING,
+            rows=keep,
+            positions=tuple(positions.flatten().tolist())
+            if isinstance(positions, Tensor)
+            else (positions,),
+            features=len(features),
+        )
+        return step, features

@@ -134,7 +134,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., law: _Optional[str] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("lane", "start", "ids", "parents", "retain", "fork_of", "want", "rows", "position", "sampling", "guesses", "close")
+    __slots__ = ("lane", "start", "ids", "parents", "retain", "fork_of", "want", "rows", "position", "sampling", "guesses", "close", "positions", "features")
     LANE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,8 @@ class Step(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     GUESSES_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     lane: int
     start: int
     ids: _containers.RepeatedScalarFieldContainer[int]
@@ -159,7 +161,9 @@ class Step(_message.Message):
     sampling: Sampling
     guesses: int
     close: bool
-    def __init__(self, lane: _Optional[int] = ..., start: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., retain: _Optional[int] = ..., fork_of: _Optional[int] = ..., want: _Optional[int] = ..., rows: _Optional[int] = ..., position: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., guesses: _Optional[int] = ..., close: _Optional[bool] = ...) -> None: ...
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    features: int
+    def __init__(self, lane: _Optional[int] = ..., start: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., retain: _Optional[int] = ..., fork_of: _Optional[int] = ..., want: _Optional[int] = ..., rows: _Optional[int] = ..., position: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., guesses: _Optional[int] = ..., close: _Optional[bool] = ..., positions: _Optional[_Iterable[int]] = ..., features: _Optional[int] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("begin", "end")

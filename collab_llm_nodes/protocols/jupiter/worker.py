@@ -40,10 +40,10 @@ from collab_llm_nodes.errors import (
     ProtocolError,
     Unavailable,
 )
-from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
 from collab_llm_nodes.models.heads import NAME as HEADS_NAME
 from collab_llm_nodes.models.heads import MedusaHeads
-from collab_llm_nodes.models.loading import model_folder, read_facts
+from collab_llm_nodes.models.loading import model_folder
+from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.models.vocabulary import vocabulary_hash, vocabulary_size
 from collab_llm_nodes.protocols.jupiter import codec
@@ -137,7 +137,7 @@ class StageWorker(StreamService[Answer]):
         self.info = WorkerInfo(
             version(),
             Path(config.model.path).name,
-            checkpoint_fingerprint(folder) + f" {config.model.dtype}",
+            facts.weights,
             facts.num_layers,
             facts.context,
             vocabulary_size(facts.tokenizer),
@@ -420,17 +420,13 @@ class StageWorker(StreamService[Answer]):
 
     def _compute_pass(self, chain: _Chain, order: Pass) -> tuple[Tensor, list[Outcome]]:
         assert chain.lanes is not None
-        states = None
-        if chain.load.first:
-            rows = sum(len(step.ids) for step in order.steps)
-            form, data = chain.load.states, order.states
-            if chain.received is not None:
-                size = packed_bytes(rows, self.info.width, form)
-                data = chain.received.receive(size, order.number)
-            states = unpack(data, rows, self.info.width, form)
-        elif order.states:
-            raise InvalidInput("the first stage takes ids", field="states")
-        return chain.lanes.run(order.steps, states)
+        behind = chain.load.first > 0
+        rows = sum(len(step.ids) if behind else step.features for step in order.steps)
+        form, data = chain.load.states, order.states
+        if chain.received is not None:
+            size = packed_bytes(rows, self.info.width, form)
+            data = chain.received.receive(size, order.number)
+        return chain.lanes.run(order.steps, unpack(data, rows, self.info.width, form))
 
     def _fail(self, chain: _Chain, error: Exception) -> None:
         """End a chain that cannot go on; its coordinator is told why."""

@@ -9,12 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 from jupiter_bed import folder
+from tiny_models import tiny_folder
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.errors import CollabError, InvalidInput
 from collab_llm_nodes.models.heads import MedusaHeads
-from collab_llm_nodes.models.loading import ModelConfig, read_facts
+from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.protocols.jupiter import codec
 from collab_llm_nodes.protocols.jupiter.lanes import StageLanes
 from collab_llm_nodes.protocols.jupiter.messages import Pass, Step, Want
@@ -26,9 +28,10 @@ PASSES = 9
 class Stranger:
     """Makes passes that are nearly right: each field is sometimes a little off."""
 
-    def __init__(self, seed: int, vocabulary: int) -> None:
+    def __init__(self, seed: int, stage: Stage) -> None:
         self._drawn = random.Random(seed)
-        self._vocabulary = vocabulary
+        self._vocabulary = stage.vocab_size
+        self._placeholder = stage.placeholder
         self._held: dict[int, int] = {}  # tokens of each lane
 
     def passes(self) -> Pass:
@@ -53,8 +56,13 @@ class Stranger:
             return Step(lane, close=True)
         want = drawn.choice(list(Want))
         rows = drawn.choice([new, new, drawn.randint(1, new)]) if want is not Want.NOTHING else 0
-        retain = drawn.choice([None] * 20 + [max(0, held - 1), held, held + 1])
+        retain = drawn.choice([None] * 40 + [max(0, held - 1), held, held + 1])
         self._held[lane] = start + (1 if parents else new)
+        features = 0
+        if self._placeholder is not None and drawn.random() < 0.3:
+            features = drawn.randint(1, new)
+            ids = (*ids[:-features], *[self._placeholder] * features)
+            features += drawn.random() < 0.05
         return Step(
             lane,
             start,
@@ -67,24 +75,35 @@ class Stranger:
             drawn.randrange(5),
             SamplingConfig(temperature=float(drawn.randrange(2)), top_k=3, seed=4),
             drawn.choice([0, 1, codec.MAX_GUESSES]),
+            positions=() if parents else self._positions(start, new),
+            features=features,
         )
 
+    def _positions(self, start: int, new: int) -> tuple[int, ...]:
+        drawn = self._drawn
+        first = drawn.choice([start + 1, 1 << 20]) if drawn.random() < 0.03 else start
+        three = () if self._placeholder is None else (first,) * 3 * new
+        return drawn.choice([(), (first,), three])
 
+
+@pytest.mark.parametrize("sees", [False, True])
 @pytest.mark.parametrize(("first", "last"), [(0, 4), (0, 2), (2, 4)])
-def test_a_pass_runs_or_is_refused_by_type(first: int, last: int) -> None:
-    config = ModelConfig(str(folder()))
+def test_a_pass_runs_or_is_refused_by_type(first: int, last: int, sees: bool) -> None:
+    config = ModelConfig(str(tiny_folder("qwen2_vl") if sees else folder()))
     stage = Stage(config, first, last)
-    heads = MedusaHeads.load(folder(), stage.parts) if stage.gives_logits else None
+    heads = None
+    if stage.gives_logits and not sees:
+        heads = MedusaHeads.load(folder(), stage.parts)
     ended: Counter[str] = Counter()
     for seed in range(150):
         lanes = StageLanes(stage, LANES, read_facts(config).eos, heads)
-        stranger = Stranger(seed, stage.vocab_size)
+        stranger = Stranger(seed, stage)
         for _ in range(PASSES):
             try:
                 order = codec.decode_order(codec.encode(stranger.passes()))
                 assert isinstance(order, Pass)
-                rows = sum(len(step.ids) for step in order.steps)
-                lanes.run(order.steps, torch.randn(rows, stage.width) if first else None)
+                rows = sum(len(s.ids) if first else s.features for s in order.steps)
+                lanes.run(order.steps, torch.randn(rows, stage.width))
             except CollabError as error:
                 ended[type(error).__name__] += 1
                 break  # so a worker ends the chain

@@ -144,6 +144,10 @@ def test_passes_that_cannot_be_run_end_the_chain_with_a_typed_error() -> None:
             (load(), Pass(0, tuple(Step(lane, 0, (1,)) for lane in range(3)))),
             (load(), Pass(0, (Step(0, 0, (1,) * (info.context + 1)),))),
             (load(), Pass(0, (Step(0, 0, (1, 2)),), states)),
+            (load(), Pass(0, (Step(0, 0, (1, 2), features=2),), states)),  # it reads text only
+            (load(), Pass(0, (Step(0, 0, (1, 2), features=1),), states)),
+            (load(), Pass(0, (Step(0, 0, (1, 2), positions=(7,)),))),
+            (load(), Pass(0, (Step(0, 0, (1, 2), positions=(0, 1) * 3),))),
             (load(0, 9), Pass(0, ())),
             (load(2, 2), Pass(0, ())),
         ]

@@ -25,7 +25,8 @@ from collab_llm_nodes.errors import (
     InvalidInput,
     ModelError,
 )
-from collab_llm_nodes.models.loading import ModelConfig, read_facts
+from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.processes import free_port
