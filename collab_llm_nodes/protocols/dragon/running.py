@@ -156,11 +156,11 @@ def _not_found(question: str, *, verified: bool) -> NotFound:
     """Return the reason for an answer that has no words: no side had a sentence to quote."""
     names = {" ".join(name) for thing in Named(question).things for name in thing}
     asked = ", ".join(quoted(name) for name in sorted(names)) or "the question"
-    alone = "" if verified else "; the cloud was not asked"
+    alone = "" if verified else " on the robot, and the cloud took no part"
     return NotFound(
-        f"no document has a sentence about {asked}{alone}",
+        f"no document names {asked}{alone}",
         field="prompt",
-        remedy="name the thing as the documents do, or add one about it",
+        remedy="name it as the documents do, or add one about it",
     )
 
 
