@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+from collab_llm_nodes.knowledge.chunking import sentences
+
 _WORD_OR_MARK = re.compile(r"\w+(?:[-:.'\N{RIGHT SINGLE QUOTATION MARK}]\w+)*|[^\w\s]")
 _APOSTROPHE = re.compile(r"['\N{RIGHT SINGLE QUOTATION MARK}]")
 _POSSESSIVE = re.compile(rf"{_APOSTROPHE.pattern}s$")
@@ -64,7 +66,7 @@ _ASKED_FOR = frozenset({
     "name", "colour", "color", "number", "price", "cost", "date", "time", "sighting",
 })
 """Of a thing; not the end of its name: "the ball's place"."""
-_NO_THING_ALONE = frozenset({
+_NO_THING_ALONE = _ASKED_FOR | frozenset({
     "room", "side", "way", "thing", "object", "sight", "view", "memory", "record",
     "instruction", "task", "goal", "job", "lot", "robot", "machine", "buddy", "end",
     "beginning", "morning", "afternoon", "evening", "night", "hour", "minute", "second",
@@ -94,6 +96,10 @@ class Named:
             return True
         said = f" {' '.join(map(_plain, _WORD_OR_MARK.findall(sentence.casefold())))} "
         return any(all(f" {' '.join(name)} " in said for name in thing) for thing in self.things)
+
+    def within(self, text: str) -> bool:
+        """Return True if a sentence of ``text`` does, as :meth:`by`."""
+        return any(map(self.by, sentences(text)))
 
 
 def _things(words: list[str], *, anywhere: bool) -> tuple[tuple[Name, ...], ...]:
@@ -130,8 +136,8 @@ def _things(words: list[str], *, anywhere: bool) -> tuple[tuple[Name, ...], ...]
 def _whole(name: list[str]) -> list[Name]:
     """Return the name without what is asked for at its end; none if it names no thing."""
     while name and name[-1] in _ASKED_FOR:
-        name = name[:-1]
-    return [] if (_ASKED_FOR | _NO_THING_ALONE).issuperset(name) else [tuple(name)]
+        name.pop()
+    return [] if _NO_THING_ALONE.issuperset(name) else [tuple(name)]
 
 
 def _ends_a_name(word: str) -> bool:

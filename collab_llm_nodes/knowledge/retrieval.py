@@ -26,7 +26,11 @@ class RetrievalConfig:
     )
     chunks: int = setting(10, "Chunks that are retrieved.", low=1, high=10_000, per_request=True)
     candidates: int = setting(
-        100, "Chunks that are rescored.", low=1, high=10_000, per_request=True
+        100,
+        "Chunks that are rescored; DRAGON searches so many for sentences to quote.",
+        low=1,
+        high=10_000,
+        per_request=True,
     )
     temperature: float = setting(
         1.0,

@@ -1,5 +1,5 @@
-"""Questions about simulated drives to the memory as it ships: the last place must be the answer, and
-there is none about a thing that was never seen."""
+"""Questions about simulated drives to the memory as it ships: the answer is the last place of the
+thing, and there is none for a thing that was never seen."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ from torch import Tensor
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import Cancelled, InvalidInput, ProtocolError
-from collab_llm_nodes.knowledge.chunking import sentences
 from collab_llm_nodes.knowledge.encoders import Encoder, WordHashes
 from collab_llm_nodes.knowledge.naming import Named
 from collab_llm_nodes.knowledge.retrieval import Retrieved, retrieve, softmax
@@ -275,13 +274,7 @@ class ModelSide:
         config = config or self._config
         if self._store is None:
             return Retrieved((), np.zeros(0), float("-inf"), self.info.scorer)
-        wanted = None
-        if config.answers == QUOTE:
-            named = Named(query)
-
-            def wanted(text: str) -> bool:
-                return any(map(named.by, sentences(text)))
-
+        wanted = Named(query).within if config.answers == QUOTE else None
         return retrieve(self._store, query, config.retrieval, self.encoder, wanted)
 
     def decoder(
