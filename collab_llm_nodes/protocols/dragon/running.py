@@ -155,12 +155,14 @@ class Dragon:
 def _not_found(question: str, *, verified: bool) -> NotFound:
     """Return the reason for an answer that has no words: no side had a sentence to quote."""
     names = {" ".join(name) for thing in Named(question).things for name in thing}
-    asked = ", ".join(quoted(name) for name in sorted(names)) or "the question"
-    alone = "" if verified else " on the robot, and the cloud took no part"
+    found = f"names {', '.join(map(quoted, sorted(names)))}" if names else "can be quoted"
+    told = (
+        "no document {}" if verified else "no document on the robot {}, and the cloud took no part"
+    )
     return NotFound(
-        f"no document names {asked}{alone}",
+        told.format(found),
         field="prompt",
-        remedy="name it as the documents do, or add one about it",
+        remedy="name the thing as the documents do, or add one about it",
     )
 
 

@@ -219,7 +219,7 @@ def test_a_thing_that_no_document_names_is_not_found(quoting: Quoting, policy: s
     assert (answer.text, answer.verified) == ("", True)
     alone = quoting.about("Where is the pump?", use_cloud=False)
     assert isinstance(alone.error, NotFound)
-    assert "the cloud took no part" in str(alone.error)
+    assert "no document on the robot names 'pump', and the cloud took no part" in str(alone.error)
     assert (alone.text, alone.verified) == ("", False)
 
 
