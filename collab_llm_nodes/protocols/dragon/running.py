@@ -154,8 +154,8 @@ class Dragon:
 
 def _not_found(question: str, *, verified: bool) -> NotFound:
     """Return the reason for an answer that has no words: no side had a sentence to quote."""
-    names = {" ".join(name) for thing in Named(question).things for name in thing}
-    found = f"names {', '.join(map(quoted, sorted(names)))}" if names else "can be quoted"
+    names = [" ".join(name) for thing in Named(question).things for name in thing]
+    found = f"names {quoted(', '.join(names))}" if names else "can be quoted"
     told = (
         "no document {}" if verified else "no document on the robot {}, and the cloud took no part"
     )
