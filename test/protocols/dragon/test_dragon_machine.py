@@ -217,8 +217,9 @@ def test_a_side_without_a_say_runs_no_passes(policy: str, sole: Party) -> None:
     assert run.handovers <= 2
 
 
-def test_pinned_to_the_device_it_sends_targets_only() -> None:
-    model = Tables(2, 0.5)
+@pytest.mark.parametrize("silent", [(NEVER, NEVER), (2, NEVER), (NEVER, 2), (2, 2)])
+def test_pinned_to_the_device_it_sends_targets_only(silent: tuple[int, int]) -> None:
+    model = Tables(2, 0.5, silent)
     own = AggregationLaw(AggregationConfig(), VOCAB, 1.0, 3)
     machines = two_machines(
         own, ScheduleConfig(aggregate_on="device"), vocab_size=VOCAB, max_tokens=MOST
@@ -231,7 +232,9 @@ def test_pinned_to_the_device_it_sends_targets_only() -> None:
     assert len(sent) == MOST
     for message in sent:
         assert isinstance(message, Target)
-        assert not message.accepted[DEVICE]  # the fate of a draft tells about its documents
+        # The fate of a draft tells about its documents, unless they are the only ones that count.
+        assert message.accepted[DEVICE] == message.sole
+        assert message.sole == (silent == (NEVER, 2) and message.position >= 2)
         assert (message.expected, message.decode_s) == ((0.0, 0.0), 0.0)
     heard = [fate[CLOUD] for fate in machines[CLOUD].figures.fates]
     told = [fate[CLOUD] for fate in device.figures.fates]
