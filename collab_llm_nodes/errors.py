@@ -131,6 +131,12 @@ class Busy(CollabError):
     code = "BUSY"
 
 
+class NotFound(CollabError):
+    """No document says anything about what was asked, and an answer must not be made up."""
+
+    code = "NOT_FOUND"
+
+
 class Inactive(CollabError):
     """The node is not in the lifecycle state active."""
 
@@ -151,6 +157,7 @@ BY_CODE: dict[str, type[CollabError]] = {
         DeadlineExceeded,
         Cancelled,
         Busy,
+        NotFound,
         Inactive,
     )
 }

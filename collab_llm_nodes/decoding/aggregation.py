@@ -11,6 +11,9 @@ is the mixture eta_d p_d + eta_c p_c (Eq. 4). Two laws draw the target token fro
 Both treat the sides as device and cloud, never as local and remote, and all randomness is keyed by
 position. So the answer does not depend on the side that aggregates.
 
+The weight of a side without a say is zero. The mixture is then the other side's own distribution,
+and the target token that side's draft: no draft of the first is needed.
+
 The printed rule rejects the draft of side s with eta_s (1 - p_other / p_s). The proof (A.2) needs
 eta_other there, which is what judging against the mixture gives. The printed rule draws from the
 mixture with the two shares swapped instead: ``paper_faithful`` does so.
@@ -111,7 +114,7 @@ class SideDraft:
     Attributes:
         token: drawn from ``kept``.
         kept: the side's distribution, truncated and rounded: the same numbers on both sides.
-        log_weight: log h of Eq. 4, a float32 number; -inf: the side has no documents.
+        log_weight: log h of Eq. 4, a float32 number; -inf: the side has no say.
 
     Raises:
         InvalidInput: the weight is no weight, or the token cannot have been drawn (both may come
@@ -207,14 +210,14 @@ class AggregationLaw:
             expected = (shared_acceptance(own[0], p), shared_acceptance(own[1], p))
         else:
             token = self._toss(drafts, own, p, position)
-            expected = coin_acceptance(own, p, self.config.gamma)
+            expected = coin_acceptance(own, p, self._gamma(drafts))
         return Judgement(token, (drafts[0].token == token, drafts[1].token == token), expected)
 
     def mixture(self, drafts: Drafts) -> Probabilities:
         """Return the distribution [V] of the target token, for the drafts of device and cloud."""
         mixed = np.zeros(self.vocab_size)
         eta = shares(drafts[0].log_weight, drafts[1].log_weight)
-        if self.config.paper_faithful:
+        if self.config.paper_faithful and only_voice(drafts) is None:
             eta = eta[::-1]
         for draft, share in zip(drafts, eta, strict=True):
             mixed[draft.kept.ids] += share * draft.kept.law
@@ -232,6 +235,11 @@ class AggregationLaw:
         p[kept.ids] = kept.law
         return _raised(p, self.temperature)
 
+    def _gamma(self, drafts: Drafts) -> float:
+        """Return the probability that the coin shows the device: never a side without a say."""
+        voice = only_voice(drafts)
+        return self.config.gamma if voice is None else float(voice is Party.DEVICE)
+
     def _pick(self, p: Probabilities, position: int, purpose: str) -> int:
         if self.temperature == 0:
             return int(p.argmax())
@@ -243,7 +251,7 @@ class AggregationLaw:
         The other chain need not be followed: its token would be thrown away.
         """
         draws = self.draws or KeyedDraws(self.seed)
-        device = draws.accept(self.config.gamma, position, "coin")
+        device = draws.accept(self._gamma(drafts), position, "coin")
         party = Party.DEVICE if device else Party.CLOUD
         token, q = drafts[party].token, own[party]
         if not q[token]:
@@ -255,6 +263,12 @@ class AggregationLaw:
         ids = q.nonzero()[0]
         streams = _CHAINS[party][1:]
         return verify_token(target, token, ids, q[ids], position, draws, streams)
+
+
+def only_voice(drafts: Drafts) -> Party | None:
+    """Return the only side that has a say; None: both have one, or neither."""
+    silent = [draft.log_weight == -math.inf for draft in drafts]
+    return Party(silent.index(False)) if sum(silent) == 1 else None
 
 
 def shares(log_device: float, log_cloud: float) -> Pair:

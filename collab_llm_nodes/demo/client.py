@@ -151,7 +151,9 @@ class DemoClient(GraphClient):
         spare_s = deadline_s + _TOPICS_S
         result = self.carry_out(self._recall, goal, spare_s, "the memory's answer")
         seconds = time.monotonic() - begun
-        raise_for(result.status)
+        found_nothing = result.status.code == Status.NOT_FOUND
+        if not found_nothing:
+            raise_for(result.status)
         session = result.session_id
         self.wait(
             lambda: session in self._recalled and session in self._found,
@@ -169,6 +171,7 @@ class DemoClient(GraphClient):
             tuple(Piece(*piece) for piece in pieces),
             result.verified,
             seconds,
+            result.status.message if found_nothing else "",
         )
 
     def _wait_for_episodes(self, episodes: int) -> None:

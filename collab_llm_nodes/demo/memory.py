@@ -57,6 +57,7 @@ class Recollection:
     Attributes:
         words: the answer, each token with its source.
         found: pieces of the robot's own documents.
+        missing: why there is no answer: no document names the thing. Empty: there is one.
         verified: False: the robot wrote a part of it alone.
     """
 
@@ -66,6 +67,7 @@ class Recollection:
     found: tuple[Piece, ...]
     verified: bool
     seconds: float
+    missing: str = ""
 
 
 @contextlib.contextmanager
@@ -107,6 +109,9 @@ def show(told: Recollection, console: Console) -> None:
     for word, source in told.words:
         answer.append(word, _STYLES.get(Source(source), ("", ""))[0])
     console.print(Text(f"asked its memory: {told.question}", "bold"))
+    if told.missing:
+        console.print(Text(f"not in memory: {told.missing}"))
+        return
     console.print(Text("answer: ") + answer)
     written = {source for _, source in told.words}
     legend = (Text(who, style) for source, (style, who) in _STYLES.items() if source in written)
@@ -128,6 +133,7 @@ def figures_of(told: Recollection) -> dict[str, Any]:
     return {
         "question": told.question,
         "answer": told.text,
+        "missing": told.missing,
         "tokens_by_source": counts,
         "verified": told.verified,
         "seconds": told.seconds,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +26,11 @@ class RetrievalConfig:
     )
     chunks: int = setting(10, "Chunks that are retrieved.", low=1, high=10_000, per_request=True)
     candidates: int = setting(
-        100, "Chunks that are rescored.", low=1, high=10_000, per_request=True
+        100,
+        "Chunks that are rescored; DRAGON searches so many for sentences to quote.",
+        low=1,
+        high=10_000,
+        per_request=True,
     )
     temperature: float = setting(
         1.0,
@@ -59,18 +63,26 @@ class Retrieved:
 
 
 def retrieve(
-    store: Store, question: str, config: RetrievalConfig, encoder: Encoder | None = None
+    store: Store,
+    question: str,
+    config: RetrievalConfig,
+    encoder: Encoder | None = None,
+    wanted: Callable[[str], bool] | None = None,
 ) -> Retrieved:
     """Return the chunks of ``store`` that fit ``question``.
+
+    Args:
+        wanted: tells of a chunk's text whether it may be among them; only the best ``candidates``
+            are looked at. None: all may.
 
     Raises:
         ConfigError: the method needs an encoder and there is none, or the store's vectors are
             those of another one.
     """
+    looked_at = config.chunks if wanted is None else max(config.chunks, config.candidates)
     if config.method == "bm25":
-        return _weighed(
-            store.search(question, config.chunks), config, f"bm25 {store.id} {store.version}"
-        )
+        hits = store.search(question, looked_at)
+        return _weighed(hits, config, f"bm25 {store.id} {store.version}", wanted)
     if encoder is None:
         raise ConfigError(
             f"{config.method!r} needs an encoder", field="method", remedy="name one, or use bm25"
@@ -79,8 +91,8 @@ def retrieve(
     if config.method == "rescored":
         hits = rescored(store.search(question, config.candidates), vector, encoder)
     else:
-        hits = store.nearest(vector, encoder.fingerprint, config.chunks)
-    return _weighed(hits[: config.chunks], config, encoder.fingerprint)
+        hits = store.nearest(vector, encoder.fingerprint, looked_at)
+    return _weighed(hits, config, encoder.fingerprint, wanted)
 
 
 def rescored(hits: tuple[Hit, ...], vector: np.ndarray, encoder: Encoder) -> tuple[Hit, ...]:
@@ -96,7 +108,15 @@ def rescored(hits: tuple[Hit, ...], vector: np.ndarray, encoder: Encoder) -> tup
     return tuple(replace(hit, score=score) for score, hit in best)
 
 
-def _weighed(hits: tuple[Hit, ...], config: RetrievalConfig, scorer: str) -> Retrieved:
+def _weighed(
+    hits: tuple[Hit, ...],
+    config: RetrievalConfig,
+    scorer: str,
+    wanted: Callable[[str], bool] | None,
+) -> Retrieved:
+    if wanted is not None:
+        hits = tuple(hit for hit in hits if wanted(hit.chunk.text))
+    hits = hits[: config.chunks]
     weights, log_mass = softmax([hit.score for hit in hits], config.temperature)
     return Retrieved(hits, weights, log_mass, scorer)
 

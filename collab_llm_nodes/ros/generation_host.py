@@ -40,6 +40,7 @@ from collab_llm_nodes.errors import (
     DeadlineExceeded,
     Inactive,
     InvalidInput,
+    NotFound,
     quoted,
 )
 from collab_llm_nodes.models.detokenising import REPLACEMENT
@@ -74,6 +75,8 @@ P = TypeVar("P", bound=Progress)
 MAX_DEADLINE_S = 86400.0
 _WATCH_S = 0.05
 """Period at which the deadlines of waiting requests are looked at."""
+_NO_FAULTS = (Cancelled.code, Inactive.code, NotFound.code)
+"""Ends of an answer that somebody here wanted, or that are answers to the question."""
 _FAREWELL_S = 1.0
 """Grace period in which callers still get their results when the node is cleaned up."""
 
@@ -442,7 +445,7 @@ class GenerationHost:
         if answer.error is not None:
             self.failed += 1
             result.status = status_of(answer.error)
-            if answer.error.code not in (Cancelled.code, Inactive.code):  # no fault: so wished
+            if answer.error.code not in _NO_FAULTS:
                 self._health.faults.add(answer.error.code, str(answer.error), time.monotonic())
         else:
             self.answered += 1

@@ -78,7 +78,8 @@ def check_exact(law: ModuleType, name: str, gamma: float, top_p: float, temperat
         assert 0.5 * np.abs(got - want).sum() < 1e-12
         if name == "coin":
             own = tuple(reference(p, top_p, temperature) for p in sides)
-            expected = law.coin_acceptance(own, want, gamma)
+            shown = {(-math.inf, 0.4): 0.0, (0.4, -math.inf): 1.0}.get(weights, gamma)
+            expected = law.coin_acceptance(own, want, shown)
             assert np.abs(accepted - expected).max() < 1e-12, "Eq. 5 predicts another acceptance"
 
 
@@ -244,6 +245,30 @@ def test_a_side_without_documents_has_no_say() -> None:
     assert aggregation.shares(5000.0, -5000.0) == (1.0, 0.0)
 
 
+@pytest.mark.parametrize("faithful", [False, True])
+@pytest.mark.parametrize("law", ["shared", "coin"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_the_draft_of_the_only_side_with_a_say_is_the_target(
+    law: str, temperature: float, faithful: bool
+) -> None:
+    """Whatever the other side drafts: so its draft need not be waited for."""
+    if faithful and law == "shared":
+        return
+    config = AggregationConfig(law=law, top_p=0.9, paper_faithful=faithful)
+    for seed, party in itertools.product(range(60), Party):
+        own = aggregation.AggregationLaw(config, 6, temperature, seed)
+        weights = [-math.inf, -math.inf]
+        weights[party] = -40.0
+        drafts = [
+            own.propose(TableModel(6, 2 * seed + side)((1,)), weights[side], 7, side)
+            for side in Party
+        ]
+        pair = (drafts[0], drafts[1])
+        assert aggregation.only_voice(pair) is party
+        assert own.judge(pair, 7).token == pair[party].token
+    assert aggregation.only_voice((pair[0], pair[0])) is None
+
+
 def test_a_draft_is_drawn_of_what_is_sent() -> None:
     """Also where fp16 rounding moves mass: the support of the draft is the support on the wire."""
     rng = np.random.default_rng(0)
@@ -303,7 +328,8 @@ MUTATIONS = {
         "self._pick(kept, position",
     ),
     "never truncated": ("keep_nucleus(kept, self.config.top_p)", "pass"),
-    "coin ignored": ("draws.accept(self.config.gamma, position", "draws.accept(0.5, position"),
+    "coin ignored": ("draws.accept(self._gamma(drafts), position", "draws.accept(0.5, position"),
+    "coin shows the silent side": ("float(voice is Party.DEVICE)", "float(voice is Party.CLOUD)"),
     "judged by the wrong side": ("own[party]\n", "own[party.other]\n"),
     "temperature of the mixture dropped": (
         "return _raised(mixed, self.temperature)",

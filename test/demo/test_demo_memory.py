@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -29,6 +30,16 @@ def test_question_answer_writers_and_pieces_are_printed() -> None:
     assert "written by: both sides, the cloud" in printed
     assert "75%" in printed
     assert "a ball [is] near." in printed
+
+
+def test_a_thing_that_is_not_in_memory_is_told() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    told = replace(TOLD, text="", words=(), found=(), missing="no document names 'ball'")
+    show(told, console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "not in memory: no document names 'ball'" in printed
+    assert "answer:" not in printed
+    assert figures_of(told)["missing"] == told.missing
 
 
 def test_the_file_counts_the_tokens_of_each_side() -> None:

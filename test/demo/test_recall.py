@@ -1,4 +1,5 @@
-"""Questions about simulated drives to the memory as it ships: the last place must be the answer."""
+"""Questions about simulated drives to the memory as it ships: the answer is the last place of the
+thing, and there is none for a thing that was never seen."""
 
 from __future__ import annotations
 
@@ -134,3 +135,8 @@ def test_the_last_place_of_each_thing_is_told(
             said = written(engine, (device, cloud), question)
             assert f"the {thing} was last seen from {last[thing]}: " in said, question
             assert said.endswith(".")
+        kinds = [f"{colour} {shape}" for colour in COLOURS for shape in SHAPES]
+        for number, thing in enumerate([*kinds, "umbrella", "green umbrella", "ball pen"]):
+            question = QUESTIONS[number % len(QUESTIONS)].format(thing=thing)
+            if thing not in things:
+                assert not written(engine, (device, cloud), question), question

@@ -192,6 +192,21 @@ def test_a_cloud_that_vanishes_leaves_the_device_alone(serve: Serve, held: int) 
     assert served.texts[-1].stage == "alone"
 
 
+def test_what_no_document_names_is_not_found(serve: Serve) -> None:
+    served = serve(free_port(), side__answers="quote", use_cloud=False)
+    served.add(*PRIVATE)
+    answer = served.ask(prompt="Where did I last see the green umbrella?")
+    assert (answer.status.code, answer.text) == (Status.NOT_FOUND, "")
+    assert "green umbrella" in answer.status.message
+    assert figures_from(answer.metrics)["device_documents"] == 0
+    served.graph.wait_for(lambda: served.texts and served.texts[-1].final)
+    assert served.texts[-1].status == answer.status
+    levels = {part.level for part in served.graph.do(served.server.details, 0.0)}
+    assert levels == {Level.OK}, "a memory without an entry is no fault"
+    ball = served.ask(prompt="Where is the ball?", max_tokens=60)
+    assert (ball.status.code, ball.text.strip()) == (Status.OK, TEXTS["ball"])
+
+
 def test_without_a_cloud_the_device_answers_alone(serve: Serve) -> None:
     served = serve(free_port(), patience__patience_s=0.5)
     served.add(*PRIVATE)

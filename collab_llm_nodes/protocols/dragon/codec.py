@@ -252,7 +252,7 @@ def _read_draft(m: Any) -> Draft:
 
 
 def _write_target(m: Target) -> tuple[str, Parsed]:
-    flags = m.accepted[0] | m.accepted[1] << 1 | m.aggregator << 2 | m.finished << 3
+    flags = m.accepted[0] | m.accepted[1] << 1 | m.aggregator << 2 | m.finished << 3 | m.sole << 4
     return "target", pb.Target(
         position=m.position,
         token=m.token,
@@ -265,7 +265,7 @@ def _write_target(m: Target) -> tuple[str, Parsed]:
 
 
 def _read_target(m: Any) -> Target:
-    if m.flags > 15 or max(m.expected_device, m.expected_cloud) > 1000:
+    if m.flags > 31 or max(m.expected_device, m.expected_cloud) > 1000:
         raise ProtocolError(
             f"flags {m.flags}, acceptance {m.expected_device} and {m.expected_cloud} of 1000",
             field="flags",
@@ -280,6 +280,7 @@ def _read_target(m: Any) -> Target:
         (m.expected_device / 1000, m.expected_cloud / 1000),
         m.decode_us / 1e6,
         m.rtt_us / 1e6,
+        bool(m.flags & 16),
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import Cancelled, InvalidInput, ProtocolError
 from collab_llm_nodes.knowledge.encoders import Encoder, WordHashes
+from collab_llm_nodes.knowledge.naming import Named
 from collab_llm_nodes.knowledge.retrieval import Retrieved, retrieve, softmax
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.knowledge.text_encoder import TextEncoder
@@ -43,10 +44,11 @@ class DocumentsDecoder:
     Args:
         relevance: the documents' weights; the documents that it was made of are those of ``open``.
         quotes: the sentences of the documents, if the answer is to be one of them. A document that
-            does not go on as the answer does loses its weight; a side without any other has no say.
+            does not go on as the answer does loses its weight; a side without any other has no say,
+            and alone it ends the answer.
 
     Attributes:
-        found: the documents; without any, the answer is plain generation.
+        found: the documents; without any, and without ``quotes``, the answer is plain generation.
     """
 
     def __init__(
@@ -198,21 +200,18 @@ class DocumentsDecoder:
     def _mixture(self) -> tuple[NDArray[np.float32], float]:
         rows = self._rows
         assert rows is not None
-        if not self.found.hits:
-            return _normalised(rows[0].exp()), float("-inf")
-        logs = self._relevance.log_weights(self._answer, self._last_evidence())
-        has_say = True
+        goes_on = np.ones(len(self.found.hits), bool)
         if self._quotes is not None:
             tokens = self._quotes.next_tokens(self._answer)
-            goes_on = np.array([bool(kept) for kept in tokens])
-            if has_say := bool(goes_on.any()):
-                rows, logs = restricted(rows, tokens), np.where(goes_on, logs, -np.inf)
-            else:  # alone, without the other side, it ends the answer: it would invent the rest
-                rows = restricted(rows, [self._quotes.ends] * len(rows))
-        weights, log_mass = softmax(logs, 1.0)
+            goes_on = np.array([bool(kept) for kept in tokens], bool)
+            # Without the other side it ends the answer: it would invent the rest.
+            rows = restricted(rows, tokens if goes_on.any() else [self._quotes.ends] * len(rows))
+        if not goes_on.any():
+            return _normalised(rows[0].exp()), float("-inf")
+        logs = self._relevance.log_weights(self._answer, self._last_evidence())
+        weights, log_mass = softmax(np.where(goes_on, logs, -np.inf), 1.0)
         shares = torch.from_numpy(weights).to(rows.device, rows.dtype)
-        weight = self._relevance.side_weight(log_mass) if has_say else float("-inf")
-        return _normalised(shares @ rows.exp()), weight
+        return _normalised(shares @ rows.exp()), self._relevance.side_weight(log_mass)
 
     def _check(self) -> None:
         if self._cancelled:
@@ -267,21 +266,23 @@ class ModelSide:
         return 0 if self._store is None else self._store.pieces()
 
     def retrieve(self, query: str, config: SideConfig | None = None) -> Retrieved:
-        """Return the documents for ``query``.
+        """Return the documents for ``query``: to be quoted, they must name what it names.
 
         Raises:
             ConfigError: the store's vectors are those of another encoder, or it has none.
         """
+        config = config or self._config
         if self._store is None:
             return Retrieved((), np.zeros(0), float("-inf"), self.info.scorer)
-        return retrieve(self._store, query, (config or self._config).retrieval, self.encoder)
+        wanted = Named(query).within if config.answers == QUOTE else None
+        return retrieve(self._store, query, config.retrieval, self.encoder, wanted)
 
     def decoder(
         self, query: str, max_tokens: int, config: SideConfig | None = None
     ) -> DocumentsDecoder:
         """Retrieve documents for ``query`` and return an opened decoder for the answer.
 
-        Without documents, that is the model's own answer to the question.
+        Without documents, that is the model's own answer to the question, or none if it must quote.
 
         Args:
             max_tokens: pushed tokens at most.
@@ -298,13 +299,14 @@ class ModelSide:
             self._warn_of_cuts(documents)
             prompt = self.layout.behind(query)
         else:
-            log.info("no document found: plain generation")
+            log.info("no document found")
             prompt = self.layout.alone(query)
         relevance = Relevance(documents, query, config, self.encoder, self._engine.decode)
         quotes = None
-        if config.answers == QUOTE and documents.hits:
-            sentences = [self.layout.sentences(hit.chunk.text) for hit in documents.hits]
-            quotes = Quotes(sentences, self._engine.eos)
+        if config.answers == QUOTE:
+            quotable = partial(self.layout.sentences, wanted=Named(query).by)
+            found = [quotable(hit.chunk.text) for hit in documents.hits]
+            quotes = Quotes(found, self._engine.eos)
         decoder = DocumentsDecoder(self._engine, self.caches, relevance, quotes)
         decoder.open(prompt, documents)
         if decoder.room < max_tokens:

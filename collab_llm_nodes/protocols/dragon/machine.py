@@ -12,6 +12,10 @@ is how both sides recognise drafts that were made before. Only the aggregator ne
 the other side sends them, and the aggregator sends the ones it holds when it hands its office
 over, together with the target that says so.
 
+A side whose documents do not go on as the answer does has no say (weight 0), and has none in the
+rest of the answer. The other side's draft is then the target token. So the aggregator waits for
+that side's drafts only, tells the other side so, and hands its office over if it has no say itself.
+
 With the aggregator pinned to one side, that side tells target tokens, and whether the other side's
 draft was it, and nothing more.
 
@@ -35,7 +39,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.decoding.aggregation import Drafts, Judgement, Party, SideDraft
+from collab_llm_nodes.decoding.aggregation import (
+    Drafts,
+    Judgement,
+    Party,
+    SideDraft,
+    only_voice,
+)
 from collab_llm_nodes.errors import InvalidInput, ProtocolError
 from collab_llm_nodes.protocols.base import Source
 from collab_llm_nodes.protocols.dragon.messages import Draft, Message, Target
@@ -132,6 +142,7 @@ class SideMachine:
         answer: the target tokens so far.
         sources: the rule that gave each of them.
         aggregator: the side that judges the next position, as far as this side knows.
+        sole: the only side that has a say in the rest of the answer, once that is known.
         finished: the answer is complete.
         linked: messages reach the other side.
         alone: the device writes the rest of the answer without the cloud.
@@ -158,6 +169,7 @@ class SideMachine:
         self.answer: list[int] = list(answer)
         self.sources: list[Source] = [Source.ACCEPTED] * len(self.answer)
         self.aggregator = scheduler.first
+        self.sole: Party | None = None
         self.finished = self._is_complete()
         self.linked = linked
         self.alone = False
@@ -181,7 +193,9 @@ class SideMachine:
         """The pass to run next; None while nothing more is worth drafting."""
         own = self._own
         length = len(self.answer) + len(own)
-        if self.finished or length >= self._max_tokens or len(own) >= self._most_ahead:
+        if self.finished or self.sole is self.party.other:
+            return None
+        if length >= self._max_tokens or len(own) >= self._most_ahead:
             return None
         if own and own[-1].draft.token in self._eos:
             return None
@@ -196,6 +210,8 @@ class SideMachine:
         """True while only the other side can bring the answer forward."""
         if self.finished or not self.linked:
             return False
+        if self.sole is self.party.other:
+            return True
         return bool(self._own) and not (self.aggregator is self.party and self._theirs)
 
     def poll(self) -> list[Message]:
@@ -240,6 +256,7 @@ class SideMachine:
         """Begin anew with a peer that knows :attr:`answer` and no drafts."""
         self.linked = True
         self.aggregator = self._scheduler.first
+        self.sole = None
         self._theirs.clear()
         self._epochs = [0, 0]
         self._sent = 0
@@ -251,6 +268,7 @@ class SideMachine:
     def on_lost(self) -> None:
         """Note that nothing reaches the other side, and nothing more comes from it."""
         self.linked = False
+        self.sole = None
         self._theirs.clear()
         self._outbox.clear()
 
@@ -281,21 +299,26 @@ class SideMachine:
             self._append(self._own.popleft().draft.token, Source.UNVERIFIED)
         if not self.linked:
             return
-        while self.aggregator is self.party and self._own and self._theirs and not self.finished:
+        while self.aggregator is self.party and self._can_judge and not self.finished:
             self._judge(now)
         if self.aggregator is not self.party and not self.finished:
             self._send_drafts(now)
 
+    @property
+    def _can_judge(self) -> bool:
+        """True if the drafts for the next position are there: both, or that of the sole side."""
+        if self.sole is not None:
+            return bool(self._drafts[self.sole])
+        return bool(self._own and self._theirs)
+
     def _judge(self, now: float) -> None:
         position = len(self.answer)
-        own, theirs = self._own[0], self._theirs[0]
-        pair = (own, theirs) if self.party is Party.DEVICE else (theirs, own)
-        judged = self._law.judge((pair[0].draft, pair[1].draft), position)
-        self.profiler.on_judged(judged.expected)
+        decode_s = self._own[0].decode_s if self._own else 0.0
+        judged = self._judgement(position)
         self._settle(judged.token, judged.accepted)
         fresh = not any(self._epochs)
         following = self._scheduler.choose(
-            self.party, judged.accepted, self.profiler.estimates(position), fresh
+            self.party, judged.accepted, self.profiler.estimates(position), fresh, self.sole
         )
         self._hand_over(following)
         self._targets_at[len(self.answer)] = now
@@ -306,20 +329,34 @@ class SideMachine:
             following,
             self.finished,
             judged.expected,
-            own.decode_s,
+            decode_s,
             self.profiler.rtt_s,
+            self.sole is following,
         )
         self._outbox.append(self._discreet(told) if self._scheduler.pinned else told)
+
+    def _judgement(self, position: int) -> Judgement:
+        """Judge the first drafts; the draft of the sole side is the target."""
+        if self.sole is None:
+            pair = (self._drafts[0][0].draft, self._drafts[1][0].draft)
+            self.sole = only_voice(pair)
+            if self.sole is None:
+                judged = self._law.judge(pair, position)
+                self.profiler.on_judged(judged.expected)
+                return judged
+        fates = (self.sole is Party.DEVICE, self.sole is Party.CLOUD)
+        token = self._drafts[self.sole][0].draft.token
+        return Judgement(token, fates, (float(fates[0]), float(fates[1])))
 
     def _discreet(self, told: Target) -> Target:
         """Leave out what the other side needs only to judge in its turn.
 
-        The fate of this side's draft says something about this side's documents.
+        The fate of this side's draft says something about this side's documents; that of the only
+        side with a say is no news.
         """
-        accepted = (
-            (False, told.accepted[1]) if self.party is Party.DEVICE else (told.accepted[0], False)
-        )
-        return replace(told, accepted=accepted, expected=(0.0, 0.0), decode_s=0.0)
+        accepted = list(told.accepted)
+        accepted[self.party] &= told.sole
+        return replace(told, accepted=(accepted[0], accepted[1]), expected=(0.0, 0.0), decode_s=0.0)
 
     def _on_draft(self, message: Draft, now: float, size: int) -> None:
         sender = self.party.other
@@ -356,7 +393,8 @@ class SideMachine:
                 field="aggregator",
                 remedy="judge only what was handed over",
             )
-        if message.position != len(self.answer) or not self._sent:
+        dismissed = message.sole and message.aggregator is not self.party
+        if message.position != len(self.answer) or not (self._sent or dismissed):
             raise ProtocolError(
                 f"a target for position {message.position}, expected {len(self.answer)}",
                 field="position",
@@ -368,16 +406,18 @@ class SideMachine:
                 field="token",
                 remedy="use one tokenizer on both sides",
             )
-        if message.accepted[self.party] != (self._own[0].draft.token == message.token):
+        drafted = not dismissed and self._own[0].draft.token == message.token
+        if message.accepted[self.party] != drafted:
             raise ProtocolError(
                 "the target says otherwise than its token whether the draft was accepted",
                 field="accepted",
-                remedy="accept a draft if, and only if, it is the target token",
+                remedy="accept a draft if, and only if, it is the target, and its side has a say",
             )
         self._told_at = now
         self.profiler.on_told_rtt(message.rtt_s)
         if not self._scheduler.pinned:
-            self.profiler.on_judged(message.expected)
+            if not message.sole:
+                self.profiler.on_judged(message.expected)
             self.profiler.on_pass(self.party.other, message.position, message.decode_s)
         self._settle(message.token, message.accepted)
         if message.finished != self.finished:
@@ -387,6 +427,8 @@ class SideMachine:
                 remedy="use one tokenizer and one length limit on both sides",
             )
         self._hand_over(message.aggregator)
+        if message.sole:
+            self.sole = message.aggregator
 
     def _settle(self, token: int, accepted: tuple[bool, bool]) -> None:
         """Append the target token; each side keeps its further drafts, or loses them all."""

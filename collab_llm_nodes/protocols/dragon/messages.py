@@ -37,13 +37,16 @@ class Target:
     """The target token at one position, for the side that does not aggregate.
 
     Attributes:
-        accepted: it is the draft of device, of cloud. With a pinned aggregator, its own entry is
-            False, ``expected`` and ``decode_s`` are 0: the other side has no use for them.
+        accepted: it is the draft of device, of cloud; never that of a side without a say. With a
+            pinned aggregator, its own entry is False unless it is ``sole``, and ``expected`` and
+            ``decode_s`` are 0: the other side has no use for them.
         aggregator: the side that aggregates from the next position on.
         finished: the answer is complete.
         expected: see ``Judgement``.
         decode_s: time of the aggregator's last pass.
         rtt_s: the round trip that the aggregator has measured; 0: none yet.
+        sole: ``aggregator`` is the only side that has a say in the rest of the answer. It needs no
+            drafts of the other side.
     """
 
     position: int
@@ -54,6 +57,7 @@ class Target:
     expected: Pair
     decode_s: float
     rtt_s: float
+    sole: bool = False
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,8 @@ def scorer_name(encoder: Encoder, config: SideConfig) -> str:
         RERANKED: f" every {rule.every}",
         POSTERIOR: f" memory {rule.memory}",
     }.get(rule.update, "")
-    quotes = ", quotes" if config.answers == QUOTE else ""  # drop the weights of documents, too
+    # Quotes drop the weights of documents, too.
+    quotes = ", quotes that name the thing" if config.answers == QUOTE else ""
     return (
         f"{encoder.fingerprint}, temperature {config.retrieval.temperature},"
         f" {rule.update}{facts}{quotes}"

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, NotFound, quoted
+from collab_llm_nodes.knowledge.naming import Named
 from collab_llm_nodes.knowledge.retrieval import Retrieved
 from collab_llm_nodes.models.detokenising import Detokeniser
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
@@ -20,7 +21,7 @@ from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN
 from collab_llm_nodes.protocols.dragon.relevance import scorer_name
 from collab_llm_nodes.protocols.dragon.settings import DragonConfig
 from collab_llm_nodes.protocols.dragon.side import SideInfo
-from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
+from collab_llm_nodes.protocols.dragon.side_settings import QUOTE, SideConfig
 from collab_llm_nodes.protocols.dragon.sides import load_side, measured
 
 
@@ -122,7 +123,10 @@ class Dragon:
                 raise
             return Answer(**vars(progress(answer.told, final=True)), error=error)
         self._acceptance = answer.machine.profiler.acceptance
-        return Answer(**vars(progress(told, final=True)))
+        whole = Answer(**vars(progress(told, final=True)))
+        if config.side.answers == QUOTE and not whole.text:
+            return replace(whole, error=_not_found(request.prompt, verified=whole.verified))
+        return whole
 
     def health(self) -> Mapping[str, object]:
         """Return the state of the link and of the documents' caches."""
@@ -146,6 +150,20 @@ class Dragon:
             self._client.close()
         self._compute.shutdown()
         self.side.close()
+
+
+def _not_found(question: str, *, verified: bool) -> NotFound:
+    """Return the reason for an answer that has no words: no side had a sentence to quote."""
+    names = [" ".join(name) for thing in Named(question).things for name in thing]
+    found = f"names {quoted(', '.join(names))}" if names else "can be quoted"
+    told = (
+        "no document {}" if verified else "no document on the robot {}, and the cloud took no part"
+    )
+    return NotFound(
+        told.format(found),
+        field="prompt",
+        remedy="name the thing as the documents do, or add one about it",
+    )
 
 
 class _RequestSide:

@@ -153,15 +153,19 @@ class Scheduler:
         accepted: tuple[bool, bool],
         estimates: Estimates | None,
         fresh: bool = False,
+        sole: Party | None = None,
     ) -> Party:
         """Return the side that aggregates after one aggregation at ``now_at``.
 
         Args:
             fresh: no draft of either side has been rejected in this answer.
+            sole: the only side that has a say; it waits for nobody if it aggregates.
         """
         policy = self._config.aggregate_on
         if self.pinned:
             return self.first
+        if sole is not None:
+            return sole
         if policy == "random":
             return self._random.choice(list(Party))
         if policy == "follow":

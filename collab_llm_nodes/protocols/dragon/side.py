@@ -50,7 +50,8 @@ class SideDecoder(Protocol):
         Returns:
             float32 [V], the mixture of the documents' distributions (p_t^s of the paper, sum 1),
             and log h_t^s = log of the sum over documents of exp(R(d, x_<t) / temperature) (Eq. 4,
-            Appendix A.1); -inf if the side has no documents.
+            Appendix A.1); -inf if the side has no say: no documents, or none that goes on as the
+            answer does. It has none in the rest of the answer then.
 
         Raises:
             Cancelled: ``cancel`` ended the pass. The pushed tokens stand, and ``next``, ``push``

@@ -73,7 +73,8 @@ class SideConfig:
     answers: str = setting(
         FREE,
         "free: the model's own words; quote: a sentence of the documents, word for word, for models"
-        " too small to copy reliably. Equal on both sides.",
+        " too small to copy reliably. It names what the question names; without one, the status is"
+        " NOT_FOUND. Equal on both sides.",
         choices=(FREE, QUOTE),
         per_request=True,
     )

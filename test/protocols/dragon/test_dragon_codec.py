@@ -39,6 +39,7 @@ IDENTITY = Identity("v", "m", "s")
 KEPT = SparseDistribution(np.array([0, 7, 151_935]), np.array([0.5, 0.25, 2**-24], np.float32))
 DRAFT = Draft(3, 1, SideDraft(151_935, KEPT, float(np.float32(-1.3))), 0.05, 2, 0.001)
 TARGET = Target(4, 151_935, (True, False), Party.CLOUD, True, (0.25, 1.0), 0.04, 0.3)
+SOLE = Target(4, 7, (True, False), Party.DEVICE, False, (1.0, 0.0), 0.04, 0.3, sole=True)
 OPEN = Open(
     "where?",
     20,
@@ -53,12 +54,13 @@ OPEN = Open(
     (0.5, 100.0, 0.03),
 )
 LAW = pb.Law(name="shared", top_p=1.0, max_support=1)
-FROM_DEVICE: list[DeviceMessage] = [OPEN, DRAFT, TARGET]
+FROM_DEVICE: list[DeviceMessage] = [OPEN, DRAFT, TARGET, SOLE]
 FROM_CLOUD: list[CloudMessage] = [
     Opened("tables"),
     Opened("tables", (0.5, 100.0, 0.03), 7),
     DRAFT,
     TARGET,
+    SOLE,
 ]
 
 
@@ -139,7 +141,7 @@ def test_bytes_per_token_against_json_and_full_vectors() -> None:
         (pb.Draft(gaps=[1], probs=b"\x00\x7e", index=0), "probs.probs"),
         (pb.Draft(gaps=[1], probs=b"\x00\x3c", index=0, log_weight=math.nan), "log_weight"),
         (pb.Draft(gaps=[1], probs=b"\x00\x3c", index=0, log_weight=math.inf), "log_weight"),
-        (pb.Target(flags=16), "flags"),
+        (pb.Target(flags=32), "flags"),
         (pb.Target(expected_cloud=1001), "flags"),
         (pb.Open(law=pb.Law(name="none", top_p=1)), "law.law"),
         (pb.Open(law=pb.Law(name="coin", top_p=2)), "law.top_p"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,18 +32,31 @@ EOS = frozenset({0})
 DEVICE, CLOUD = Party.DEVICE, Party.CLOUD
 
 
-class Tables:
-    """Two sides whose distributions and weights depend on the whole prefix."""
+NEVER = 10**6
 
-    def __init__(self, seed: int, likeness: float) -> None:
+
+class Tables:
+    """Two sides whose distributions and weights depend on the whole prefix.
+
+    Args:
+        silent: positions from which device and cloud have no say. A side that alone has one keeps
+            it: both lose theirs at one position, or never.
+    """
+
+    def __init__(
+        self, seed: int, likeness: float, silent: tuple[int, int] = (NEVER, NEVER)
+    ) -> None:
+        self.silent = silent
+        self.passes = [0, 0]
         self.common = TableModel(VOCAB, seed)
         self.own = (TableModel(VOCAB, seed + 1), TableModel(VOCAB, seed + 2))
         self.likeness = likeness
 
     def __call__(self, party: Party, prefix: tuple[int, ...]) -> tuple[np.ndarray, float]:
+        self.passes[party] += 1
         p = self.likeness * self.common(prefix) + (1 - self.likeness) * self.own[party](prefix)
         weight = random.Random(f"{party} {prefix}").uniform(-1, 1)
-        return p.astype(np.float32), weight
+        return p.astype(np.float32), -np.inf if len(prefix) >= self.silent[party] else weight
 
 
 class Lossy(Simulation):
@@ -102,13 +116,25 @@ class Lossy(Simulation):
     policy=st.sampled_from(POLICIES),
     ahead=st.integers(0, 6),
     breaks=st.lists(st.floats(0.0, 30.0), max_size=3),
+    silent=st.sampled_from(
+        [(NEVER, NEVER), (0, 0), (4, 4), (0, NEVER), (4, NEVER), (NEVER, 0), (NEVER, 4)]
+    ),
+    temperature=st.sampled_from([0.0, 1.0]),
 )
 def test_no_schedule_changes_the_answer(
-    seed: int, likeness: float, law: str, policy: str, ahead: int, breaks: list[float]
+    seed: int,
+    likeness: float,
+    law: str,
+    policy: str,
+    ahead: int,
+    breaks: list[float],
+    silent: tuple[int, int],
+    temperature: float,
 ) -> None:
-    """Delays, hand-overs, ended passes and broken streams: the answer is that of a plain loop."""
-    model = Tables(seed % 97, likeness)
-    own = AggregationLaw(AggregationConfig(law=law, top_p=0.9), VOCAB, 1.0, seed)
+    """Delays, hand-overs, ended passes, broken streams and sides that lose their say: the answer is
+    that of a plain loop in which both sides draft each token."""
+    model = Tables(seed % 97, likeness, silent)
+    own = AggregationLaw(AggregationConfig(law=law, top_p=0.9), VOCAB, temperature, seed)
     schedule = ScheduleConfig(aggregate_on=policy, seed=seed)
     chance = random.Random(seed)
     delays = Delays(lambda *_: chance.uniform(0.1, 2.0), lambda *_: chance.uniform(0.0, 3.0))
@@ -155,8 +181,45 @@ def test_the_answer_does_not_depend_on_the_side_that_aggregates() -> None:
         assert len(answers) == 1
 
 
-def test_pinned_to_the_device_it_sends_targets_only() -> None:
-    model = Tables(2, 0.5)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("sole", list(Party))
+@pytest.mark.parametrize("begin", [0, 3])
+def test_the_only_side_with_a_say_waits_for_nobody(policy: str, sole: Party, begin: int) -> None:
+    """A token takes one pass of that side, at any round trip; the other side's passes end."""
+    silent = (NEVER, begin) if sole is DEVICE else (begin, NEVER)
+    model = Tables(7, 0.0, silent)
+    own = AggregationLaw(AggregationConfig(), VOCAB, 1.0, 5)
+    machines = two_machines(
+        own, ScheduleConfig(aggregate_on=policy), vocab_size=VOCAB, max_tokens=60
+    )
+    decode_s, rtt_s = (1.0, 0.5), 4.0
+    run = Simulation(machines, model, Delays.constant(decode_s, rtt_s)).finish()
+    assert run.tokens == plain_answer(own, model, frozenset(), 60)
+    late = begin + 1
+    paces = np.diff(run.known_s[late + int(2 * rtt_s / decode_s[sole]) :])
+    assert paces == pytest.approx(decode_s[sole])
+    assert run.total_s - run.known_s[begin] <= (60 - late) * decode_s[sole] + 2 * rtt_s
+    written = set(machines[DEVICE].sources[late:])
+    assert written == {Source.DEVICE if sole is DEVICE else Source.CLOUD}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("sole", list(Party))
+def test_a_side_without_a_say_runs_no_passes(policy: str, sole: Party) -> None:
+    model = Tables(7, 0.0, (NEVER, 0) if sole is DEVICE else (0, NEVER))
+    own = AggregationLaw(AggregationConfig(), VOCAB, 1.0, 5)
+    machines = two_machines(
+        own, ScheduleConfig(aggregate_on=policy), vocab_size=VOCAB, max_tokens=200
+    )
+    run = Simulation(machines, model, Delays.constant((1.0, 1.0), 4.0)).finish()
+    assert len(run.tokens) == 200
+    assert model.passes[sole.other] <= 10
+    assert run.handovers <= 2
+
+
+@pytest.mark.parametrize("silent", [(NEVER, NEVER), (2, NEVER), (NEVER, 2), (2, 2)])
+def test_pinned_to_the_device_it_sends_targets_only(silent: tuple[int, int]) -> None:
+    model = Tables(2, 0.5, silent)
     own = AggregationLaw(AggregationConfig(), VOCAB, 1.0, 3)
     machines = two_machines(
         own, ScheduleConfig(aggregate_on="device"), vocab_size=VOCAB, max_tokens=MOST
@@ -169,7 +232,9 @@ def test_pinned_to_the_device_it_sends_targets_only() -> None:
     assert len(sent) == MOST
     for message in sent:
         assert isinstance(message, Target)
-        assert not message.accepted[DEVICE]  # the fate of a draft tells about its documents
+        # The fate of a draft tells about its documents, unless they are the only ones that count.
+        assert message.accepted[DEVICE] == message.sole
+        assert message.sole == (silent == (NEVER, 2) and message.position >= 2)
         assert (message.expected, message.decode_s) == ((0.0, 0.0), 0.0)
     heard = [fate[CLOUD] for fate in machines[CLOUD].figures.fates]
     told = [fate[CLOUD] for fate in device.figures.fates]
@@ -265,6 +330,11 @@ def target(position: int, token: int = 1, accepted: tuple[bool, bool] = (True, T
     return Target(position, token, accepted, CLOUD, False, (1.0, 1.0), 0.01, 0.0)
 
 
+def sole_target(position: int, accepted: tuple[bool, bool] = (False, True)) -> Target:
+    """A target of a cloud that says it is the only side with a say."""
+    return replace(target(position, accepted=accepted), sole=True)
+
+
 def a_device(policy: str = "device") -> SideMachine:
     own = AggregationLaw(AggregationConfig(), VOCAB, 0.0)
     schedule = ScheduleConfig(aggregate_on=policy)
@@ -311,6 +381,25 @@ def test_impossible_targets_are_typed_errors(
     assert caught.value.field == field  # type: ignore[attr-defined]
     device.on_message(target(0), 0.0)  # the machine is as it was
     assert device.answer == [1]
+
+
+def test_a_side_that_was_told_to_stay_silent_is_not_asked_again() -> None:
+    device = a_device("cloud")
+    wanted = device.wanted
+    assert wanted is not None
+    device.on_pass(wanted, np.eye(VOCAB)[1], -np.inf, 0.1, 0.0)
+    with pytest.raises(ProtocolError, match="accepted"):
+        device.on_message(sole_target(0, accepted=(True, True)), 0.0)
+    device.on_message(sole_target(0), 0.0)  # its draft was the same token, and did not count
+    assert device.answer == [1]
+    assert device.wanted is None
+    assert device.is_void(wanted)
+    assert device.waits_for_peer
+    device.on_message(sole_target(1), 0.0)
+    with pytest.raises(ProtocolError, match="position"):
+        device.on_message(target(2), 0.0)  # its draft would be needed
+    device.on_lost()
+    assert device.wanted is not None
 
 
 def test_a_draft_of_an_earlier_epoch_is_dropped() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from dragon_bed import QUESTION, TEXTS, config_of, engine_of, side_with
 
+from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
 from collab_llm_nodes.protocols.dragon.quotes import Quotes, restricted
 from collab_llm_nodes.protocols.dragon.relevance import scorer_name
@@ -97,6 +98,59 @@ def test_documents_that_go_on_otherwise_lose_their_weight() -> None:
     assert abs(float(p.sum()) - 1) < 1e-5
     ends = [token for token in range(len(p)) if p[token] > 0]
     assert set(ends) <= side.info.eos, "alone it would end the answer, not invent the rest"
+
+
+def written_about(side: ModelSide, question: str) -> tuple[str, float]:
+    """The greedy answer of one side alone, and its weight before the first token."""
+    decoder = side.decoder(question, 40)
+    _, weight = decoder.next()
+    said = side.decode(written(decoder, side)).strip()
+    decoder.close()
+    return said, weight
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Where is the pump?", TEXTS["pump"]),
+        ("WHERE ARE THE PUMPS", TEXTS["pump"]),
+        ("Whose is the ball?", "The red ball"),
+        ("Where is the red pump?", ""),
+        ("Where is the green umbrella?", ""),
+        ("umbrella?", ""),
+        ("Who repaired the lamp?", "lamp"),
+    ],
+)
+def test_only_a_sentence_that_names_the_thing_is_an_answer(question: str, answer: str) -> None:
+    said, weight = written_about(quoting_side(), question)
+    assert answer in said
+    assert bool(said) == (weight > -np.inf) == bool(answer)
+
+
+def test_the_other_sentences_of_a_document_are_no_answer() -> None:
+    config = replace(config_of(), answers="quote")
+    side = side_with({"two": "The blue box is near. The red ball is far."}, engine_of(), config)
+    assert written_about(side, "Where is the red ball?")[0] == "The red ball is far."
+    assert written_about(side, "Where is the blue box?")[0] == "The blue box is near."
+
+
+def test_a_document_that_names_the_thing_is_found_behind_others() -> None:
+    """Documents with more of the question's words do not take its place."""
+    texts = {f"{n}": f"Where did I last see what I last saw {n} times?" for n in range(20)}
+    texts["lamp"] = "Tom has the lamp."
+    config = replace(config_of(documents=2), answers="quote")
+    side = side_with(texts, engine_of(), config)
+    question = "Where did I last see what I saw last: the lamp?"
+    free = side.retrieve(question, replace(config, answers="free"))
+    assert "lamp" not in {hit.name for hit in free.hits}
+    assert [hit.name for hit in side.retrieve(question).hits] == ["lamp"]
+
+
+@pytest.mark.parametrize("store", [None, Store(None)])
+def test_a_side_without_documents_does_not_make_up_an_answer(store: Store | None) -> None:
+    side = ModelSide(engine_of(), store, replace(config_of(), answers="quote"))
+    said, weight = written_about(side, "Where is the red ball?")
+    assert (said, weight) == ("", float("-inf"))
 
 
 def test_both_sides_must_quote_or_neither() -> None:

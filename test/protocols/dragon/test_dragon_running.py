@@ -13,7 +13,7 @@ from dragon_timeline import plain_answer
 
 from collab_llm_nodes.decoding.aggregation import AggregationConfig, AggregationLaw, Party
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.errors import ConfigError, InvalidInput, Unavailable
+from collab_llm_nodes.errors import ConfigError, InvalidInput, NotFound, Unavailable
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols import options, registry
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Source
@@ -163,6 +163,64 @@ def test_what_was_written_stays_when_the_cloud_is_lost_for_good() -> None:
             own.ask(config=config)
     finally:
         own.close()
+
+
+class Quoting(World):
+    """Both sides only quote."""
+
+    def __init__(self) -> None:
+        quote = replace(SIDE, answers="quote")
+        self.sides = (
+            side_with(PRIVATE, engine_of(), quote),
+            side_with(PUBLIC, engine_of(), quote),
+        )
+        service = DragonService(
+            CloudServiceConfig(address="127.0.0.1:0"), self.sides[1], "tiny", "1.0"
+        )
+        self.cloud = ServerHandle(service)
+        client = DragonClient(CloudConfig(address=f"127.0.0.1:{self.cloud.port}"))
+        self.config = replace(CONFIG, side=quote)
+        self.dragon = Dragon(self.sides[0], client, self.config)
+
+    def about(self, question: str, **options: object) -> Answer:
+        config = replace(self.config, **options)  # type: ignore[arg-type]
+        request = Request("one", config, (Turn("user", question),), max_tokens=60)
+        return self.dragon.run(request, lambda progress: None, Control())
+
+
+@pytest.fixture(scope="module")
+def quoting() -> Iterator[Quoting]:
+    made = Quoting()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("policy", ["device", "cloud", "auto", "follow"])
+def test_the_side_that_names_the_thing_answers(quoting: Quoting, policy: str) -> None:
+    schedule = ScheduleConfig(aggregate_on=policy)
+    for question, text, writer, found in (
+        ("Where is the red ball?", TEXTS["ball"], Source.DEVICE, 1),
+        ("What does the pump need?", TEXTS["pump"], Source.CLOUD, 0),
+    ):
+        answer = quoting.about(question, schedule=schedule)
+        assert (answer.text.strip(), answer.error, answer.verified) == (text, None, True)
+        assert set(answer.sources) == {int(writer)}
+        assert answer.metrics.figures()["device_documents"] == found
+
+
+@pytest.mark.parametrize("policy", ["device", "cloud", "auto"])
+def test_a_thing_that_no_document_names_is_not_found(quoting: Quoting, policy: str) -> None:
+    answer = quoting.about(
+        "Where did I last see the green umbrella?", schedule=ScheduleConfig(aggregate_on=policy)
+    )
+    assert isinstance(answer.error, NotFound)
+    assert "'green umbrella'" in str(answer.error)
+    assert "cloud" not in str(answer.error)
+    assert (answer.text, answer.verified) == ("", True)
+    alone = quoting.about("Where is the pump?", use_cloud=False)
+    assert isinstance(alone.error, NotFound)
+    assert "no document on the robot names 'pump', and the cloud took no part" in str(alone.error)
+    assert (alone.text, alone.verified) == ("", False)
 
 
 def test_passes_are_measured_before_the_first_question(world: World) -> None:

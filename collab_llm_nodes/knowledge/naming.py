@@ -1,0 +1,161 @@
+"""The things that an English question names, and the sentences that name them.
+
+    Where did I last see the red balls in the kitchen?      red ball, kitchen
+
+A name is what follows an article or a preposition, without the words that belong to the question
+and to no thing. A question without such names ("where is umbrella") names what is left of it. A
+sentence names a thing only by the whole name: "red ball" is named by "the big red ball", and not by
+"the red box and the blue ball".
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from collab_llm_nodes.knowledge.chunking import sentences
+
+_WORD_OR_MARK = re.compile(r"\w+(?:[-:.'\N{RIGHT SINGLE QUOTATION MARK}]\w+)*|[^\w\s]")
+_APOSTROPHE = re.compile(r"['\N{RIGHT SINGLE QUOTATION MARK}]")
+_POSSESSIVE = re.compile(rf"{_APOSTROPHE.pattern}s$")
+# fmt: off
+_INTRODUCES_A_NAME = frozenset({
+    "a", "an", "the", "this", "that", "these", "those", "my", "your", "our", "his", "her",
+    "its", "their", "any", "some", "every", "each", "no", "another", "which", "many", "at",
+    "behind", "beside", "by", "for", "in", "inside", "near", "of", "on", "onto", "under",
+    "with",
+})
+_JOINS = frozenset({"and", "or", "then"})
+_SMALL_WORDS = frozenset({
+    "i", "you", "he", "she", "it", "we", "they", "me", "him", "us", "them", "one", "ones",
+    "who", "whom", "whose", "what", "when", "where", "why", "how", "if", "is", "am", "are",
+    "was", "were", "be", "been", "being", "do", "does", "did", "done", "has", "have", "had",
+    "having", "can", "could", "may", "might", "must", "shall", "should", "will", "would", "let",
+    "not", "to", "from", "into", "about", "around", "towards", "over", "up", "down", "out",
+    "off", "next", "there", "here", "so", "as", "than", "also", "too", "only", "please",
+    "thank", "thanks", "ok", "okay", "yes", "hello", "hi", "hey", "kindly", "dear", "good",
+    "don", "didn", "isn", "wasn", "haven", "hasn", "ahead", "far", "close", "somebody",
+    "someone", "everybody", "anyone", "something", "anything", "everything", "nothing",
+})
+_TIMES = frozenset({
+    "now", "again", "already", "ago", "ever", "never", "still", "yet", "today", "yesterday",
+    "tonight", "recently", "lately", "just", "last", "latest", "first", "before", "after",
+    "since", "until", "while", "once", "immediately", "quickly", "currently",
+})
+_VERBS = frozenset({
+    "see", "sees", "saw", "seen", "seeing", "spot", "spotted", "notice", "noticed", "observe",
+    "observed", "sight", "sighted", "find", "finds", "found", "finding", "look", "looks",
+    "looked", "looking", "search", "searching", "seek", "locate", "located", "detect",
+    "detected", "identify", "discover", "pinpoint", "scout", "hunt", "track", "meet", "met",
+    "pass", "passed", "visit", "appear", "appears", "appeared", "happen", "happened", "happens",
+    "comes", "come", "came", "lie", "lies", "lying", "stands", "standing", "stood", "sits",
+    "sitting", "hang", "hangs", "hanging", "kept", "stays", "stayed", "remain", "remains",
+    "put", "placed", "lost", "leave", "tell", "say", "said", "show", "shown", "give", "given",
+    "state", "know", "known", "knows", "remember", "remembers", "recall", "noted", "wonder",
+    "think", "need", "want", "like", "try", "make", "reach", "approach", "get", "fetch", "take",
+    "bring", "lead", "guide", "go", "goes", "went", "going", "walk", "walked", "drive", "drove",
+    "move", "moved", "run", "travel", "proceed", "navigate", "head", "step", "roll", "steer",
+    "aim", "wander", "march", "stroll", "return", "advance", "crawl", "park", "arrive", "hurry",
+    "journey", "sprint", "trot", "dash", "hike", "race", "stop", "turn", "ask", "asked",
+    "called",
+})
+"""Of seeing, being, moving and telling."""
+_NEVER_IN_A_NAME = _SMALL_WORDS | _TIMES | _VERBS
+_ASKED_FOR = frozenset({
+    "place", "location", "position", "whereabout", "point", "spot", "distance", "direction",
+    "name", "colour", "color", "number", "price", "cost", "date", "time", "sighting",
+})
+"""Of a thing; not the end of its name: "the ball's place"."""
+_NO_THING_ALONE = _ASKED_FOR | frozenset({
+    "room", "side", "way", "thing", "object", "sight", "view", "memory", "record",
+    "instruction", "task", "goal", "job", "lot", "robot", "machine", "buddy", "end",
+    "beginning", "morning", "afternoon", "evening", "night", "hour", "minute", "second",
+    "moment", "day", "week",
+})
+"""But a part of a name: "the dining room"."""
+# fmt: on
+
+Name = tuple[str, ...]
+
+
+class Named:
+    """The things that a question names.
+
+    Attributes:
+        things: alternatives, each with names that belong together. Empty: the question names none,
+            and every sentence may answer it.
+    """
+
+    def __init__(self, question: str) -> None:
+        words = [word.casefold() for word in _WORD_OR_MARK.findall(question)]
+        self.things = _things(words, anywhere=False) or _things(words, anywhere=True)
+
+    def by(self, sentence: str) -> bool:
+        """Return True if the sentence names all names of one thing."""
+        if not self.things:
+            return True
+        said = f" {' '.join(map(_plain, _WORD_OR_MARK.findall(sentence.casefold())))} "
+        return any(all(f" {' '.join(name)} " in said for name in thing) for thing in self.things)
+
+    def within(self, text: str) -> bool:
+        """Return True if a sentence of ``text`` does, as :meth:`by`."""
+        return any(map(self.by, sentences(text)))
+
+
+def _things(words: list[str], *, anywhere: bool) -> tuple[tuple[Name, ...], ...]:
+    """Return the things that words name.
+
+    "and" joins words of one name ("the black and white cat"), unless another thing begins behind it
+    ("the ball and the box", "the ball and go").
+
+    Args:
+        words: lower case, with the marks between them.
+        anywhere: a name may begin at each word, not only behind those that introduce one.
+    """
+    things: list[list[Name]] = [[]]
+    name: list[str] = []
+    awaited = anywhere
+    for word, following in pairwise([*words, ".", "."]):
+        joins = word in _JOINS
+        awaited = awaited or bool(_POSSESSIVE.search(word))
+        if awaited and not _ends_a_name(following if joins else word) and (name or not joins):
+            name.append(_plain(word))
+            continue
+        if name:
+            things[-1] += _whole(name)
+            name, awaited = [], anywhere
+        if joins:
+            things.append([])
+        elif word in _INTRODUCES_A_NAME:
+            awaited = True
+        elif _is_mark(word):
+            awaited = anywhere
+    return tuple(tuple(thing) for thing in things if thing)
+
+
+def _whole(name: list[str]) -> list[Name]:
+    """Return the name without what is asked for at its end; none if it names no thing."""
+    while name and name[-1] in _ASKED_FOR:
+        name.pop()
+    return [] if _NO_THING_ALONE.issuperset(name) else [tuple(name)]
+
+
+def _ends_a_name(word: str) -> bool:
+    begin = _APOSTROPHE.split(word)[0]
+    return _is_mark(word) or begin in _INTRODUCES_A_NAME or begin in _NEVER_IN_A_NAME
+
+
+def _is_mark(word: str) -> bool:
+    return not (word[0].isalnum() or word[0] == "_")
+
+
+def _plain(word: str) -> str:
+    """Return a word without the endings of plural and possessive, the same for all its forms."""
+    word = _POSSESSIVE.sub("", word)
+    if len(word) > 4 and word.endswith("ies"):
+        return f"{word[:-3]}y"
+    if len(word) > 4 and word.endswith(("ches", "shes", "sses", "xes", "zes")):
+        return word[:-2]
+    if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        return word[:-1]
+    return word
