@@ -36,8 +36,8 @@ class WeightsConfig:
     punish_threshold: float = _fixed(
         0.5, "A model is punished up to this acceptance rate.", low=0.0, high=1.0
     )
-    reward_factor: float = _fixed(1.3, "Multiplies a rewarded weight.", low=1.0, high=100.0)
-    punish_factor: float = _fixed(0.7, "Multiplies a punished weight.", low=0.01, high=1.0)
+    reward_factor: float = _fixed(1.6, "Multiplies a rewarded weight.", low=1.0, high=100.0)
+    punish_factor: float = _fixed(0.5, "Multiplies a punished weight.", low=0.01, high=1.0)
     floor: float = _fixed(
         0.02,
         "Smallest weight, the largest being 1: a model that is out of favour can come back.",

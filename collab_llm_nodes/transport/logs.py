@@ -33,11 +33,16 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class _StandardError(logging.Handler):
-    """Writes to what is standard error then: who runs us may have closed that of the beginning."""
+    """Writes to what is standard error then: who runs us may have closed that of the beginning.
+
+    A line and its end go together: with PYTHONUNBUFFERED, as in many containers, ``print`` makes
+    two writes of them, and what another process writes to the same file may come in between.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            print(self.format(record), file=sys.stderr, flush=True)
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
         except Exception:  # noqa: BLE001 - as in logging's own handlers: work goes on
             self.handleError(record)
 

@@ -20,12 +20,13 @@ class Drawing:
     Args:
         number: of the batch.
         drafts: the batch; ``own`` of each tells the models that are asked for it.
+        since: time at which it begins.
         count: number of all models.
         every_token: vote after each token, and let all models go on from the voted one.
         paper_faithful: have sampled drafts drawn from the models' own probabilities.
 
     Attributes:
-        drafts: the batch.
+        drafts, since: as given.
         asked_at: time of the last step.
         awaited: models whose answer to it is still to come.
     """
@@ -34,6 +35,7 @@ class Drawing:
         self,
         number: int,
         drafts: Sequence[Draft],
+        since: float,
         count: int,
         eos: frozenset[int],
         *,
@@ -41,6 +43,7 @@ class Drawing:
         paper_faithful: bool,
     ) -> None:
         self.drafts = drafts
+        self.since = since
         self.asked_at = 0.0
         self.awaited: set[int] = set()
         self._number = number

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -73,6 +74,7 @@ class Verification:
         accepted: [batch] tokens of each draft that the target accepted.
         llm_s: t_LLM, time of the target's pass [s].
         step_s: time since the verdict before, or since the work began [s].
+        extra: tokens that passes without drafts have given in this time.
     """
 
     asked: Sequence[int]
@@ -80,6 +82,7 @@ class Verification:
     accepted: Sequence[int]
     llm_s: float
     step_s: float
+    extra: int = 0
 
 
 class LengthSelector(Protocol):
@@ -142,8 +145,9 @@ class _DirectionAware:
     def __init__(self, config: LengthConfig) -> None:
         self._config = config
         self._acceptance = Acceptance(config.longest)
-        self._window: list[float] = []  # times per request at the current length
-        self._times: dict[int, float] = {}  # mean of the last window at each length
+        self._window: list[float] = []  # times per request at the current length, so far
+        self._extra = 0.0  # tokens per request that came without drafts meanwhile
+        self._seen: deque[_Window] = deque(maxlen=_KEPT)  # the latest one first
         self._search = self._climb(config.initial)
         self.s = next(self._search)
 
@@ -153,36 +157,45 @@ class _DirectionAware:
         if any(asked != self.s for asked in verification.asked):
             return  # the pool still holds drafts of another length: their time is that one's
         self._window.append(verification.step_s / len(verification.asked))
+        self._extra += verification.extra / len(verification.asked)
         if len(self._window) == self._config.decision_threshold:
             # Rounds in which all models draft are few and long: a median would not see them. A
             # pause of the machine is not the length's.
             most = _PAUSE * statistics.median(self._window)
-            self._times[self.s] = statistics.fmean(min(time_s, most) for time_s in self._window)
+            time_s = statistics.fmean(min(time_s, most) for time_s in self._window)
+            self._seen.appendleft(_Window(self.s, time_s, self._extra / len(self._window)))
             self._window.clear()
+            self._extra = 0.0
             self.s = next(self._search)
 
     def _climb(self, best: int) -> Iterator[int]:
         """Yield the length of the next window, for ever; the window's time is known afterwards."""
-        direction, rest = 1, 1
+        direction = 1
         yield best
         for survey in itertools.count(1):
+            lost_s = 0.0
             for candidate in self._candidates(best, direction):
                 if survey % _RETRY and self._was_bad(candidate, best):
                     continue
                 yield candidate
-                if self._cost(candidate) < self._cost(best):
+                cost, least = self._cost(candidate), self._cost(best)
+                if cost < least:
                     direction = 1 if candidate > best else -1
-                    best, rest = candidate, 1
+                    best = candidate
                     break
+                if cost:
+                    lost_s += (1.0 - least / cost) * self._seen[0].time_s
                 yield best  # its time may have changed meanwhile
             else:
-                for _ in range(rest):
+                yield best
+                while lost_s > 0.0:
+                    lost_s -= _SURVEYS * self._seen[0].time_s
                     yield best
-                rest = min(2 * rest, _LONGEST_REST)
 
     def _was_bad(self, candidate: int, best: int) -> bool:
         """Tell whether the last look at ``candidate`` has shown a clear loss."""
-        return candidate in self._times and self._cost(candidate) > _BAD * self._cost(best)
+        seen = any(window.s == candidate for window in self._seen)
+        return seen and self._cost(candidate) > _BAD * self._cost(best)
 
     def _candidates(self, best: int, direction: int) -> list[int]:
         """Return the lengths to compare with ``best``: none at all, onward, and the other way.
@@ -195,15 +208,58 @@ class _DirectionAware:
         return list(dict.fromkeys(within))
 
     def _cost(self, s: int) -> float:
-        """Return the time per token of all requests together at length ``s`` [s]."""
-        return self._times[s] / (1.0 + self._acceptance.expected(s))
+        """Return the time per token of all requests together at length ``s`` [s].
+
+        Windows are short, and their times vary more than those of neighbouring lengths differ. So a
+        line through those of similar lengths stands for them; without drafts it is another matter.
+        """
+        near = [
+            (_FADES**age, window)
+            for age, window in enumerate(self._seen)
+            if (abs(window.s - s) <= _NEAR and window.s > 0) or window.s == s
+        ]
+        time_s = _on_line([(w, window.s, window.time_s) for w, window in near], s)
+        extra = _on_line([(w, window.s, window.extra) for w, window in near], s)
+        return time_s / (1.0 + extra + self._acceptance.expected(s))
 
 
+class _Window(NamedTuple):
+    """Consecutive verifications at one length.
+
+    Attributes:
+        s: the length.
+        time_s: mean time per request [s].
+        extra: mean tokens per request that came without drafts.
+    """
+
+    s: int
+    time_s: float
+    extra: float
+
+
+def _on_line(points: Sequence[tuple[float, float, float]], at: float) -> float:
+    """Return the value at ``at`` of the line through (weight, x, y) by least squares.
+
+    It is the weighted mean where all x are one.
+    """
+    total = sum(w for w, _, _ in points)
+    x_mean = sum(w * x for w, x, _ in points) / total
+    y_mean = sum(w * y for w, _, y in points) / total
+    spread = sum(w * (x - x_mean) ** 2 for w, x, _ in points)
+    slope = sum(w * (x - x_mean) * y for w, x, y in points) / spread if spread else 0.0
+    return y_mean + slope * (at - x_mean)
+
+
+_KEPT = 32
+_FADES = 0.85
+"""Weight of a window, relative to the one after it."""
+_NEAR = 2
+"""Lengths that differ by no more are on one line."""
 _PAUSE = 4.0
 """A step counts as no more than so many times the median of its window."""
 _FROM_ZERO = 4
-_LONGEST_REST = 16
-"""Windows between two surveys of other lengths, once these have often been worse."""
+_SURVEYS = 0.02
+"""Share of the time that looking at other lengths may cost."""
 _BAD = 1.1
 _RETRY = 8
 """Surveys of which one looks at lengths that cost more than ``_BAD`` times the best."""

@@ -18,11 +18,13 @@ the low one: the pool never holds more than ``high - 1 + draft_batch`` drafts.
 
 In a pipeline, drafting and verification overlap where more requests are under way than one batch
 holds. Fewer go together: on most devices a pass over half a batch takes more than half the time.
+A target that is free before the next drafts are may decode the requests that run (``waits.py``).
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -61,6 +63,7 @@ from collab_llm_nodes.protocols.collective.messages import (
 from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
 from collab_llm_nodes.protocols.collective.requests import Draft, Job, RequestState, State
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
+from collab_llm_nodes.protocols.collective.waits import Waits
 
 _READING_ROUNDS = 4
 """One in so many consecutive verifications that read prompts counts for the length."""
@@ -158,9 +161,12 @@ class Machine:
         self._pool: deque[Draft] = deque()
         self._drawing: Drawing | None = None
         self._verifying: list[Draft] = []
+        self._undrafted = False  # the target decodes without drafts
+        self._waits = Waits()
         self._verification = 0  # number of the one under way, or of the last one
         self._verified_from = 0.0
-        self._step_from = 0.0  # the last verdict, or the begin of work after a pause
+        self._step_from = 0.0  # the last verdict on drafts, or the begin of work after a pause
+        self._step_extra = 0  # tokens since then without drafts
         self._steady = False
         self._reading = 0  # verifications in a row that have read a prompt
         self._batches = 0
@@ -255,9 +261,13 @@ class Machine:
         drafts, self._verifying = self._verifying, []
         pairs = list(zip(drafts, verdicts, strict=True))
         verified = [(each, word) for each, word in pairs if isinstance(word, Outcome)]
-        self._monitor(verified, now)
-        self._reweigh(verified)
-        self._step_from = now
+        if self._undrafted:
+            self._waits.on_undrafted(now - self._verified_from)
+            self._step_extra += len(verified)
+        else:
+            self._monitor(verified, now)
+            self._reweigh(verified)
+            self._step_from, self._step_extra = now, 0
         for draft, word in pairs:
             request = draft.request
             if request.state is State.ENDED:
@@ -301,13 +311,14 @@ class Machine:
         if self._verifying and not self._overlaps(self._schedule.draft_batch):
             return False
         if not self._pool and not self._verifying:
-            self._step_from = now  # nothing is under way
+            self._step_from, self._step_extra = now, 0  # nothing is under way
         serving = set(self.serving(now))
         asked = self.s if serving else 0
         drafts = []
         for request in self._next_requests(now):
             request.state = State.DRAFTING
             models = self._asked(request, serving)
+            request.drafts += 1
             own: list[list[int] | None] = [
                 [] if model in models else None for model in range(self._k)
             ]
@@ -315,6 +326,7 @@ class Machine:
         self._drawing = Drawing(
             self._batches,
             drafts,
+            now,
             self._k,
             self._eos,
             every_token=self._schedule.vote_every_token,
@@ -326,7 +338,7 @@ class Machine:
 
     def _asked(self, request: RequestState, serving: set[int]) -> set[int]:
         """Return the models to ask: those that can change the vote, and now and then all."""
-        if self._schedule.asks_all(request.metrics.rounds):
+        if self._schedule.asks_all(request.drafts):
             return serving
         return deciding(serving, request.weights.values)
 
@@ -379,7 +391,7 @@ class Machine:
         if draws:
             self._news += draws
         else:
-            self._finish()
+            self._finish(now)
 
     def _go_on(self, now: float) -> None:
         """Vote once all proposals are in, and ask for the next tokens."""
@@ -390,10 +402,12 @@ class Machine:
     def _vote(self, drawing: Drawing) -> None:
         drawing.vote()
 
-    def _finish(self) -> None:
+    def _finish(self, now: float) -> None:
         """Put the drafts into the pool."""
         drawing, self._drawing = self._drawing, None
         assert drawing is not None
+        if any(draft.tokens for draft in drawing.drafts):
+            self._waits.on_drafted(now - drawing.since)
         for draft in drawing.drafts:
             if draft.request.state is State.DRAFTING:
                 draft.request.state = State.POOLED
@@ -421,8 +435,10 @@ class Machine:
 
     def _verify(self, now: float) -> bool:
         """Give the target the oldest drafts of the pool; True if that was done."""
-        if self._verifying or not self._pool:
+        if self._verifying:
             return False
+        if not self._pool:
+            return self._decode(now)
         if self._drawing is not None and not self._overlaps(self._schedule.target_batch):
             return False
         # Others join at once where they need no drafting; in sequence, nothing else is under way.
@@ -432,15 +448,38 @@ class Machine:
         drafts = [
             self._pool.popleft() for _ in range(min(len(self._pool), self._schedule.target_batch))
         ]
+        self._undrafted = False
+        self._steady = bool(self._waiting) or self.active >= min(self._level, self._full)
+        self._have_verified(drafts, now)
+        return True
+
+    def _decode(self, now: float) -> bool:
+        """Have the target decode without drafts rather than wait for them; True if it does."""
+        drawing, schedule = self._drawing, self._schedule
+        if drawing is None or not self._running or not schedule.fill_waits:
+            return False
+        if not self._overlaps(schedule.target_batch):
+            return False
+        # Where enough requests run for both, the next draft does not wait for these.
+        spare = len(self._running) >= schedule.target_batch + schedule.draft_batch
+        if not spare and not self._waits.pays(now - drawing.since):
+            return False
+        nobody: list[list[int] | None] = [None] * self._k
+        count = min(len(self._running), schedule.target_batch)
+        drafts = [Draft(self._running.popleft(), 0, 0, nobody) for _ in range(count)]
+        self._undrafted = True
+        self._have_verified(drafts, now)
+        return True
+
+    def _have_verified(self, drafts: list[Draft], now: float) -> None:
+        """Give drafts to the target."""
         for draft in drafts:
             draft.request.state = State.VERIFYING
         self._verifying = drafts
         self._verification += 1
         self._verified_from = now
-        self._steady = bool(self._waiting) or self.active >= self._level  # else the batch drains
         claims = tuple(self._claim(draft) for draft in drafts)
         self._news.append(Verify(self._verification, claims))
-        return True
 
     def _claim(self, draft: Draft) -> Claim:
         job, tokens = draft.request.job, tuple(draft.tokens)
@@ -459,6 +498,9 @@ class Machine:
         """
         reads = any(not draft.request.metrics.rounds for draft, _ in verified)
         self._reading = self._reading + 1 if reads else 0
+        if verified and not reads:
+            tokens = 1.0 + statistics.fmean(outcome.accepted for _, outcome in verified)
+            self._waits.on_verified(now - self._verified_from, tokens)
         if self._reading % _READING_ROUNDS:
             return
         if verified and self._steady:
@@ -469,6 +511,7 @@ class Machine:
                     [outcome.accepted for _, outcome in verified],
                     now - self._verified_from,
                     now - self._step_from,
+                    self._step_extra,
                 )
             )
 
@@ -537,6 +580,12 @@ class Machine:
     @property
     def _k(self) -> int:
         return len(self._models)
+
+    @property
+    def _full(self) -> int:
+        """Active requests from which on all batches are full."""
+        drafted = self._schedule.draft_batch if self._pipelined else 0
+        return self._schedule.target_batch + drafted
 
 
 def _late() -> CollabError:

@@ -50,12 +50,14 @@ class RequestState:
         weights: of the draft models, for its votes.
         since: time at which it came.
         answer, sources: verified tokens, and the rule that produced each.
+        drafts: how many were begun for it.
     """
 
     job: Job
     weights: Weights
     since: float
     state: State = State.WAITING
+    drafts: int = 0
     answer: list[int] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     metrics: CollectiveMetrics = field(default_factory=CollectiveMetrics)

@@ -2,9 +2,8 @@
 
 Results and requests lie in an inbox until someone serves the machine: hands it all of them, and
 does what it then asks for. A thread of the runner does so whenever the bell rings, or when a
-deadline is over. The target's thread does so too, after each of its passes: to hand its verdicts
-to another thread, and to be handed the next claims by it, would cost a fast target a fifth of its
-time.
+deadline is over. The threads that bring results do so too: to wake another thread for each would
+cost a fast target a fifth of its time.
 """
 
 from __future__ import annotations
@@ -128,9 +127,16 @@ class Runner:
             self._wait()
             self._serve()
 
-    def _serve(self) -> None:
-        """Hand the machine what has come in, and do what it asks for."""
-        with self._lock:
+    def _serve(self, *, wait: bool = True) -> None:
+        """Hand the machine what has come in, and do what it asks for.
+
+        Args:
+            wait: for another thread that does so now; else the bell rings once more.
+        """
+        if not self._lock.acquire(blocking=wait):
+            self._bell.put(None)
+            return
+        try:
             try:
                 passes = [] if self._failure else self._act()
             except Exception as error:  # noqa: BLE001 - those who wait must be told
@@ -142,6 +148,8 @@ class Runner:
                 self._refuse()
             elif self._machine.wake_at() < self._wakes_at:
                 self._bell.put(None)
+        finally:
+            self._lock.release()
         for work in passes:
             self._verify(work)
 
@@ -214,11 +222,12 @@ class Runner:
 
     def _proposed(self, draw: Draw, proposals: list[Proposal | None]) -> None:
         done = time.monotonic()
-        self._post(
+        self._inbox.append(
             lambda now: self._machine.on_proposals(
                 draw.model, draw.batch, draw.step, proposals, done
             )
         )
+        self._serve(wait=False)  # who draws may be called by one who serves
 
     def _failed(self, model: int, error: CollabError) -> None:
         self._post(lambda now: self._machine.on_draft_failure(model, error, now))

@@ -55,6 +55,11 @@ class ScheduleConfig:
         low=1,
         high=65536,
     )
+    fill_waits: bool = _fixed(
+        True,
+        "In a pipeline, a target that would wait long for drafts decodes the requests that nobody"
+        " drafts for; else it waits, as in paper 002.",
+    )
     paper_faithful: bool = _fixed(
         False,
         "Judge sampled drafts by the voted model's own probabilities, as paper 002 prints it. This"
