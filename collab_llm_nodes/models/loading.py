@@ -261,7 +261,7 @@ def read_facts(config: ModelConfig) -> CheckpointFacts:
 
 def _check_text(model_type: str) -> None:
     architecture = architecture_of(model_type)
-    if architecture.vision or not architecture.known:
+    if architecture.vision or not architecture.divided:
         raise ModelError(
             "only text models of known architectures are divided",
             field="path",
