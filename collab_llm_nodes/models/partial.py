@@ -101,7 +101,7 @@ def read_facts(config: ModelConfig) -> CheckpointFacts:
     """Read what a checkpoint's files say about it.
 
     Raises:
-        ModelError: as ``load``; or the layers of this architecture are not known.
+        ModelError: as ``load``; or this architecture is not divided.
     """
     folder = model_folder(config)
     vision = _sees(folder)
@@ -212,7 +212,7 @@ def _sees(folder: Path) -> bool:
         ModelError: it is of an architecture that is not divided.
     """
     architecture = architecture_of(model_type_of(folder))
-    if not architecture.known:
+    if not architecture.divided:
         raise ModelError(
             "only models of known architectures are divided",
             field="path",
