@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter, itemgetter
 
@@ -42,9 +42,13 @@ class Masks:
     """Additive attention masks; those of short causal chunks are views of one table.
 
     With grouped heads each row stands ``queries`` times, for the query heads of one key-value head.
+
+    Args:
+        window: last columns that a token sees in layers with a sliding window.
     """
 
-    def __init__(self, context: int, queries: int, like: Tensor) -> None:
+    def __init__(self, context: int, queries: int, like: Tensor, window: int | None = None) -> None:
+        self._window = window
         self._context = context
         self._queries = queries
         # Row i of the causal mask of new tokens behind s columns is 0 up to column s + i. The
@@ -54,6 +58,13 @@ class Masks:
         # A window that begins n columns before the middle shows n columns.
         self._edge = torch.zeros(2 * (context + SHORT)).to(like)
         self._edge[context + SHORT :] = -torch.inf
+
+    def windowed(self, chunk: Chunk) -> Chunk:
+        """Return ``chunk`` as layers with a window see it; the same where they see all of it."""
+        if self._window is None or chunk.end <= self._window:
+            return chunk
+        seen = torch.ones(chunk.new, chunk.end, dtype=torch.bool).tril_(chunk.start)
+        return replace(chunk, mask=seen.triu_(chunk.start - self._window + 1))
 
     def one(self, chunk: Chunk) -> Tensor | None:
         """Return the mask [new * queries, end]; None where nothing is hidden."""
@@ -215,6 +226,24 @@ def _fitting(chunks: Sequence[Chunk], room: int, heads: Heads, *, forks: bool) -
     return len(chunks)
 
 
+@dataclass(frozen=True)
+class _Sight:
+    """The columns that a chunk attends to in some layers.
+
+    Attributes:
+        whole: it is a prompt from its start: causal without a mask, which would be large.
+        mask: additive [new * queries, end]; None where nothing is hidden, or by ``whole`` alone.
+    """
+
+    whole: bool
+    mask: Tensor | None
+
+    @classmethod
+    def of(cls, chunk: Chunk, masks: Masks) -> _Sight:
+        whole = chunk.new > SHORT and chunk.start == 0 and chunk.mask is None
+        return cls(whole, None if whole else masks.one(chunk))
+
+
 class InPlace:
     """One chunk that attends to its cache where it lies.
 
@@ -226,9 +255,8 @@ class InPlace:
         self.rows = slice(first_row, first_row + chunk.new)
         self._new = chunk.new
         self._heads = heads
-        # A prompt from its start: causal without a mask, which would be large.
-        self._whole = chunk.new > SHORT and chunk.start == 0 and chunk.mask is None
-        self._mask = None if self._whole else masks.one(chunk)
+        narrow, full = masks.windowed(chunk), _Sight.of(chunk, masks)
+        self._sights = full, full if narrow is chunk else _Sight.of(narrow, masks)
         parts = chunk.cache.parts(chunk.end)
         self._products = chunk.new <= SHORT and (len(parts) > 1 or _streams(chunk, heads))
         self._parts = _by_layer(parts, heads) if self._products or len(parts) > 1 else None
@@ -238,12 +266,12 @@ class InPlace:
         # [layers], each [new, 2 * kv_heads, head_dim], as a layer computes them
         self._written = chunk.cache.written(chunk.start, chunk.end).transpose(1, 2).unbind(0)
 
-    def attend(self, layer: int, qkv: Tensor) -> Tensor:
+    def attend(self, layer: int, qkv: Tensor, windowed: bool) -> Tensor:
         """[new, heads, head_dim] -> [new, query heads * head_dim].
 
-        Writes keys and values of ``layer`` (from 0).
+        Writes keys and values of ``layer`` (from 0), which has a window or not.
         """
-        heads, new = self._heads, self._new
+        heads, new, sight = self._heads, self._new, self._sights[windowed]
         query, written = qkv.split_with_sizes((heads.query, 2 * heads.key), 1)
         self._written[layer].copy_(written)
         if self._parts is None:
@@ -252,9 +280,9 @@ class InPlace:
             keys, values = (by_layer[layer] for by_layer in self._parts)
             if self._products:
                 query = _by_key_head(query, 1, heads)[0]
-                return _rows(_by_products(query, keys, values, self._mask)[None], new, heads)
+                return _rows(_by_products(query, keys, values, sight.mask)[None], new, heads)
             key, value = torch.cat(keys, dim=1)[None], torch.cat(values, dim=1)[None]
-        if self._whole:
+        if sight.whole:
             output = functional.scaled_dot_product_attention(
                 query.transpose(0, 1)[None],
                 key,
@@ -264,7 +292,7 @@ class InPlace:
             )
             return output[0].transpose(0, 1).reshape(new, -1)
         output = functional.scaled_dot_product_attention(
-            _by_key_head(query, 1, heads), key, value, attn_mask=self._mask
+            _by_key_head(query, 1, heads), key, value, attn_mask=sight.mask
         )
         return _rows(output, new, heads)
 
@@ -322,8 +350,14 @@ class Gathered:
         seated = [
             chunk for _, chunk in sorted(zip(self._slots, chunks, strict=True), key=itemgetter(0))
         ]
-        self._prefix_mask = masks.prefix(seated, new, skip) if forks else None
-        self._mask = masks.several(seated, new, skip, longest)
+
+        def both(own: Sequence[Chunk]) -> tuple[Tensor | None, Tensor]:
+            prefix = masks.prefix(own, new, skip) if forks else None
+            return prefix, masks.several(own, new, skip, longest)
+
+        narrow, full = [masks.windowed(chunk) for chunk in seated], both(seated)
+        same = all(a is b for a, b in zip(narrow, seated, strict=True))
+        self._masks = full, full if same else both(narrow)  # the latter for layers with a window
         used = block.columns[:, : len(chunks), :, :longest]
         self.bytes = used.nbytes
         keys, values = used.split_with_sizes((heads.key, heads.key), 2)
@@ -345,10 +379,10 @@ class Gathered:
         in_order = places == list(range(len(chunks) * new))
         self._places = None if in_order else torch.tensor(places, device=used.device)
 
-    def attend(self, layer: int, qkv: Tensor) -> Tensor:
+    def attend(self, layer: int, qkv: Tensor, windowed: bool) -> Tensor:
         """[rows, heads, head_dim] of the group's rows -> [rows, query heads * head_dim].
 
-        Writes keys and values of ``layer`` (from 0).
+        Writes keys and values of ``layer`` (from 0), which has a window or not.
         """
         heads, count, new = self._heads, len(self._chunks), self._new
         query, written = qkv.split_with_sizes((heads.query, 2 * heads.key), 1)
@@ -358,14 +392,13 @@ class Gathered:
             query = placed.index_copy_(0, self._places, query)
         query = _by_key_head(query, count, heads)
         keys, values = self._keys[layer], self._values[layer]
+        prefix_mask, mask = self._masks[windowed]
         if self._prefix is None:
-            output = functional.scaled_dot_product_attention(
-                query, keys, values, attn_mask=self._mask
-            )
+            output = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
         else:
             shared_keys, shared_values = (by_layer[layer] for by_layer in self._prefix)
             output = _behind_prefix(
-                query, shared_keys, shared_values, self._prefix_mask, keys, values, self._mask
+                query, shared_keys, shared_values, prefix_mask, keys, values, mask
             )
         output = _rows(output, new, heads)
         return output if self._places is None else output[self._places]

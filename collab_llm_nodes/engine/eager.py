@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
-from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.architectures import attention_windows, decoder_parts
+from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.loading import LoadedModel
 
 
@@ -25,7 +24,6 @@ class EagerBackend:
     def __init__(self, loaded: LoadedModel, vocab_size: int) -> None:
         self._loaded = loaded
         self._vocab_size = vocab_size
-        self._windows = any(attention_windows(loaded.model))
         # The hook of a layer runs in the thread of the forward pass: this finds its session.
         self._pass = threading.local()
         parts = decoder_parts(loaded.model)
@@ -102,10 +100,6 @@ class EagerBackend:
         """Additive [1, 1, k, end]; None lets transformers make the causal one."""
         if chunk.mask is None:
             return None
-        if self._windows:
-            raise ModelError(
-                "token trees with sliding-window attention", remedy="draft one continuation only"
-            )
         hidden = ~chunk.mask.to(like.device)
         mask = like.new_zeros(hidden.shape)
         return mask.masked_fill_(hidden, torch.finfo(like.dtype).min)[None, None]

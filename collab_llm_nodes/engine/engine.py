@@ -24,7 +24,7 @@ from collab_llm_nodes.engine.saved import Fit, SavedSession
 from collab_llm_nodes.engine.session import AfterExit, Check, Feed, Session
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.models.architectures import attention_windows, decoder_parts
 from collab_llm_nodes.models.fingerprint import fingerprint
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import EncodedPrompt
@@ -50,6 +50,7 @@ class Engine:
         context: tokens a session can hold.
         exit_layers: exits that fire, counted in layers done.
         backend: the one in use, "static" or "eager".
+        windowed: some layers attend to the last tokens only; such a model grows no trees.
         device: the model's.
 
     Raises:
@@ -69,6 +70,7 @@ class Engine:
         self._exits = (
             ExitScorer(head, loaded.adapters, candidates) if loaded.adapters is not None else None
         )
+        self.windowed = any(attention_windows(loaded.model))
         self.backend = _choose(backend, loaded)
         self._backend: Backend = (
             StaticBackend(loaded, head)

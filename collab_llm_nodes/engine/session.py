@@ -19,7 +19,7 @@ from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.pictures import encode_pictures, features_within, show
 from collab_llm_nodes.engine.saved import SavedSession
 from collab_llm_nodes.engine.tree import TokenTree
-from collab_llm_nodes.errors import InvalidInput, ProtocolError
+from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 if TYPE_CHECKING:
@@ -261,6 +261,10 @@ class Session:
     def _check_growth(self, ids: Sequence[int], parents: Sequence[int]) -> None:
         if len(ids) != len(parents):
             raise InvalidInput(f"{len(ids)} ids and {len(parents)} parents", field="parents")
+        if self._engine.windowed:
+            raise ModelError(
+                "token trees with sliding-window attention", remedy="draft one continuation only"
+            )
         if self.length < len(self._prompt.ids):
             raise ProtocolError(
                 f"{self.length} of the prompt's {len(self._prompt.ids)} tokens have been fed",

@@ -22,7 +22,7 @@ from collab_llm_nodes.engine.session import OnStates
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.engine.tree import TokenTree
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
-from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.models.architectures import attention_windows, decoder_parts
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.partial import load_layers
 from collab_llm_nodes.models.vocabulary import vocabulary_size
@@ -51,7 +51,7 @@ class Stage:
 
     def __init__(self, config: ModelConfig, first: int, last: int) -> None:
         loaded, self.num_layers, self.bytes = load_layers(config, first, last)
-        if not StaticBackend.supports(loaded):
+        if not StaticBackend.supports(loaded) or any(attention_windows(loaded.model)):
             raise ModelError(
                 "this model's attention cannot be divided into stages",
                 field="path",

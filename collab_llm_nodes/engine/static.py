@@ -11,8 +11,10 @@ also needs a compiler on the robot); the transformers forward 1.0 ms. TorchScrip
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -34,6 +36,12 @@ from collab_llm_nodes.models.architectures import (
 )
 from collab_llm_nodes.models.loading import LoadedModel
 
+_SPECIALITIES = (
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "use_bidirectional_attention",
+)
+"""Settings of a configuration, any of which the layer loop does not follow."""
 ROPE_TYPES = ("default", "linear", "llama3")  # angles that depend on the position alone
 
 
@@ -58,6 +66,9 @@ class _Layer:
         self.out = fused([parts.out])
         self.up = fused(parts.up)
         self.gated = len(parts.up) == 2
+        self.head_norms = _HeadNorms.of(parts)
+        self.out_norm = None if parts.out_norm is None else norm_of(parts.out_norm)
+        self.down_norm = None if parts.down_norm is None else norm_of(parts.down_norm)
         self.activation: Callable[[Tensor], Tensor] = getattr(
             parts.activation, "forward", parts.activation
         )
@@ -65,10 +76,14 @@ class _Layer:
 
     def before_attention(self, x: Tensor) -> Tensor:
         """[rows, hidden] -> queries, keys and values [rows, heads * head_dim]."""
-        return self.qkv(self.attention_norm(x) if self.norm_first else x)
+        qkv = self.qkv(self.attention_norm(x) if self.norm_first else x)
+        return qkv if self.head_norms is None else self.head_norms(qkv)
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """[rows, hidden] before the layer and [rows, heads * head_dim] -> [rows, hidden]."""
+        if self.out_norm is not None and self.down_norm is not None:
+            x = x + self.out_norm(self.out(attended))
+            return x + self.down_norm(self.down(self._widen(self.mlp_norm(x))))
         x = self.out.add_to(x, attended)
         if self.norm_first:
             return self.down.add_to(x, self._widen(self.mlp_norm(x)))
@@ -81,6 +96,37 @@ class _Layer:
             return self.activation(up)
         gate, up = up.chunk(2, dim=-1)
         return self.activation(gate).mul_(up)
+
+
+@dataclass(frozen=True)
+class _HeadNorms:
+    """Norms of the queries and keys of each head, between their map and their rotation.
+
+    Attributes:
+        widths: of all queries, keys and values of a row.
+    """
+
+    query: Callable[[Tensor], Tensor]
+    key: Callable[[Tensor], Tensor]
+    head_dim: int
+    widths: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, parts: LayerParts) -> _HeadNorms | None:
+        if parts.query_norm is None or parts.key_norm is None:
+            return None
+        widths = parts.query.out_features, parts.key.out_features, parts.value.out_features
+        (head_dim,) = parts.query_norm.weight.shape  # type: ignore[misc]
+        return cls(norm_of(parts.query_norm), norm_of(parts.key_norm), head_dim, widths)
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        """[rows, heads * head_dim] -> the same, with queries and keys normed."""
+        query, key, value = qkv.split_with_sizes(self.widths, 1)
+        normed = [
+            norm(part.reshape(-1, self.head_dim)).view(part.shape)
+            for norm, part in ((self.query, query), (self.key, key))
+        ]
+        return torch.cat((*normed, value), dim=1)
 
 
 class StaticBackend:
@@ -103,13 +149,23 @@ class StaticBackend:
         self._heads = Heads(queries, keys, attention.head_dim)
         self._like: Tensor = self._norm_weight(parts).detach()
         self.device, self.dtype = self._like.device, self._like.dtype
-        self._masks = Masks(config.max_position_embeddings, self._heads.shared, self._like[:0])
+        windows = attention_windows(model)
+        self._windowed = [window is not None for window in windows]
+        window = max((window for window in windows if window is not None), default=None)
+        self._masks = Masks(
+            config.max_position_embeddings, self._heads.shared, self._like[:0], window
+        )
         self._blocks = Blocks()
         self._rotary = getattr(decoder, "rotary_emb", None)
-        self._rotations: Tensor | None = None  # [positions, 2, 1, head_dim]: cosines and sines
+        # Of each layer: models whose layers rotate by different angles name them by a type.
+        several = isinstance(getattr(self._rotary, "rope_type", None), dict)
+        self._rotates = [layer.self_attn.layer_type if several else "" for layer in parts.layers]
+        # By type, [positions, 2, 1, head_dim]: cosines and sines
+        self._rotations: dict[str, Tensor] = {}
         self._growing = threading.Lock()
         self._embed_positions = getattr(decoder, "embed_positions", None)  # OPT
         self._project_in = getattr(decoder, "project_in", None)
+        self._embed_scale = getattr(model.get_input_embeddings(), "embed_scale", None)  # Gemma
         self._head = head
 
     @staticmethod
@@ -120,12 +176,22 @@ class StaticBackend:
 
     @staticmethod
     def supports(loaded: LoadedModel) -> bool:
-        """No unknown layers or sliding windows; rotations depend on the position alone."""
-        if not architecture_of(loaded.model.config.model_type).known:
+        """Return True for known layers with plain attention, in windows of one size at most.
+
+        Their rotations depend on the position alone.
+        """
+        model, config = loaded.model, loaded.model.config.get_text_config()
+        if not architecture_of(model.config.model_type).known:
             return False
-        rotary = getattr(loaded.model.get_decoder(), "rotary_emb", None)
+        rotary = getattr(model.get_decoder(), "rotary_emb", None)
         rope_type = "default" if rotary is None else rotary.rope_type
-        return not any(attention_windows(loaded.model)) and rope_type in ROPE_TYPES
+        rope_types = rope_type.values() if isinstance(rope_type, dict) else [rope_type]
+        return (
+            all(name in ROPE_TYPES for name in rope_types)
+            and len({window for window in attention_windows(model) if window}) <= 1
+            and all(_scales_as_usual(layer.self_attn) for layer in decoder_parts(model).layers)
+            and not any(getattr(config, name, None) for name in _SPECIALITIES)
+        )
 
     def new_cache(self) -> StaticCache:
         heads = self._heads
@@ -152,9 +218,10 @@ class StaticBackend:
         groups = grouped(chunks, self._heads, self._masks, self._blocks)
         if enter:
             x = self._enter(chunks, x)
-        rotation = self._rotation(chunks) if self._rotary is not None else None
+        rotations = self._rotations_of(chunks)
         try:
             for number, layer in enumerate(self._layers_for(chunks)):
+                rotation = rotations.get(self._rotates[number])
                 attended = self._attend(number, layer.before_attention(x), rotation, groups)
                 x = layer.after_attention(x, attended)
                 if after_layer is not None:
@@ -189,6 +256,8 @@ class StaticBackend:
 
     def _enter(self, chunks: Sequence[Chunk], x: Tensor) -> Tensor:
         """Turn embedded tokens into what the first layer reads [rows, hidden]."""
+        if self._embed_scale is not None:
+            x = x * self._embed_scale.to(x.dtype)
         if self._rotary is not None:
             return x
         if self._project_in is not None:
@@ -220,36 +289,44 @@ class StaticBackend:
             rotated = qkv.narrow(1, 0, heads.query + heads.key)
             swapped = rotated.roll(heads.dim // 2, -1)
             rotated.mul_(cos).addcmul_(swapped, sin)
+        windowed = self._windowed[layer]
         if len(groups) == 1:
-            return groups[0].attend(layer, qkv)
-        return torch.cat([group.attend(layer, qkv[group.rows]) for group in groups])
+            return groups[0].attend(layer, qkv, windowed)
+        return torch.cat([group.attend(layer, qkv[group.rows], windowed) for group in groups])
 
-    def _rotation(self, chunks: Sequence[Chunk]) -> tuple[Tensor, ...]:
+    def _rotations_of(self, chunks: Sequence[Chunk]) -> dict[str, tuple[Tensor, ...]]:
+        """Return the rotation of each type of layers; none where positions are embedded."""
+        if self._rotary is None:
+            return {}
+        return {kind: self._rotation(chunks, kind) for kind in set(self._rotates)}
+
+    def _rotation(self, chunks: Sequence[Chunk], kind: str) -> tuple[Tensor, ...]:
         """Cosines and signed sines [rows, 1, head_dim]: x rotated is x * cos + swapped x * sin."""
         first = chunks[0].positions
         if len(chunks) == 1 and isinstance(first, int):
-            return self._table(chunks[0].end).narrow(0, first, chunks[0].new).unbind(1)
+            return self._table(chunks[0].end, kind).narrow(0, first, chunks[0].new).unbind(1)
         if any(isinstance(c.positions, Tensor) and c.positions.ndim == 2 for c in chunks):  # M-RoPE
-            parts = [self._angles(_positions([chunk], self._like.device)) for chunk in chunks]
+            parts = [self._angles(_positions([chunk], self._like.device), kind) for chunk in chunks]
             return _joined(parts).unbind(1)
-        table = self._table(max([chunk.end for chunk in chunks]))
+        table = self._table(max([chunk.end for chunk in chunks]), kind)
         return table[_positions(chunks, self._like.device)].unbind(1)
 
-    def _table(self, columns: int) -> Tensor:
+    def _table(self, columns: int, kind: str) -> Tensor:
         """Rotations of the positions of so many columns, which are no larger."""
-        table = self._rotations
+        table = self._rotations.get(kind)
         if table is None or table.shape[0] < columns:
             with self._growing:  # else a thread that needs fewer could put back a shorter one
-                table = self._rotations
+                table = self._rotations.get(kind)
                 if table is None or table.shape[0] < columns:
-                    table = self._angles(torch.arange(-(-columns // 1024) * 1024))
-                    self._rotations = table
+                    table = self._angles(torch.arange(-(-columns // 1024) * 1024), kind)
+                    self._rotations[kind] = table
         return table
 
-    def _angles(self, positions: Tensor) -> Tensor:
+    def _angles(self, positions: Tensor, kind: str) -> Tensor:
         """Return cosines and signed sines [k, 2, 1, head_dim] for positions [k] or [3, k]."""
         assert self._rotary is not None
-        cos, sin = self._rotary(self._like, positions[..., None, :].to(self._like.device))
+        kinds = (kind,) if kind else ()
+        cos, sin = self._rotary(self._like, positions[..., None, :].to(self._like.device), *kinds)
         half = self._heads.dim // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
         return torch.stack((cos.view(-1, self._heads.dim), sin.view(-1, self._heads.dim)), dim=1)[
@@ -275,6 +352,12 @@ class StaticBackend:
         """Return normed states and logits of rows [rows, hidden]."""
         states = self._head.norm(x)
         return states, self._head(states)
+
+
+def _scales_as_usual(attention: Any) -> bool:
+    """Return True if scores are divided by the root of the head's width."""
+    usual = attention.head_dim**-0.5
+    return math.isclose(getattr(attention, "scaling", usual), usual)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -21,11 +21,13 @@ class Architecture:
         vision: it takes images, and its positions are three-dimensional (M-RoPE).
         norm: name of the final norm in the text decoder.
         known: its layers are as ``layer_parts`` takes them apart.
+        divided: its layers can be loaded a part at a time.
     """
 
     vision: bool
     norm: str = "norm"
     known: bool = True
+    divided: bool = True
 
 
 ARCHITECTURES = {
@@ -35,21 +37,23 @@ ARCHITECTURES = {
     "qwen2": Architecture(vision=False),
     "opt": Architecture(vision=False, norm="final_layer_norm"),
 }
-_OTHER = Architecture(vision=False, known=False)
+_OTHERS = {"gemma3_text": Architecture(vision=False, divided=False)}
+"""Others whose layers are known, but are not divided."""
+_UNKNOWN = Architecture(vision=False, known=False, divided=False)
 _TAKEN = {"inputs_embeds", "position_ids", "attention_mask", "past_key_values", "logits_to_keep"}
 
 
 def architecture_of(model_type: str) -> Architecture:
-    """Look ``config.model_type`` up.
+    """Return what is known of a ``config.model_type``.
 
     Any causal language model of transformers may do; ``check_other`` tells when it is loaded.
 
     Raises:
         ModelError: it is none of ``ARCHITECTURES`` and no causal language model.
     """
-    found = ARCHITECTURES.get(model_type)
+    found = ARCHITECTURES.get(model_type) or _OTHERS.get(model_type)
     if found is None and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        found = _OTHER
+        found = _UNKNOWN
     if found is None:
         raise ModelError(
             f"unknown architecture {model_type!r}",
@@ -131,6 +135,8 @@ class LayerParts:
         activation: of the gate, or of ``up`` where there is none.
         down: the map out of it.
         norm_first: norms stand before the halves, else behind their sums (OPT-350m).
+        query_norm, key_norm: norms of each head, before it is rotated; None where there are none.
+        out_norm, down_norm: norms of what each half adds; None where there are none.
     """
 
     attention_norm: nn.Module
@@ -143,6 +149,10 @@ class LayerParts:
     activation: Callable[[Tensor], Tensor]
     down: nn.Linear
     norm_first: bool = True
+    query_norm: nn.Module | None = None
+    key_norm: nn.Module | None = None
+    out_norm: nn.Module | None = None
+    down_norm: nn.Module | None = None
 
 
 def layer_parts(layer: Any) -> LayerParts:
@@ -160,14 +170,19 @@ def layer_parts(layer: Any) -> LayerParts:
             layer.fc2,
             layer.do_layer_norm_before,
         )
+    around = hasattr(layer, "pre_feedforward_layernorm")  # Gemma: norms on both sides of each half
     return LayerParts(
         layer.input_layernorm,
         *projections,
         attention.o_proj,
-        layer.post_attention_layernorm,
+        layer.pre_feedforward_layernorm if around else layer.post_attention_layernorm,
         (layer.mlp.gate_proj, layer.mlp.up_proj),
         layer.mlp.act_fn,
         layer.mlp.down_proj,
+        query_norm=getattr(attention, "q_norm", None),
+        key_norm=getattr(attention, "k_norm", None),
+        out_norm=layer.post_attention_layernorm if around else None,
+        down_norm=layer.post_feedforward_layernorm if around else None,
     )
 
 

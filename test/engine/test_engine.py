@@ -278,16 +278,16 @@ def test_threads_that_need_fewer_positions_leave_the_longer_table(
     assert isinstance(backend, StaticBackend)
     plain, entered, release = backend._angles, threading.Event(), threading.Event()
 
-    def angles(positions: torch.Tensor) -> torch.Tensor:
+    def angles(positions: torch.Tensor, kind: str) -> torch.Tensor:
         if len(positions) == 1024:  # the short table is held up in the making
             entered.set()
             assert release.wait(60)
-        return plain(positions)
+        return plain(positions, kind)
 
     monkeypatch.setattr(backend, "_angles", angles)
     lengths: dict[int, int] = {}
     short, long = (
-        threading.Thread(target=lambda n=n: lengths.update({n: len(backend._table(n))}))  # type: ignore[misc]
+        threading.Thread(target=lambda n=n: lengths.update({n: len(backend._table(n, ""))}))  # type: ignore[misc]
         for n in (10, 2000)
     )
     short.start()
@@ -298,7 +298,7 @@ def test_threads_that_need_fewer_positions_leave_the_longer_table(
     short.join(60)
     long.join(60)
     assert lengths[2000] >= 2000
-    assert len(backend._table(10)) >= 2000, "a shorter table took its place"
+    assert len(backend._table(10, "")) >= 2000, "a shorter table took its place"
 
 
 def test_a_closed_session_frees_its_cache() -> None:

@@ -1,4 +1,4 @@
-"""Causal language models that this package has never heard of, through the eager backend."""
+"""Causal language models that are not among those of the protocols, through either backend."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from transformers import (
 )
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.engine import reference
+from collab_llm_nodes.engine import attention, reference
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.session import Feed
 from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.loading import ModelConfig, load
@@ -51,6 +52,7 @@ OTHERS = {
             "sliding_window": WINDOW,
             "_sliding_window_pattern": 2,
             "tie_word_embeddings": False,
+            "query_pre_attn_scalar": SIZES["head_dim"],
         },
     ),
     "mistral": (MistralForCausalLM, MistralConfig, {**SIZES, "sliding_window": WINDOW}),
@@ -74,7 +76,7 @@ def test_answers_equal_the_reference_across_rollbacks(name: str, tmp_path: Path)
     model, config, sizes = OTHERS[name]
     loaded = load(ModelConfig(str(written(tmp_path, model, config, **sizes)), exit_layers=(2,)))
     engine = Engine(loaded)
-    assert engine.backend == "eager"
+    assert engine.backend == ("static" if name == "gemma3_text" else "eager")
     right = reference.generate(loaded, PROMPT, SamplingConfig(), TOKENS, frozenset())
     assert len(set(right)) > 3, "a constant answer proves nothing"
     exits: dict[int, torch.Tensor] = {}
@@ -89,8 +91,35 @@ def test_answers_equal_the_reference_across_rollbacks(name: str, tmp_path: Path)
     assert answer == right
 
 
-def test_trees_are_refused_where_attention_has_windows(tmp_path: Path) -> None:
-    model, config, sizes = OTHERS["mistral"]
+@pytest.mark.parametrize("columns", [512, 40, 0], ids=["in blocks", "forks", "in place"])
+def test_sessions_of_a_model_with_windows_share_passes(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, config, sizes = OTHERS["gemma3_text"]
+    loaded = load(ModelConfig(str(written(tmp_path, model, config, **sizes))))
+    prefix = list(range(5, 140))
+    behind = [[30, 31, 32], [40, 41], [50]], [[33], [42], [51]]
+
+    def logits(engine: Engine) -> list[torch.Tensor]:
+        first = engine.open(EncodedPrompt(()))
+        first.feed(prefix, last=0)
+        sessions = [first.fork(), first.fork(), engine.open(EncodedPrompt(()))]
+        sessions[2].feed(prefix[:20], last=0)
+        passes = [engine.run([*map(Feed, sessions, ids)]) for ids in behind]
+        found = [each for results in passes for each in results]
+        assert not any(isinstance(each, Exception) for each in found), found
+        return found
+
+    right = logits(Engine(loaded, backend="eager"))
+    column_bytes = 2 * sizes["num_hidden_layers"] * sizes["head_dim"] * 4
+    monkeypatch.setattr(attention, "GATHERED", columns * column_bytes)
+    for found, expected in zip(logits(Engine(loaded)), right, strict=True):
+        torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text"])
+def test_trees_are_refused_where_attention_has_windows(name: str, tmp_path: Path) -> None:
+    model, config, sizes = OTHERS[name]
     session = Engine(load(ModelConfig(str(written(tmp_path, model, config, **sizes))))).open(PROMPT)
     session.feed(PROMPT.ids)
     with pytest.raises(ModelError, match="sliding-window"):
@@ -103,8 +132,22 @@ def test_a_model_built_in_another_way_is_a_typed_error(tmp_path: Path) -> None:
         load(ModelConfig(str(folder)))
 
 
-def test_only_known_architectures_are_divided(tmp_path: Path) -> None:
-    model, config, sizes = OTHERS["qwen3"]
+@pytest.mark.parametrize(
+    "changed",
+    [{"query_pre_attn_scalar": 64}, {"final_logit_softcapping": 3.0}],
+    ids=["scores scaled otherwise", "logits capped"],
+)
+def test_what_the_layer_loop_does_not_follow_is_left_to_transformers(
+    changed: dict[str, Any], tmp_path: Path
+) -> None:
+    model, config, sizes = OTHERS["gemma3_text"]
+    folder = written(tmp_path, model, config, **{**sizes, **changed})
+    assert Engine(load(ModelConfig(str(folder)))).backend == "eager"
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text"])
+def test_only_known_architectures_are_divided(name: str, tmp_path: Path) -> None:
+    model, config, sizes = OTHERS[name]
     folder = written(tmp_path, model, config, **sizes)
     with pytest.raises(ModelError, match="known architectures are divided"):
         Stage(ModelConfig(str(folder)), 0, 2)
