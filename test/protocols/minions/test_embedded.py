@@ -29,7 +29,7 @@ from collab_llm_nodes.protocols.minions.embedded.queries import (
     read_query,
 )
 from collab_llm_nodes.protocols.minions.embedded.remote import UNKNOWN, Planner
-from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat
+from collab_llm_nodes.protocols.minions.embedded.windows import CLOSING, OPENING, WindowedChat
 from collab_llm_nodes.protocols.minions.messages import AskRemote, CannotPlan, LocalPrompt
 from collab_llm_nodes.protocols.minions.minion import minion
 from collab_llm_nodes.protocols.minions.minions import cited_lines, minions
@@ -343,20 +343,57 @@ def test_a_short_text_and_a_prompt_without_one_are_passed_on() -> None:
     assert model.asked == [short, job]
 
 
-def test_cutting_a_long_text_ends_when_nobody_waits_for_it() -> None:
+class EndsAfter(Control):
+    """Is cancelled at its n-th check."""
+
+    def __init__(self, checks: int) -> None:
+        super().__init__()
+        self.left = checks
+
+    def check(self) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            self.cancel()
+        super().check()
+
+
+@pytest.mark.parametrize("checks", [1, 7])
+@pytest.mark.parametrize("text", ["a b c d e f\n" * 1000, "a b c d e f " * 1000])
+def test_cutting_a_long_text_ends_when_nobody_waits_for_it(text: str, checks: int) -> None:
     model = Says(lambda text: "None")
     counted: list[str] = []
-    control = Control(time.monotonic() + 60)
 
     def count(text: str) -> int:
         counted.append(text)
-        control.cancel()
         return words(text)
 
     with pytest.raises(Cancelled):
-        WindowedChat(model, count, 30).ask([direct("a b c d e f\n" * 1000)], control)
-    assert len(counted) < 20
+        WindowedChat(model, count, 30).ask([direct(text)], EndsAfter(checks))
+    # Between two checks a line is counted, or an overlong one is halved until its parts fit.
+    assert len(counted) <= 3 * checks
+    assert max(map(len, counted)) <= 300
     assert not model.asked
+
+
+@pytest.mark.parametrize("word", ["word ", "word"], ids=["words", "one word"])
+def test_an_overlong_line_is_read_in_parts(word: str) -> None:
+    """Four megabytes in one line; the text around it is read as well."""
+    model = Says(lambda text: "None")
+    line = word * (4_000_000 // len(word))
+
+    def count(text: str) -> int:
+        assert len(text) < 10_000, "a long text is counted at once"
+        return len(text) // 4 + 1
+
+    request = direct(f"before\n{line}\nbehind")
+    (reply,) = WindowedChat(model, count, 640).ask([request], Control(time.monotonic() + 60))
+    assert isinstance(reply, Reply)
+    prompts_read = [request.turns[0].content for request in model.asked]
+    read = [prompt.split(OPENING)[1].split(CLOSING)[0] for prompt in prompts_read]
+    assert all(count(text) <= 640 for text in read)
+    assert "".join(read).replace("\n", "").replace(" ", "") == (
+        f"before{line}behind".replace(" ", "")
+    )
 
 
 def test_a_window_sees_the_last_message_of_a_talk() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -25,6 +26,8 @@ from collab_llm_nodes.models.turns import Turn
 OPENING, CLOSING = "### Text\n", "\n\n### Question\n"
 """Marks of the text in the prompts of Minion and of the models that answer alone."""
 NOTHING = "None"
+_COUNTED = 8
+"""Characters, for each token of a window, up to which a line is counted as a whole."""
 
 
 def token_count(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], int]:
@@ -70,14 +73,15 @@ class WindowedChat:
         self.reader.close()
 
     def _windowed(self, request: ChatRequest, control: Control) -> list[ChatRequest]:
-        """Return the request once for each window; counting a long text's tokens takes seconds."""
+        """Return the request once for each window, or as it is if there is but one."""
         turns = request.turns
         place = next((i for i, turn in enumerate(turns) if OPENING in turn.content), None)
         if place is None:
             return [request]
         before, _, rest = turns[place].content.partition(OPENING)
         text, _, behind = rest.rpartition(CLOSING)
-        if not text or self._count(text) <= self._tokens:
+        windows = [*self._windows(text, control)]
+        if len(windows) == 1:
             return [request]
         last = (turns[-1],) if place < len(turns) - 1 else ()
         return [
@@ -88,22 +92,38 @@ class WindowedChat:
                     *last,
                 ),
             )
-            for window in self._windows(text, control)
+            for window in windows
         ]
 
     def _windows(self, text: str, control: Control) -> Iterator[str]:
-        """Yield whole lines of ``text``, as many as fit into a window."""
+        """Yield whole lines of ``text``, as many as fit into a window, and overlong ones in parts.
+
+        To count the tokens of a long text takes seconds, so they are counted part by part.
+        """
         lines: list[str] = []
         used = 0
         for line in text.splitlines():
-            length = self._count(line) + 1
-            if lines and used + length > self._tokens:
+            for part, tokens in self._parts(line):
                 control.check()
-                yield "\n".join(lines).strip()
-                lines, used = [], 0
-            lines.append(line)
-            used += length
+                if lines and used + tokens + 1 > self._tokens:
+                    yield "\n".join(lines).strip()
+                    lines, used = [], 0
+                lines.append(part)
+                used += tokens + 1
         yield "\n".join(lines).strip()
+
+    def _parts(self, line: str) -> Iterator[tuple[str, int]]:
+        """Yield ``line`` and its number of tokens, or those of parts that fit into a window."""
+        waiting = [line]
+        while waiting:
+            part = waiting.pop()
+            tokens = self._count(part) if len(part) <= _COUNTED * self._tokens else math.inf
+            if tokens <= self._tokens or len(part) == 1:
+                yield part, int(tokens)
+                continue
+            middle = len(part) // 2
+            middle = part.rfind(" ", 1, middle) + 1 or middle
+            waiting += [part[middle:], part[:middle]]
 
 
 def _joined(replies: Sequence[Reply | CollabError]) -> Reply | CollabError:
