@@ -31,11 +31,12 @@ class CollabError(Exception):
         code: stable machine-readable name, sent over the wire and in ROS ``status`` strings.
         field: the input the error is about (``""`` when it is about no single one).
         remedy: what the user can do about it.
-        attempts: times that a request was sent to a server before it ended in this error.
+        attempts: times that a request was sent to a server before it ended in this error; 0 if
+            it never was.
     """
 
     code = "INTERNAL"
-    attempts = 1
+    attempts = 0
 
     def __init__(self, message: str, *, field: str = "", remedy: str = "") -> None:
         super().__init__(message)

@@ -201,11 +201,11 @@ class RemoteChat:
             return answers.result(None if math.isinf(left_s) else max(0.0, left_s))
         except concurrent.futures.CancelledError:
             error = _closed() if self._closing else Cancelled("the caller gave the requests up")
-            error.attempts = max((each.made for each in attempts), default=0)
-            raise error from None
+            raise _after(attempts, error) from None
         except concurrent.futures.TimeoutError:
             cancel()
-            raise DeadlineExceeded("requests could not be given up", field="deadline_s") from None
+            late = DeadlineExceeded("requests could not be given up", field="deadline_s")
+            raise _after(attempts, late) from None
         finally:
             forget()
             with self._lock:
@@ -417,6 +417,12 @@ class _Attempts:
     """Number of attempts that were made for one request."""
 
     made: int = 0
+
+
+def _after(attempts: Sequence[_Attempts], error: CollabError) -> CollabError:
+    """Return ``error``, which has ended requests after so many attempts for one at most."""
+    error.attempts = max((each.made for each in attempts), default=0)
+    return error
 
 
 @dataclass(frozen=True)

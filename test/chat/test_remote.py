@@ -37,6 +37,7 @@ from collab_llm_nodes.errors import (
     Cancelled,
     CollabError,
     ConfigError,
+    DeadlineExceeded,
     InvalidInput,
     ProtocolError,
     Unauthenticated,
@@ -253,6 +254,28 @@ def test_an_endless_answer_ends_at_the_deadline(part: bytes) -> None:
     assert replied(result).usage is None
     if part:
         assert gone.wait(60)
+
+
+def test_a_request_that_was_never_sent_has_no_attempts() -> None:
+    cancelled, late = Control(), Control(due=time.monotonic())
+    cancelled.cancel()
+    refused: list[CollabError] = []
+    with FakeCompletions([response(completion())]) as server:
+        chat = RemoteChat(config(server, max_jobs=1))
+        for requests, control in (
+            ([question()], cancelled),
+            ([question()], late),
+            ([question()] * 2, Control()),
+        ):
+            with pytest.raises(CollabError) as raised:
+                chat.ask(requests, control)
+            refused.append(raised.value)
+        (result,) = chat.ask([question(sampling=SamplingConfig(0.5, top_k=3))], Control())
+        assert isinstance(result, InvalidInput)
+        chat.close()
+        assert not server.seen
+    assert [type(error) for error in refused] == [Cancelled, DeadlineExceeded, Busy]
+    assert [error.attempts for error in (*refused, result)] == [0] * 4
 
 
 def test_an_attempt_has_a_deadline_of_its_own() -> None:
