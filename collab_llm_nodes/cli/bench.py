@@ -582,11 +582,15 @@ def bench_minions(
         typer.Option(help="Folder of a model to be the worker of some questions too."),
     ] = None,
     pretrained_questions: Annotated[
-        int | None, typer.Option(help="Questions that it is asked, on two logs.", min=2)
+        int | None, typer.Option(help="Questions that it is asked, about two logs.", min=2)
     ] = None,
     encoder: Annotated[
         Path | None,
         typer.Option(help="Folder of an encoder that finds the passages of RAG too."),
+    ] = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option(help="Folder that keeps answers: a run that was ended goes on there."),
     ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads of each process.", min=1)] = 1,
     processes: Annotated[
@@ -624,6 +628,7 @@ def bench_minions(
         plot=plot,
         pretrained=pretrained,
         encoder=encoder,
+        answers=answers,
         console=console,
         keep=keep,
     )

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.bench.minions import PARTS, measure, report
-from collab_llm_nodes.bench.minions.crew import Desk, Staff, crew, read
+from collab_llm_nodes.bench.minions.crew import Counter, Desk, Staff, Task, crew, read
 from collab_llm_nodes.bench.minions.figures import break_even, interval, paired, row
 from collab_llm_nodes.bench.minions.material import make_case, make_cases, passages_of
 from collab_llm_nodes.bench.minions.oracle import Oracle
@@ -176,36 +176,86 @@ def test_break_even_is_where_both_read_the_same() -> None:
 
 def test_a_pretrained_worker_is_shown_solved_examples() -> None:
     class Parrot:
-        """Keeps what it is asked."""
+        """Keeps what it is asked, and says what it is told."""
 
         name = "parrot"
+        says = ("None", "None", "None")
 
         def ask(
             self, requests: Sequence[ChatRequest], control: object, told: object = None
         ) -> list[Reply | CollabError]:
             self.seen = requests
-            return [Reply("None", Finish.STOP) for _ in requests]
+            return [Reply(text, Finish.STOP) for text in self.says]
 
         def close(self) -> None:
             pass
 
-    jobs, questions = examples("job", 3, "a"), examples("direct", 3, "a")
-    assert [turn.role for turn in jobs] == ["user", "assistant"] * 3
-    assert [json.loads(turn.content)["answer"] is None for turn in jobs[1::2]] == [False] * 2 + [
-        True
-    ]
-    assert questions[-1].content == "None"
+    shown = {role: examples(role, 4, "a") for role in ("job", "talk", "direct")}
+    nothing = [json.loads(turn.content)["answer"] is None for turn in shown["job"][1::2]]
+    assert nothing == [False, False, True, False]
+    for role in ("talk", "direct"):
+        replies = [turn.content for turn in shown[role] if turn.role == "assistant"]
+        assert [reply == "None" for reply in replies] == nothing
     parrot = Parrot()
-    asked = [Turn("user", "## Text\na\n\n## Task\nb"), Turn("user", prompts.DIRECT)]
-    requests = [ChatRequest((turn,)) for turn in asked]
-    ShownExamples(parrot, jobs, questions).ask(requests, Control())
-    assert [request.turns for request in parrot.seen] == [(*jobs, asked[0]), (*questions, asked[1])]
-    ShownExamples(parrot, jobs, questions, plain=True).ask(requests, Control())
-    *shown, job = parrot.seen[0].turns
-    assert job.content == 'Text:\na\n\nWhich line of the text begins with "b"?'
-    replies = [json.loads(turn.content) for turn in shown[1::2]]
-    assert [list(reply) for reply in replies] == [["citation", "answer"]] * 2 + [["answer"]]
-    assert parrot.seen[1].turns == (*questions, asked[1])
+    system = Turn("system", prompts.CHAT_LOCAL.format(document="a log", context="a", question="q"))
+    asked = {
+        "job": (Turn("user", "## Text\na\n\n## Task\nb"),),
+        "talk": (system, Turn("user", "b")),
+        "direct": (Turn("user", prompts.DIRECT.format(context="a", question="b?")),),
+    }
+    requests = [ChatRequest(turns) for turns in asked.values()]
+    ShownExamples(parrot, shown).ask(requests, Control())
+    assert [request.turns for request in parrot.seen] == [
+        (*shown[role], *turns) for role, turns in asked.items()
+    ]
+    ShownExamples(parrot, shown, plain=True).ask(requests, Control())
+    read = dict(zip(asked, (request.turns for request in parrot.seen), strict=True))
+    assert [turns[-1].content for turns in read.values()] == [
+        'Text:\na\n\nQuestion: Which line begins with "b"?',
+        'Text:\na\n\nQuestion: What follows "b"?',
+        "Text:\na\n\nQuestion: b?",
+    ]
+    for turns in read.values():
+        assert [turn.role for turn in turns] == ["user", "assistant"] * 4 + ["user"]
+    solved = [json.loads(turn.content) for turn in shown["job"][1::2]]
+    parrot.says = tuple(turn.content for turn in read["job"][1:6:2])
+    assert parrot.says[2] == '"citation": none'
+    told: list[object] = []
+    said = ShownExamples(parrot, shown, plain=True).ask(
+        [requests[0]] * 3, Control(), lambda place, result: told.append(result)
+    )
+    assert told == said
+    for reply, right in zip(said, solved, strict=False):
+        assert isinstance(reply, Reply)
+        right.pop("explanation", None)
+        assert json.loads(reply.text) == right
+    parrot.says = ("in no form", "None", '"citation": none')
+    said = ShownExamples(parrot, shown, plain=True).ask(requests, Control())
+    assert [reply.text for reply in said if isinstance(reply, Reply)] == [*parrot.says]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_that_was_ended_goes_on_with_the_answers_it_has(
+    processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = write_family(tmp_path / "family")
+    count = Counter(read(family / "text-worker")).text
+    cases = make_cases("kept", 400, 2, 1, count)
+    tasks = [(Staff(family, family / "text-worker"), WAYS["local_only"], case) for case in cases]
+    kept = tmp_path / "answers"
+
+    def answered(tasks: Sequence[Task]) -> list[list[Answered]]:
+        with crew(Desk(), processes, kept) as answer:
+            return [*answer(tasks)]
+
+    first = answered(tasks[:1])
+    (file,) = kept.iterdir()
+    written = file.stat().st_mtime_ns
+    both = answered(tasks)
+    assert both[0] == first[0]
+    assert [each.asked for answers in both for each in answers] == [c.asked[0] for c in cases]
+    assert file.stat().st_mtime_ns == written
+    assert len([*kept.iterdir()]) == 2
 
 
 def test_a_base_model_reads_examples_as_text_and_ends_with_its_line(tmp_path: Path) -> None:
@@ -223,7 +273,7 @@ def test_a_base_model_reads_examples_as_text_and_ends_with_its_line(tmp_path: Pa
     assert teach_plain_chat(engine)
     chat = (Turn("user", "first"), Turn("assistant", "one"))
     ids = encode(Prompt("second", turns=chat), base).ids
-    assert engine.decode(ids).endswith("first\nReply: one\n\nsecond\nReply:")
+    assert engine.decode(ids).endswith("first\nAnswer: one\n\nsecond\nAnswer:")
     assert eos < engine.eos
     (line_feed,) = base.tokenizer("\n", add_special_tokens=False).input_ids
     assert line_feed in engine.eos
@@ -309,7 +359,7 @@ def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.Mon
         shape=report.JobsShape(1, 1, 1, 20, 150, 20, 2),
         repeats=1,
         reality=1,
-        reality_tokens=400,
+        reality_tokens=(400,),
     )
     monkeypatch.setattr(report, "QUICK", small)
     for name in ("SEPARATE_CHUNKS", "CHUNKS_AT_ONCE", "SUB_TASKS", "SAMPLES", "TASKS", "ROUNDS"):
@@ -339,7 +389,7 @@ def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.Mon
     assert results["privacy"]["canaries_seen"] == 0
     assert results["privacy"]["canaries_planted"] > 3
     assert results["parallel"]["both_s"] > 0
-    assert set(results["reality"]["protocols"]) == {"local_only", "rag_bm25", "minions"}
+    assert set(results["reality"]["protocols"]) == set(WAYS) - {"rag_dense"}
     assert results["reality_encoder"]["encoder"] == "encoder"
     assert results["reality_encoder"]["protocols"]["rag_dense"]["questions"] == 8
     assert set(results["contexts"]) == {"400", "800"}

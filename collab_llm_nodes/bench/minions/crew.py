@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import multiprocessing
+import os
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -50,6 +54,7 @@ class Staff:
         worker: folder of the local model.
         trained: the remote is the family's target as planner; else it is the oracle.
         shown: seed of the examples that the worker is shown; None for one that was trained.
+        window: tokens of a window in which the local model reads a long text.
         threads: CPU threads of each process.
         encoder: folder of the encoder of passages; None: their words are counted.
     """
@@ -58,6 +63,7 @@ class Staff:
     worker: Path
     trained: bool = False
     shown: int | None = None
+    window: int = 640
     threads: int = 1
     encoder: Path | None = None
 
@@ -130,7 +136,8 @@ def _open(staff: Staff) -> Models:
     encoder: Encoder = WordHashes()
     if staff.encoder is not None:
         encoder = TextEncoder(TextEncoderConfig(str(staff.encoder)))
-    return Models(remote, WindowedChat(local, counter.text), prices.of(PRICED_AS), encoder)
+    local = WindowedChat(local, counter.text, staff.window)
+    return Models(remote, local, prices.of(PRICED_AS), encoder)
 
 
 Task = tuple[Staff, Way, Case]
@@ -139,23 +146,39 @@ Answer = Callable[[Sequence[Task]], Iterator[list[Answered]]]
 
 
 @contextmanager
-def crew(desk: Desk, processes: int) -> Iterator[Answer]:
+def crew(desk: Desk, processes: int, kept: Path | None = None) -> Iterator[Answer]:
     """Yield what answers tasks: with the models of ``desk``, or in several processes side by side.
 
     A process that fails fails its task, whose answers are then not yielded but its error raised.
+
+    Args:
+        kept: folder of answers that are taken from there, or written to it as soon as a task is
+            done; a run that was ended goes on there. It knows tasks by what they ask of whom, and
+            not the code that answered them.
     """
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
     if processes == 1:
-        yield lambda tasks: (_answered(desk, task) for task in tasks)
+        yield lambda tasks: (_answered(kept, desk, task) for task in tasks)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         # One by one in turn: the tasks differ a lot in what they take.
-        yield lambda tasks: iter(pool.map(_of_a_process, tasks))
+        yield lambda tasks: iter(pool.map(partial(_of_a_process, kept), tasks))
 
 
-def _answered(desk: Desk, task: Task) -> list[Answered]:
+def _answered(kept: Path | None, desk: Desk, task: Task) -> list[Answered]:
     staff, way, case = task
-    return answer_all(way, [case], desk.models(staff))
+    if kept is None:
+        return answer_all(way, [case], desk.models(staff))
+    file = kept / f"{hashlib.sha256(pickle.dumps(task)).hexdigest()[:32]}.pickle"
+    if not file.is_file():
+        answers = answer_all(way, [case], desk.models(staff))
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_bytes(pickle.dumps(answers))
+        os.replace(part, file)
+    found: list[Answered] = pickle.loads(file.read_bytes())  # noqa: S301 - of an earlier run
+    return found
 
 
 @functools.cache
@@ -164,5 +187,5 @@ def _own_desk() -> Desk:
     return Desk()
 
 
-def _of_a_process(task: Task) -> list[Answered]:
-    return _answered(_own_desk(), task)
+def _of_a_process(kept: Path | None, task: Task) -> list[Answered]:
+    return _answered(kept, _own_desk(), task)

@@ -35,7 +35,7 @@ from collab_llm_nodes.chat.base import (
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.protocols.base import Control as Unhurried
-from collab_llm_nodes.protocols.minions.baselines import rag
+from collab_llm_nodes.protocols.minions.baselines import local_only, rag
 from collab_llm_nodes.protocols.minions.embedded.queries import Query
 from collab_llm_nodes.protocols.minions.embedded.remote import Planner
 from collab_llm_nodes.protocols.minions.minion import minion
@@ -60,8 +60,12 @@ RETRIEVED = (2, 4, 8, 16, 32, 64)
 SEPARATE_CHUNKS = (1, 16, 32, 64, 128)
 CHUNKS_AT_ONCE = (1, 2, 3)
 SUB_TASKS = (1, 2, 3, 4)
-REALITY_CHARACTERS = 1200
+REALITY_CHARACTERS = 400
 """Characters of a piece for a pretrained worker."""
+REALITY_REPLY = 64
+"""Tokens of its longest reply: one that is longer goes round in circles."""
+REALITY_WINDOW = 160
+"""Tokens of a window in which it reads a long text: as much as a piece."""
 _CHUNK_TOKENS = 512
 _WARM = 0.4
 
@@ -173,19 +177,26 @@ def workers(
 def reality(bench: Bench, folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
     """Return rows with a pretrained model as worker, which is shown examples.
 
-    It writes some ten tokens per second on two cores, so its pieces are longer than those of the
-    trained worker, and there is one round. ``trained_worker`` has the rows of that one, as it
-    ships, on the same questions.
+    There is one round: it takes much longer than the trained worker. ``trained_worker`` has the
+    rows of that one, as it ships, on the same questions.
     """
-    own = bench.with_staff(worker=folder, shown=bench.seed)
-    config = replace(MINIONS, chunk_size=REALITY_CHARACTERS, rounds=1)
-    ways = {**chosen("local_only", "rag_bm25"), "minions": Way(partial(minions, config=config))}
-    trained, _ = bench.rows(chosen("local_only", "minions"), cases)
+    own = bench.with_staff(worker=folder, shown=bench.seed, window=REALITY_WINDOW)
+    local = replace(MINIONS.local, max_tokens=REALITY_REPLY)
+    config = replace(MINIONS, local=local, chunk_size=REALITY_CHARACTERS, rounds=1)
+    ways = {
+        **chosen("remote_only", "rag_bm25"),
+        "minions": Way(partial(minions, config=config)),
+        "minion": Way(partial(minion, config=replace(MINION, local=local))),
+        "local_only": Way(partial(local_only, config=replace(DIRECT, local=local))),
+    }
+    trained, _ = bench.rows(chosen("local_only", "minion", "minions"), cases)
     rows, _ = own.rows(ways, cases)
     return {
         "model": folder.name,
         "examples": EXAMPLES,
         "chunk_characters": REALITY_CHARACTERS,
+        "window_tokens": REALITY_WINDOW,
+        "reply_tokens": REALITY_REPLY,
         "protocols": rows,
         "trained_worker": trained,
     }

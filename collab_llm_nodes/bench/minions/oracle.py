@@ -13,6 +13,7 @@ from collab_llm_nodes.chat.base import Control
 from collab_llm_nodes.protocols.minions.embedded.queries import FACTS, Query
 from collab_llm_nodes.protocols.minions.embedded.remote import UNKNOWN, PlannedRemote
 from collab_llm_nodes.protocols.minions.messages import CannotPlan
+from collab_llm_nodes.protocols.minions.reduction import number
 from collab_llm_nodes.training.minions.logs import ENTRY_OF, FORMS, VALUE_OF
 from collab_llm_nodes.training.minions.patterns import pattern
 from collab_llm_nodes.training.minions.questions import WORDINGS
@@ -46,9 +47,16 @@ class Oracle(PlannedRemote):
 
     def findings(self, query: Query, task: int, answer: str, citation: str) -> list[str]:
         """Believe what the cited lines say, and what they say alone."""
-        said = {part.lower() for part in super().findings(query, task, answer, citation)}
+        said = super().findings(query, task, answer, citation)
         cited = [v for line in _lines(citation) for v in stated(query, query.of[task], line)]
-        return [value for value in cited if value.lower() in said]
+        return [value for value in cited if any(_agrees(part, value) for part in said)]
+
+
+def _agrees(said: str, value: str) -> bool:
+    """Return True for the words of ``value``, and for the same number with its unit."""
+    return said.lower() == value.lower() or (
+        value.replace(".", "", 1).isdigit() and number(said) == number(value)
+    )
 
 
 def _lines(citation: str) -> list[str]:

@@ -63,7 +63,7 @@ class Sizes:
         trained: logs of the main table that the trained remote is asked about, too.
         few: questions of each point of the other parts, on one log.
         shape: jobs of ``parallel``.
-        reality: questions to the pretrained worker, on two logs.
+        reality: questions to the pretrained worker, on logs of ``reality_tokens`` in equal parts.
     """
 
     questions: int = 406
@@ -78,7 +78,7 @@ class Sizes:
     shape: JobsShape = JobsShape()
     repeats: int = 3
     reality: int = 24
-    reality_tokens: int = 4096
+    reality_tokens: tuple[int, ...] = (4096, 8192)
 
 
 QUICK = Sizes(
@@ -94,7 +94,7 @@ QUICK = Sizes(
     shape=JobsShape(chunks=2, tasks=2, samples=2, chunk_tokens=300, reply_tokens=16),
     repeats=1,
     reality=4,
-    reality_tokens=1024,
+    reality_tokens=(1024, 2048),
 )
 
 
@@ -110,6 +110,7 @@ def run_minions(
     parts: Sequence[str] = (),
     pretrained: Path | None = None,
     encoder: Path | None = None,
+    answers: Path | None = None,
     keep: Keep = forget,
 ) -> dict[str, Any]:
     """Measure Minion, MinionS and the baselines with the text family in ``models``.
@@ -120,6 +121,7 @@ def run_minions(
             ``reality_encoder`` needs ``encoder``.
         pretrained: folder of a model to be the worker of some questions too.
         encoder: folder of an encoder that finds the passages of RAG too.
+        answers: folder that keeps the answers about each log, for a run that goes on later.
         keep: is given the results so far after each part.
 
     Returns:
@@ -152,7 +154,7 @@ def run_minions(
 
     given = {"reality": pretrained, "reality_encoder": encoder}
     wanted = [part for part in PARTS if part in (parts or PARTS) and given.get(part, True)]
-    with crew(desk, processes) as answer:
+    with crew(desk, processes, answers) as answer:
         bench = Bench(staff, desk, answer, prices, count, seed, tell)
         run = _Run(bench, sizes, pretrained, encoder)
         run_parts([(part, partial(_PARTS[part], run)) for part in wanted], results, console, keep)
@@ -280,8 +282,9 @@ def _attacks(run: _Run) -> dict[str, Any]:
 
 def _reality(run: _Run) -> dict[str, Any]:
     assert run.pretrained is not None
-    sizes = run.sizes
-    cases = run.cases("reality", sizes.reality_tokens, sizes.reality, (sizes.reality + 1) // 2)
+    lengths = run.sizes.reality_tokens
+    each = max(1, run.sizes.reality // len(lengths))
+    cases = [case for tokens in lengths for case in run.cases("reality", tokens, each, each)]
     return {"reality": measure.reality(run.bench, run.pretrained, cases)}
 
 

@@ -1,15 +1,18 @@
 """Solved examples before each request, for a worker that was never trained for the protocol.
 
 A base model, which knows no chat and follows no instruction, reads them as one text: a passage, a
-question, "Reply:" and the reply, on one line. Its own reply ends with its line, since it would go
+question, "Answer:" and the reply, on one line. Its own reply ends with its line, since it would go
 on with the next passage.
+
+Each role has examples of its own: jobs of MinionS, talks of Minion, and questions about a text.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from collab_llm_nodes.chat.base import (
@@ -23,18 +26,24 @@ from collab_llm_nodes.chat.base import (
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.turns import Turn
-from collab_llm_nodes.protocols.minions.embedded.windows import OPENING
+from collab_llm_nodes.protocols.minions.embedded.queries import FACTS
+from collab_llm_nodes.protocols.minions.embedded.windows import CLOSING, OPENING
 from collab_llm_nodes.training.minions.chats import worker_group
 
+JOB, TALK, DIRECT = "job", "talk", "direct"
 EXAMPLES = 4
+"""Of each role."""
 PLAIN_CHAT = (
     "{{ bos_token or '' }}{% for turn in messages %}"
-    "{% if turn.role == 'user' %}{{ turn.content }}\nReply:"
-    "{% else %} {{ turn.content }}\n\n{% endif %}{% endfor %}"
+    "{% if turn.role == 'user' %}{{ turn.content }}\nAnswer:"
+    "{% elif turn.role == 'assistant' %} {{ turn.content }}\n\n"
+    "{% else %}{{ turn.content }}\n\n{% endif %}{% endfor %}"
 )
 """Chat template of a base model, which has none of its own."""
 _LINES = 6
 """Lines of the log of an example."""
+_TELLING = ("seen", "where")
+"""Facts whose lines hold more than the answer: an example shows what to leave out."""
 
 
 class ShownExamples:
@@ -42,20 +51,14 @@ class ShownExamples:
 
     Args:
         model: closed with this.
-        jobs, questions: chats of examples: jobs of MinionS, and questions about a text.
-        plain: put jobs as a base model understands them.
+        shown: chats of examples, by role.
+        plain: put prompts as a base model understands them, and its replies to jobs as JSON.
     """
 
     def __init__(
-        self,
-        model: ChatModel,
-        jobs: Sequence[Turn],
-        questions: Sequence[Turn],
-        *,
-        plain: bool = False,
+        self, model: ChatModel, shown: Mapping[str, Sequence[Turn]], *, plain: bool = False
     ) -> None:
-        self._model, self._jobs, self._questions = model, tuple(jobs), tuple(questions)
-        self._plain = plain
+        self._model, self._examples, self._plain = model, shown, plain
 
     @property
     def name(self) -> str:
@@ -65,29 +68,95 @@ class ShownExamples:
         self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
     ) -> list[Reply | CollabError]:
         """Answer ``requests``; see ``chat.base.ChatModel``."""
-        return self._model.ask([self._shown(each) for each in requests], control, told)
+        results = self._model.ask([self._shown(each) for each in requests], control)
+        if self._plain:
+            results = [_in_form(*both) for both in zip(requests, results, strict=True)]
+        for place, result in enumerate(results):
+            told(place, result)
+        return results
 
     def close(self) -> None:
         """Close the model."""
         self._model.close()
 
     def _shown(self, request: ChatRequest) -> ChatRequest:
-        """Return ``request`` with the examples before it."""
-        if OPENING in request.turns[-1].content:
-            return replace(request, turns=(*self._questions, *request.turns))
-        turns = (*self._jobs, *request.turns)
-        return replace(request, turns=tuple(map(_plain_job, turns)) if self._plain else turns)
+        """Return ``request`` with the examples of its role before it."""
+        role = _role(request.turns)
+        turns = (*self._examples[role], *request.turns)
+        if not self._plain:
+            return replace(request, turns=turns)
+        return replace(request, turns=_PLAIN[role](turns))
 
 
-def _plain_job(turn: Turn) -> Turn:
-    """Return a job's prompt as a question about a text, and a reply as little more than a quote."""
-    if turn.role == "user":
-        chunk, task = turn.content.split("## Text\n", 1)[1].rsplit("\n\n## Task\n", 1)
-        question = f'Text:\n{chunk}\n\nWhich line of the text begins with "{task}"?'
-        return replace(turn, content=question)
-    reply = json.loads(turn.content)
-    reply.pop("explanation", None)
-    return replace(turn, content=json.dumps(reply, ensure_ascii=False))
+def _role(turns: Sequence[Turn]) -> str:
+    """Return the role that a prompt asks for."""
+    if turns[0].role == "system":
+        return TALK
+    return DIRECT if OPENING in turns[-1].content else JOB
+
+
+def _plain_jobs(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """Return prompts as questions about a text, and replies as a quote with the answer behind it.
+
+    Nothing has to be closed behind the answer: a base model rather repeats the last key of an
+    object, until its reply is cut off. The mark of the quote is that of ``chat.quoting``.
+    """
+    found = []
+    for turn in turns:
+        if turn.role == "user":
+            chunk, task = turn.content.split("## Text\n", 1)[1].rsplit("\n\n## Task\n", 1)
+            content = _question(chunk, f'Which line begins with "{task}"?')
+        else:
+            reply = json.loads(turn.content)
+            content = _FOUND.format(**reply) if reply["answer"] is not None else _ABSENT
+        found.append(replace(turn, content=content))
+    return tuple(found)
+
+
+def _plain_talks(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """Return each text, with the last message about it, as one question."""
+    found: list[Turn] = []
+    for turn in turns:
+        if turn.role == "system":
+            text = turn.content.split(OPENING, 1)[1].rsplit(CLOSING, 1)[0]
+            continue
+        if turn.role == "user":
+            turn = replace(turn, content=_question(text, f'What follows "{turn.content}"?'))
+        found.append(turn)
+    return tuple(found)
+
+
+def _plain_questions(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """Return questions about a text without the instruction around them."""
+    found = []
+    for turn in turns:
+        if turn.role == "user":
+            text, rest = turn.content.split(OPENING, 1)[1].rsplit(CLOSING, 1)
+            turn = replace(turn, content=_question(text, rest.split("\n\n", 1)[0]))
+        found.append(turn)
+    return tuple(found)
+
+
+_FOUND, _ABSENT = '"citation": "{citation}", answer: {answer}', '"citation": none'
+_SAID = re.compile(r'"citation": "(.+)", answer: (.+)')
+
+
+def _in_form(request: ChatRequest, result: Reply | CollabError) -> Reply | CollabError:
+    """Return a reply to a plain job in the worker's form; other replies as they are."""
+    if isinstance(result, CollabError) or _role(request.turns) != JOB:
+        return result
+    text = result.text.strip()
+    match = _SAID.fullmatch(text)
+    if match is not None:
+        return replace(result, text=json.dumps({"citation": match[1], "answer": match[2]}))
+    return replace(result, text=json.dumps({"answer": None})) if text == _ABSENT else result
+
+
+def _question(text: str, question: str) -> str:
+    return f"Text:\n{text}\n\nQuestion: {question}"
+
+
+_PLAIN = {JOB: _plain_jobs, TALK: _plain_talks, DIRECT: _plain_questions}
 
 
 def teach_plain_chat(engine: Engine) -> bool:
@@ -105,21 +174,29 @@ def teach_plain_chat(engine: Engine) -> bool:
 
 
 def examples(role: str, count: int, seed: str) -> tuple[Turn, ...]:
-    """Return chats of ``role`` ("job" or "direct") one after the other; the last finds nothing."""
-    turns: list[Turn] = []
-    found = 0
+    """Return chats of ``role`` one after the other; one in four finds nothing, and is not the last.
+
+    A base model likes to repeat what it was shown last. The first asks about one of ``_TELLING``.
+    """
     rng = random.Random(seed)
-    while found < count:
-        group = worker_group(rng, _LINES, 4, role=role)
-        for chat, sources in zip(group.chats, group.sources, strict=True):
-            if bool(sources) != (found == count - 1):
-                turns += chat
-                found += 1
-                break
+    others = [fact for fact in FACTS if fact not in _TELLING]
+    turns: list[Turn] = []
+    for number in range(count):
+        fact = rng.choice(others if number else _TELLING)
+        turns += _example(rng, role, fact, finds=number % 4 != 2)
     return tuple(turns)
 
 
+def _example(rng: random.Random, role: str, fact: str, *, finds: bool) -> tuple[Turn, ...]:
+    """Return a chat of ``role`` that asks about ``fact``, and finds something or nothing."""
+    while True:
+        group = worker_group(rng, _LINES, 4, role=role)
+        for chat, sources, asked in zip(group.chats, group.sources, group.facts, strict=True):
+            if asked == fact and bool(sources) == finds:
+                return chat
+
+
 def shown_examples(model: ChatModel, seed: int, *, plain: bool) -> ShownExamples:
-    """Return ``model`` with examples of jobs and of questions from a seed; see ShownExamples."""
-    jobs, questions = (examples(role, EXAMPLES, f"{role} {seed}") for role in ("job", "direct"))
-    return ShownExamples(model, jobs, questions, plain=plain)
+    """Return ``model`` with examples from a seed; see ShownExamples."""
+    shown = {role: examples(role, EXAMPLES, f"{role} {seed}") for role in (JOB, TALK, DIRECT)}
+    return ShownExamples(model, shown, plain=plain)

@@ -46,10 +46,12 @@ class Group:
     Attributes:
         sources: of each chat, the lines of the passage that its reply is copied from, each with the
             length of what the task quotes of it; None where nobody knows.
+        facts: that each chat asks about, of ``queries.FACTS``.
     """
 
     chats: tuple[tuple[Turn, ...], ...]
     sources: tuple[tuple[tuple[str, int], ...] | None, ...]
+    facts: tuple[str, ...]
 
 
 def job_reply(found: Sequence[Entry], query: Query) -> str:
@@ -93,13 +95,14 @@ def worker_group(
     if rng.random() < 0.15:
         text = f"{writer.heading()}\n\n{text}"
     (drawn,) = rng.choices([name for name, _ in _ROLES], [share for _, share in _ROLES])
-    chats, sources = [], []
+    chats, sources, facts = [], [], []
     for _ in range(tasks):
         query = _query(writer, entries)
+        facts.append(query.fact)
         found = [entry for entry in entries if entry.key(query.fact) == query.of[0]]
         chats.append(_CHATS[role or drawn](rng, text, query, found))
         sources.append(tuple((entry.text, len(query.tasks[0])) for entry in found))
-    return Group(tuple(chats), tuple(sources))
+    return Group(tuple(chats), tuple(sources), tuple(facts))
 
 
 def _passage(writer: LogWriter, lines: int) -> list[Entry]:
@@ -184,13 +187,14 @@ def planner_group(rng: random.Random, questions: int, *, held_out: bool = False)
         held_out: names, and wordings, that training never shows.
     """
     writer = LogWriter(rng, held_out=held_out)
-    chats = []
+    chats, facts = [], []
     for _ in range(questions):
         group = rng.choice(CLASSES)
         shapes = [shape for shape in SHAPES[group] if shape not in HELD_OUT_SHAPES]
         asked = draw(writer, group, shape=rng.choice(shapes), held_out_wording=held_out)
         chats.append(planner_chat(asked.text, asked.query.to_json()))
-    return Group(tuple(chats), (None,) * len(chats))
+        facts.append(asked.query.fact)
+    return Group(tuple(chats), (None,) * len(chats), tuple(facts))
 
 
 def planner_chat(question: str, reply: str = "") -> tuple[Turn, ...]:
