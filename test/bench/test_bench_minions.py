@@ -33,6 +33,7 @@ from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.minions import prompts
+from collab_llm_nodes.protocols.minions.embedded.queries import Query
 from collab_llm_nodes.protocols.minions.embedded.remote import UNKNOWN
 from collab_llm_nodes.protocols.minions.messages import Outcome
 
@@ -102,6 +103,23 @@ def test_the_oracle_knows_no_more_than_it_is_shown(models: Models) -> None:
         (reply,) = models.remote.ask([ChatRequest((Turn("user", prompt),))], Control())
         assert isinstance(reply, Reply)
         assert reply.text == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("said", "believed"),
+    [
+        ("19", ["19"]),
+        ("19 degrees", ["19"]),
+        ("190 degrees", []),
+        ("none of it", []),
+        ("bathroom", []),
+    ],
+)
+def test_the_oracle_takes_a_number_with_its_unit(said: str, believed: list[str]) -> None:
+    query = Query("lookup", "temperature", (("20:45", "bathroom"),))
+    line = "20:45 bathroom: 19 degrees."
+    assert Oracle("gpt-4o", counted).findings(query, 0, said, line) == believed
+    assert Oracle("gpt-4o", counted).findings(query, 0, said, "20:45 bath: 19 degrees.") == []
 
 
 def test_minions_sends_less_than_the_log(models: Models) -> None:
