@@ -212,7 +212,7 @@ def _sees(folder: Path) -> bool:
         ModelError: it is of an architecture that is not divided.
     """
     architecture = architecture_of(model_type_of(folder))
-    if not architecture.known:
+    if not architecture.divided:
         raise ModelError(
             "only models of known architectures are divided",
             field="path",
