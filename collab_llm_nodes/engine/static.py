@@ -159,7 +159,10 @@ class StaticBackend:
         self._rotary = getattr(decoder, "rotary_emb", None)
         # Of each layer: models whose layers rotate by different angles name them by a type.
         several = isinstance(getattr(self._rotary, "rope_type", None), dict)
-        self._rotates = [layer.self_attn.layer_type if several else "" for layer in parts.layers]
+        layers: Any = parts.layers
+        self._rotates: list[str] = [
+            layer.self_attn.layer_type if several else "" for layer in layers
+        ]
         # By type, [positions, 2, 1, head_dim]: cosines and sines
         self._rotations: dict[str, Tensor] = {}
         self._growing = threading.Lock()

@@ -197,7 +197,7 @@ def test_a_pretrained_worker_is_shown_solved_examples() -> None:
         """Keeps what it is asked, and says what it is told."""
 
         name = "parrot"
-        says = ("None", "None", "None")
+        says: tuple[str, ...] = ("None", "None", "None")
 
         def ask(
             self, requests: Sequence[ChatRequest], control: object, told: object = None

@@ -106,8 +106,8 @@ def test_sessions_of_a_model_with_windows_share_passes(
         sessions = [first.fork(), first.fork(), engine.open(EncodedPrompt(()))]
         sessions[2].feed(prefix[:20], last=0)
         passes = [engine.run([*map(Feed, sessions, ids)]) for ids in behind]
-        found = [each for results in passes for each in results]
-        assert not any(isinstance(each, Exception) for each in found), found
+        found = [each for results in passes for each in results if isinstance(each, torch.Tensor)]
+        assert len(found) == 6, passes
         return found
 
     right = logits(Engine(loaded, backend="eager"))
