@@ -498,7 +498,7 @@ class Machine:
         """
         reads = any(not draft.request.metrics.rounds for draft, _ in verified)
         self._reading = self._reading + 1 if reads else 0
-        if verified and not reads:
+        if not reads and any(draft.tokens for draft, _ in verified):
             tokens = 1.0 + statistics.fmean(outcome.accepted for _, outcome in verified)
             self._waits.on_verified(now - self._verified_from, tokens)
         if self._reading % _READING_ROUNDS:
