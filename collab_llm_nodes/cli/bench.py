@@ -590,7 +590,10 @@ def bench_minions(
     ] = None,
     answers: Annotated[
         Path | None,
-        typer.Option(help="Folder that keeps answers: a run that was ended goes on there."),
+        typer.Option(
+            help="Folder that keeps answers: a run that was ended goes on there. It holds pickles, so"
+            " nobody else may write to it."
+        ),
     ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads of each process.", min=1)] = 1,
     processes: Annotated[
