@@ -148,9 +148,7 @@ def test_the_episode_under_way_is_written_when_the_node_stops(drive: Drive) -> N
         return server._diary is not None and server._diary._step is not None
 
     drive.graph.wait_for(noted)
-    drive.graph.do(server.stop)
-    drive.graph.do(server.start)
-    drive.served.ready()
+    drive.served.restart()
     assert len(drive.served.listed()) == 1
 
 

@@ -240,9 +240,7 @@ def test_it_serves_its_documents_again_after_a_restart(serve: Serve) -> None:
     served.add(*PRIVATE)
     served.graph.do(served.server.trigger_deactivate)
     assert served.ask().status.code == Status.INACTIVE
-    served.graph.do(served.server.stop)
-    served.graph.do(served.server.start)
-    served.ready()
+    served.restart()
     assert served.listed() == sorted(PRIVATE)
     assert figures_from(served.ask().metrics)["device_documents"] == 2
 

@@ -82,11 +82,21 @@ class Site:
         self.texts = graph.collect(user, GeneratedText, "generated_text", RESULT)
         self.ready()
 
+    @property
+    def _seen(self) -> list[bool]:
+        """For each service and action whether the user sees one."""
+        services = [client.service_is_ready() for client in self.services.values()]
+        return services + [action.server_is_ready() for action in self.actions.values()]
+
     def ready(self) -> None:
-        for client in self.services.values():
-            self.graph.wait_for(client.service_is_ready)
-        for action in self.actions.values():
-            self.graph.wait_for(action.server_is_ready)
+        self.graph.wait_for(lambda: all(self._seen))
+
+    def restart(self) -> None:
+        """Stop the node and start it, once nobody would take the old services for the new ones."""
+        self.graph.do(self.server.stop)
+        self.graph.wait_for(lambda: not any(self._seen))
+        self.graph.do(self.server.start)
+        self.ready()
 
     def ask(self, protocol: str = "minions", **fields: Any) -> Any:
         kind = Minions if protocol == "minions" else Minion
@@ -283,9 +293,7 @@ def test_the_diagnostics_tell_both_protocols_apart(site: Site) -> None:
 
 
 def test_it_serves_again_after_a_restart(site: Site) -> None:
-    site.graph.do(site.server.stop)
-    site.graph.do(site.server.start)
-    site.ready()
+    site.restart()
     assert site.ask().text == "7 kg"
 
 

@@ -380,6 +380,7 @@ def test_several_answers_at_a_time(ros_graph: Any, monkeypatch: pytest.MonkeyPat
 
 def test_a_second_life(served: Served) -> None:
     served.graph.do(served.server.stop)
+    served.graph.wait_for(lambda: not served.action.server_is_ready())
     served.graph.do(served.server.start)
     served.graph.wait_for(served.action.server_is_ready)
     assert served.ask("hey").text == "hey"

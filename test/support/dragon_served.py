@@ -112,13 +112,21 @@ class Served:
         self.texts = graph.collect(self.user, GeneratedText, "generated_text", RESULT)
         self.ready()
 
+    @property
+    def _seen(self) -> list[bool]:
+        """For each service and action whether the user sees one."""
+        services = (self.generate, self.documents)
+        return [*(each.service_is_ready() for each in services), self.action.server_is_ready()]
+
     def ready(self) -> None:
-        for ready in (
-            self.generate.service_is_ready,
-            self.documents.service_is_ready,
-            self.action.server_is_ready,
-        ):
-            self.graph.wait_for(ready, LONG_S)
+        self.graph.wait_for(lambda: all(self._seen), LONG_S)
+
+    def restart(self) -> None:
+        """Stop the node and start it, once nobody would take the old services for the new ones."""
+        self.graph.do(self.server.stop)
+        self.graph.wait_for(lambda: not any(self._seen), LONG_S)
+        self.graph.do(self.server.start)
+        self.ready()
 
     def ask(self, **fields: Any) -> DragonGenerate.Response:
         request = DragonGenerate.Request(**{"prompt": QUESTION, "temperature": 1.0, **fields})
