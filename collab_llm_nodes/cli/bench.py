@@ -591,7 +591,7 @@ def bench_minions(
     answers: Annotated[
         Path | None,
         typer.Option(
-            help="Folder that keeps answers: a run that was ended goes on there. It holds pickles, so"
+            help="Folder that keeps answers: a run that was ended goes on there. It holds pickles:"
             " nobody else may write to it."
         ),
     ] = None,

@@ -250,13 +250,7 @@ class Session:
             self._check_growth(feed.ids, feed.parents)
             return
         self._check_room(self.length + len(feed.ids))
-        own = self._prompt.ids[self.length : self.length + len(feed.ids)]
-        if tuple(feed.ids[: len(own)]) != own:
-            raise InvalidInput(
-                "the first tokens of a session are its prompt's",
-                field="ids",
-                remedy="feed prompt.ids first",
-            )
+        self._prompt.check_tokens(self.length, feed.ids)
 
     def _check_growth(self, ids: Sequence[int], parents: Sequence[int]) -> None:
         if len(ids) != len(parents):

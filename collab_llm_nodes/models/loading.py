@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -37,7 +37,7 @@ from collab_llm_nodes.models.architectures import (
     check_other,
     decoder_parts,
 )
-from collab_llm_nodes.models.trained import weight_files
+from collab_llm_nodes.models.trained import readable, weight_files
 from collab_llm_nodes.models.vocabulary import control_tokens, vocabulary_size
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -306,15 +306,8 @@ def count_weights(folder: Path) -> int:
     """
     count = 0
     for file in weight_files(folder):
-        try:
-            with safe_open(file, "pt") as tensors:
-                shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise ModelError(
-                f"{file} is not a readable safetensors file: {error}",
-                field="path",
-                remedy="copy or download it again",
-            ) from error
+        with readable(file), safe_open(file, "pt") as tensors:
+            shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
         count += sum(math.prod(shape) for shape in shapes)
     if not count:
         raise ModelError(

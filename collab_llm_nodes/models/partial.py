@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -43,7 +43,7 @@ from collab_llm_nodes.models.loading import (
     model_folder,
     model_type_of,
 )
-from collab_llm_nodes.models.trained import weight_files
+from collab_llm_nodes.models.trained import readable, weight_files
 from collab_llm_nodes.models.vocabulary import end_tokens
 
 _VISION = "model.visual."
@@ -237,18 +237,11 @@ def _read_tensors(
     missing = {name for name in model.state_dict() if wanted(name)}
     found: dict[str, torch.Tensor] = {}
     for file in weight_files(folder):
-        try:
-            with safe_open(file, "pt") as tensors:
-                for stored in tensors.keys():  # noqa: SIM118  it is no dictionary
-                    name = _name_in_model(stored, model)
-                    if name in missing:
-                        found[name] = tensors.get_tensor(stored).to(device, DTYPES[config.dtype])
-        except (OSError, SafetensorError) as error:
-            raise ModelError(
-                f"{file} is not a readable safetensors file: {error}",
-                field="path",
-                remedy="copy or download it again",
-            ) from error
+        with readable(file), safe_open(file, "pt") as tensors:
+            for stored in tensors.keys():  # noqa: SIM118  it is no dictionary
+                name = _name_in_model(stored, model)
+                if name in missing:
+                    found[name] = tensors.get_tensor(stored).to(device, DTYPES[config.dtype])
     missing -= found.keys()
     if missing:
         raise ModelError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -94,6 +94,20 @@ class EncodedPrompt:
         own = self.position_ids[:, start : start + count]
         later = torch.arange(start + own.shape[1], start + count) + self.position_delta
         return torch.cat([own, later.expand(3, -1)], dim=1)
+
+    def check_tokens(self, start: int, ids: Sequence[int]) -> None:
+        """Check that a session that holds ``start`` tokens may go on with ``ids``.
+
+        Raises:
+            InvalidInput: the session's first tokens would not be the prompt's.
+        """
+        own = self.ids[start : start + len(ids)]
+        if tuple(ids[: len(own)]) != own:
+            raise InvalidInput(
+                "the first tokens of a session are its prompt's",
+                field="ids",
+                remedy="feed prompt.ids first",
+            )
 
 
 def encode(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,19 @@ def weight_files(folder: Path) -> list[Path]:
     """
     files = sorted(folder.glob("*.safetensors"))
     return [file for file in files if not file.with_suffix(".json").exists()]
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Raise ModelError where the safetensors file cannot be read."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"{file} is not a readable safetensors file: {error}",
+            field="path",
+            remedy="copy or download it again",
+        ) from error
 
 
 def read_trained(

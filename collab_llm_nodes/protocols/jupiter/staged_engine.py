@@ -259,13 +259,7 @@ class StagedSession:
             raise InvalidInput("a session over stages takes chains of tokens", field="ids")
         if not all(0 <= token < engine.vocab_size for token in feed.ids):
             raise InvalidInput("a token outside the vocabulary", field="ids")
-        own = self._prompt.ids[self.length : self.length + len(feed.ids)]
-        if tuple(feed.ids[: len(own)]) != own:
-            raise InvalidInput(
-                "the first tokens of a session are its prompt's",
-                field="ids",
-                remedy="feed prompt.ids first",
-            )
+        self._prompt.check_tokens(self.length, feed.ids)
         if self.length + len(feed.ids) > engine.context:
             raise InvalidInput(
                 f"{self.length + len(feed.ids)} tokens, the model reads {engine.context}",
