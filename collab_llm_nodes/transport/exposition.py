@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from typing import cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
@@ -74,8 +75,8 @@ class _Connection(asyncio.Protocol):
         self._head = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not checked: uvloop's transports, which Ray uses, are no subclass of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
         if len(self._asking) >= _CONNECTIONS:
             next(iter(self._asking)).end()
         self._asking[self] = None
