@@ -11,6 +11,7 @@ sentence names a thing only by the whole name: "red ball" is named by "the big r
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import pairwise
 
 from collab_llm_nodes.knowledge.chunking import sentences
@@ -21,9 +22,10 @@ _POSSESSIVE = re.compile(rf"{_APOSTROPHE.pattern}s$")
 # fmt: off
 _INTRODUCES_A_NAME = frozenset({
     "a", "an", "the", "this", "that", "these", "those", "my", "your", "our", "his", "her",
-    "its", "their", "any", "some", "every", "each", "no", "another", "which", "many", "at",
-    "behind", "beside", "by", "for", "in", "inside", "near", "of", "on", "onto", "under",
-    "with",
+    "its", "their", "any", "some", "every", "each", "all", "both", "no", "another", "which",
+    "many", "above", "across", "against", "along", "among", "at", "behind", "below", "beneath",
+    "beside", "between", "beyond", "by", "during", "for", "in", "inside", "near", "of", "on",
+    "onto", "through", "under", "underneath", "with", "within", "without",
 })
 _JOINS = frozenset({"and", "or", "then"})
 _SMALL_WORDS = frozenset({
@@ -36,11 +38,13 @@ _SMALL_WORDS = frozenset({
     "thank", "thanks", "ok", "okay", "yes", "hello", "hi", "hey", "kindly", "dear", "good",
     "don", "didn", "isn", "wasn", "haven", "hasn", "ahead", "far", "close", "somebody",
     "someone", "everybody", "anyone", "something", "anything", "everything", "nothing",
+    "somewhere", "anywhere", "everywhere", "elsewhere", "nowhere",
 })
 _TIMES = frozenset({
     "now", "again", "already", "ago", "ever", "never", "still", "yet", "today", "yesterday",
     "tonight", "recently", "lately", "just", "last", "latest", "first", "before", "after",
-    "since", "until", "while", "once", "immediately", "quickly", "currently",
+    "since", "until", "while", "once", "immediately", "quickly", "currently", "always", "often",
+    "usually", "sometimes",
 })
 _VERBS = frozenset({
     "see", "sees", "saw", "seen", "seeing", "spot", "spotted", "notice", "noticed", "observe",
@@ -53,10 +57,10 @@ _VERBS = frozenset({
     "put", "placed", "lost", "leave", "tell", "say", "said", "show", "shown", "give", "given",
     "state", "know", "known", "knows", "remember", "remembers", "recall", "noted", "wonder",
     "think", "need", "want", "like", "try", "make", "reach", "approach", "get", "fetch", "take",
-    "bring", "lead", "guide", "go", "goes", "went", "going", "walk", "walked", "drive", "drove",
-    "move", "moved", "run", "travel", "proceed", "navigate", "head", "step", "roll", "steer",
-    "aim", "wander", "march", "stroll", "return", "advance", "crawl", "park", "arrive", "hurry",
-    "journey", "sprint", "trot", "dash", "hike", "race", "stop", "turn", "ask", "asked",
+    "bring", "lead", "guide", "go", "goes", "went", "going", "gone", "walk", "walked", "drive",
+    "drove", "move", "moved", "run", "travel", "proceed", "navigate", "head", "step", "roll",
+    "steer", "aim", "wander", "march", "stroll", "return", "advance", "crawl", "park", "arrive",
+    "hurry", "journey", "sprint", "trot", "dash", "hike", "race", "stop", "turn", "ask", "asked",
     "called",
 })
 """Of seeing, being, moving and telling."""
@@ -82,20 +86,21 @@ class Named:
     """The things that a question names.
 
     Attributes:
-        things: alternatives, each with names that belong together. Empty: the question names none,
-            and every sentence may answer it.
+        things: alternatives, each with names that belong together, their words in lower case.
+            Empty: the question names none, and every sentence may answer it.
     """
 
     def __init__(self, question: str) -> None:
         words = [word.casefold() for word in _WORD_OR_MARK.findall(question)]
         self.things = _things(words, anywhere=False) or _things(words, anywhere=True)
+        self._sought = [[_padded(name) for name in thing] for thing in self.things]
 
     def by(self, sentence: str) -> bool:
         """Return True if the sentence names all names of one thing."""
         if not self.things:
             return True
-        said = f" {' '.join(map(_plain, _WORD_OR_MARK.findall(sentence.casefold())))} "
-        return any(all(f" {' '.join(name)} " in said for name in thing) for thing in self.things)
+        said = _padded(_WORD_OR_MARK.findall(sentence.casefold()))
+        return any(all(name in said for name in thing) for thing in self._sought)
 
     def within(self, text: str) -> bool:
         """Return True if a sentence of ``text`` does, as :meth:`by`."""
@@ -119,7 +124,7 @@ def _things(words: list[str], *, anywhere: bool) -> tuple[tuple[Name, ...], ...]
         joins = word in _JOINS
         awaited = awaited or bool(_POSSESSIVE.search(word))
         if awaited and not _ends_a_name(following if joins else word) and (name or not joins):
-            name.append(_plain(word))
+            name.append(word)
             continue
         if name:
             things[-1] += _whole(name)
@@ -135,9 +140,9 @@ def _things(words: list[str], *, anywhere: bool) -> tuple[tuple[Name, ...], ...]
 
 def _whole(name: list[str]) -> list[Name]:
     """Return the name without what is asked for at its end; none if it names no thing."""
-    while name and name[-1] in _ASKED_FOR:
+    while name and _plain(name[-1]) in _ASKED_FOR:
         name.pop()
-    return [] if _NO_THING_ALONE.issuperset(name) else [tuple(name)]
+    return [] if _NO_THING_ALONE.issuperset(map(_plain, name)) else [tuple(name)]
 
 
 def _ends_a_name(word: str) -> bool:
@@ -149,13 +154,18 @@ def _is_mark(word: str) -> bool:
     return not (word[0].isalnum() or word[0] == "_")
 
 
+def _padded(words: Iterable[str]) -> str:
+    """Return words in the form in which one row of them is looked for within another."""
+    return f" {' '.join(map(_plain, words))} "
+
+
 def _plain(word: str) -> str:
-    """Return a word without the endings of plural and possessive, the same for all its forms."""
+    """Return what a word, its regular plural and their possessives have in common."""
     word = _POSSESSIVE.sub("", word)
-    if len(word) > 4 and word.endswith("ies"):
-        return f"{word[:-3]}y"
-    if len(word) > 4 and word.endswith(("ches", "shes", "sses", "xes", "zes")):
-        return word[:-2]
     if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
-        return word[:-1]
+        word = word[:-1]
+    if len(word) > 3 and word.endswith("ie"):  # cookies, berries
+        return f"{word[:-2]}y"
+    if len(word) > 3 and word.endswith(("che", "she", "se", "xe", "ze", "oe")):
+        return word[:-1]  # of headaches as of benches, of houses as of buses
     return word

@@ -109,6 +109,14 @@ def test_the_navigators_question_names_the_thing_of_the_instruction(frame: str) 
         ("What is the price of the lamp?", "The lamp costs 12 euros.", True),
         ("lamp location?", "The lamp is here.", True),
         ("Where is the t-shirt?", "The T-shirt is here.", True),
+        ("Where was the red ball during the drive?", RED, True),
+        ("Where was the red ball within the last hour?", RED, True),
+        ("Where is the red ball gone?", RED, True),
+        ("Did you see a red ball anywhere?", RED, True),
+        ("Where are both red balls?", RED, True),
+        ("Where are all red balls usually?", RED, True),
+        ("Where is the ball between the boxes?", "The ball lies between two boxes.", True),
+        ("Where is the ball between the boxes?", "The ball is here.", False),
     ],
 )
 def test_names_that_belong_together(question: str, sentence: str, answers: bool) -> None:
@@ -132,3 +140,28 @@ def test_long_and_strange_texts_take_linear_time(text: str) -> None:
     assert Named(text).by(text) in (True, False)
     assert Named("Where is the red ball?").by(text) is False
     assert time.process_time() - begun < 1.0
+
+
+@pytest.mark.parametrize(
+    ("one", "many"),
+    [
+        ("ball", "balls"),
+        ("cookie", "cookies"),
+        ("berry", "berries"),
+        ("tie", "ties"),
+        ("headache", "headaches"),
+        ("bench", "benches"),
+        ("bus", "buses"),
+        ("house", "houses"),
+        ("glass", "glasses"),
+        ("box", "boxes"),
+        ("prize", "prizes"),
+        ("shoe", "shoes"),
+        ("potato", "potatoes"),
+    ],
+)
+def test_one_of_a_kind_and_many_are_the_same_name(one: str, many: str) -> None:
+    for asked_for, told in ((one, many), (many, one)):
+        assert Named(f"Where did I last see the {asked_for}?").by(f"The {told} were seen here.")
+        assert Named(f"Where did I see the {asked_for}?").things == (((asked_for,),),)
+    assert not Named(f"Where is the {one}?").by("The umbrella is here.")

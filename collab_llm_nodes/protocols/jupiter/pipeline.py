@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_address, check_ranges, setting
 from collab_llm_nodes.errors import (
     Busy,
     Cancelled,
@@ -105,8 +105,8 @@ class PipelineConfig:
         check_ranges(self)
         if len(set(self.workers)) < len(self.workers):
             raise ConfigError("a worker is named twice", field="workers", remedy="name it once")
-        for address in self.workers:
-            self.link.client(address)
+        for i, address in enumerate(self.workers):
+            check_address(f"workers[{i}]", address)
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,20 @@ def pack(states: Tensor, form: str) -> bytes:
         ModelError: they are not finite, or beyond what ``form`` can hold.
     """
     rows = states.detach().to("cpu", torch.float32)
-    if form == "float16":
-        rows = rows.half()
     if not bool(rows.isfinite().all()):
         raise ModelError(
-            f"hidden states that {form} cannot hold", field="states", remedy="set it to float32"
+            "the hidden states are not finite",
+            field="model.dtype",
+            remedy="use float32 or bfloat16",
         )
+    if form == "float16":
+        rows = rows.half()
+        if not bool(rows.isfinite().all()):
+            raise ModelError(
+                "hidden states that float16 cannot hold",
+                field="states",
+                remedy="set it to float32",
+            )
     if form != "int8":
         return rows.contiguous().numpy().tobytes()
     scale = rows.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / 127
@@ -52,7 +60,8 @@ def unpack(data: bytes, rows: int, width: int, form: str) -> Tensor:
     shape = (rows, width)
     if form == "int8":
         scale = np.frombuffer(data, "<f4", rows)[:, None]
-        found = np.frombuffer(data, np.int8, offset=4 * rows).reshape(shape) * scale
+        with np.errstate(over="ignore", invalid="ignore"):  # it is refused below
+            found = np.frombuffer(data, np.int8, offset=4 * rows).reshape(shape) * scale
     else:
         kind = "<f2" if form == "float16" else "<f4"
         found = np.frombuffer(data, kind).reshape(shape).astype(np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from generated_code import check_generated
@@ -229,16 +230,22 @@ def test_states_survive_the_wire_as_well_as_their_form_allows(form: str) -> None
     assert unpack(pack(states[:0], form), 0, 48, form).shape == (0, 48)
 
 
+@pytest.mark.filterwarnings("error")
 def test_states_that_cannot_be_are_refused() -> None:
     for form in STATES:
-        with pytest.raises(ModelError, match="cannot hold"):
+        with pytest.raises(ModelError, match="not finite") as refused:
             pack(torch.full((1, 4), float("nan")), form)
+        assert refused.value.field == "model.dtype"
         with pytest.raises(ProtocolError, match="bytes of hidden states"):
             unpack(b"123", 1, 4, form)
     with pytest.raises(ModelError, match="float16 cannot hold"):
         pack(torch.full((1, 4), 1e6), "float16")
     with pytest.raises(ProtocolError, match="not finite"):
         unpack(torch.full((1, 4), float("inf")).numpy().tobytes(), 1, 4, "float32")
+    for scale in (3e38, float("inf"), float("nan")):
+        data = np.float32(scale).tobytes() + np.array([100, 0, 1, -1], np.int8).tobytes()
+        with pytest.raises(ProtocolError, match="not finite"):
+            unpack(data, 1, 4, "int8")
 
 
 def test_the_committed_code_is_generated_from_the_proto(tmp_path: Path) -> None:

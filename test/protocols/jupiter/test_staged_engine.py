@@ -152,7 +152,7 @@ def test_pictures_that_no_link_can_carry_end_their_own_session_only(
             return torch.full((4, 32), torch.inf)
 
         monkeypatch.setattr(staged_engine, "encode_pictures", infinite)
-        with pytest.raises(ModelError, match="cannot hold"):
+        with pytest.raises(ModelError, match="not finite"):
             session.encode_images()
 
 
@@ -246,5 +246,8 @@ def test_settings_that_cannot_work_are_refused() -> None:
                 StagedEngine(other_config, stages, sessions=2)
             assert refused.value.field == field
             assert refused.value.remedy
+    with pytest.raises(ConfigError, match="'nonsense' is no address") as refused:
+        PipelineConfig(("127.0.0.1:1", "nonsense"))
+    assert refused.value.field == "workers[1]"
     assert not VerifierConfig().stages.workers
     assert Limits().max_sessions <= PipelineConfig().lanes

@@ -69,7 +69,6 @@ def verifier_over(running: Sequence[LocalWorker], file: Path) -> Iterator[Verifi
     settings["stages"] |= {
         "workers": [one.address for one in running],
         "link": {"silence_s": 3.0},
-        "alone_s": 1.0,
     }
     file.write_text(yaml.safe_dump(settings))
     address = f"127.0.0.1:{free_port()}"
