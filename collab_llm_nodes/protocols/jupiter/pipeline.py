@@ -180,6 +180,7 @@ class Pipeline:
         self._info: WorkerInfo | None = None
         self._wanted = False  # somebody has asked for a chain
         self._refused: CollabError | None = None  # by it: asking the same workers again is no use
+        self._away = False  # no worker has answered, and the log says so
         self._free = set(range(config.lanes))
         self._kept = kept
         self._freed = threading.Condition()
@@ -220,8 +221,14 @@ class Pipeline:
                 self._wanted, self._refused = True, None
                 self._chain = self._arrange(self._chain, due, still_wanted)
                 self._info = self._chain.info
+                self._away = False
             return self._chain
-        except (Unavailable, DeadlineExceeded, Cancelled):
+        except Unavailable as error:
+            if not self._away and not self._closed.is_set():
+                self._away = True
+                log.warning("%s", error)
+            raise
+        except (DeadlineExceeded, Cancelled):
             raise
         except CollabError as error:
             self._refused = error

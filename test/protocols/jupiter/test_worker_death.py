@@ -111,7 +111,7 @@ def test_a_worker_behind_a_cut_link_is_replaced(which: int) -> None:
             assert [loss.device for loss in made.losses] == [link.address]
 
 
-def test_without_any_worker_left_an_answer_ends_soon() -> None:
+def test_without_any_worker_left_an_answer_ends_soon(caplog: pytest.LogCaptureFixture) -> None:
     ids = prompt(30)
     with workers(1) as (_, addresses), LinkProxy(addresses[0]) as link:
         config = replace(config_of([link.address]), arrange_s=3600.0, alone_s=0.5)
@@ -120,6 +120,10 @@ def test_without_any_worker_left_an_answer_ends_soon() -> None:
             made.chain(control().due)
             with pytest.raises(Unavailable, match="no worker answers"):
                 answer(made, ids, Asked(TOKENS), control(), after(3, link.half_open))
+            for _ in range(2):
+                with pytest.raises(Unavailable):
+                    made.chain(control().due)
+    assert caplog.text.count("no worker answers") == 1
 
 
 def test_a_cut_between_two_workers_is_found_by_the_one_that_sends(
