@@ -11,6 +11,7 @@ import os
 import sqlite3
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from collab_llm_nodes.errors import Busy, CollabError, ConfigError, InvalidInput
 _FILE = "store.db"
 _FORMAT = 1  # PRAGMA user_version
 _APPLICATION = 0x434C4C4D  # "CLLM", so that no other database is taken for a store
+_RETRY_S = 0.01
 _PAGE_BYTES = 4096
 _CACHE_KIB = 16384
 _LOG_BYTES = 64 << 20  # that the write-ahead log keeps after a larger change
@@ -149,10 +151,22 @@ class Database:
 
     def _set_up(self, most_bytes: int) -> None:
         if self._folder is not None:
-            self._writer.execute("PRAGMA journal_mode = WAL")
+            self._keep_a_log()
             self._writer.execute("PRAGMA synchronous = FULL")  # fsync at each commit
             self._writer.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
         self._writer.execute(f"PRAGMA max_page_count = {most_bytes // _PAGE_BYTES}")
+
+    def _keep_a_log(self) -> None:
+        """Have changes written ahead; SQLite does not wait for another process that does so too."""
+        due = time.monotonic() + self._busy_s
+        while True:
+            try:
+                self._writer.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() >= due:
+                    raise
+                time.sleep(_RETRY_S)
 
     def _prepare(self) -> None:
         """Make the tables of a new store, or check that this is one."""
