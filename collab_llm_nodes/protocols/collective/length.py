@@ -161,7 +161,7 @@ class _DirectionAware:
         if len(self._window) == self._config.decision_threshold:
             # Rounds in which all models draft are few and long: a median would not see them. A
             # pause of the machine is not the length's.
-            most = _PAUSE * statistics.median(self._window)
+            most = PAUSE * statistics.median(self._window)
             time_s = statistics.fmean(min(time_s, most) for time_s in self._window)
             self._seen.appendleft(_Window(self.s, time_s, self._extra / len(self._window)))
             self._window.clear()
@@ -216,7 +216,7 @@ class _DirectionAware:
         near = [
             (_FADES**age, window)
             for age, window in enumerate(self._seen)
-            if (abs(window.s - s) <= _NEAR and window.s > 0) or window.s == s
+            if window.s == s or (window.s and s and abs(window.s - s) <= _NEAR)
         ]
         time_s = _on_line([(w, window.s, window.time_s) for w, window in near], s)
         extra = _on_line([(w, window.s, window.extra) for w, window in near], s)
@@ -255,8 +255,8 @@ _FADES = 0.85
 """Weight of a window, relative to the one after it."""
 _NEAR = 2
 """Lengths that differ by no more are on one line."""
-_PAUSE = 4.0
-"""A step counts as no more than so many times the median of its window."""
+PAUSE = 4.0
+"""A time counts as no more than so many times the usual one: else the machine has paused."""
 _FROM_ZERO = 4
 _SURVEYS = 0.02
 """Share of the time that looking at other lengths may cost."""

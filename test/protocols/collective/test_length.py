@@ -19,6 +19,7 @@ from collab_llm_nodes.protocols.collective.length import (
     LengthConfig,
     LengthSelector,
     Verification,
+    _DirectionAware,
     selector,
 )
 
@@ -147,6 +148,16 @@ def drive(chosen: LengthSelector, cost: Callable[[int], float], count: int) -> l
         took_s = cost(chosen.s)
         chosen.observe(Verification([chosen.s], [chosen.s], [0], took_s, took_s))
     return lengths
+
+
+def test_no_draft_at_all_is_judged_by_its_own_times() -> None:
+    """The line through s = 1, 2 and 3 would make s = 0 look better than it is."""
+    chosen = selector(LengthConfig(initial=2))
+    assert isinstance(chosen, _DirectionAware)
+    drive(chosen, lambda s: float(s) if s else 1.1, 24)
+    for _ in range(50):
+        drive(chosen, lambda s: float(s) if s else 1.1, 8)
+        assert chosen._cost(0) == pytest.approx(1.1)
 
 
 def test_rounds_in_which_all_models_draft_count() -> None:
