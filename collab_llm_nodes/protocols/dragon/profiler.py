@@ -12,6 +12,7 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.aggregation import Pair, Party
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.protocols.dragon.side import SideDecoder
+from collab_llm_nodes.protocols.means import Mean
 
 
 @dataclass(frozen=True)
@@ -117,24 +118,6 @@ def measure_passes(
     return DecodeModel.fitted(range(1, tokens + 1), np.median(times, axis=0))
 
 
-class Average:
-    """A moving average that forgets at ``weight`` for each value; a plain mean at the start.
-
-    Args:
-        start: value before the first one, which counts as ``sure`` values of that size.
-    """
-
-    def __init__(self, weight: float, start: float, sure: int = 0) -> None:
-        self._weight = weight
-        self._count = sure
-        self.value = start
-
-    def observe(self, value: float) -> None:
-        """Take ``value`` in."""
-        self._count += 1
-        self.value += max(self._weight, 1.0 / self._count) * (value - self.value)
-
-
 UNKNOWN = (0.5, 0.5)
 """Acceptance before anything is known of it."""
 _SURE = 4
@@ -149,7 +132,7 @@ class LinkModel:
     """
 
     def __init__(self, weight: float) -> None:
-        self._means = [Average(weight, 0.0) for _ in range(4)]  # g, c, g^2, g c
+        self._means = [Mean(weight=1.0 / weight) for _ in range(4)]  # g, c, g^2, g c
         self._known = False
 
     def observe(self, size: int, seconds: float) -> None:
@@ -157,7 +140,7 @@ class LinkModel:
         self._known = True
         values = (size, seconds, size * size, size * seconds)
         for mean, value in zip(self._means, values, strict=True):
-            mean.observe(float(value))
+            mean.add(float(value))
 
     @property
     def known(self) -> bool:
@@ -218,7 +201,8 @@ class Profiler:
         self._decode: list[DecodeModel | None] = [None, None]  # until a side's first pass or line
         self._prompt_tokens = prompt_tokens
         self._told_rtt_s = rtt_s
-        self._acceptance = [Average(config.acceptance_weight, share, _SURE) for share in acceptance]
+        kept = 1.0 / config.acceptance_weight
+        self._acceptance = [Mean(share, _SURE, kept) for share in acceptance]
         self.link = LinkModel(config.link_weight)
 
     def on_line(self, party: Party, line: tuple[float, float, float] | None) -> None:
@@ -236,8 +220,8 @@ class Profiler:
 
     def on_judged(self, expected: Pair) -> None:
         """Take in the expected acceptance of both sides' drafts at one position (Eq. 5)."""
-        for average, value in zip(self._acceptance, expected, strict=True):
-            average.observe(value)
+        for mean, value in zip(self._acceptance, expected, strict=True):
+            mean.add(value)
 
     def on_round_trip(self, size: int, seconds: float) -> None:
         """Take in a round trip that this side has measured."""

@@ -35,23 +35,11 @@ from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Verdict
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.protocols.means import Mean
 
 _LEARNING_RATE = 0.05
 _EVERY = 16  # answers before another mode than the chosen one is tried again, at least
 _SPREAD = 0.5  # standard deviation of the tokens of a round, over their mean: 0.3 to 0.6
-
-
-@dataclass
-class Mean:
-    """A mean that forgets: ``weight`` observations count, older ones fade."""
-
-    value: float = 0.0
-    count: int = 0
-    weight: int = 64
-
-    def add(self, sample: float) -> None:
-        self.count += 1
-        self.value += (sample - self.value) / min(self.count, self.weight)
 
 
 @dataclass

@@ -9,7 +9,6 @@ from dragon_sides import VOCAB, Tables, TableSide
 from collab_llm_nodes.decoding.aggregation import Party
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.protocols.dragon.profiler import (
-    Average,
     DecodeModel,
     LinkModel,
     Profiler,
@@ -55,17 +54,6 @@ def test_the_slope_moves_and_the_intercept_stays() -> None:
 def test_too_few_passes_fit_no_line(tokens: list[float]) -> None:
     with pytest.raises(InvalidInput, match="two lengths"):
         DecodeModel.fitted(tokens, [0.1] * len(tokens))
-
-
-def test_an_average_begins_as_a_mean_and_forgets() -> None:
-    average = Average(0.25, 0.5)
-    assert average.value == 0.5
-    average.observe(1.0)
-    average.observe(0.0)
-    assert average.value == pytest.approx(0.5)
-    for _ in range(40):
-        average.observe(0.8)
-    assert average.value == pytest.approx(0.8, abs=1e-4)
 
 
 def test_latency_and_bandwidth_come_from_messages_of_several_sizes() -> None:
