@@ -63,20 +63,20 @@ _VERBS = frozenset({
     "hurry", "journey", "sprint", "trot", "dash", "hike", "race", "stop", "turn", "ask", "asked",
     "called",
 })
-"""Of seeing, being, moving and telling."""
+"""Verbs of seeing, being, moving and telling."""
 _NEVER_IN_A_NAME = _SMALL_WORDS | _TIMES | _VERBS
 _ASKED_FOR = frozenset({
     "place", "location", "position", "whereabout", "point", "spot", "distance", "direction",
     "name", "colour", "color", "number", "price", "cost", "date", "time", "sighting",
 })
-"""Of a thing; not the end of its name: "the ball's place"."""
+"""Facts of a thing, which are not the end of its name: "the ball's place"."""
 _NO_THING_ALONE = _ASKED_FOR | frozenset({
     "room", "side", "way", "thing", "object", "sight", "view", "memory", "record",
     "instruction", "task", "goal", "job", "lot", "robot", "machine", "buddy", "end",
     "beginning", "morning", "afternoon", "evening", "night", "hour", "minute", "second",
     "moment", "day", "week",
 })
-"""But a part of a name: "the dining room"."""
+"""Words that name no thing alone, and may be a part of a name: "the dining room"."""
 # fmt: on
 
 Name = tuple[str, ...]

@@ -47,7 +47,7 @@ from collab_llm_nodes.models.trained import readable, weight_files
 from collab_llm_nodes.models.vocabulary import end_tokens
 
 _VISION = "model.visual."
-"""What the names of the vision encoder's tensors begin with."""
+"""Beginning of the names of the vision encoder's tensors."""
 
 
 @dataclass(frozen=True)

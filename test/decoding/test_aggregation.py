@@ -251,7 +251,7 @@ def test_a_side_without_documents_has_no_say() -> None:
 def test_the_draft_of_the_only_side_with_a_say_is_the_target(
     law: str, temperature: float, faithful: bool
 ) -> None:
-    """Whatever the other side drafts: so its draft need not be waited for."""
+    """The target does not depend on the other side's draft, so that need not be waited for."""
     if faithful and law == "shared":
         return
     config = AggregationConfig(law=law, top_p=0.9, paper_faithful=faithful)

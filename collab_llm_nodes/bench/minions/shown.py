@@ -32,7 +32,7 @@ from collab_llm_nodes.training.minions.chats import worker_group
 
 JOB, TALK, DIRECT = "job", "talk", "direct"
 EXAMPLES = 4
-"""Of each role."""
+"""Number of examples of each role."""
 PLAIN_CHAT = (
     "{{ bos_token or '' }}{% for turn in messages %}"
     "{% if turn.role == 'user' %}{{ turn.content }}\nAnswer:"

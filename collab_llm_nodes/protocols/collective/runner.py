@@ -137,21 +137,27 @@ class Runner:
             self._bell.put(None)
             return
         try:
-            try:
-                passes = [] if self._failure else self._act()
-            except Exception as error:  # noqa: BLE001 - those who wait must be told
-                passes = []
-                self._log.error(f"collective speculation has failed: {error!r}")
-                self._failure = as_model_error(error)
-                self._break_off(self._failure)
-            if self._failure:
-                self._refuse()
-            elif self._machine.wake_at() < self._wakes_at:
-                self._bell.put(None)
+            passes = self._attend()
         finally:
             self._lock.release()
         for work in passes:
             self._verify(work)
+
+    def _attend(self) -> list[Callable[[], None]]:
+        """Do what the machine asks for, but for the passes of the target, which are returned."""
+        passes: list[Callable[[], None]] = []
+        try:
+            if not self._failure:
+                passes = self._act()
+        except Exception as error:  # noqa: BLE001 - those who wait must be told
+            self._log.error(f"collective speculation has failed: {error!r}")
+            self._failure = as_model_error(error)
+            self._break_off(self._failure)
+        if self._failure:
+            self._refuse()
+        elif self._machine.wake_at() < self._wakes_at:
+            self._bell.put(None)
+        return passes
 
     def _act(self) -> list[Callable[[], None]]:
         """Return what the target is to do; all else is done."""
