@@ -6,12 +6,13 @@ ends when the parent closes the socket, or is gone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from collab_llm_nodes.collector import freeze_startup_objects
@@ -40,22 +41,24 @@ def main(descriptor: int) -> None:
                 told = {"error": f"{type(error).__name__}: {error}", "index": index}
                 parent.sendall(line(told))
                 return
-        try:
-            parent.sendall(line({"vocabularies": [engine.vocabulary for engine in engines]}))
-        except BrokenPipeError:  # it has not waited
-            return
         freeze_startup_objects()
-        drafts = Drafts(engines, frozenset(begin["eos"]), begin["indices"])
-        known: dict[str, Ask] = {}
-        for text in lines:
-            message = json.loads(text)
-            if "release" in message:
-                known.pop(message["release"], None)
-                drafts.release(message["release"])
-                parent.sendall(line({"held_bytes": drafts.held_bytes}))
-            else:
-                for answers in _answers(drafts, message["draws"], known):
-                    parent.sendall(line({"answers": answers, "held_bytes": drafts.held_bytes}))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has left
+            parent.sendall(line({"vocabularies": [engine.vocabulary for engine in engines]}))
+            _serve(parent, lines, Drafts(engines, frozenset(begin["eos"]), begin["indices"]))
+
+
+def _serve(parent: socket.socket, lines: Iterable[bytes], drafts: Drafts) -> None:
+    """Answer what the parent asks, until it closes the socket."""
+    known: dict[str, Ask] = {}
+    for text in lines:
+        message = json.loads(text)
+        if "release" in message:
+            known.pop(message["release"], None)
+            drafts.release(message["release"])
+            parent.sendall(line({"held_bytes": drafts.held_bytes}))
+        else:
+            for answers in _answers(drafts, message["draws"], known):
+                parent.sendall(line({"answers": answers, "held_bytes": drafts.held_bytes}))
 
 
 def _answers(

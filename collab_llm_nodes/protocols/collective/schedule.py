@@ -48,7 +48,7 @@ class ScheduleConfig:
         " whole length, as in paper 002.",
     )
     ask_all_every: int = _fixed(
-        16,
+        64,
         "A model that outweighs all others together decides the vote, so it drafts alone. All"
         " draft, and are scored, in the first round of a request, so many rounds later, and again"
         " after pauses that double. 1: in every round, as in paper 002.",
