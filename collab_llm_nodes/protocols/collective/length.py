@@ -90,7 +90,11 @@ class LengthSelector(Protocol):
 
     @property
     def s(self) -> int:
-        """Tokens that the next draft should have."""
+        """Tokens that the next draft should have: perhaps a trial, to learn from."""
+
+    @property
+    def best(self) -> int:
+        """Tokens that it should have where nothing is learned from it."""
 
     def observe(self, verification: Verification) -> None:
         """Learn from a verification of a steady batch (one that does not drain)."""
@@ -111,6 +115,10 @@ class _Fixed:
 
     s: int
 
+    @property
+    def best(self) -> int:
+        return self.s
+
     def observe(self, verification: Verification) -> None:
         """Learn nothing."""
 
@@ -123,6 +131,10 @@ class _Printed:
         self.s = config.initial
         self._costs: list[float] = []
         self._current = 0  # of the costs, how many are of drafts of the current length
+
+    @property
+    def best(self) -> int:
+        return self.s
 
     def observe(self, verification: Verification) -> None:
         tokens = 1.0 + statistics.fmean(verification.accepted)
@@ -148,7 +160,8 @@ class _DirectionAware:
         self._window: list[float] = []  # times per request at the current length, so far
         self._extra = 0.0  # tokens per request that came without drafts meanwhile
         self._seen: deque[_Window] = deque(maxlen=_KEPT)  # the latest one first
-        self._search = self._climb(config.initial)
+        self.best = config.initial
+        self._search = self._climb()
         self.s = next(self._search)
 
     def observe(self, verification: Verification) -> None:
@@ -168,29 +181,29 @@ class _DirectionAware:
             self._extra = 0.0
             self.s = next(self._search)
 
-    def _climb(self, best: int) -> Iterator[int]:
+    def _climb(self) -> Iterator[int]:
         """Yield the length of the next window, for ever; the window's time is known afterwards."""
         direction = 1
-        yield best
+        yield self.best
         for survey in itertools.count(1):
             lost_s = 0.0
-            for candidate in self._candidates(best, direction):
-                if survey % _RETRY and self._was_bad(candidate, best):
+            for candidate in self._candidates(self.best, direction):
+                if survey % _RETRY and self._was_bad(candidate, self.best):
                     continue
                 yield candidate
-                cost, least = self._cost(candidate), self._cost(best)
+                cost, least = self._cost(candidate), self._cost(self.best)
                 if cost < least:
-                    direction = 1 if candidate > best else -1
-                    best = candidate
+                    direction = 1 if candidate > self.best else -1
+                    self.best = candidate
                     break
                 if cost:
                     lost_s += (1.0 - least / cost) * self._seen[0].time_s
-                yield best  # its time may have changed meanwhile
+                yield self.best  # its time may have changed meanwhile
             else:
-                yield best
+                yield self.best
                 while lost_s > 0.0:
                     lost_s -= _SURVEYS * self._seen[0].time_s
-                    yield best
+                    yield self.best
 
     def _was_bad(self, candidate: int, best: int) -> bool:
         """Tell whether the last look at ``candidate`` has shown a clear loss."""

@@ -180,8 +180,16 @@ class Machine:
 
     @property
     def s(self) -> int:
-        """The speculation length of the next draft."""
-        return self._selector.s
+        """The speculation length of the next draft.
+
+        A batch that drains teaches nothing, so no other length is tried on it.
+        """
+        return self._selector.s if self._is_steady else self._selector.best
+
+    @property
+    def _is_steady(self) -> bool:
+        """True while batches are as full as they can be: one that drains has other times."""
+        return bool(self._waiting) or self.active >= min(self._level, self._full)
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -449,7 +457,7 @@ class Machine:
             self._pool.popleft() for _ in range(min(len(self._pool), self._schedule.target_batch))
         ]
         self._undrafted = False
-        self._steady = bool(self._waiting) or self.active >= min(self._level, self._full)
+        self._steady = self._is_steady
         self._have_verified(drafts, now)
         return True
 

@@ -519,19 +519,35 @@ def test_a_draining_batch_does_not_adapt_the_length() -> None:
     assert lengths != {3}, "a batch that does not shrink counts"
 
 
+def test_no_other_length_is_tried_on_a_batch_that_drains() -> None:
+    """Nothing would be learned, and the trial would last as long as the batch."""
+    world = make(length=LengthConfig(initial=3, decision_threshold=2), draft_batch=8)
+    jobs = [
+        replace(job(i, max_tokens=60), prompt=p)
+        for i, p in zip(range(4), endless_prompts(), strict=False)
+    ]
+    world.submit(*jobs)
+    machine = world.machine
+    while machine.s == machine._selector.best:
+        world.now += 0.01
+        world.answer_draft() if world.drawing else world.answer_target()
+    machine.cancel(jobs[0].id)
+    assert machine.s == machine._selector.best != machine._selector.s
+
+
 def test_each_size_of_batch_has_a_search_of_its_own() -> None:
     world = make(draft_batch=8, target_batch=8)
-    begin = world.machine.s
+    begin = world.machine._selector.s
     lone, many = job(0), [job(i) for i in range(1, 9)]
     world.submit(lone)
     world.run()
-    found = world.machine.s
+    found = world.machine._selector.s
     assert found != begin
     world.submit(*many)
     world.run()
     world.submit(job(9))
     world.poll()
-    assert world.machine.s == found
+    assert world.machine._selector.s == found
     world.run()
     check_complete(world, [lone, *many, job(9)])
 
