@@ -28,7 +28,11 @@ from collab_llm_nodes.protocols.collective.wire import asks_from_json, line, pro
 def main(descriptor: int) -> None:
     """Serve until the socket is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
-    with socket.socket(fileno=descriptor) as parent, parent.makefile("rb") as lines:
+    with (
+        contextlib.suppress(BrokenPipeError, ConnectionResetError),  # the parent has left
+        socket.socket(fileno=descriptor) as parent,
+        parent.makefile("rb") as lines,
+    ):
         begin = json.loads(next(lines))
         leave_a_core()
         engines: list[Engine] = []
@@ -42,9 +46,8 @@ def main(descriptor: int) -> None:
                 parent.sendall(line(told))
                 return
         freeze_startup_objects()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has left
-            parent.sendall(line({"vocabularies": [engine.vocabulary for engine in engines]}))
-            _serve(parent, lines, Drafts(engines, frozenset(begin["eos"]), begin["indices"]))
+        parent.sendall(line({"vocabularies": [engine.vocabulary for engine in engines]}))
+        _serve(parent, lines, Drafts(engines, frozenset(begin["eos"]), begin["indices"]))
 
 
 def _serve(parent: socket.socket, lines: Iterable[bytes], drafts: Drafts) -> None:

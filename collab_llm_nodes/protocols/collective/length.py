@@ -187,8 +187,8 @@ class _DirectionAware:
         yield self.best
         for survey in itertools.count(1):
             lost_s = 0.0
-            for candidate in self._candidates(self.best, direction):
-                if survey % _RETRY and self._was_bad(candidate, self.best):
+            for candidate in self._candidates(direction):
+                if survey % _RETRY and self._was_bad(candidate):
                     continue
                 yield candidate
                 cost, least = self._cost(candidate), self._cost(self.best)
@@ -205,16 +205,17 @@ class _DirectionAware:
                     lost_s -= _SURVEYS * self._seen[0].time_s
                     yield self.best
 
-    def _was_bad(self, candidate: int, best: int) -> bool:
+    def _was_bad(self, candidate: int) -> bool:
         """Tell whether the last look at ``candidate`` has shown a clear loss."""
         seen = any(window.s == candidate for window in self._seen)
-        return seen and self._cost(candidate) > _BAD * self._cost(best)
+        return seen and self._cost(candidate) > _BAD * self._cost(self.best)
 
-    def _candidates(self, best: int, direction: int) -> list[int]:
+    def _candidates(self, direction: int) -> list[int]:
         """Return the lengths to compare with ``best``: none at all, onward, and the other way.
 
         From 0 the first step is a long one: speculation may pay only from some length on.
         """
+        best = self.best
         onward = best + direction if best else self._config.initial or _FROM_ZERO
         found = [0, onward, best - direction]
         within = [s for s in found if 0 <= s <= self._config.longest and s != best]

@@ -167,7 +167,7 @@ class Machine:
         self._verified_from = 0.0
         self._step_from = 0.0  # the last verdict on drafts, or the begin of work after a pause
         self._step_extra = 0  # tokens since then without drafts
-        self._steady = False
+        self._began_steady = False  # the verification under way
         self._reading = 0  # verifications in a row that have read a prompt
         self._batches = 0
         self._paused = False
@@ -184,10 +184,10 @@ class Machine:
 
         A batch that drains teaches nothing, so no other length is tried on it.
         """
-        return self._selector.s if self._is_steady else self._selector.best
+        return self._selector.s if self._steady else self._selector.best
 
     @property
-    def _is_steady(self) -> bool:
+    def _steady(self) -> bool:
         """True while batches are as full as they can be: one that drains has other times."""
         return bool(self._waiting) or self.active >= min(self._level, self._full)
 
@@ -457,7 +457,7 @@ class Machine:
             self._pool.popleft() for _ in range(min(len(self._pool), self._schedule.target_batch))
         ]
         self._undrafted = False
-        self._steady = self._is_steady
+        self._began_steady = self._steady
         self._have_verified(drafts, now)
         return True
 
@@ -511,7 +511,7 @@ class Machine:
             self._waits.on_verified(now - self._verified_from, tokens)
         if self._reading % _READING_ROUNDS:
             return
-        if verified and self._steady:
+        if verified and self._began_steady:
             self._selector.observe(
                 Verification(
                     [draft.asked for draft, _ in verified],
