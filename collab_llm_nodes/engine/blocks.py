@@ -16,7 +16,7 @@ from torch import Tensor
 from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.cache import Copy, StaticCache, rounded_up
 
-KEPT_BYTES = 64 << 20
+KEPT_BYTES = 128 << 20
 """Bytes of idle blocks that a backend keeps: enough for the two batches of a pipeline."""
 _COLUMNS = 128
 _COLUMNS_BYTES = 1 << 20  # of one slot: room to grow, no more

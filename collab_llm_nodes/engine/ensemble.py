@@ -73,15 +73,12 @@ class Ensemble(Engine):
         return Session(self, prompt, cache)
 
     def _embed(self, feeds: Sequence[Feed]) -> Tensor:
-        return torch.cat(
-            [
-                torch.embedding(
-                    self._embeddings[feed.session._cache.member],
-                    torch.tensor(feed.ids, device=self.device),
-                )
-                for feed in feeds
-            ]
-        )
+        found = []
+        for member, own in groupby(feeds, key=lambda feed: feed.session._cache.member):
+            ids = [token for feed in own for token in feed.ids]
+            rows = torch.tensor(ids, device=self.device)
+            found.append(torch.embedding(self._embeddings[member], rows))
+        return torch.cat(found)
 
 
 class _Backend(StaticBackend):

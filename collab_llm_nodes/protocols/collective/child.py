@@ -58,7 +58,8 @@ def _serve(parent: socket.socket, lines: Iterable[bytes], drafts: Drafts) -> Non
         if "release" in message:
             known.pop(message["release"], None)
             drafts.release(message["release"])
-            parent.sendall(line({"held_bytes": drafts.held_bytes}))
+            if not drafts.held_bytes:  # else the next answer tells it: each word wakes the parent
+                parent.sendall(line({"held_bytes": 0}))
         else:
             for answers in _answers(drafts, message["draws"], known):
                 parent.sendall(line({"answers": answers, "held_bytes": drafts.held_bytes}))

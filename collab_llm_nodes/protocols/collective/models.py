@@ -57,17 +57,31 @@ class Context(NamedTuple):
     member: int = 0
 
 
+@dataclass
+class _Held:
+    """The KV cache of one request.
+
+    Attributes:
+        read: tokens that it holds.
+        bytes: its size after the last pass.
+    """
+
+    session: Session
+    read: Ids = ()
+    bytes: int = 0
+
+
 class Sessions:
     """The KV caches of one model, or of an ensemble, by request.
 
     Attributes:
-        held_bytes: size of all KV caches after the last pass or release.
+        held_bytes: size of all KV caches; other threads may read it.
         peak_bytes: the most that they have been.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._sessions: dict[tuple[str, int], tuple[Session, Ids]] = {}  # and what it has read
+        self._held: dict[tuple[str, int], _Held] = {}
         self.held_bytes = self.peak_bytes = 0
 
     def run(self, contexts: Sequence[Context]) -> list[Tensor | CollabError]:
@@ -76,28 +90,34 @@ class Sessions:
         Returns:
             For each its logits [wanted, V], or why there are none.
         """
-        feeds = [self._feed(context) for context in contexts]
+        texts = [(*context.prompt, *context.tokens) for context in contexts]
+        holders = [self._holder(context) for context in contexts]
+        feeds = [
+            self._feed(held, text, context.wanted)
+            for held, text, context in zip(holders, texts, contexts, strict=True)
+        ]
         results: list[Tensor | CollabError] = []
-        for context, result in zip(contexts, self._engine.run(feeds), strict=True):
+        for held, text, result in zip(holders, texts, self._engine.run(feeds), strict=True):
             if isinstance(result, Tensor):
-                key = context.id, context.member
-                self._sessions[key] = (self._sessions[key][0], (*context.prompt, *context.tokens))
+                held.read = text
             elif not isinstance(result, CollabError):
                 raise result
             results.append(result)
-        self._measure()
+            self._measure(held)
         return results
 
-    def _feed(self, context: Context) -> Feed:
+    def _holder(self, context: Context) -> _Held:
         key = context.id, context.member
-        if key not in self._sessions:
-            self._sessions[key] = (self._open(context), ())
-        session, read = self._sessions[key]
-        wanted = (*context.prompt, *context.tokens)
-        keep = min(common_length(read, wanted), len(wanted) - context.wanted)
-        session.length = keep
-        self._sessions[key] = (session, read[:keep])
-        return Feed(session, wanted[keep:], last=context.wanted)
+        if key not in self._held:
+            self._held[key] = _Held(self._open(context))
+        return self._held[key]
+
+    def _feed(self, held: _Held, text: Ids, wanted: int) -> Feed:
+        """Go back to what has been read of ``text``; return the rest."""
+        keep = min(common_length(held.read, text), len(text) - wanted)
+        held.session.length = keep
+        held.read = text[:keep]
+        return Feed(held.session, text[keep:], last=wanted)
 
     def _open(self, context: Context) -> Session:
         prompt = EncodedPrompt(context.prompt)
@@ -107,21 +127,22 @@ class Sessions:
 
     def release(self, id: str) -> None:
         """Free the KV caches of a request, if there are any."""
-        own = [key for key in self._sessions if key[0] == id]
-        for key in own:
-            self._sessions.pop(key)[0].close()
-        if own:
-            self._measure()
+        for key in [key for key in self._held if key[0] == id]:
+            held = self._held.pop(key)
+            held.session.close()
+            self._measure(held)
 
     def close(self) -> None:
         """Free all KV caches."""
-        for id in {id for id, _ in self._sessions}:
+        for id in {id for id, _ in self._held}:
             self.release(id)
 
-    def _measure(self) -> None:
-        """Note the sizes for readers in other threads."""
-        self.held_bytes = sum(session.own_bytes for session, _ in self._sessions.values())
+    def _measure(self, held: _Held) -> None:
+        """Note the size of a KV cache, which a pass or its end has changed."""
+        size = held.session.own_bytes
+        self.held_bytes += size - held.bytes
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        held.bytes = size
 
 
 class DraftModel:

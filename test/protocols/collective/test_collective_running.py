@@ -389,7 +389,7 @@ def test_the_target_frees_rejected_tokens() -> None:
     held = judge.sessions.held_bytes
     answer = (outcome.next_token,) if not outcome.accepted else (1, outcome.next_token)
     judge.verify([Claim("a", prompt, answer, SamplingConfig(), (), None)])
-    assert judge.sessions._sessions["a", 0][0].length == len(prompt) + len(answer)
+    assert judge.sessions._held["a", 0].session.length == len(prompt) + len(answer)
     assert judge.sessions.held_bytes <= held
     judge.sessions.close()
 
