@@ -96,10 +96,16 @@ def most_likely(logits: Tensor) -> list[int]:
     Raises:
         ModelError: as :func:`distribution`.
     """
-    top, tokens = logits.max(dim=-1)  # propagates NaN
-    check_finite(all(map(math.isfinite, top.tolist())))
-    chosen: list[int] = tokens.tolist()
-    return chosen
+    if logits.device.type == "cpu" and logits.itemsize >= 4:  # numpy has no bfloat16
+        rows = logits.numpy()  # whose argmax takes a tenth of torch's time
+        chosen = rows.argmax(axis=-1)  # of NaN, where there is one
+        top = rows[np.arange(len(rows)), chosen]
+        check_finite(bool(np.isfinite(top).all()))
+    else:
+        highest, chosen = logits.max(dim=-1)  # propagates NaN
+        check_finite(all(map(math.isfinite, highest.tolist())))
+    tokens: list[int] = chosen.tolist()
+    return tokens
 
 
 def check_finite(finite: bool) -> None:

@@ -90,8 +90,11 @@ class _Backend(StaticBackend):
         self._blocks = Blocks()
 
     def arrange(self, chunks: Sequence[Chunk]) -> list[int]:  # type: ignore[override]
-        """Return the chunks' numbers: of those that attend together, each model's side by side."""
-        order = attention.arrange(chunks)
+        """Return the chunks' numbers: of those that attend together, each model's side by side.
+
+        They are not divided by length: each model would have its rows in several places.
+        """
+        order = attention.arrange(chunks, by_length=False)
         return sorted(order, key=lambda i: (chunks[i].group, chunks[i].cache.member))
 
     def _layers_for(self, chunks: Sequence[Chunk]) -> Sequence[Layer]:
