@@ -217,3 +217,29 @@ def test_a_pass_that_ends_early_leaves_no_trace(monkeypatch: pytest.MonkeyPatch)
     expected = ENGINE.run([Feed(twin, [2], last=1) for twin in twins])
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other)
+
+
+def test_short_sessions_of_unlike_lengths_attend_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would attend over columns that masks hide; where those are few, one call is better."""
+    groups: list[int] = []
+    plain = attention.Gathered.attend
+
+    def noted(self: Any, layer: int, *others: Any) -> torch.Tensor:
+        if not layer:
+            groups.append(len(self._chunks))
+        return plain(self, layer, *others)
+
+    monkeypatch.setattr(attention.Gathered, "attend", noted)
+    rng = random.Random(3)
+    sessions = [prompted(5 + 3 * i, seed=i) for i in range(17)]
+    rng.shuffle(sessions)
+    for hidden, expected in ((1, [8, 9]), (1 << 40, [17])):
+        monkeypatch.setattr(attention, "HIDDEN", hidden)
+        groups.clear()
+        found = ENGINE.run([Feed(session, [7, 8], last=1) for session in sessions])
+        assert groups == expected
+        for session, logits in zip(sessions, found, strict=True):
+            assert isinstance(logits, torch.Tensor)
+            own = alone([*session.prompt.ids, 7, 8], 1)
+            torch.testing.assert_close(logits, own, rtol=1e-4, atol=1e-4)
+            session.length -= 2

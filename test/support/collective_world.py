@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -43,6 +44,13 @@ def alone(job: Job) -> tuple[int, ...]:
     while len(answer) < job.max_tokens and not (answer and answer[-1] in EOS):
         answer.append(target_token((*job.prompt, *answer)))
     return tuple(answer)
+
+
+def endless_prompts() -> Iterator[tuple[int, ...]]:
+    """Yield prompts whose answers have 60 tokens or more."""
+    for i in itertools.count():
+        if len(alone(Job("", (7, i), GREEDY, 60))) == 60:
+            yield (7, i)
 
 
 def propose(model: int, ask: Ask) -> Proposal:

@@ -167,6 +167,8 @@ class Machine:
         self._verified_from = 0.0
         self._step_from = 0.0  # the last verdict on drafts, or the begin of work after a pause
         self._step_extra = 0  # tokens since then without drafts
+        self._step_reads = False  # a prompt has been read since then
+        self._reads_prompts = False  # the target decodes without drafts, for new requests
         self._began_steady = False  # the verification under way
         self._reading = 0  # verifications in a row that have read a prompt
         self._batches = 0
@@ -270,12 +272,15 @@ class Machine:
         pairs = list(zip(drafts, verdicts, strict=True))
         verified = [(each, word) for each, word in pairs if isinstance(word, Outcome)]
         if self._undrafted:
-            self._waits.on_undrafted(now - self._verified_from)
+            if self._reads_prompts:
+                self._step_reads = True
+            else:
+                self._waits.on_undrafted(now - self._verified_from)
             self._step_extra += len(verified)
         else:
             self._monitor(verified, now)
             self._reweigh(verified)
-            self._step_from, self._step_extra = now, 0
+            self._begin_step(now)
         for draft, word in pairs:
             request = draft.request
             if request.state is State.ENDED:
@@ -319,11 +324,12 @@ class Machine:
         if self._verifying and not self._overlaps(self._schedule.draft_batch):
             return False
         if not self._pool and not self._verifying:
-            self._step_from, self._step_extra = now, 0  # nothing is under way
+            self._begin_step(now)  # nothing is under way
         serving = set(self.serving(now))
-        asked = self.s if serving else 0
+        requests = list(self._next_requests(now))
+        asked = self._length_for(requests) if serving else 0
         drafts = []
-        for request in self._next_requests(now):
+        for request in requests:
             request.state = State.DRAFTING
             models = self._asked(request, serving)
             request.drafts += 1
@@ -343,6 +349,16 @@ class Machine:
         self._batches += 1
         self._ask(now)
         return True
+
+    def _length_for(self, requests: Sequence[RequestState]) -> int:
+        """Return the speculation length of a draft.
+
+        No other length is tried where nothing is learned from it: new requests have prompts, and
+        verifications that read some seldom count.
+        """
+        reads = any(not request.drafts for request in requests)
+        counts = not reads or not (self._reading + 1) % _READING_ROUNDS
+        return self.s if counts else self._selector.best
 
     def _asked(self, request: RequestState, serving: set[int]) -> set[int]:
         """Return the models to ask: those that can change the vote, and now and then all."""
@@ -364,8 +380,7 @@ class Machine:
     @property
     def _draftable(self) -> bool:
         """True if a request may be drafted for now."""
-        admits = self._waiting and self.active < self._schedule.max_active
-        return not self._paused and bool(self._running or admits)
+        return not self._paused and bool(self._running or self._admits)
 
     def _next_requests(self, now: float) -> Iterator[RequestState]:
         """Take the next requests to be drafted for: those that run, then those that wait."""
@@ -373,8 +388,17 @@ class Machine:
         while count and self._running:
             count -= 1
             yield self._running.popleft()
-        while count and self._waiting and self.active < self._schedule.max_active:
-            count -= 1
+        yield from self._admit(count, now)
+
+    @property
+    def _admits(self) -> bool:
+        """True if a request waits and there is a place for it."""
+        return bool(self._waiting) and self.active < self._schedule.max_active
+
+    def _admit(self, most: int, now: float) -> Iterator[RequestState]:
+        """Give places to requests that wait."""
+        while most and self._admits:
+            most -= 1
             request = self._waiting.popleft()
             request.weights = self._new_weights()
             request.metrics.waited_s = now - request.since
@@ -462,22 +486,33 @@ class Machine:
         return True
 
     def _decode(self, now: float) -> bool:
-        """Have the target decode without drafts rather than wait for them; True if it does."""
+        """Have the target decode without drafts rather than wait for them; True if it does.
+
+        It reads the prompts of new requests first: it has to anyway, so that costs no time.
+        """
         drawing, schedule = self._drawing, self._schedule
-        if drawing is None or not self._running or not schedule.fill_waits:
+        if drawing is None or not schedule.fill_waits:
             return False
         if not self._overlaps(schedule.target_batch):
             return False
-        # Where enough requests run for both, the next draft does not wait for these.
-        spare = len(self._running) >= schedule.target_batch + schedule.draft_batch
-        if not spare and not self._waits.pays(now - drawing.since):
-            return False
+        self._reads_prompts = self._admits
+        if self._reads_prompts:
+            chosen = list(self._admit(schedule.target_batch, now))
+        else:
+            # Where enough requests run for both, the next draft does not wait for these.
+            spare = len(self._running) >= schedule.target_batch + schedule.draft_batch
+            if not self._running or not (spare or self._waits.pays(now - drawing.since)):
+                return False
+            count = min(len(self._running), schedule.target_batch)
+            chosen = [self._running.popleft() for _ in range(count)]
         nobody: list[list[int] | None] = [None] * self._k
-        count = min(len(self._running), schedule.target_batch)
-        drafts = [Draft(self._running.popleft(), 0, 0, nobody) for _ in range(count)]
+        drafts = [Draft(request, 0, 0, nobody) for request in chosen]
         self._undrafted = True
         self._have_verified(drafts, now)
         return True
+
+    def _begin_step(self, now: float) -> None:
+        self._step_from, self._step_extra, self._step_reads = now, 0, False
 
     def _have_verified(self, drafts: list[Draft], now: float) -> None:
         """Give drafts to the target."""
@@ -504,7 +539,7 @@ class Machine:
         One that reads a prompt tells more of the prompt than of the length. Where each one does,
         some are taken all the same.
         """
-        reads = any(not draft.request.metrics.rounds for draft, _ in verified)
+        reads = self._step_reads or any(draft.request.drafts == 1 for draft, _ in verified)
         self._reading = self._reading + 1 if reads else 0
         if not reads and any(draft.tokens for draft, _ in verified):
             tokens = 1.0 + statistics.fmean(outcome.accepted for _, outcome in verified)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collective_world import EOS, GREEDY, World, alone, judge
+from collective_world import EOS, GREEDY, World, alone, endless_prompts, judge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -302,13 +302,6 @@ def test_a_deadline_in_mid_batch_keeps_what_is_finished() -> None:
     assert world.machine.active == 0
 
 
-def endless_prompts() -> Any:
-    """Prompts whose answers are long."""
-    for i in range(1000):
-        if len(alone(job(i, max_tokens=60))) == 60:
-            yield (7, i)
-
-
 # ---------------------------------------------------------------- a draft model in trouble
 
 
@@ -533,6 +526,23 @@ def test_no_other_length_is_tried_on_a_batch_that_drains() -> None:
         world.answer_draft() if world.drawing else world.answer_target()
     machine.cancel(jobs[0].id)
     assert machine.s == machine._selector.best != machine._selector.s
+
+
+def test_no_other_length_is_tried_on_a_draft_for_a_new_request() -> None:
+    """Its verification reads a prompt, and most of those do not count."""
+    world = make(models=1, length=LengthConfig(initial=3, decision_threshold=2), draft_batch=8)
+    prompts = endless_prompts()
+    world.submit(*(replace(job(i, max_tokens=60), prompt=next(prompts)) for i in range(4)))
+    machine = world.machine
+    while machine.s == machine._selector.best or not world.verifying:
+        world.now += 0.01
+        world.answer_draft() if world.drawing else world.answer_target()
+    world.submit(replace(job(4, max_tokens=60), prompt=next(prompts)))
+    world.answer_target()
+    best, trial = machine._selector.best, machine._selector.s
+    asked = {ask.count for ask in world.drawing[0].asks}
+    assert (len(world.drawing[0].asks), asked) == (5, {best})
+    assert best != trial
 
 
 def test_each_size_of_batch_has_a_search_of_its_own() -> None:

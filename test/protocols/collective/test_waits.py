@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
-from collective_world import EOS, GREEDY, World, alone
+from collective_world import EOS, GREEDY, World, alone, endless_prompts
 
 from collab_llm_nodes.protocols.collective.length import (
     FIXED,
     LengthConfig,
     Verification,
+    _DirectionAware,
     selector,
 )
 from collab_llm_nodes.protocols.collective.machine import Job, Machine
@@ -66,19 +68,39 @@ def test_a_busier_machine_slows_both_kinds_of_passes() -> None:
     assert not waits.pays(43.0)
 
 
-def pipeline(requests: int, **schedule: Any) -> tuple[World, list[Job]]:
-    """Return a world with two batches of two or more."""
+def pipeline(
+    requests: int, *, adaptive: bool = False, endless: bool = False, **schedule: Any
+) -> tuple[World, list[Job]]:
+    """Return a world with two batches of two or more.
+
+    Args:
+        adaptive: the speculation length changes.
+        endless: answers have 60 tokens instead of 24 at most.
+    """
     machine = Machine(
         3,
         EOS,
         schedule=ScheduleConfig(draft_batch=2, target_batch=2, **schedule),
-        length=LengthConfig(FIXED, initial=3),
+        length=LengthConfig(initial=3) if adaptive else LengthConfig(FIXED, initial=3),
         pipelined=True,
     )
     world = World(machine)
-    jobs = [Job(f"job {i}", (7, i), GREEDY, 24) for i in range(requests)]
+    prompts = endless_prompts() if endless else ((7, i) for i in itertools.count())
+    jobs = [
+        Job(f"job {i}", prompt, GREEDY, 60 if endless else 24)
+        for i, prompt in enumerate(itertools.islice(prompts, requests))
+    ]
     world.submit(*jobs)
     return world, jobs
+
+
+def step(world: World) -> None:
+    """Have the target answer if it is at work, else a draft model."""
+    world.now += 0.01
+    if world.verifying:
+        world.answer_target()
+    else:
+        world.answer_draft()
 
 
 @pytest.mark.parametrize("fill_waits", [True, False])
@@ -98,6 +120,43 @@ def test_a_free_target_decodes_the_requests_that_nobody_drafts_for(fill_waits: b
             world.answer_draft()
     assert (undrafted > 4) == fill_waits
     assert {job.id: world.answers[job.id] for job in jobs} == {job.id: alone(job) for job in jobs}
+
+
+@pytest.mark.parametrize("fill_waits", [True, False])
+def test_a_free_target_reads_the_prompts_of_those_who_wait(fill_waits: bool) -> None:
+    world, jobs = pipeline(5, fill_waits=fill_waits)
+    assert {ask.id for draw in world.drawing for ask in draw.asks} == {jobs[0].id, jobs[1].id}
+    claims = world.verifying.claims if world.verifying else ()
+    assert [claim.id for claim in claims] == ([jobs[2].id, jobs[3].id] if fill_waits else [])
+    assert all(claim.draft == () == claim.answer for claim in claims)
+
+
+def test_a_target_reads_no_more_prompts_than_may_be_active() -> None:
+    world, jobs = pipeline(5, max_active=3)
+    assert world.verifying is not None
+    assert [claim.id for claim in world.verifying.claims] == [jobs[2].id]
+
+
+def test_a_prompt_that_is_read_while_others_are_drafted_does_not_count_for_their_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Verification] = []
+    monkeypatch.setattr(_DirectionAware, "observe", lambda self, each: seen.append(each))
+    world, _ = pipeline(4, adaptive=True, endless=True)
+    while not seen:  # all prompts are read
+        step(world)
+    while world.verifying is None or not world.drawing or world.machine.pooled:
+        step(world)
+    world.submit(Job("new", (7, 99), GREEDY, 24))
+    world.answer_target()
+    assert world.verifying is not None
+    assert [claim.id for claim in world.verifying.claims] == ["new"]
+    world.answer_target()
+    seen.clear()
+    while world.verifying is None or not world.verifying.claims[0].draft:
+        step(world)
+    world.answer_target()
+    assert not seen
 
 
 def test_drafts_in_the_pool_come_first() -> None:
