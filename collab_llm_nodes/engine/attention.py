@@ -175,8 +175,8 @@ def _seat(chunk: Chunk) -> int:
 def _group(chunk: Chunk) -> tuple[int, ...]:
     """Return the key of the chunks that a chunk attends together with.
 
-    Short chunks have one key, of one number, and forks with few columns of their own have that of their prefix.
-    The empty key is that of a chunk that attends alone.
+    Short chunks have one key, of one number, and forks with few columns of their own have that of
+    their prefix. The empty key is that of a chunk that attends alone.
 
     One call costs less than many: 16 short sessions of the embedded target need 1.7 times the time
     one by one. Long ones gain nothing, for reading them is what takes the time: with one thread 4

@@ -18,7 +18,8 @@ the low one: the pool never holds more than ``high - 1 + draft_batch`` drafts.
 
 In a pipeline, drafting and verification overlap where more requests are under way than one batch
 holds. Fewer go together: on most devices a pass over half a batch takes more than half the time.
-A target that is free before the next drafts are may decode the requests that run (``waits.py``).
+A target that is free before the next drafts are reads the prompts of those who wait, or decodes the
+requests that run (``waits.py``).
 """
 
 from __future__ import annotations
@@ -512,6 +513,7 @@ class Machine:
         return True
 
     def _begin_step(self, now: float) -> None:
+        """Let the time of the next verdict on drafts begin."""
         self._step_from, self._step_extra, self._step_reads = now, 0, False
 
     def _have_verified(self, drafts: list[Draft], now: float) -> None:

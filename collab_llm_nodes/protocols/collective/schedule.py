@@ -57,8 +57,8 @@ class ScheduleConfig:
     )
     fill_waits: bool = _fixed(
         True,
-        "In a pipeline, a target that would wait long for drafts decodes the requests that nobody"
-        " drafts for; else it waits, as in paper 002.",
+        "In a pipeline, a target that would wait for drafts reads the prompts of new requests, or"
+        " decodes requests that nobody drafts for; else it waits, as in paper 002.",
     )
     paper_faithful: bool = _fixed(
         False,
