@@ -169,7 +169,6 @@ class Machine:
         self._step_from = 0.0  # the last verdict on drafts, or the begin of work after a pause
         self._step_extra = 0  # tokens since then without drafts
         self._step_reads = False  # a prompt has been read since then
-        self._reads_prompts = False  # the target decodes without drafts, for new requests
         self._began_steady = False  # the verification under way
         self._reading = 0  # verifications in a row that have read a prompt
         self._batches = 0
@@ -273,7 +272,7 @@ class Machine:
         pairs = list(zip(drafts, verdicts, strict=True))
         verified = [(each, word) for each, word in pairs if isinstance(word, Outcome)]
         if self._undrafted:
-            if self._reads_prompts:
+            if any(not draft.request.metrics.rounds for draft in drafts):
                 self._step_reads = True
             else:
                 self._waits.on_undrafted(now - self._verified_from)
@@ -496,8 +495,7 @@ class Machine:
             return False
         if not self._overlaps(schedule.target_batch):
             return False
-        self._reads_prompts = self._admits
-        if self._reads_prompts:
+        if self._admits:
             chosen = list(self._admit(schedule.target_batch, now))
         else:
             # Where enough requests run for both, the next draft does not wait for these.
