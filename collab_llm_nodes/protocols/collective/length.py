@@ -16,7 +16,6 @@ the one with the least time per token. Two rules look for it:
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -160,6 +159,7 @@ class _DirectionAware:
         self._window: list[float] = []  # times per request at the current length, so far
         self._extra = 0.0  # tokens per request that came without drafts meanwhile
         self._seen: deque[_Window] = deque(maxlen=_KEPT)  # the latest one first
+        self._debts: dict[int, float] = {}  # what a look at a length has lost, until it is paid [s]
         self.best = config.initial
         self._search = self._climb()
         self.s = next(self._search)
@@ -174,9 +174,12 @@ class _DirectionAware:
         if len(self._window) == self._config.decision_threshold:
             # Rounds in which all models draft are few and long: a median would not see them. A
             # pause of the machine is not the length's.
-            most = PAUSE * statistics.median(self._window)
-            time_s = statistics.fmean(min(time_s, most) for time_s in self._window)
-            self._seen.appendleft(_Window(self.s, time_s, self._extra / len(self._window)))
+            usual, count = statistics.median(self._window), len(self._window)
+            time_s = statistics.fmean(min(time_s, PAUSE * usual) for time_s in self._window)
+            spent_s = statistics.fmean(
+                min(time_s, PAUSE * usual * count) for time_s in self._window
+            )
+            self._seen.appendleft(_Window(self.s, time_s, spent_s, self._extra / count))
             self._window.clear()
             self._extra = 0.0
             self.s = next(self._search)
@@ -185,30 +188,35 @@ class _DirectionAware:
         """Yield the length of the next window, for ever; the window's time is known afterwards."""
         direction = 1
         yield self.best
-        for survey in itertools.count(1):
-            lost_s = 0.0
+        while True:
             for candidate in self._candidates(direction):
-                if survey % _RETRY and self._was_bad(candidate):
+                if candidate in self._debts:
                     continue
+                before = self.best, self._seen[0]
                 yield candidate
-                cost, least = self._cost(candidate), self._cost(self.best)
-                if cost < least:
+                if self._cost(candidate) < self._cost(self.best):
                     direction = 1 if candidate > self.best else -1
                     self.best = candidate
+                    self._owe(*before)
                     break
-                if cost:
-                    lost_s += (1.0 - least / cost) * self._seen[0].time_s
-                yield self.best  # its time may have changed meanwhile
+                self._owe(candidate, self._seen[0])
+                yield from self._rest()  # its time may have changed meanwhile
             else:
-                yield self.best
-                while lost_s > 0.0:
-                    lost_s -= _SURVEYS * self._seen[0].time_s
-                    yield self.best
+                yield from self._rest()
 
-    def _was_bad(self, candidate: int) -> bool:
-        """Tell whether the last look at ``candidate`` has shown a clear loss."""
-        seen = any(window.s == candidate for window in self._seen)
-        return seen and self._cost(candidate) > _BAD * self._cost(self.best)
+    def _owe(self, s: int, window: _Window) -> None:
+        """Note what ``window`` has lost to ``best``: ``s`` is not looked at until that is paid."""
+        cost = self._cost(s)
+        if cost:
+            lost_s = window.spent_s - window.time_s * self._cost(self.best) / cost
+            self._debts[s] = max(lost_s, 0.0)
+
+    def _rest(self) -> Iterator[int]:
+        """Yield ``best`` for one window, a share of whose time pays for looks at other lengths."""
+        yield self.best
+        share_s = _SURVEYS * self._seen[0].time_s / max(1, len(self._debts))
+        left = {s: debt - share_s for s, debt in self._debts.items()}
+        self._debts = {s: debt for s, debt in left.items() if debt > 0.0}
 
     def _candidates(self, direction: int) -> list[int]:
         """Return the lengths to compare with ``best``: none at all, onward, and the other way.
@@ -242,12 +250,15 @@ class _Window(NamedTuple):
 
     Attributes:
         s: the length.
-        time_s: mean time per request [s].
+        time_s: mean time per request, pauses cut short [s].
+        spent_s: the same with what is done at the first verification only, when the draft models
+            read what the target has made without them [s].
         extra: mean tokens per request that came without drafts.
     """
 
     s: int
     time_s: float
+    spent_s: float
     extra: float
 
 
@@ -274,9 +285,6 @@ PAUSE = 4.0
 _FROM_ZERO = 4
 _SURVEYS = 0.02
 """Share of the time that looking at other lengths may cost."""
-_BAD = 1.1
-_RETRY = 8
-"""Surveys of which one looks at lengths that cost more than ``_BAD`` times the best."""
 
 
 class Acceptance:

@@ -110,10 +110,10 @@ def regrets(rule: str, noise: float) -> list[float]:
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05, 0.1])
 def test_the_direction_aware_rule_loses_little_to_the_best_fixed_length(noise: float) -> None:
-    """Measured: mean 0.9, 1.5, 1.7 and 2.5 %, the search from s = 4 included; largest 4.5 %."""
+    """Measured: mean 1.4 to 1.6 %, the search from s = 4 included; largest 2.3 %."""
     made = regrets(DIRECTION, noise)
-    assert np.mean(made) < 0.03
-    assert max(made) < 0.05
+    assert np.mean(made) < 0.02
+    assert max(made) < 0.03
 
 
 @pytest.mark.parametrize(("noise", "least"), [(0.0, 0.5), (0.02, 0.1), (0.05, 0.1)])
@@ -169,6 +169,23 @@ def test_rounds_in_which_all_models_draft_count() -> None:
 
     lengths = drive(selector(LengthConfig()), cost, 4000)
     assert np.mean(np.array(lengths[-2000:]) == 0) > 0.8
+
+
+def test_what_drafts_read_again_counts_against_a_look_at_them() -> None:
+    """Without drafts for long, the first round with some takes 20 times as long."""
+    last, total_s = 0, 0.0
+
+    def cost(s: int) -> float:
+        nonlocal last, total_s
+        took_s = (20.0 if s and not last else 1.5) if s else 1.0
+        last, total_s = s, total_s + took_s
+        return took_s
+
+    chosen = selector(LengthConfig())
+    drive(chosen, cost, 100)
+    total_s = 0.0
+    drive(chosen, cost, 8000)
+    assert total_s / 8000 < 1.03
 
 
 def test_a_pause_of_the_machine_is_not_the_length_s() -> None:
