@@ -200,7 +200,11 @@ def bench_collective(
     prompts: Annotated[int | None, typer.Option(help="Fewest prompts of a run.", min=1)] = None,
     per_place: Annotated[
         int | None,
-        typer.Option(help="Fewest prompts of a run for each place of a batch.", min=1),
+        typer.Option(
+            help="Fewest prompts of a run for each place of a batch: of the ladder and the lengths"
+            " on the mixed stream; all else takes half of them.",
+            min=1,
+        ),
     ] = None,
     repeats: Annotated[int | None, typer.Option(help="Measured turns.", min=2)] = None,
     tokens: Annotated[int | None, typer.Option(help="Longest answer.", min=2, max=512)] = None,

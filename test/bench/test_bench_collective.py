@@ -284,6 +284,18 @@ def test_answers_that_differ_and_parts_that_fail_are_an_error_status(
     assert CliRunner().invoke(app, ["bench", "collective"]).exit_code == status
 
 
+def test_ladder_and_lengths_of_the_mixed_stream_take_twice_the_prompts(family: Family) -> None:
+    sizes = Sizes(prompts=2, per_place=3, repeats=2, max_tokens=2, lengths=(0,))
+    prompts = partial_prompts(family, sizes.count(2), 0)
+    bench = Bench(family, prompts, RightAnswers(family, 2), sizes, lambda text: None)
+    bench.best_draft = bench.worst_draft = dict.fromkeys(STREAMS, 0)
+    taken = {stream: ladder(bench, stream, 2, 2) for stream in ("reports", MIXED)}
+    assert {name: len(runs[PIPELINE][0].answers) for name, runs in taken.items()} == {
+        "reports": 4,
+        MIXED: 6,
+    }
+
+
 def run_with(folder: Path, **changed: Any) -> dict[str, Any]:
     """Run the benchmark, as small as it can be; the results must be those that were saved last."""
     plain: dict[str, Any] = {

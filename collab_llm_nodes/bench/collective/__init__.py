@@ -12,7 +12,8 @@ class Sizes:
     Attributes:
         batches: sizes of a batch; the one nearest to the paper's is that of figures with only one.
         prompts: of a run, at least.
-        per_place: prompts of a run for each place of a batch, at least: requests come and go.
+        per_place: prompts of a run for each place of a batch, at least: requests come and go. The
+            ladder and the lengths on the mixed stream take so many, all else half of them.
         repeats: measured turns, at least 2.
         max_tokens: longest answer.
         lengths: fixed speculation lengths that adaptive ones are compared with.
@@ -21,21 +22,22 @@ class Sizes:
 
     batches: tuple[int, ...] = (1, 8, 16, 32)
     prompts: int = 24
-    per_place: int = 4
+    per_place: int = 8
     repeats: int = 4
     max_tokens: int = 128
     lengths: tuple[int, ...] = tuple(range(13))
     sub_domains: bool = True
 
-    def count(self, batch: int) -> int:
+    def count(self, batch: int, *, half: bool = False) -> int:
         """Return the number of prompts that a run at ``batch`` takes."""
-        return max(self.prompts, self.per_place * batch)
+        per_place = -(-self.per_place // 2) if half else self.per_place
+        return max(self.prompts, per_place * batch)
 
 
 QUICK = Sizes(
     batches=(1, 8),
     prompts=4,
-    per_place=2,
+    per_place=4,
     repeats=2,
     max_tokens=32,
     lengths=(0, 2, 4, 8),

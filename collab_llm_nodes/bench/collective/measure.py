@@ -79,22 +79,32 @@ class Bench:
     worst_draft: dict[str, int] = field(default_factory=dict)
 
     def in_turn(
-        self, title: str, stream: str, batch: int, ways: Mapping[str, Make], repeats: int
+        self,
+        title: str,
+        stream: str,
+        batch: int,
+        ways: Mapping[str, Make],
+        repeats: int,
+        *,
+        half: bool = True,
     ) -> Runs:
         """Have each way answer the same prompts, by turns.
 
         The first turn warms up: it is not measured, and takes no more prompts than are in flight.
         Assisted generation answers one prompt after the other, so its speed is not the batch's: it
         takes as many as at a batch of 1.
+
+        Args:
+            half: half of the prompts for each place.
         """
-        prompts = self.prompts[stream][: self.sizes.count(batch)]
+        prompts = self.prompts[stream][: self.sizes.count(batch, half=half)]
         runs: Runs = {name: [] for name in ways}
         with ExitStack() as stack:
             made = {name: stack.enter_context(closing(make())) for name, make in ways.items()}
             for turn in range(repeats + 1):
                 for name, way in made.items():
                     places = 1 if name == ASSISTED else batch
-                    most = self.sizes.count(places) if turn else IN_FLIGHT * places
+                    most = self.sizes.count(places, half=half) if turn else IN_FLIGHT * places
                     asked = prompts[:most]
                     run = way.run(asked)
                     self._compare(name, asked, run.answers)
@@ -215,7 +225,7 @@ def ladder(bench: Bench, stream: str, batch: int, repeats: int) -> Runs:
         "generate": lambda: Transformers(family, batch, tokens),
         ASSISTED: lambda: Transformers(family, batch, tokens, family.peer_drafts[best]),
     }
-    return bench.in_turn("ladder", stream, batch, ways, repeats)
+    return bench.in_turn("ladder", stream, batch, ways, repeats, half=stream != MIXED)
 
 
 def emulated(bench: Bench, batch: int) -> Runs:
@@ -290,7 +300,7 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     ways = {str(s): bench.collective(batch, length=fixed(s)) for s in tried}
     ways[ADAPTIVE] = bench.collective(batch, length=LengthConfig())
     ways[PRINTED_RULE] = bench.collective(batch, length=LengthConfig(PRINTED))
-    runs = bench.in_turn("lengths", MIXED, batch, ways, bench.sizes.repeats)
+    runs = bench.in_turn("lengths", MIXED, batch, ways, bench.sizes.repeats, half=False)
     by_s = {str(s): runs[str(s)] for s in tried}
     best = max(by_s, key=lambda s: tokens_per_s(by_s[s][0::2]))
     scored = {name: tokens_per_s(own[1::2]) for name, own in runs.items()}
@@ -320,7 +330,7 @@ def time_lines(bench: Bench, batch: int) -> dict[str, Any]:
     Times are in ms from the middle of a run.
     """
     found = {}
-    prompts = bench.prompts[MIXED][: bench.sizes.count(batch)]
+    prompts = bench.prompts[MIXED][: bench.sizes.count(batch, half=True)]
     for name, pipelined in (("in_sequence", False), ("pipelined", True)):
         way = Collective(
             bench.family, range(len(DRAFTS)), batch, bench.sizes.max_tokens, pipelined=pipelined
@@ -347,7 +357,7 @@ def pool(bench: Bench, batch: int) -> dict[str, Any]:
 
     All requests come at once and may be active; without control, drafting never pauses.
     """
-    prompts = bench.prompts[MIXED][: bench.sizes.count(batch)]
+    prompts = bench.prompts[MIXED][: bench.sizes.count(batch, half=True)]
     found = {}
     for name, high in (("controlled", 0), ("uncontrolled", len(prompts) + 1)):
         way = Collective(

@@ -89,6 +89,7 @@ def run_collective(
         "models": str(models),
         "max_tokens": sizes.max_tokens,
         "in_flight_per_place": IN_FLIGHT,
+        "per_place": sizes.per_place,
         "paper_ladder_totals": PAPER_TOTALS,
         "batch": middle,
         "acceptance": _column(singles, "acceptance"),

@@ -12,12 +12,13 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.training.text.answering import answers
 from collab_llm_nodes.training.text.checker import check
-from collab_llm_nodes.training.text.forward import TextForward
 from collab_llm_nodes.training.text.packing import NOWHERE, pack
 from collab_llm_nodes.training.text.plans import Answers
 from collab_llm_nodes.training.text.rendering import (
@@ -28,10 +29,12 @@ from collab_llm_nodes.training.text.rendering import (
     raw_text,
 )
 from collab_llm_nodes.training.text.samples import Sample, draw_sample
-from collab_llm_nodes.training.text.shards import RAW_SHARE, write_rows
+from collab_llm_nodes.training.text.shards import write_rows
 
 MIX = (("plain", 0.76), ("document", 0.06), ("extract", 0.06), ("outline", 0.06), ("point", 0.06))
 """Skills of the prompts."""
+RAW_SHARE = 0.5
+"""Share of the plain prompts that are the beginning of raw text, not a chat."""
 TEMPERATURE = 0.7
 """Sampling temperature of every second unit; the others are greedy."""
 _AT_ONCE = 128
@@ -102,15 +105,22 @@ class Teacher:
     """Answers units of prompts and writes the right answers as rows.
 
     Args:
-        forward: the target's forward pass.
+        engine: the target.
         tokenizer: folder of its tokenizer.
+        length: tokens of a row.
         processes: that make prompts and check answers.
     """
 
     def __init__(
-        self, forward: TextForward, tokenizer: Path, plan: Answers, seed: int, processes: int
+        self,
+        engine: Engine,
+        tokenizer: Path,
+        plan: Answers,
+        length: int,
+        seed: int,
+        processes: int,
     ) -> None:
-        self._forward, self._plan, self._seed = forward, plan, seed
+        self._engine, self._plan, self._length, self._seed = engine, plan, length, seed
         self._folder = str(tokenizer)
         self._renderer = Renderer(_tokenizer(self._folder))
         context = multiprocessing.get_context("spawn")
@@ -161,15 +171,10 @@ class Teacher:
 
     def _answer(self, asked: list[Question], unit: int, file: Path) -> float:
         """Answer one unit, write the rows of its right answers; return their share."""
-        greedy = unit % 2 == 0
-        device = self._forward.cos.device
-        said = self._forward.answer(
-            [question.ids for question in asked],
-            self._plan.most,
-            (self._renderer.end, self._renderer.text_end),
-            temperatures=None if greedy else torch.full((len(asked),), TEMPERATURE, device=device),
-            seed=self._seed + unit,
+        law = SamplingConfig(
+            temperature=TEMPERATURE * (unit % 2), seed=self._seed + unit * len(asked)
         )
+        said = answers(self._engine, [question.ids for question in asked], self._plan.most, law)
         tokenizer = _tokenizer(self._folder)
         texts = tokenizer.batch_decode(said, skip_special_tokens=True)
         judged = []
@@ -182,7 +187,8 @@ class Teacher:
             if good and answer:
                 ids = np.array([*question.ids, *answer], np.uint16)
                 kinds = np.full(len(ids), ANSWERED, np.uint8)
-                kinds[: len(question.ids)] = ASKED
+                if question.sample is not None:
+                    kinds[: len(question.ids)] = ASKED
                 documents.append((ids, kinds, np.full(len(ids), NOWHERE, np.int16)))
         if not documents:
             raise ModelError(
@@ -191,7 +197,6 @@ class Teacher:
                 remedy="train the target longer",
             )
         total = sum(len(ids) for ids, *_ in documents)
-        length = self._forward.cos.shape[0]
-        rows = pack(documents, length, -(-total // length), self._renderer.text_end)
+        rows = pack(documents, self._length, -(-total // self._length), self._renderer.text_end)
         write_rows(file, *rows)
         return len(documents) / len(asked)

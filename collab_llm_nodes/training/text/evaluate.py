@@ -20,6 +20,7 @@ from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import MedusaHeads
 from collab_llm_nodes.models.vocabulary import check_one_vocabulary, vocabulary_hash
 from collab_llm_nodes.training.loop import Progress
+from collab_llm_nodes.training.text.answering import answers, engine_of
 from collab_llm_nodes.training.text.architecture import CONTEXT
 from collab_llm_nodes.training.text.checker import check
 from collab_llm_nodes.training.text.distillation import Question, questions
@@ -66,8 +67,6 @@ class EvalText:
     """Most tokens of an answer there."""
     prompts: int = 1_000
     """Asked for the number of distinct answers."""
-    at_once: int = 64
-    """Prompts answered in one batch."""
 
 
 QUICK = {
@@ -154,7 +153,6 @@ class _Evaluation:
         check_one_vocabulary(first, others, "--models")
         self._tokenizer: PreTrainedTokenizerBase = tokenizers[MODELS[0]]
         self._renderer = Renderer(self._tokenizer)
-        self._ends = (self._renderer.end, self._renderer.text_end)
         self._target = self._models["text-target"]
         self._answered: dict[str, list[tuple[tuple[int, ...], list[int]]]] = {}
 
@@ -315,23 +313,11 @@ class _Evaluation:
     def _say(self, name: str, samples: Sequence[Sample], most: int) -> list[str]:
         """Return the model's greedy answers, in the order of ``samples``."""
         prompts = self._renderer.encode([prompt_text(sample.turns[:-1]) for sample in samples])
-        said = self._answers(self._models[name], prompts, most)
-        texts: list[str] = self._tokenizer.batch_decode(said, skip_special_tokens=True)
+        engine = engine_of(self._config.models / name, self._device)
+        texts: list[str] = self._tokenizer.batch_decode(
+            answers(engine, prompts, most), skip_special_tokens=True
+        )
         return texts
-
-    def _answers(
-        self, forward: TextForward, prompts: Sequence[Sequence[int]], most: int
-    ) -> list[list[int]]:
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        said: list[list[int]] = [[] for _ in prompts]
-        for first in range(0, len(order), self._config.at_once):
-            batch = order[first : first + self._config.at_once]
-            longest = len(prompts[batch[-1]])
-            room = min(most, CONTEXT - longest)
-            answers = forward.answer([prompts[i] for i in batch], room, self._ends)
-            for i, answer in zip(batch, answers, strict=True):
-                said[i] = answer
-        return said
 
     def _passes(self, sub_domain: str) -> list[tuple[Tensor, int, Tensor]]:
         """Return (ids [1, T], length of the prompt, answer) of the target's greedy answers."""
@@ -347,7 +333,8 @@ class _Evaluation:
                 skills=(("plain", 1.0),),
             )
             prompts = [question.ids for question in asked]
-            said = self._answers(self._target, prompts, self._config.tokens)
+            engine = engine_of(self._config.models / "text-target", self._device)
+            said = answers(engine, prompts, self._config.tokens)
             self._answered[sub_domain] = list(zip(prompts, said, strict=True))
         return [
             (

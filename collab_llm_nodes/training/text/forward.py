@@ -1,8 +1,6 @@
-"""A Llama's forward pass by hand: every layer's output, and batched answers on a static cache.
+"""A Llama's forward pass by hand: every layer's output, and what its heads attend to.
 
-Equal to transformers' (tested); written out because it compiles to few kernels and, unlike
-``generate``, answers thousands of prompts at once without a Python loop over layers of cache
-objects.
+Equal to transformers' (tested); written out because it compiles to few kernels.
 """
 
 from __future__ import annotations
@@ -15,8 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from collab_llm_nodes.models.architectures import layer_parts
-
-_PROMPTS_AT_ONCE = 512
 
 
 class TextForward(nn.Module):
@@ -142,88 +138,9 @@ class TextForward(nn.Module):
         done: Tensor = x + parts.down(F.silu(gate(h)) * up(h))
         return done
 
-    @torch.inference_mode()
-    def answer(
-        self,
-        prompts: Sequence[Sequence[int]],
-        most: int,
-        ends: Sequence[int],
-        *,
-        temperatures: Tensor | None = None,
-        seed: int = 0,
-    ) -> list[list[int]]:
-        """Continue all prompts together, each up to ``most`` tokens or to one of ``ends``.
-
-        Args:
-            ends: tokens that finish an answer; the one that did is part of it.
-            temperatures: float [B] of sampling, 0 is greedy; None: greedy everywhere.
-            seed: of the sampling.
-
-        Returns:
-            The answers' ids. Prompt and answer together must fit the length of the tables.
-        """
-        device, batch = self.cos.device, len(prompts)
-        widest = max(len(prompt) for prompt in prompts)
-        total = widest + most
-        pads = torch.tensor([widest - len(prompt) for prompt in prompts], device=device)
-        ids = torch.tensor(
-            [[0] * (widest - len(prompt)) + list(prompt) for prompt in prompts], device=device
-        )
-        config = self.model.config
-        shape = (2, batch, config.num_key_value_heads, total, self.head_size)
-        kind = torch.get_autocast_dtype(device.type) if _autocast(device) else torch.float32
-        caches = [torch.zeros(shape, device=device, dtype=kind) for _ in self.model.model.layers]
-        real = torch.arange(total, device=device) >= pads[:, None]  # [B, total]
-        order = torch.arange(widest, device=device)
-        prefix = (order[:, None] >= order)[None, None] & real[:, None, None, :widest]
-        # A row that is padding may look at itself: attention to nothing is not a number.
-        prefix = prefix | torch.eye(widest, dtype=torch.bool, device=device)
-        generator = torch.Generator(device).manual_seed(seed)
-        stops = torch.tensor(list(ends), device=device)
-        done = torch.zeros(batch, dtype=torch.bool, device=device)
-        said = torch.full((batch, most), -1, device=device)
-        # The prompts in parts: their attention scores are what takes memory.
-        parts = [slice(k, k + _PROMPTS_AT_ONCE) for k in range(0, batch, _PROMPTS_AT_ONCE)]
-        hidden = torch.cat(
-            [
-                self._cached(ids[p], [cache[:, p] for cache in caches], 0, prefix[p])[:, -1:]
-                for p in parts
-            ]
-        )
-        for step in range(most):
-            token = _pick(self.logits(hidden[:, -1]).float(), temperatures, generator)
-            said[:, step] = torch.where(done, -1, token)
-            done = done | (token[:, None] == stops).any(1)
-            if step + 1 == most or (step % 16 == 15 and bool(done.all())):
-                break
-            place = widest + step
-            mask = real[:, None, None, : place + 1]
-            hidden = self._cached(token[:, None], caches, place, mask)
-        return [[token for token in row if token >= 0] for row in said.tolist()]
-
-    def _cached(self, ids: Tensor, caches: list[Tensor], place: int, mask: Tensor) -> Tensor:
-        """Return the last layer's output for ``ids`` from position ``place``; fill the caches."""
-        end = place + ids.shape[1]
-        x = self._embed(ids)
-        cos, sin = self.cos[place:end], self.sin[place:end]
-        for layer, cache in zip(self.model.model.layers, caches, strict=True):
-            query, key, value = self._project(layer, x, cos, sin)
-            cache[0, :, :, place:end] = key
-            cache[1, :, :, place:end] = value
-            seen = cache[:, :, :, :end].to(query.dtype)
-            x = self._finish(layer, x, _attend(query, seen[0], seen[1], mask))
-        return x
-
-
-def _autocast(device: torch.device) -> bool:
-    return torch.is_autocast_enabled(device.type)
-
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     groups = query.shape[1] // key.shape[1]
-    if groups > 1 and query.shape[2] == 1:  # the heads of one key as so many queries: no copies
-        grouped = query.view(len(query), key.shape[1], groups, -1)
-        return _attend(grouped, key, value, mask).view(query.shape)
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     return F.scaled_dot_product_attention(
@@ -241,13 +158,3 @@ def _rms(x: Tensor, norm: Any) -> Tensor:
     scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
     scaled: Tensor = norm.weight * (x * scale)
     return scaled
-
-
-def _pick(logits: Tensor, temperatures: Tensor | None, generator: torch.Generator) -> Tensor:
-    """Return a token per row of [B, V]: the best one, or drawn where the temperature is not 0."""
-    best = logits.argmax(-1)
-    if temperatures is None:
-        return best
-    noise = torch.empty_like(logits).exponential_(1, generator=generator)
-    law = (logits / temperatures.clamp(min=1e-3)[:, None]).softmax(-1)
-    return torch.where(temperatures > 0, (law / noise).argmax(-1), best)

@@ -184,12 +184,12 @@ CPU = replace(
     first_shards=160,
     target=replace(_cpu(3_200), growing=GROWING, guidance=GUIDANCE),
     base=_cpu(400),
-    draft=_cpu(750),
+    draft=_cpu(1_200),
     worker=replace(_cpu(1_600), growing=GROWING, guidance=GUIDANCE),
     guesses=Stage(4, 2e-3, steps=500, warmup=50, bfloat16=True),
-    answers=Answers(units=40, prompts=64),
+    answers=Answers(units=24, prompts=256),
 )
-"""Two cores, some five hours by estimate; a run gives the same models again."""
+"""Two cores, some six hours by estimate; a run gives the same models again."""
 
 TINY_PLAN = TextPlan(
     vocabulary=512,

@@ -20,10 +20,10 @@ from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import head_fingerprint
 from collab_llm_nodes.models.tokenizer import train_text_tokenizer
 from collab_llm_nodes.training import loop
+from collab_llm_nodes.training.text.answering import engine_of
 from collab_llm_nodes.training.text.architecture import Size, build
 from collab_llm_nodes.training.text.distillation import Teacher
 from collab_llm_nodes.training.text.export import export, read
-from collab_llm_nodes.training.text.forward import TextForward
 from collab_llm_nodes.training.text.held_out import HeldOut
 from collab_llm_nodes.training.text.learners import GuessLearner, LanguageLearner, RowLearner
 from collab_llm_nodes.training.text.plans import PLANS, STAGES, TextPlan
@@ -204,24 +204,23 @@ class _Family:
     def _draft(self, stage: str, tell: loop.Progress) -> bool:
         """Distil one draft: the base goes on with the target's answers of one sub-domain."""
         self._need("target", "base")
-        target = self._read("text-target")
         sub_domain = stage.removeprefix("ssm-")
         folder = self.out / "answers" / sub_domain
-        processes = self.processes
-        forward = TextForward(target, self.plan.length)
-        kind, half = self.device.type, self.plan.draft.bfloat16
-        with (
-            Teacher(
-                forward, self._folder("tokenizer"), self.plan.answers, self.seed, processes
-            ) as teacher,
-            torch.autocast(kind, torch.bfloat16, enabled=half),
-        ):
+        with Teacher(
+            engine_of(self._models() / "text-target", self.device),
+            self._folder("tokenizer"),
+            self.plan.answers,
+            self.plan.length,
+            self.seed,
+            self.processes,
+        ) as teacher:
             answered = teacher.write(
                 folder, sub_domain, lambda n, of, f: tell("answers", n, of, f), self._late
             )
         if not answered:
             return False
         model = read(self.out / "base" / "model", self.device)
+        target = self._read("text-target")
         files = sorted(folder.glob("unit-*.npy"))
         return self._train_language(stage, model, tell, files=files, teacher=target)
 

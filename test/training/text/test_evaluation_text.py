@@ -37,7 +37,6 @@ SMALL = EvalText(
     answers=2,
     tokens=12,
     prompts=6,
-    at_once=4,
 )
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.models.architectures import decoder_parts
@@ -23,6 +24,7 @@ from collab_llm_nodes.models.tokenizer import TEXT_SPECIAL, token_id, train_text
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.training import loop
 from collab_llm_nodes.training.text import stages
+from collab_llm_nodes.training.text.answering import answers, engine_of
 from collab_llm_nodes.training.text.architecture import TINY, build
 from collab_llm_nodes.training.text.curves import write_curves
 from collab_llm_nodes.training.text.distillation import questions
@@ -193,26 +195,28 @@ def test_forward_pass_equals_transformers(tokenizer: PreTrainedTokenizerBase) ->
         torch.testing.assert_close(ours, layer, atol=2e-5, rtol=1e-4)
 
 
-def test_batched_answers_equal_transformers_one_by_one(tokenizer: PreTrainedTokenizerBase) -> None:
-    model = shaken(tokenizer)
+def test_batched_answers_equal_transformers_one_by_one(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    export(shaken(tokenizer), tokenizer, tmp_path / "model")
+    engine = engine_of(tmp_path / "model", CPU)
+    model = load(ModelConfig(str(tmp_path / "model"))).model
     prompts = [some_ids(1, n, len(tokenizer))[0].tolist() for n in (3, 17, 9)]
-    ends = (2, 0)
-    ours = TextForward(model, LENGTH).answer(prompts, 24, ends)
-    for prompt, answer in zip(prompts, ours, strict=True):
-        made = model.generate(
-            torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=list(ends)
-        )
+    for prompt, answer in zip(prompts, answers(engine, prompts, 24), strict=True):
+        ids = torch.tensor([prompt])
+        made = model.generate(ids, max_new_tokens=24, do_sample=False)
         assert answer == made[0, len(prompt) :].tolist()
 
 
-def test_sampled_answers_follow_from_the_seed(tokenizer: PreTrainedTokenizerBase) -> None:
-    forward = TextForward(shaken(tokenizer), LENGTH)
-    prompts = [[5, 6, 7]] * 4
-    hot = torch.tensor([0.0, 1.0, 1.0, 1.0])
-    said = [forward.answer(prompts, 12, (2,), temperatures=hot, seed=s) for s in (1, 1, 2)]
-    assert said[0] == said[1] != said[2]
-    assert said[0][0] == said[2][0] == forward.answer(prompts[:1], 12, (2,))[0]
-    assert said[0][1] != said[0][2]
+def test_sampled_answers_follow_from_the_seed(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    export(shaken(tokenizer), tokenizer, tmp_path / "model")
+    engine = engine_of(tmp_path / "model", CPU)
+    laws = [SamplingConfig(temperature=1.0, seed=seed) for seed in (1, 1, 2)]
+    first, again, other = (answers(engine, [[5, 6, 7]] * 4, 12, law) for law in laws)
+    assert first == again != other
+    assert first[0] != first[1] == other[0]  # each prompt has the seed behind the last one's
 
 
 # ---------------------------------------------------------------- learning
@@ -450,10 +454,11 @@ def test_a_target_that_is_never_right_is_told(
     from collab_llm_nodes.training.text import distillation
 
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    forward = TextForward(shaken(tokenizer), 1024)
+    export(shaken(tokenizer), tokenizer, tmp_path / "model")
+    engine = engine_of(tmp_path / "model", CPU)
     monkeypatch.setattr(distillation, "RAW_SHARE", 0.0)
     plan = replace(TINY_PLAN.answers, units=1, prompts=2, most=4)
-    with distillation.Teacher(forward, tmp_path / "tokenizer", plan, 0, 1) as teacher:
+    with distillation.Teacher(engine, tmp_path / "tokenizer", plan, 1024, 0, 1) as teacher:
         asked = questions(tokenizer, random.Random(0), "reports", 2, 900)
         with pytest.raises(ModelError, match="not one of 2 answers"):
             teacher._answer([q for q in asked if q.sample is not None], 0, tmp_path / "unit.npy")
