@@ -202,7 +202,7 @@ def test_ways_take_turns(
 
     monkeypatch.setattr(Collective, "run", noted)
     right = RightAnswers(family, TOKENS)
-    sizes = Sizes(prompts=4, repeats=2, max_tokens=TOKENS)
+    sizes = Sizes(prompts=4, per_place=4, repeats=2, max_tokens=TOKENS)
     bench = Bench(family, {MIXED: prompts}, right, sizes, lambda text: None)
     bench.best_draft, bench.worst_draft = {MIXED: 0}, {MIXED: 2}
     runs = ladder(bench, MIXED, 1, repeats=2)

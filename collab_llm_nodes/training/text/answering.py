@@ -16,8 +16,8 @@ from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.loading import ModelConfig, load
 
 _GREEDY = SamplingConfig()
-_AT_ONCE = {"cpu": BatchConfig(max_batch=48, prefill_tokens=256, kept_tokens=0)}
-_ON_A_GPU = BatchConfig(max_batch=512, prefill_tokens=8192, kept_tokens=0)
+_ON_CPU = BatchConfig(max_batch=48, prefill_tokens=256, kept_tokens=0)
+_ON_GPU = BatchConfig(max_batch=512, prefill_tokens=8192, kept_tokens=0)
 
 
 def engine_of(folder: Path, device: torch.device) -> Engine:
@@ -40,7 +40,7 @@ def answers(
     Raises:
         ModelError: a pass failed, or logits are not finite.
     """
-    batch = Batch(engine, _AT_ONCE.get(engine.device.type, _ON_A_GPU))
+    batch = Batch(engine, _ON_CPU if engine.device.type == "cpu" else _ON_GPU)
     jobs = [
         Job(None, np.array(ids, np.int32), replace(sampling, seed=sampling.seed + number), most)
         for number, ids in enumerate(prompts)

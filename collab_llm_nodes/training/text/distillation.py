@@ -187,7 +187,7 @@ class Teacher:
             if good and answer:
                 ids = np.array([*question.ids, *answer], np.uint16)
                 kinds = np.full(len(ids), ANSWERED, np.uint8)
-                if question.sample is not None:
+                if question.sample is not None:  # raw text is learnt from its beginning on
                     kinds[: len(question.ids)] = ASKED
                 documents.append((ids, kinds, np.full(len(ids), NOWHERE, np.int16)))
         if not documents:
