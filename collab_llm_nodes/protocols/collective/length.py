@@ -128,7 +128,8 @@ class _Printed:
     def __init__(self, config: LengthConfig) -> None:
         self._config = config
         self.s = config.initial
-        self._costs: list[float] = []
+        # With all draft models out of service, no draft has the current length for long.
+        self._costs: deque[float] = deque(maxlen=2 * config.decision_threshold)
         self._current = 0  # of the costs, how many are of drafts of the current length
 
     @property
@@ -146,7 +147,8 @@ class _Printed:
         slope = float(np.polyfit(range(len(self._costs)), self._costs, 1)[0])
         step = -self._config.punish if slope > 0 else self._config.reward if slope < 0 else 0
         self.s = min(max(self.s + step, 0), self._config.longest)
-        self._costs = self._costs[-(threshold // 2) :]
+        while len(self._costs) > threshold // 2:
+            self._costs.popleft()
         self._current = 0
 
 
@@ -156,10 +158,10 @@ class _DirectionAware:
     def __init__(self, config: LengthConfig) -> None:
         self._config = config
         self._acceptance = Acceptance(config.longest)
-        self._window: list[float] = []  # times per request at the current length, so far
-        self._extra = 0.0  # tokens per request that came without drafts meanwhile
+        self._times: list[float] = []  # times per request of the window that is open
+        self._extra = 0.0  # tokens per request that came without drafts in it
         self._seen: deque[_Window] = deque(maxlen=_KEPT)  # the latest one first
-        self._debts: dict[int, float] = {}  # what a look at a length has lost, until it is paid [s]
+        self._debts: dict[int, float] = {}  # what trying a length has cost [windows of ``best``]
         self.best = config.initial
         self._search = self._climb()
         self.s = next(self._search)
@@ -169,19 +171,14 @@ class _DirectionAware:
             self._acceptance.add(drafted, accepted)
         if any(asked != self.s for asked in verification.asked):
             return  # the pool still holds drafts of another length: their time is that one's
-        self._window.append(verification.step_s / len(verification.asked))
+        self._times.append(verification.step_s / len(verification.asked))
         self._extra += verification.extra / len(verification.asked)
-        if len(self._window) == self._config.decision_threshold:
-            # Rounds in which all models draft are few and long: a median would not see them. A
-            # pause of the machine is not the length's.
-            usual, count = statistics.median(self._window), len(self._window)
-            time_s = statistics.fmean(min(time_s, PAUSE * usual) for time_s in self._window)
-            spent_s = statistics.fmean(
-                min(time_s, PAUSE * usual * count) for time_s in self._window
-            )
-            self._seen.appendleft(_Window(self.s, time_s, spent_s, self._extra / count))
-            self._window.clear()
+        if len(self._times) == self._config.decision_threshold:
+            catches_up = bool(self._seen) and not self._seen[0].s
+            self._seen.appendleft(_window(self.s, self._times, self._extra, catches_up))
+            self._times.clear()
             self._extra = 0.0
+            self._pay()
             self.s = next(self._search)
 
     def _climb(self) -> Iterator[int]:
@@ -200,22 +197,22 @@ class _DirectionAware:
                     self._owe(*before)
                     break
                 self._owe(candidate, self._seen[0])
-                yield from self._rest()  # its time may have changed meanwhile
+                yield self.best  # its time may have changed meanwhile
             else:
-                yield from self._rest()
+                yield self.best
 
     def _owe(self, s: int, window: _Window) -> None:
-        """Note what ``window`` has lost to ``best``: ``s`` is not looked at until that is paid."""
-        cost = self._cost(s)
-        if cost:
-            lost_s = window.spent_s - window.time_s * self._cost(self.best) / cost
-            self._debts[s] = max(lost_s, 0.0)
+        """Note what ``window`` has cost: ``s`` is tried again when that is paid."""
+        time_s, cost = self._time(self.best), self._cost(s)
+        if cost and time_s:
+            lost = window.time_s * (1.0 - self._cost(self.best) / cost) / time_s
+            self._debts[s] = max(min(lost, _LARGEST_LOSS) + window.catch_up_s / time_s, 0.0)
 
-    def _rest(self) -> Iterator[int]:
-        """Yield ``best`` for one window, a share of whose time pays for looks at other lengths."""
-        yield self.best
-        share_s = _SURVEYS * self._seen[0].time_s / max(1, len(self._debts))
-        left = {s: debt - share_s for s, debt in self._debts.items()}
+    def _pay(self) -> None:
+        """Pay for trials with a share of the window that has ended."""
+        near = [s for s in self._candidates(1) if s in self._debts]
+        share = _TRIALS / max(1, len(near))
+        left = {s: debt - share for s, debt in self._debts.items()}
         self._debts = {s: debt for s, debt in left.items() if debt > 0.0}
 
     def _candidates(self, direction: int) -> list[int]:
@@ -224,7 +221,8 @@ class _DirectionAware:
         From 0 the first step is a long one: speculation may pay only from some length on.
         """
         best = self.best
-        onward = best + direction if best else self._config.initial or _FROM_ZERO
+        far = min(self._config.initial or _FROM_ZERO, self._config.longest)
+        onward = best + direction if best else far
         found = [0, onward, best - direction]
         within = [s for s in found if 0 <= s <= self._config.longest and s != best]
         return list(dict.fromkeys(within))
@@ -235,14 +233,20 @@ class _DirectionAware:
         Windows are short, and their times vary more than those of neighbouring lengths differ. So a
         line through those of similar lengths stands for them; without drafts it is another matter.
         """
-        near = [
+        extra = _on_line([(w, window.s, window.extra) for w, window in self._near(s)], s)
+        return self._time(s) / (1.0 + extra + self._acceptance.expected(s))
+
+    def _time(self, s: int) -> float:
+        """Return the time of a verification per request at length ``s`` [s]."""
+        return _on_line([(w, window.s, window.time_s) for w, window in self._near(s)], s)
+
+    def _near(self, s: int) -> list[tuple[float, _Window]]:
+        """Return the windows of similar lengths, each with its weight."""
+        return [
             (_FADES**age, window)
             for age, window in enumerate(self._seen)
             if window.s == s or (window.s and s and abs(window.s - s) <= _NEAR)
         ]
-        time_s = _on_line([(w, window.s, window.time_s) for w, window in near], s)
-        extra = _on_line([(w, window.s, window.extra) for w, window in near], s)
-        return time_s / (1.0 + extra + self._acceptance.expected(s))
 
 
 class _Window(NamedTuple):
@@ -251,15 +255,25 @@ class _Window(NamedTuple):
     Attributes:
         s: the length.
         time_s: mean time per request, pauses cut short [s].
-        spent_s: the same with what is done at the first verification only, when the draft models
-            read what the target has made without them [s].
+        catch_up_s: mean time per request in which the draft models read what the target had made
+            without them: what the first verification behind a window without drafts took more [s].
         extra: mean tokens per request that came without drafts.
     """
 
     s: int
     time_s: float
-    spent_s: float
+    catch_up_s: float
     extra: float
+
+
+def _window(s: int, times: Sequence[float], extra: float, catches_up: bool) -> _Window:
+    """Sum up a window: the time per request of each verification, and all extra tokens."""
+    # Rounds in which all models draft are few and long: a median would not see them. A pause of
+    # the machine is not the length's.
+    count, usual = len(times), PAUSE * statistics.median(times)
+    time_s = statistics.fmean(min(time_s, usual) for time_s in times)
+    catch_up_s = max(min(times[0], usual * count) - usual, 0.0) / count if catches_up else 0.0
+    return _Window(s, time_s, catch_up_s, extra / count)
 
 
 def _on_line(points: Sequence[tuple[float, float, float]], at: float) -> float:
@@ -283,8 +297,10 @@ _NEAR = 2
 PAUSE = 4.0
 """A time counts as no more than so many times the usual one: else the machine has paused."""
 _FROM_ZERO = 4
-_SURVEYS = 0.02
-"""Share of the time that looking at other lengths may cost."""
+_TRIALS = 0.01
+"""Share of the time that trying other lengths may cost."""
+_LARGEST_LOSS = 0.4
+"""So much of a window of the best length a trial costs at most: else it was disturbed."""
 
 
 class Acceptance:
