@@ -95,7 +95,12 @@ def verify_chain(
         own = (_own_token(p_i, config, position + i, draws) for i, p_i in enumerate(p))
         return verify_own(own, draft, eos)
     for i, (token, sent) in enumerate(zip(draft, q, strict=True)):
-        stands = verify_token(p[i], token, sent.ids, sent.law, position + i, draws)
+        if len(sent.ids) == 1:
+            # A certain proposal: the target's own token equals it with p(token), and follows p
+            # without the token else. So the answer depends on no draft.
+            stands = _own_token(p[i], config, position + i, draws)
+        else:
+            stands = verify_token(p[i], token, sent.ids, sent.law, position + i, draws)
         if stands != token:
             return Outcome(i, stands)
         if token in eos:

@@ -14,8 +14,10 @@ have drafted it: the heaviest of them, then the first, counts as the voted model
 
 The voted path is a function of the drafts, so it is no longer distributed as the voted model's own
 q: to accept with min(1, p/q), as the paper prints it, changes the output law. It is a
-deterministic proposal instead, whose q is 1 at the voted token: ``verify_chain`` then accepts it
-with p(token) and recovers from p without the token, which leaves the target's law exactly.
+deterministic proposal instead, whose q is 1 at the voted token: accepted with p(token), else
+replaced by a draw from p without it, which leaves the target's law exactly. ``verify_chain`` does
+both at once: the target draws its own token, and the voted one is accepted if it is the same. So a
+seed gives one answer, whatever the drafts.
 """
 
 from __future__ import annotations

@@ -104,18 +104,18 @@ def _belief(
         accepted = float(own[drafted]) if drafted is not None else 0.0
     else:
         own = distribution(row, sampling)
-        if drafted is None:
+        if drafted is None or certain:
+            # The target's own token decides, which it draws by a number that both sides know.
             shared = sample(own, uniform(sampling.seed, position, "bonus"))
             own *= 1.0 - _ALIKE
             own[shared] += _ALIKE
-            return 0.0, own
-        # It stands if p/q exceeds a number that both sides know; for a certain proposal q is 1.
-        threshold = max(uniform(sampling.seed, position, "accept"), 1e-300)
-        if certain:
-            threshold /= max(float(own[drafted]), 1e-300)
-        accepted = NormalDist().cdf(-math.log(threshold) / _SPREAD)
-        rest = 1.0 - own[drafted]
-        own *= (1.0 - accepted) / rest if rest > 0 else 0.0
+            accepted = float(own[drafted]) if drafted is not None else 0.0
+        else:
+            # It stands if p/q exceeds a number that both sides know.
+            threshold = max(uniform(sampling.seed, position, "accept"), 1e-300)
+            accepted = NormalDist().cdf(-math.log(threshold) / _SPREAD)
+            rest = 1.0 - own[drafted]
+            own *= (1.0 - accepted) / rest if rest > 0 else 0.0
     other = own
     if drafted is not None:
         other[drafted] = 0.0

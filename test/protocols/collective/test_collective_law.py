@@ -6,7 +6,7 @@ serves requests, and counted with its probability.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -127,6 +127,15 @@ def test_sampled_answers_follow_the_targets_law(
     assert distance(answering, monkeypatch) < 1e-12
     assert answering.rounds > 1
     assert answering.accepted >= 1, "drafts are judged, and some of them stand"
+
+
+@pytest.mark.parametrize("law", ["rejection", "coupled"])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_seed_gives_one_text_whatever_is_drafted(seed: int, law: str) -> None:
+    """How long drafts are, and whether there are any, depends on times."""
+    sampling = replace(PLAIN, seed=seed, law=law)
+    texts = {Answering(5, s, 8, ScheduleConfig(), sampling).answer() for s in (0, 1, 3)}
+    assert len(texts) == 1
 
 
 @pytest.mark.parametrize("every_token", [False, True])
