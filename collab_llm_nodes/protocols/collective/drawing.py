@@ -110,10 +110,14 @@ class Drawing:
         made = vote(paths, draft.request.weights.values)
         for model, path in enumerate(paths):
             own = draft.own[model]
-            if path is None or own is None:
+            if own is None:
+                continue  # it is not asked, or left out
+            if path is None:
                 draft.own[model] = None
+                draft.request.mute.add(model)
             else:
                 own += path
+                draft.request.mute.discard(model)
         draft.tokens += made.tokens
         draft.voted = made.model
         voted = given[made.model] if made.model >= 0 else None

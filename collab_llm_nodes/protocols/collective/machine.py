@@ -361,10 +361,13 @@ class Machine:
         return self.s if counts else self._selector.best
 
     def _asked(self, request: RequestState, serving: set[int]) -> set[int]:
-        """Return the models to ask: those that can change the vote, and now and then all."""
+        """Return the models to ask: those that can change the vote, and now and then all.
+
+        One that last proposed nothing, as it still loads or its context is short, decides nothing.
+        """
         if self._schedule.asks_all(request.drafts):
             return serving
-        return deciding(serving, request.weights.values)
+        return deciding(serving - request.mute or serving, request.weights.values)
 
     def _overlaps(self, batch: int) -> bool:
         """Tell whether drafting and verification may go on at the same time."""

@@ -51,6 +51,7 @@ class RequestState:
         since: time at which it came.
         answer, sources: verified tokens, and the rule that produced each.
         drafts: how many were begun for it.
+        mute: models that proposed nothing when they were last asked.
     """
 
     job: Job
@@ -58,6 +59,7 @@ class RequestState:
     since: float
     state: State = State.WAITING
     drafts: int = 0
+    mute: set[int] = field(default_factory=set)
     answer: list[int] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     metrics: CollectiveMetrics = field(default_factory=CollectiveMetrics)

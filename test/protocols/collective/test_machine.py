@@ -449,8 +449,12 @@ def test_a_model_that_is_always_wrong_loses_its_say() -> None:
     assert world.machine.weights[2] < 0.5 < max(world.machine.weights[:2])
 
 
-def asked_models(ask_all_every: int) -> list[list[int]]:
-    """Return the models that draft, round after round, where those beside the first are wrong."""
+def asked_models(ask_all_every: int, mute_from: int = 60) -> list[list[int]]:
+    """Return the models that draft, round after round, where those beside the first are wrong.
+
+    Args:
+        mute_from: length of the answer from which on the first proposes nothing.
+    """
     world = make(3, LengthConfig(FIXED, initial=2), ask_all_every=ask_all_every)
     world.submit(job(1))
     found = []
@@ -462,7 +466,8 @@ def asked_models(ask_all_every: int) -> list[list[int]]:
             (ask,) = draw.asks
             done = len(ask.answer)
             right = alone(job(1))[done : done + ask.count]
-            world.answer(draw, [Proposal(right if draw.model == 0 else (19,) * ask.count)])
+            first = None if done >= mute_from else Proposal(right)
+            world.answer(draw, [Proposal((19,) * ask.count) if draw.model else first])
         if world.verifying:
             world.answer_target()
     check_complete(world, [job(1)])
@@ -475,6 +480,15 @@ def test_a_model_that_outweighs_the_others_drafts_alone_but_for_rare_rounds() ->
     assert all_draft == [0, 4], "the next would be the 12th"
     assert len(rounds) > 8
     assert all(models == [0] for models in [*rounds[1:4], *rounds[5:]]), "one clear round decides"
+
+
+def test_a_model_that_proposes_nothing_decides_nothing() -> None:
+    """Else it alone would be asked, for ever."""
+    rounds = asked_models(64, mute_from=9)
+    mute = rounds.index([1, 2])
+    assert rounds[:mute] == [[0, 1, 2], *[[0]] * 4], "the last of them got no draft"
+    assert all(models == [1, 2] for models in rounds[mute:])
+    assert [0, 1, 2] in asked_models(8, mute_from=9)[mute:], "it is asked again with all"
 
 
 def test_pauses_between_the_rounds_in_which_all_draft_double() -> None:
