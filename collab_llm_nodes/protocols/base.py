@@ -174,7 +174,10 @@ class Running(Protocol):
         """
 
     def health(self) -> Mapping[str, object]:
-        """Return figures for people: models, memory, mode."""
+        """Return figures for people: models, memory, mode.
+
+        ``failure``, where it is there and not empty, tells why all requests are refused.
+        """
 
     def close(self) -> None:
         """Free what the protocol holds; no call of ``run`` is under way."""

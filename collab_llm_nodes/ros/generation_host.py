@@ -225,7 +225,10 @@ class GenerationHost:
         """Return how the last answers were, and what the protocol tells of itself."""
         recent = self._node.common.diagnostics.recent
         decoding = self._health.status("decoding", self._node.config.health, now, recent)
-        return [decoding, Status("model", Level.OK, "loaded", dict(self.running.health()))]
+        health = dict(self.running.health())
+        failure = str(health.get("failure", ""))
+        level = Level.ERROR if failure else Level.OK
+        return [decoding, Status("model", level, failure or "loaded", health)]
 
     async def answer_all(self, goals: Sequence[Generate.Goal]) -> list[Generate.Result]:
         """Answer several goals side by side, for a service of the node's own.

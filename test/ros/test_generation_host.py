@@ -22,6 +22,7 @@ from collab_llm.srv import EdgeCloudGenerate
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import Answer, Progress, Request
+from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.protocol_server import ProtocolServer
 from collab_llm_nodes.ros.qos import RESULT
 
@@ -376,6 +377,17 @@ def test_several_answers_at_a_time(ros_graph: Any, monkeypatch: pytest.MonkeyPat
     assert served.ask("two").text == "two"  # does not wait for the first
     assert served.cancel(slow).result.status.code == Status.CANCELLED
     ros_graph.do(served.server.stop)
+
+
+def test_a_protocol_that_refuses_all_requests_is_told(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model() -> Any:
+        return next(each for each in served.server.host.details(0.0) if each.name == "model")
+
+    assert (model().level, model().message) == (Level.OK, "loaded")
+    monkeypatch.setattr(served.server.host.running, "health", lambda: {"failure": "no memory"})
+    assert (model().level, model().message) == (Level.ERROR, "no memory")
 
 
 def test_a_second_life(served: Served) -> None:

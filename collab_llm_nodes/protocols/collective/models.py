@@ -317,18 +317,30 @@ class Target:
                 for claim in claims
             ]
         )
-        logits = [row for row in rows if isinstance(row, Tensor)]
-        likely = most_likely(torch.cat(logits)) if logits else []
-        verdicts: list[Verdict] = []
-        start = 0
-        for claim, row in zip(claims, rows, strict=True):
-            if isinstance(row, CollabError):
-                verdicts.append(row)
-                continue
-            end = start + len(row)
-            verdicts.append(self._judge(claim, row, likely[start:end]))
-            start = end
-        return verdicts
+        read = [
+            (claim, row) for claim, row in zip(claims, rows, strict=True) if isinstance(row, Tensor)
+        ]
+        judged = iter(self._judge_all(read))
+        return [row if isinstance(row, CollabError) else next(judged) for row in rows]
+
+    def _judge_all(self, read: Sequence[tuple[Claim, Tensor]]) -> list[Verdict]:
+        """Return the verdicts on claims, by the logits [draft + 1, V] of each.
+
+        A claim that cannot be judged, such as by logits that are not finite, gets the error; the
+        others do not suffer.
+        """
+        if not read:
+            return []
+        try:
+            likely = iter(most_likely(torch.cat([logits for _, logits in read])))
+            return [
+                self._judge(claim, logits, list(islice(likely, len(logits))))
+                for claim, logits in read
+            ]
+        except CollabError as error:
+            if len(read) == 1:
+                return [error]
+        return [verdict for each in read for verdict in self._judge_all([each])]
 
     def _judge(self, claim: Claim, logits: Tensor, likely: Sequence[int]) -> Outcome:
         if claim.sampling.greedy:

@@ -69,11 +69,12 @@ class Runner:
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # of the machine and all below
         self._listeners: dict[str, News] = {}
+        self._passes: deque[Callable[[], None]] = deque()  # of the target, in the machine's order
         self._closing = False
         self._failure: CollabError | None = None
         self._wakes_at = -math.inf  # time until which the thread waits for the bell, if it does
+        self._workers = workers(self._proposed, self._failed)  # may fail: no thread runs before
         self._verify: Executor = InThread("collective-target") if pipelined else Here()
-        self._workers = workers(self._proposed, self._failed)
         self._thread = threading.Thread(target=self._run, name="collective", daemon=True)
         self._thread.start()
 
@@ -82,10 +83,18 @@ class Runner:
         """Size of the KV caches of all draft models."""
         return sum(worker.held_bytes for worker in self._workers)
 
-    def submit(self, job: Job, listener: News) -> None:
+    @property
+    def failure(self) -> str:
+        """Reason why all requests are refused until a restart; empty while they are not."""
+        return "" if self._failure is None else str(self._failure)
+
+    def submit(self, job: Job, listener: News) -> Callable[[], None]:
         """Have an answer made; ``listener`` is told of it by threads of the runner, one at once.
 
         The last news is an ``Ended``, also where the request is refused.
+
+        Returns:
+            A function that gives the answer up; it does nothing once the answer has ended.
         """
 
         def event(now: float) -> None:
@@ -99,11 +108,12 @@ class Runner:
             else:
                 self._listeners[job.id] = listener
 
-        self._post(event)
+        def give_up(now: float) -> None:
+            if self._listeners.get(job.id) is listener:  # else it is another request's name
+                self._machine.cancel(job.id)
 
-    def cancel(self, id: str) -> None:
-        """Give an answer up."""
-        self._post(lambda now: self._machine.cancel(id))
+        self._post(event)
+        return lambda: self._post(give_up)
 
     def close(self) -> None:
         """End all answers, and free the models; a pass that hangs is given up."""
@@ -137,18 +147,26 @@ class Runner:
             self._bell.put(None)
             return
         try:
-            passes = self._attend()
+            self._attend()
         finally:
             self._lock.release()
-        for work in passes:
-            self._verify(work)
+        if self._passes:
+            self._verify(self._make_passes)
 
-    def _attend(self) -> list[Callable[[], None]]:
-        """Do what the machine asks for, but for the passes of the target, which are returned."""
-        passes: list[Callable[[], None]] = []
+    def _make_passes(self) -> None:
+        """Make the passes of the target that wait.
+
+        They are taken in the machine's order, whichever thread asks first: a ``Verify`` that came
+        behind its request's ``Release`` would open a KV cache that nobody frees.
+        """
+        while self._passes:
+            self._passes.popleft()()
+
+    def _attend(self) -> None:
+        """Do what the machine asks for; the passes of the target are put in line."""
         try:
             if not self._failure:
-                passes = self._act()
+                self._act()
         except Exception as error:  # noqa: BLE001 - those who wait must be told
             self._log.error(f"collective speculation has failed: {error!r}")
             self._failure = as_model_error(error)
@@ -157,13 +175,10 @@ class Runner:
             self._refuse()
         elif self._machine.wake_at() < self._wakes_at:
             self._bell.put(None)
-        return passes
 
-    def _act(self) -> list[Callable[[], None]]:
-        """Return what the target is to do; all else is done."""
+    def _act(self) -> None:
         while self._inbox:
             self._inbox.popleft()(time.monotonic())
-        passes: list[Callable[[], None]] = []
         draws: list[Draw] = []  # those of a step go together, for a worker may have several models
         for action in self._machine.poll(time.monotonic()):
             if isinstance(action, Draw):
@@ -171,11 +186,11 @@ class Runner:
                 continue
             self._have_drawn(draws)
             if isinstance(action, Verify):
-                passes.append(partial(self._make_verdicts, action))
+                self._passes.append(partial(self._make_verdicts, action))
             elif isinstance(action, Release):
                 for worker in self._workers:
                     worker.release(action.id)
-                passes.append(partial(self._target.sessions.release, action.id))
+                self._passes.append(partial(self._target.sessions.release, action.id))
             elif isinstance(action, Incident):
                 self._log.warning(f"draft model {action.model} is left out: {action.error}")
                 if action.silent:
@@ -185,7 +200,6 @@ class Runner:
             else:
                 self._listeners[action.id](action)
         self._have_drawn(draws)
-        return passes
 
     def _have_drawn(self, draws: list[Draw]) -> None:
         """Hand each worker its draws, of which none is left then."""

@@ -10,13 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import (
-    CollabError,
-    ConfigError,
-    DeadlineExceeded,
-    InvalidInput,
-    within,
-)
+from collab_llm_nodes.errors import ConfigError, DeadlineExceeded, InvalidInput, within
 from collab_llm_nodes.models.detokenising import Detokeniser
 from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.models.prompt import check_prompt, encode
@@ -93,6 +87,7 @@ class Collective:
     ) -> None:
         self._target = target
         self._config = config
+        self._log = resources.log
         self._drafts = drafts
         schedule = config.schedule
         self.parallel = schedule.max_active + schedule.max_waiting
@@ -120,10 +115,13 @@ class Collective:
         news: queue.SimpleQueue[Grown | Ended] = queue.SimpleQueue()
         job = self._job(request, control.due)
         control.check()
-        self._runner.submit(job, news.put)
-        forget = control.on_cancel(lambda: self._runner.cancel(job.id))
+        give_up = self._runner.submit(job, news.put)
+        forget = control.on_cancel(give_up)
         try:
             return self._follow(news, request, emit, control)
+        except BaseException:  # such as one of ``emit``: nobody waits for the answer any longer
+            give_up()
+            raise
         finally:
             forget()
 
@@ -144,6 +142,7 @@ class Collective:
             "target_kv_mib": f"{caches.held_bytes / 2**20:.2f}",
             "target_kv_peak_mib": f"{caches.peak_bytes / 2**20:.2f}",
             "drafts_kv_mib": f"{self._runner.drafts_held_bytes / 2**20:.2f}",
+            "failure": self._runner.failure,
         }
 
     def close(self) -> None:
@@ -198,14 +197,18 @@ class Collective:
         self._check_vocabularies((e.loaded.config.path, e.vocabulary) for e in self._drafts)
         sequence = self._config.pipeline == IN_SEQUENCE
         workers = 1 if sequence else self._config.drafts.workers
+        shares = [  # all of them before the first thread: an error leaves none behind
+            Drafts([self._drafts[i] for i in models], self._target.eos, models)
+            for models in shared_out(len(self._drafts), workers)
+        ]
         return [
             LocalDraft(
-                Drafts([self._drafts[i] for i in models], self._target.eos, models),
-                Here() if sequence else InThread(f"draft-{models[0]}"),
+                share,
+                Here() if sequence else InThread(f"draft-{share.indices[0]}"),
                 proposed,
                 failed,
             )
-            for models in shared_out(len(self._drafts), workers)
+            for share in shares
         ]
 
     def _processes(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
@@ -215,10 +218,14 @@ class Collective:
             configs = drafts.models()
             for models in shared_out(len(configs), drafts.workers):
                 own = {i: configs[i] for i in models}
-                workers.append(DraftProcess(own, self._target.eos, proposed, failed, drafts.load_s))
+                workers.append(
+                    DraftProcess(
+                        own, self._target.eos, proposed, failed, drafts.load_s, log=self._log
+                    )
+                )
             hashes = [own for worker in workers for own in worker.vocabularies()]  # all load
             self._check_vocabularies(zip(drafts.paths, hashes, strict=True))
-        except CollabError:
+        except BaseException:
             for worker in workers:
                 worker.close()
             raise

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import math
 import os
 import queue
 import socket
@@ -31,6 +33,7 @@ Proposed = Callable[[Draw, list[Proposal | None]], None]
 Failed = Callable[[int, CollabError], None]
 """Takes the index of a draft model, and why it has failed."""
 
+_LOG = logging.getLogger(__name__)
 _COMMAND = (sys.executable, "-m", "collab_llm_nodes.protocols.collective.child")
 STOP_DEADLINE_S = 5.0
 """Longest wait for a thread or process to end."""
@@ -49,7 +52,7 @@ class Executor(Protocol):
 
 
 class Here:
-    """The caller's thread; work that is asked for by other work is done after that."""
+    """Run calls in the caller's thread, in order; nested calls run after the current one."""
 
     def __init__(self) -> None:
         self._work: deque[Callable[[], None]] = deque()
@@ -179,7 +182,8 @@ class DraftProcess:
     Args:
         models: configurations by index among all draft models.
         eos: the target's end tokens.
-        load_s: time to load each model.
+        load_s: time to load each model; a new process has as long for its first answer.
+        log: for warnings to people.
 
     Raises:
         Unavailable: the system starts no further process.
@@ -195,11 +199,14 @@ class DraftProcess:
         proposed: Proposed,
         failed: Failed,
         load_s: float = 120.0,
+        *,
+        log: logging.Logger | Any = _LOG,
     ) -> None:
         self.models = tuple(models)
         self._configs, self._eos = tuple(models.values()), eos
         self._load_s = load_s * len(models)  # they are loaded one after the other
         self._proposed, self._failed = proposed, failed
+        self._log = log
         self._lock = threading.Lock()  # of the child and what it knows
         self._closing = False
         self._child: subprocess.Popen[bytes] | None = None
@@ -244,11 +251,20 @@ class DraftProcess:
             if id in self._known:
                 self._known.discard(id)
                 self._send({"release": id})
+            if self._child is not None and time.monotonic() > self._spared_until:
+                self._child.kill()
 
     def recover(self) -> None:
-        """Kill the process; the next draw starts a new one."""
+        """Kill the process; the next draw starts a new one.
+
+        One that still reads all contexts, after its load, is spared for a while: the next one would
+        have to read them again, and so be killed again, for ever. Its answer, though late, brings
+        it back into service. If none comes, it is killed at the end of some request.
+        """
         with self._lock:
-            if self._child is not None:
+            if self._pending and time.monotonic() < self._read_due:
+                self._spared_until = self._read_due
+            elif self._child is not None:
                 self._child.kill()
 
     def close(self) -> None:
@@ -258,12 +274,7 @@ class DraftProcess:
             if child is not None:
                 with contextlib.suppress(OSError):  # the listener has just closed it
                     self._socket.shutdown(socket.SHUT_RDWR)  # the child ends by itself
-        self._listener.join(STOP_DEADLINE_S)
-        if child is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(STOP_DEADLINE_S)
-            child.kill()
-            child.wait()
+        self._listener.join(3 * STOP_DEADLINE_S)  # it waits for the child, in two deadlines
 
     def _start(self) -> None:
         """Start a process and have it load the model; raises Unavailable where none can start."""
@@ -278,6 +289,8 @@ class DraftProcess:
         self._socket = ours
         self._loaded = False
         self._load_due = time.monotonic() + self._load_s
+        self._read_due = -math.inf  # for its first answer, once it is loaded
+        self._spared_until = math.inf
         self.held_bytes = 0
         self._known: set[str] = set()
         self._pending: dict[tuple[Any, Any, Any], Draw] = {}
@@ -325,25 +338,38 @@ class DraftProcess:
         with contextlib.suppress(OSError, ValueError), own.makefile("rb") as lines:
             for text in lines:
                 self._hear(json.loads(text))
-        status = child.wait()
+        ended = f"the process of draft model {self._names} {self._end(child)}"
         own.close()
         with self._lock:
             closing, self._child = self._closing, None
             self.held_bytes = 0
-        ended = f"the process of draft model {self._names} ended with status {status}"
         self._ready.put({"error": ended})
         for model in () if closing else self.models:
             self._failed(model, Unavailable(ended))
 
+    def _end(self, child: subprocess.Popen[bytes]) -> str:
+        """Wait until a process has ended, kill it if it does not; return what became of it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f"ended with status {child.wait(STOP_DEADLINE_S)}"
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f"was killed, and ended with status {child.wait(STOP_DEADLINE_S)}"
+        told = "was killed, but does not end"  # the kernel waits, for a device or a disk, say
+        self._log.error(f"the process of draft model {self._names} {told}; pid {child.pid}")
+        return told
+
     def _hear(self, message: Mapping[str, Any]) -> None:
         self.held_bytes = message.get("held_bytes", self.held_bytes)
         if not self._loaded:  # its first word tells whether it is
+            self._read_due = time.monotonic() + self._load_s
             self._loaded = "vocabularies" in message
             self._ready.put(message)
         for answer in message.get("answers", ()):
             key = answer["batch"], answer["step"], answer["model"]
             with self._lock:
                 draw = self._pending.pop(key, None)
+                if not self._pending:  # all has been read
+                    self._read_due, self._spared_until = -math.inf, math.inf
             if "error" in answer:
                 self._failed(answer["model"], ModelError(str(answer["error"])))
             elif draw is not None:

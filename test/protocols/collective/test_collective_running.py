@@ -43,6 +43,7 @@ from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import Control, Progress, Resources
+from collab_llm_nodes.protocols.collective import runner
 from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
 from collab_llm_nodes.protocols.collective.messages import Ask, Claim, Draw, Proposal
 from collab_llm_nodes.protocols.collective.models import DraftModel, Drafts, Target
@@ -73,6 +74,7 @@ def test_a_batch_gets_the_targets_answers(pipeline: str, every_token: bool) -> N
     assert all(answer.verified and answer.error is None for answer in answers)
     assert sum(answer.metrics.figures()["accepted"] for answer in answers) > 0
     assert (health["active"], health["incidents"], health["drafts_in_service"]) == (0, 0, 3)
+    assert health["failure"] == ""
 
 
 @pytest.mark.parametrize("s", [0, 1, 12])
@@ -152,24 +154,34 @@ def test_cancel_keeps_what_was_verified_and_others_go_on() -> None:
     assert other.tokens == alone(PROMPTS[1])
 
 
-class Slow(Engine):
-    """An engine whose third pass, and each later one, ends after ``until``."""
+class Clock:
+    """A clock that can be put forward."""
 
-    until = 0.0
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+class Slow(Engine):
+    """An engine whose third pass takes an hour of ``clock``."""
+
+    clock: Clock
     passes = 0
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         self.passes += 1
-        if self.passes > 2:
-            threading.Event().wait(max(0.0, self.until - time.monotonic()))
+        if self.passes == 3:
+            self.clock.ahead_s = 3600.0
         return super().run(*arguments, **options)
 
 
-def test_a_deadline_returns_what_there_is() -> None:
+def test_a_deadline_returns_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(target().loaded)
+    slow.clock = Clock()
+    monkeypatch.setattr(runner, "time", slow.clock)
     collective = Collective(slow, drafts(), config(), Resources())
-    slow.until = time.monotonic() + 2.0
-    answer = collective.run(request(0), ignore, Control(slow.until - 0.01))
+    answer = collective.run(request(0), ignore, Control(time.monotonic() + 600.0))
     assert isinstance(answer.error, DeadlineExceeded)
     assert not answer.verified
     assert answer.tokens == alone(PROMPTS[0])[: len(answer.tokens)]
@@ -304,6 +316,7 @@ def test_a_machine_that_fails_tells_all_who_wait(monkeypatch: pytest.MonkeyPatch
             with pytest.raises(ModelError, match="a bug"):
                 collective.run(request(number), ignore, in_time())
         monkeypatch.undo()
+        assert collective.health()["failure"] == "ValueError: a bug (see the log)"
 
 
 @pytest.mark.parametrize("pipeline", ["off", "thread"])
@@ -436,9 +449,10 @@ def test_a_process_that_is_killed_is_reported_and_replaced(in_processes: Collect
 
 def test_a_model_that_a_process_cannot_load_is_named() -> None:
     made = config(pipeline="process", drafts=DraftsConfig(("/nowhere",)))
+    before = descendants()
     with pytest.raises(ModelError, match=r"drafts\.paths\[0\].*nowhere"), running(made, ()):
         pass
-    assert len(descendants()) == 2, "those of the fixture"
+    assert descendants() == before
 
 
 def descendants() -> list[int]:

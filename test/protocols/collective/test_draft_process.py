@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,3 +166,108 @@ def test_a_process_that_cannot_be_started_is_told_and_tried_again(
     worker.vocabularies()
     worker.draw(draw(2))
     assert told.get(timeout=60) == (2, FIRST)
+
+
+class Immortal:
+    """Stands for a process in the arms of the kernel: killed, it does not end."""
+
+    def __init__(self, worker: DraftProcess) -> None:
+        assert worker._child is not None
+        self.child = worker._child
+
+    def wait(self, timeout: float | None = None) -> int:
+        assert timeout is not None, "it would be waited for for ever"
+        raise subprocess.TimeoutExpired("child", timeout)
+
+
+@pytest.fixture
+def immortal(worker: DraftProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[Immortal]:
+    made = Immortal(worker)
+    with monkeypatch.context() as own:
+        own.setattr(made.child, "wait", made.wait)
+        yield made
+    made.child.wait(60)
+
+
+def test_a_killed_process_that_does_not_end_is_replaced(
+    worker: DraftProcess, told: Told, immortal: Immortal, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker.recover()
+    found = [told.get(timeout=60) for _ in range(2)]
+    assert [index for index, _ in found] == [4, 7]
+    assert all("was killed, but does not end" in error for _, error in found)
+    assert f"does not end; pid {immortal.child.pid}" in caplog.text
+    worker.draw(draw(0))
+    assert told.get(timeout=60) == (0, [None])
+    worker.vocabularies()
+    worker.draw(draw(1))
+    assert told.get(timeout=60) == (1, FIRST)
+
+
+def test_closing_does_not_wait_for_ever_for_a_process(
+    worker: DraftProcess, immortal: Immortal, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker.close()
+    assert not worker._listener.is_alive()
+    assert "does not end" in caplog.text
+
+
+class Watched:
+    """What is done to a process, and the time of its owner."""
+
+    def __init__(self, worker: DraftProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert worker._child is not None
+        self._pid, self._kill = worker._child.pid, worker._child.kill
+        self.kills: list[int] = []
+        self.ahead_s = 0.0
+        monkeypatch.setattr(worker._child, "kill", self.kill)
+        monkeypatch.setattr(workers, "time", self)
+
+    def kill(self) -> None:
+        self.kills.append(self._pid)
+        self._kill()
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+    def stop(self) -> None:
+        os.kill(self._pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self._pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def watched(worker: DraftProcess, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(worker, monkeypatch)
+
+
+def test_a_process_that_reads_all_contexts_anew_is_spared(
+    worker: DraftProcess, told: Told, watched: Watched
+) -> None:
+    """Killed for that, it would have to read them once more, for ever."""
+    watched.stop()
+    worker.draw(draw(0))
+    worker.recover()
+    assert not watched.kills
+    worker.release("b")
+    assert not watched.kills
+    watched.go_on()
+    assert told.get(timeout=60) == (0, FIRST)
+    watched.stop()
+    worker.draw(draw(1))
+    worker.recover()
+    assert watched.kills, "it has read them"
+    check_ended(told)
+
+
+def test_a_process_is_not_spared_for_ever(
+    worker: DraftProcess, told: Told, watched: Watched
+) -> None:
+    watched.stop()
+    worker.draw(draw(0))
+    worker.recover()
+    watched.ahead_s = 3600.0
+    worker.release("b")
+    assert watched.kills
+    check_ended(told)
