@@ -1,4 +1,4 @@
-"""Answers to many prompts, by the engine: one that ends makes room for the next."""
+"""Answers to many prompts by the engine, with continuous batching."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from collab_llm_nodes.training.text.shards import write_rows
 
 MIX = (("plain", 0.76), ("document", 0.06), ("extract", 0.06), ("outline", 0.06), ("point", 0.06))
 """Skills of the prompts."""
-RAW_SHARE = 0.5
+RAW_PROMPTS = 0.5
 """Share of the plain prompts that are the beginning of raw text, not a chat."""
 TEMPERATURE = 0.7
 """Sampling temperature of every second unit; the others are greedy."""
@@ -56,10 +56,18 @@ def questions(
     count: int,
     most_tokens: int,
     *,
+    raw_share: float,
     held_out: bool = False,
     skills: Sequence[tuple[str, float]] = MIX,
 ) -> list[Question]:
-    """Return ``count`` prompts of one sub-domain, a share of them the beginning of raw text."""
+    """Return ``count`` prompts of one sub-domain.
+
+    Args:
+        most_tokens: longer prompts are left out.
+        raw_share: share of the plain prompts that are the beginning of raw text, not a chat.
+        held_out: whether they are of the part of the grammar that is not trained on.
+        skills: the skills asked for, and their shares.
+    """
     renderer = Renderer(tokenizer)
     mix = {(sub_domain, skill): share for skill, share in skills}
     found: list[Question] = []
@@ -67,7 +75,7 @@ def questions(
         samples = [draw_sample(rng, held_out=held_out, mix=mix) for _ in range(_AT_ONCE)]
         texts, checked = [], []
         for sample in samples:
-            raw = sample.skill == "plain" and rng.random() < RAW_SHARE
+            raw = sample.skill == "plain" and rng.random() < raw_share
             texts.append(beginning(sample, rng) if raw else prompt_text(sample.turns[:-1]))
             checked.append(None if raw else sample)
         encoded = zip(renderer.encode(texts), checked, strict=True)
@@ -94,7 +102,8 @@ def _tokenizer(folder: str) -> PreTrainedTokenizerBase:
 
 
 def _ask(folder: str, seed: str, sub_domain: str, count: int, most: int) -> list[Question]:
-    return questions(_tokenizer(folder), random.Random(seed), sub_domain, count, most)
+    rng = random.Random(seed)
+    return questions(_tokenizer(folder), rng, sub_domain, count, most, raw_share=RAW_PROMPTS)
 
 
 def _judge(asked: list[Question], answers: list[str]) -> list[bool]:
@@ -171,9 +180,8 @@ class Teacher:
 
     def _answer(self, asked: list[Question], unit: int, file: Path) -> float:
         """Answer one unit, write the rows of its right answers; return their share."""
-        law = SamplingConfig(
-            temperature=TEMPERATURE * (unit % 2), seed=self._seed + unit * len(asked)
-        )
+        temperature = TEMPERATURE if unit % 2 else 0.0
+        law = SamplingConfig(temperature=temperature, seed=self._seed + unit * len(asked))
         said = answers(self._engine, [question.ids for question in asked], self._plan.most, law)
         tokenizer = _tokenizer(self._folder)
         texts = tokenizer.batch_decode(said, skip_special_tokens=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import decoder_parts
@@ -36,7 +37,7 @@ from collab_llm_nodes.training.text.samples import (
     Sample,
     make_sample,
 )
-from collab_llm_nodes.training.text.shards import LENGTH, some_documents
+from collab_llm_nodes.training.text.shards import LENGTH, RAW_SHARE, some_documents
 
 S = 4
 """Tokens drafted per round in the acceptance figures."""
@@ -154,6 +155,7 @@ class _Evaluation:
         self._tokenizer: PreTrainedTokenizerBase = tokenizers[MODELS[0]]
         self._renderer = Renderer(self._tokenizer)
         self._target = self._models["text-target"]
+        self._engines: dict[str, Engine] = {}
         self._answered: dict[str, list[tuple[tuple[int, ...], list[int]]]] = {}
 
     # ------------------------------------------------------------ figures
@@ -313,11 +315,16 @@ class _Evaluation:
     def _say(self, name: str, samples: Sequence[Sample], most: int) -> list[str]:
         """Return the model's greedy answers, in the order of ``samples``."""
         prompts = self._renderer.encode([prompt_text(sample.turns[:-1]) for sample in samples])
-        engine = engine_of(self._config.models / name, self._device)
         texts: list[str] = self._tokenizer.batch_decode(
-            answers(engine, prompts, most), skip_special_tokens=True
+            answers(self._engine(name), prompts, most), skip_special_tokens=True
         )
         return texts
+
+    def _engine(self, name: str) -> Engine:
+        """Return the model to answer with."""
+        if name not in self._engines:
+            self._engines[name] = engine_of(self._config.models / name, self._device)
+        return self._engines[name]
 
     def _passes(self, sub_domain: str) -> list[tuple[Tensor, int, Tensor]]:
         """Return (ids [1, T], length of the prompt, answer) of the target's greedy answers."""
@@ -329,12 +336,12 @@ class _Evaluation:
                 sub_domain,
                 self._config.answers,
                 LENGTH // 2,
+                raw_share=RAW_SHARE,
                 held_out=True,
                 skills=(("plain", 1.0),),
             )
             prompts = [question.ids for question in asked]
-            engine = engine_of(self._config.models / "text-target", self._device)
-            said = answers(engine, prompts, self._config.tokens)
+            said = answers(self._engine("text-target"), prompts, self._config.tokens)
             self._answered[sub_domain] = list(zip(prompts, said, strict=True))
         return [
             (

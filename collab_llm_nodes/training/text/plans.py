@@ -68,7 +68,7 @@ class Answers:
     units: int
     """Greedy and sampled (temperature 0.7) units in turn."""
     prompts: int
-    """Prompts of one unit, answered in one batch."""
+    """Prompts of one unit."""
     most: int = 288
     """Tokens of an answer."""
     prompt_tokens: int = 512
@@ -189,7 +189,9 @@ CPU = replace(
     guesses=Stage(4, 2e-3, steps=500, warmup=50, bfloat16=True),
     answers=Answers(units=24, prompts=256),
 )
-"""Two cores, some six hours by estimate; a run gives the same models again."""
+"""Two cores, some six hours by estimate; two runs of it give the same models.
+
+The shipped ones are of earlier plans: models/README.md."""
 
 TINY_PLAN = TextPlan(
     vocabulary=512,

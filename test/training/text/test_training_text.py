@@ -449,19 +449,18 @@ def test_unknown_devices_plans_and_times_are_refused() -> None:
 
 
 def test_a_target_that_is_never_right_is_told(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     from collab_llm_nodes.training.text import distillation
 
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     export(shaken(tokenizer), tokenizer, tmp_path / "model")
     engine = engine_of(tmp_path / "model", CPU)
-    monkeypatch.setattr(distillation, "RAW_SHARE", 0.0)
     plan = replace(TINY_PLAN.answers, units=1, prompts=2, most=4)
     with distillation.Teacher(engine, tmp_path / "tokenizer", plan, 1024, 0, 1) as teacher:
-        asked = questions(tokenizer, random.Random(0), "reports", 2, 900)
+        asked = questions(tokenizer, random.Random(0), "reports", 2, 900, raw_share=0.0)
         with pytest.raises(ModelError, match="not one of 2 answers"):
-            teacher._answer([q for q in asked if q.sample is not None], 0, tmp_path / "unit.npy")
+            teacher._answer(asked, 0, tmp_path / "unit.npy")
 
 
 def test_an_exported_model_is_float16_and_computes_the_same(
