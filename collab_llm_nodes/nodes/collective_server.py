@@ -49,7 +49,11 @@ class CollectiveServerConfig(CollectiveConfig, HostConfig):
         60.0, "One answer, when the request names no deadline [s].", low=0.05, high=3600.0
     )
     max_waiting: int = setting(
-        256, "Answers in progress or waiting; more are refused as BUSY.", low=1, high=4096
+        320,
+        "Answers in progress or waiting; more are refused as BUSY. No more are useful than"
+        " schedule.max_active and schedule.max_waiting together.",
+        low=1,
+        high=4096,
     )
 
 
