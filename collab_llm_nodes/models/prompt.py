@@ -140,7 +140,9 @@ def encode(
     limit = loaded.model.config.get_text_config().max_position_embeddings
     if len(ids) >= limit:
         raise InvalidInput(
-            f"{len(ids)} tokens, the model reads {limit}", field="text", remedy="shorten it"
+            f"{len(ids)} tokens, the model reads {limit} together with its answer",
+            field="text",
+            remedy="shorten it",
         )
     if loaded.image_processor is None:
         return EncodedPrompt(ids)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from text_family import write_family
 from typer.testing import CliRunner
@@ -27,7 +28,15 @@ from collab_llm_nodes.bench.collective.material import (
     load_family,
     partial_prompts,
 )
-from collab_llm_nodes.bench.collective.measure import LADDER, PIPELINE, Bench, fixed, ladder
+from collab_llm_nodes.bench.collective.measure import (
+    GENERATE,
+    LADDER,
+    ON_ALL_CORES,
+    PIPELINE,
+    Bench,
+    fixed,
+    ladder,
+)
 from collab_llm_nodes.bench.collective.report import run_collective
 from collab_llm_nodes.bench.collective.tables import BESIDE
 from collab_llm_nodes.bench.collective.ways import (
@@ -128,6 +137,23 @@ def test_the_figures_of_a_run() -> None:
     assert run.tokens_per_s == 2.0
     assert run.normalised_latency_ms == pytest.approx((100 + 500) / 2)
     assert run.acceptance == 0.75
+
+
+def test_generate_may_have_more_threads_than_the_others(
+    family: Family, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def answer(_: Family, asked: list[Ids], *__: Any) -> list[Ids]:
+        threads.append(torch.get_num_threads())
+        return [(1,) for _ in asked]
+
+    monkeypatch.setattr(ways, "transformers_answers", answer)
+    usual = torch.get_num_threads()
+    for wanted in (0, usual + 1):
+        Transformers(family, 2, TOKENS, threads=wanted).run(prompts[:2])
+    assert threads == [usual, usual + 1]
+    assert torch.get_num_threads() == usual
 
 
 def test_drafts_share_their_beginnings_in_a_tree() -> None:
@@ -341,8 +367,8 @@ def test_a_part_that_fails_leaves_the_others_their_results(
 
 
 def test_goals_follow_from_the_figures() -> None:
-    ways = ("selector", PIPELINE, "autoregressive", "generate")
-    rows = {"1": (90.0, 100.0, 75.0, 50.0), "16": (100.0, 119.0, 123.0, 40.0)}
+    ways = ("selector", PIPELINE, "autoregressive", GENERATE, ON_ALL_CORES)
+    rows = {"1": (90.0, 100.0, 75.0, 50.0, 50.0), "16": (100.0, 119.0, 123.0, 40.0, 60.0)}
     speeds = {
         batch: {way: {"tokens_per_s": n} for way, n in zip(ways, row, strict=True)}
         for batch, row in rows.items()
@@ -367,6 +393,7 @@ def test_goals_follow_from_the_figures() -> None:
         "pipeline over autoregressive": False,
         "pipeline over autoregressive, batch 1": True,
         "pipeline over generate, batch 16": True,
+        "pipeline over generate on all cores, batch 16": False,
         "adaptive over the best fixed length, batch 16": True,
         "mismatches": False,
     }

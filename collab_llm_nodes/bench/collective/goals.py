@@ -6,7 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from collab_llm_nodes.bench.collective.material import MIXED
-from collab_llm_nodes.bench.collective.measure import PIPELINE, VOTED
+from collab_llm_nodes.bench.collective.measure import (
+    GENERATE,
+    ON_ALL_CORES,
+    PIPELINE,
+    VOTED,
+)
 
 Results = Mapping[str, Any]
 Goal = tuple[str, float, float, bool]
@@ -52,8 +57,10 @@ def _ladders(results: Results) -> Iterator[Goal]:
         yield _at_least("pipeline over autoregressive", 0.97, min(over))
     if over := ratios("autoregressive", "1"):
         yield _at_least("pipeline over autoregressive, batch 1", 1.3, over[0])
-    if over := ratios("generate", "16"):
+    if over := ratios(GENERATE, "16"):
         yield _at_least("pipeline over generate, batch 16", 2.0, over[0])
+    if over := ratios(ON_ALL_CORES, "16"):
+        yield _at_least("pipeline over generate on all cores, batch 16", 2.0, over[0])
 
 
 def _lengths(results: Results) -> Iterator[Goal]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -41,10 +42,13 @@ PIPELINE = "pipeline"
 LADDER = ("default", "majority", "selector", PIPELINE)
 """Steps of the paper's ladder."""
 ASSISTED = "assisted"
-PEERS = ("generate", ASSISTED)
+GENERATE, ON_ALL_CORES = "generate", "generate_all_cores"
+PEERS = (GENERATE, ON_ALL_CORES, ASSISTED)
 """Ways of transformers. Their answers are compared too, but are no mismatches of ours."""
 SHOWN_S = 0.5
 """Part of a run that the time line shows (paper 002, Figure 3)."""
+
+_CORES = len(os.sched_getaffinity(0))
 
 POINTS = 200
 """Points of a curve over time."""
@@ -222,7 +226,8 @@ def ladder(bench: Bench, stream: str, batch: int, repeats: int) -> Runs:
     ways = {
         **_steps(bench, family, best, batch),
         "default_worst": bench.collective(batch, [bench.worst_draft[stream]]),
-        "generate": lambda: Transformers(family, batch, tokens),
+        GENERATE: lambda: Transformers(family, batch, tokens),
+        ON_ALL_CORES: lambda: Transformers(family, batch, tokens, threads=_CORES),
         ASSISTED: lambda: Transformers(family, batch, tokens, family.peer_drafts[best]),
     }
     return bench.in_turn("ladder", stream, batch, ways, repeats, half=stream != MIXED)

@@ -6,10 +6,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from collab_llm_nodes.bench.collective.measure import ADAPTIVE, LADDER, PIPELINE, PRINTED_RULE
+from collab_llm_nodes.bench.collective.measure import (
+    ADAPTIVE,
+    LADDER,
+    PEERS,
+    PIPELINE,
+    PRINTED_RULE,
+)
 from collab_llm_nodes.bench.harness import save_plot, subplots
 
-SYSTEMS = ("generate", "assisted", "autoregressive", "tree", PIPELINE)
+SYSTEMS = (*PEERS, "autoregressive", "tree", PIPELINE)
 Results = Mapping[str, Any]
 
 
@@ -23,7 +29,7 @@ def plot_all(results: Results, file: Path) -> None:
     for axis, (title, draw) in zip(grid.flat, panels, strict=False):
         axis.set_title(title, fontsize=10)
         draw(axis, results)
-        if axis.get_legend_handles_labels()[1]:
+        if axis.get_legend_handles_labels()[1] and not axis.get_legend():
             axis.legend(fontsize=7)
     for axis in list(grid.flat)[len(panels) :]:
         axis.set_axis_off()
@@ -39,6 +45,8 @@ def _acceptance_by_length(axis: Any, results: Results) -> None:
             places = [int(s) for s in row]
             label = f"{draft} on {stream}"
             axis.plot(places, [*row.values()], style, color=f"C{colour}", label=label)
+    axis.set_ylim(0.0, 1.5)  # room for the legend
+    axis.legend(fontsize=6, ncols=3, loc="upper center")
     _label(axis, "speculation length", "acceptance")
 
 
@@ -72,6 +80,7 @@ def _pool(axis: Any, results: Results) -> None:
         for style, key in ((":", "kv_bytes"), ("-.", "drafts_kv_bytes")):
             times, sizes = zip(*row[key], strict=True)
             memory.plot(times, [n / 1e6 for n in sizes], style, color=f"C{colour}")
+    axis.set_ylim(0, 1.6 * axis.get_ylim()[1])  # room for the legend
     memory.set_ylabel("KV caches [MB]: target's (dotted), drafts' (dash-dotted)", fontsize=8)
     _label(axis, "s", "number")
 
@@ -162,7 +171,7 @@ def _label(axis: Any, x: str, y: str) -> None:
 
 _PANELS: Mapping[str, tuple[str, Callable[[Any, Results], None]]] = {
     "Figure 1: acceptance of the drafts": ("acceptance_by_length", _acceptance_by_length),
-    "Figure 2: time of the target": ("adaptive", _llm_time),
+    "Figure 2: time of the target (star: least)": ("adaptive", _llm_time),
     "Figure 3: drafting and verification": ("time_lines", _time_lines),
     "Figure 7: drafts that wait, requests, memory": ("pool", _pool),
     "Figure 8: normalised latency": ("ladder", _systems("normalised_latency_ms", "ms per token")),

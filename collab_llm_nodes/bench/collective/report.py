@@ -87,9 +87,9 @@ def run_collective(
     singles = measure.drafts(bench, middle)  # all others need the best draft
     results: Results = {
         "models": str(models),
-        "max_tokens": sizes.max_tokens,
+        "sizes": asdict(sizes),
+        "seed": seed,
         "in_flight_per_place": IN_FLIGHT,
-        "per_place": sizes.per_place,
         "paper_ladder_totals": PAPER_TOTALS,
         "batch": middle,
         "acceptance": _column(singles, "acceptance"),

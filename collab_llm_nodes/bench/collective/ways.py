@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
+
 from collab_llm_nodes.bench.collective.material import Family, transformers_answers
 from collab_llm_nodes.bench.collective.watch import PARTS, WatchedMachine, WatchedTarget
 from collab_llm_nodes.decoding.sampling import SamplingConfig, most_likely
@@ -393,16 +395,33 @@ def merged(root: int, drafts: Sequence[Ids]) -> DraftTree:
 
 
 class Transformers:
-    """Transformers' generate: a batch at a time, or one prompt at a time with an assistant."""
+    """Transformers' generate: a batch at a time, or one prompt at a time with an assistant.
+
+    Args:
+        threads: of its passes; 0: as many as the passes of the other ways have.
+    """
 
     def __init__(
-        self, family: Family, batch: int, max_tokens: int, assistant: LoadedModel | None = None
+        self,
+        family: Family,
+        batch: int,
+        max_tokens: int,
+        assistant: LoadedModel | None = None,
+        threads: int = 0,
     ) -> None:
-        self._family, self._max_tokens = family, max_tokens
+        self._family, self._max_tokens, self._threads = family, max_tokens, threads
         self._batch = batch if assistant is None else 1
         self._assistant = assistant
 
     def run(self, prompts: Sequence[Ids]) -> Run:
+        usual = torch.get_num_threads()
+        torch.set_num_threads(self._threads or usual)
+        try:
+            return self._run(prompts)
+        finally:
+            torch.set_num_threads(usual)
+
+    def _run(self, prompts: Sequence[Ids]) -> Run:
         started = time.monotonic()
         answers: list[Ids] = []
         latencies: list[float] = []
