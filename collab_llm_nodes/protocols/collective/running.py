@@ -249,7 +249,7 @@ def _next(news: queue.SimpleQueue[Grown | Ended], due: float) -> list[Grown | En
         raise DeadlineExceeded(
             "the models did not answer within the deadline",
             field="deadline_s",
-            remedy="see the log: a pass of the target hangs",
+            remedy="see the log: a pass of a model hangs",
         ) from None
     with contextlib.suppress(queue.Empty):
         while True:

@@ -255,7 +255,7 @@ class DraftProcess:
                 self._child.kill()
 
     def recover(self) -> None:
-        """Kill the process; the next draw starts a new one.
+        """Kill the process; a new one is started when it has ended.
 
         One that still reads all contexts, after its load, is spared for a while: the next one would
         have to read them again, and so be killed again, for ever. Its answer, though late, brings
@@ -340,10 +340,13 @@ class DraftProcess:
                 self._hear(json.loads(text))
         ended = f"the process of draft model {self._names} {self._end(child)}"
         own.close()
+        self._ready.put({"error": ended})
         with self._lock:
             closing, self._child = self._closing, None
             self.held_bytes = 0
-        self._ready.put({"error": ended})
+            if self._loaded and not closing:  # else it would end again: the next draw tries
+                with contextlib.suppress(Unavailable):
+                    self._start()
         for model in () if closing else self.models:
             self._failed(model, Unavailable(ended))
 
@@ -363,6 +366,8 @@ class DraftProcess:
         if not self._loaded:  # its first word tells whether it is
             self._read_due = time.monotonic() + self._load_s
             self._loaded = "vocabularies" in message
+            if self._loaded:
+                self._log.info(f"draft model {self._names} is loaded")
             self._ready.put(message)
         for answer in message.get("answers", ()):
             key = answer["batch"], answer["step"], answer["model"]

@@ -24,9 +24,11 @@ from collab_llm_nodes.protocols.collective.messages import Ask, Draw, Proposal
 from collab_llm_nodes.protocols.collective.workers import DraftProcess, shared_out
 
 CHILD = """
-import json, socket, sys
+import json, os, socket, sys, time
 with socket.socket(fileno=int(sys.argv[1])) as parent, parent.makefile("rb") as lines:
     next(lines)
+    while not os.path.exists(sys.argv[0] + ".loads"):
+        time.sleep(0.01)
     parent.sendall(b'{"vocabularies": ["v", "w"]}\\n')
     for line in lines:
         answers = []
@@ -41,7 +43,7 @@ with socket.socket(fileno=int(sys.argv[1])) as parent, parent.makefile("rb") as 
 """
 """Proposes 3 for a request that it is told about in full (three fields), else 0.
 
-It fails where no token is wanted.
+It fails where no token is wanted. It loads as long as a file is missing.
 """
 FIRST, AGAIN = [Proposal((3,))], [Proposal((0,))]
 
@@ -59,9 +61,18 @@ def told() -> Told:
 
 
 @pytest.fixture
-def worker(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DraftProcess]:
+def loads(tmp_path: Path) -> Path:
+    """The file that a process waits for when it loads."""
+    return tmp_path / "child.py.loads"
+
+
+@pytest.fixture
+def worker(
+    told: Told, loads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[DraftProcess]:
     program = tmp_path / "child.py"
     program.write_text(CHILD, encoding="utf-8")
+    loads.touch()
     monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-S", str(program)))
     made = DraftProcess(
         {4: ModelConfig(), 7: ModelConfig()},
@@ -107,18 +118,36 @@ def test_models_are_shared_out(
     assert [list(own) for own in shared_out(models, workers)] == expected
 
 
-def test_a_new_process_abstains_until_its_model_is_loaded(worker: DraftProcess, told: Told) -> None:
+def test_a_new_process_abstains_until_its_model_is_loaded(
+    worker: DraftProcess, told: Told, loads: Path
+) -> None:
     worker.draw(draw(0))
     assert told.get(timeout=60) == (0, FIRST)
     worker.draw(draw(1))
     assert told.get(timeout=60) == (1, AGAIN)
+    loads.unlink()
     worker.recover()
     check_ended(told)
     worker.draw(draw(2))
     assert told.get(timeout=60) == (2, [None]), "nobody waits for the load"
+    loads.touch()
     worker.vocabularies()
     worker.draw(draw(3))
     assert told.get(timeout=60) == (3, FIRST), "the new one is told all anew"
+
+
+def test_a_process_that_dies_is_replaced_at_once(
+    worker: DraftProcess, told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next request, which may come much later, finds its draft models loaded."""
+    assert worker._child is not None
+    caplog.set_level("INFO")
+    worker._child.kill()
+    check_ended(told)
+    worker.vocabularies()
+    worker.draw(draw(0))
+    assert told.get(timeout=60) == (0, FIRST)
+    assert "draft model 4, 7 is loaded" in caplog.text
 
 
 def test_a_draw_that_fails_is_told_and_forgotten(worker: DraftProcess, told: Told) -> None:
@@ -140,9 +169,10 @@ def test_a_stopped_process_holds_nobody_up(worker: DraftProcess, told: Told) -> 
 
 
 def test_a_load_that_takes_too_long_is_given_up(
-    worker: DraftProcess, told: Told, monkeypatch: pytest.MonkeyPatch
+    worker: DraftProcess, told: Told, loads: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "_load_s", 0.0)
+    loads.unlink()
     worker.recover()
     check_ended(told)
     worker.draw(draw(0))
@@ -152,17 +182,19 @@ def test_a_load_that_takes_too_long_is_given_up(
 
 
 def test_a_process_that_cannot_be_started_is_told_and_tried_again(
-    worker: DraftProcess, told: Told, monkeypatch: pytest.MonkeyPatch
+    worker: DraftProcess, told: Told, loads: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error here would end the machine, and with it all answers."""
-    worker.recover()
-    check_ended(told)
+    loads.unlink()
     with monkeypatch.context() as without:
         without.setattr(workers, "_COMMAND", ("/nonexistent/python",))
+        worker.recover()
+        check_ended(told)
         worker.draw(draw(0))
     assert "cannot be started" in told.get(timeout=60)[1]
     worker.draw(draw(1))
     assert told.get(timeout=60) == (1, [None])
+    loads.touch()
     worker.vocabularies()
     worker.draw(draw(2))
     assert told.get(timeout=60) == (2, FIRST)
@@ -190,8 +222,13 @@ def immortal(worker: DraftProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def test_a_killed_process_that_does_not_end_is_replaced(
-    worker: DraftProcess, told: Told, immortal: Immortal, caplog: pytest.LogCaptureFixture
+    worker: DraftProcess,
+    told: Told,
+    loads: Path,
+    immortal: Immortal,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    loads.unlink()
     worker.recover()
     found = [told.get(timeout=60) for _ in range(2)]
     assert [index for index, _ in found] == [4, 7]
@@ -199,6 +236,7 @@ def test_a_killed_process_that_does_not_end_is_replaced(
     assert f"does not end; pid {immortal.child.pid}" in caplog.text
     worker.draw(draw(0))
     assert told.get(timeout=60) == (0, [None])
+    loads.touch()
     worker.vocabularies()
     worker.draw(draw(1))
     assert told.get(timeout=60) == (1, FIRST)
