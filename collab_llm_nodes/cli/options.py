@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -16,15 +17,25 @@ def writable(file: Path | None) -> Path | None:
     Raises:
         typer.BadParameter: ``file`` is a folder, or cannot be written.
     """
-    if file is not None:
+    if file is None:
+        return None
+    try:
         if file.is_dir():
             raise typer.BadParameter(f"{file} is a folder; name a file")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise typer.BadParameter(f"cannot write there: {error}") from error
-        if not os.access(file if file.exists() else file.parent, os.W_OK):
-            raise typer.BadParameter(f"no permission to write {file}")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists():
+            writes = os.access(file, os.W_OK)
+        else:
+            # A file is made for a moment: for root every folder passes os.access, /proc as well.
+            # One of another name: a script may wait for ``file`` to appear.
+            with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f"{file.name}."):
+                writes = True
+    except OSError as error:
+        raise typer.BadParameter(
+            f"cannot write {file}: {error.strerror}; name a file elsewhere"
+        ) from error
+    if not writes:
+        raise typer.BadParameter(f"no permission to write {file}; name a file elsewhere")
     return file
 
 

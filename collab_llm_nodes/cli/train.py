@@ -34,10 +34,13 @@ def train_nav(
 ) -> None:
     """Train the embedded pair (target, draft, early-exit adapters) from seeds; resumable."""
     from collab_llm_nodes.training.nav.trainer import train_all
+    from collab_llm_nodes.training.stopping import StopRequest
 
-    train_all(out, hours=hours, seed=seed, pair=pair)
+    with StopRequest() as stop:
+        train_all(out, hours=hours, seed=seed, pair=pair, stop=stop)
     curves = {f.parent.name: json.loads(f.read_text("utf-8")) for f in out.glob("*/curve.json")}
     write_json(json_file, {"out": str(out), "curves": curves})
+    stop.end()
 
 
 @app.command("text")
@@ -62,6 +65,7 @@ def train_text(
     json_file: JsonOption = None,
 ) -> None:
     """Train the embedded text family from seeds; resumable in every stage."""
+    from collab_llm_nodes.training.stopping import StopRequest
     from collab_llm_nodes.training.text import stages as training
     from collab_llm_nodes.training.text.curves import write_curves
 
@@ -74,9 +78,11 @@ def train_text(
         device=device,
         stages=tuple(stages.split()) or training.STAGES,
     )
-    finished = training.train_text(config)
+    with StopRequest() as stop:
+        finished = training.train_text(config, stop)
     curves = write_curves(out, out / "curves")
     write_json(json_file, {"out": str(out), "finished": finished, "curves": curves})
+    stop.end()
 
 
 @app.command("minions")
@@ -97,13 +103,16 @@ def train_minions(
 ) -> None:
     """Adapt the text worker to its tasks and the text target to planning; resumable."""
     from collab_llm_nodes.training.minions import trainer
+    from collab_llm_nodes.training.stopping import StopRequest
 
     config = trainer.TrainMinions(
         out, models, plan=plan, seed=seed, hours=hours, stages=tuple(stages.split())
     )
-    finished = trainer.train_minions(config)
+    with StopRequest() as stop:
+        finished = trainer.train_minions(config, stop)
     curves = {f.parent.name: json.loads(f.read_text("utf-8")) for f in out.glob("*/curve.json")}
     write_json(json_file, {"out": str(out), "finished": finished, "curves": curves})
+    stop.end()
 
 
 def _minutes(text: str) -> dict[str, float]:

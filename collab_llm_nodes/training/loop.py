@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ Progress = Callable[[str, int, int, dict[str, float]], None]
 """Called with (what, done, total, latest figures)."""
 
 STATE, CURVE = "state.pt", "curve.json"
+_NO_STATE = (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, KeyError, TypeError)
+"""What torch raises for a damaged file, and a learner for the state of another one."""
 
 
 class Learner(Protocol):
@@ -105,13 +108,27 @@ def save(learner: Learner, run: Path) -> None:
 
 
 def restore(learner: Learner, run: Path, device: torch.device) -> None:
-    """Go on from ``save``; do nothing in a fresh folder."""
-    if not (run / STATE).exists():
+    """Go on from ``save``; do nothing in a fresh folder.
+
+    Raises:
+        ModelError: the file cannot be read, or holds another learner's state.
+    """
+    file = run / STATE
+    if not file.exists():
         return
-    state = torch.load(run / STATE, weights_only=True, map_location=device)
-    learner.load_state(state)
-    learner.step, learner.seconds = state["step"], state["seconds"]
-    learner.curve = state["curve"]
+    try:
+        state = torch.load(file, weights_only=True, map_location=device)
+        learner.load_state(state)
+        learner.step, learner.seconds = state["step"], state["seconds"]
+        learner.curve = state["curve"]
+    except torch.cuda.OutOfMemoryError:  # the file is sound
+        raise
+    except (OSError, *_NO_STATE) as error:
+        raise ModelError(
+            f"{file} holds no state of this training",
+            field="--out",
+            remedy="delete it: the stage begins again",
+        ) from error
 
 
 def train(

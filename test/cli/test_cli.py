@@ -26,6 +26,7 @@ from waiting import gone
 
 from collab_llm_nodes import programs
 from collab_llm_nodes.cli import app
+from collab_llm_nodes.cli.options import writable
 from collab_llm_nodes.cli.output import write_json
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import ConfigError
@@ -78,6 +79,26 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     result = CliRunner().invoke(app, [*command, "--json", str(blocker / "results.json")])
     assert result.exit_code == 2
     assert "--json" in result.output
+
+
+@pytest.mark.parametrize(
+    "option", ["eval text --json /proc/results.json", "bench link --plot /proc/plot.png"]
+)
+def test_a_folder_that_takes_no_file_is_refused_before_the_work(option: str) -> None:
+    """For root as well, who may write to every folder by its permissions."""
+    result = CliRunner().invoke(app, option.split(), env={"COLUMNS": "300", "TERM": "dumb"})
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option.split()[2]}'" in result.output
+
+
+def test_a_file_that_can_be_written_is_not_made_before_its_results(tmp_path: Path) -> None:
+    """Scripts wait for what ``verifier --json`` writes."""
+    kept = tmp_path / "kept.json"
+    kept.write_text("earlier results")
+    for file in (tmp_path / "new" / "up.json", kept, Path("/dev/null"), None):
+        assert writable(file) == file
+    assert list((tmp_path / "new").iterdir()) == []
+    assert kept.read_text() == "earlier results"
 
 
 @pytest.mark.parametrize("command", WITH_RESULTS, ids=" ".join)

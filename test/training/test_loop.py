@@ -75,6 +75,22 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.step == 9
 
 
+@pytest.mark.parametrize("damage", ["garbage", "half", "empty", "another learner's"])
+def test_a_damaged_state_is_told_with_its_remedy(damage: str, tmp_path: Path) -> None:
+    learner = Counter()
+    loop.save(learner, tmp_path)
+    file = tmp_path / loop.STATE
+    whole = file.read_bytes()
+    if damage == "another learner's":
+        torch.save({"step": 3}, file)
+    else:
+        file.write_bytes({"garbage": b"garbage", "half": whole[: len(whole) // 2]}.get(damage, b""))
+    with pytest.raises(ModelError, match="holds no state of this training") as told:
+        loop.restore(learner, tmp_path, torch.device("cpu"))
+    assert str(file) in str(told.value)
+    assert "delete it" in told.value.remedy
+
+
 def test_a_time_ends_a_run_whose_first_step_is_not_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import head_fingerprint
 from collab_llm_nodes.models.low_rank import LowRank
 from collab_llm_nodes.protocols.minions.embedded.remote import ROLE
-from collab_llm_nodes.training import loop
+from collab_llm_nodes.training import loop, run_folder
 from collab_llm_nodes.training.minions.chats import Group, planner_group, worker_group
 from collab_llm_nodes.training.minions.plans import PLANS, STAGES, MinionsPlan
 from collab_llm_nodes.training.minions.rows import (
@@ -85,28 +85,38 @@ class TrainMinions:
             )
 
 
-def train_minions(config: TrainMinions) -> bool:
+def train_minions(config: TrainMinions, stop: Callable[[], bool] = lambda: False) -> bool:
     """Train into ``config.out/models``, from where an earlier call stopped.
 
     The worker is a model of its own, with what it could before. The planner is a small file beside
     the target, whose own answers stay as they are.
 
+    Args:
+        stop: asked before every step; True ends the call, to be resumed.
+
     Returns:
         True when every wanted stage is done.
 
     Raises:
-        ConfigError: the folder of the family lacks a model.
+        ConfigError: the folder of the family lacks a model; or the run's folder belongs to another
+            plan, seed or family, is in use, or cannot be written.
+        ModelError: the state that an earlier call saved is damaged.
     """
     transformers_logging.disable_progress_bar()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     stop_at = time.monotonic() + 3600 * config.hours if config.hours else float("inf")
+
+    def late() -> bool:
+        return stop() or time.monotonic() > stop_at
+
     makers = {"worker": _train_worker, "planner": _train_planner}
-    with loop.shown(_SHOWN) as show:
+    options = {"plan": config.plan, "seed": config.seed, "models": str(config.models.resolve())}
+    with run_folder.held(config.out, options), loop.shown(_SHOWN) as show:
         for stage in config.stages:
             done = config.out / stage / "done"
             if done.exists():
                 continue
-            if not makers[stage](config, show(stage), lambda: time.monotonic() > stop_at):
+            if not makers[stage](config, show(stage), late):
                 print(f"stopped in stage {stage}; the same command goes on from here")
                 return False
             done.touch()

@@ -51,9 +51,13 @@ def exit_hidden(fast: FastForward, batch: Batch) -> list[Tensor]:
 
 
 def train_adapters(
-    config: AdapterConfig, progress: Callable[[int, int], None] | None = None
+    config: AdapterConfig,
+    progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
     """Train and save the adapters beside the model; returns held-in agreement per exit layer.
+
+    ``stop`` is asked before every step; True ends the call, which saves and returns nothing.
 
     The loss of an exit is the cross-entropy to the final exit's distribution; only the
     corrections are trained. Agreement is the share of answer tokens with the final argmax.
@@ -74,6 +78,8 @@ def train_adapters(
     optimizer = torch.optim.AdamW(adapters.parameters(), lr=config.learning_rate, weight_decay=0.0)
     agreement = dict.fromkeys(layers, 0.0)
     for step in range(config.steps):
+        if stop():
+            return {}
         batch = batches.make([(pictures, config.batch)], step, 2)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=config.bfloat16):
             hidden = exit_hidden(fast, batch)

@@ -171,13 +171,22 @@ def make_shard(folder: Path, number: int, renderer: Renderer | None = None) -> N
 
 
 def make_shards(
-    data: Path, count: int, progress: Callable[[int, int], None] | None = None
+    data: Path,
+    count: int,
+    progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Path]:
-    """Render the first ``count`` training shards that are not there yet; returns all of them."""
+    """Render the first ``count`` training shards that are not there yet; returns all of them.
+
+    ``stop`` is asked before each shard that is missing; True ends the call with those made so far.
+    """
     folders = [data / f"shard-{number:04d}" for number in range(count)]
     renderer = None
     for number, folder in enumerate(folders):
         if not folder.exists():
+            if stop():
+                folders = folders[:number]
+                break
             renderer = renderer or Renderer()
             make_shard(folder, number, renderer)
         if progress is not None:

@@ -26,12 +26,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2VLForCondi
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.tokenizer import train_tokenizer
 from collab_llm_nodes.sim.expert import DIRECTIONS, DISTANCES
-from collab_llm_nodes.training import loop
+from collab_llm_nodes.training import loop, run_folder
 from collab_llm_nodes.training.nav import data
 from collab_llm_nodes.training.nav.architecture import SIZES, build, prefix_ids
 from collab_llm_nodes.training.nav.batches import Batch, Batches
 from collab_llm_nodes.training.nav.forward import FastForward, Output
 from collab_llm_nodes.training.nav.wording import HELD_OUT, WORDS, corpus
+from collab_llm_nodes.training.stopping import deaf_processes
 
 
 @dataclass(frozen=True)
@@ -266,11 +267,13 @@ def train_nav(
     """Render the data, train one model, resume where an earlier call stopped; True when finished.
 
     The run folder holds ``state.pt`` (everything), ``curve.json`` and, at the end, ``model/``
-    (float32 checkpoint in transformers' format). ``stop`` is asked before every step.
+    (float32 checkpoint in transformers' format). ``stop`` is asked before every shard and step.
     """
     folders = data.make_shards(
-        Path(config.data), config.shards, lambda n, of: progress("rendering", n, of, {})
+        Path(config.data), config.shards, lambda n, of: progress("rendering", n, of, {}), stop
     )
+    if len(folders) < config.shards:
+        return False
     run = Path(config.run)
     learner = Learner(config)
     loop.restore(learner, run, learner.device)
@@ -288,6 +291,13 @@ def train_nav(
     def measure() -> dict[str, float]:
         return _held_out(config, learner)
 
+    def stopped() -> bool:
+        while not stop():
+            if (awaited := rounds.awaited(learner.step)) is None:
+                return False
+            awaited.join(1.0)
+        return True
+
     if config.initial and not learner.curve:
         learner.curve.append({"step": 0, "seconds": learner.seconds, **measure()})
     try:
@@ -299,7 +309,7 @@ def train_nav(
             measure=measure,
             save_at=config.dagger_steps,
             tell=progress,
-            stop=stop,
+            stop=stopped,
         )
     finally:
         rounds.stop()
@@ -352,7 +362,13 @@ DRAFT_WORDING = replace(
 """The same for the draft, which learns the law of the target's answers."""
 
 
-def train_all(out: Path, hours: float = 0.0, seed: int = 0, pair: Path | None = None) -> None:
+def train_all(
+    out: Path,
+    hours: float = 0.0,
+    seed: int = 0,
+    pair: Path | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
     """Train target, draft and early-exit adapters into ``out/models``; resumes from ``out``.
 
     Each model learns to see and answer in the plain wording, then, in a second stage, to
@@ -363,6 +379,11 @@ def train_all(out: Path, hours: float = 0.0, seed: int = 0, pair: Path | None = 
         hours: stop, to be resumed, after this long; 0 = when the plan is done.
         seed: of initialisation and batches.
         pair: folder of a trained pair; only the wording stage and the adapters are run.
+        stop: asked before every step; True ends the call, to be resumed.
+
+    Raises:
+        ConfigError: ``out`` belongs to another seed or pair, is in use, or cannot be written.
+        ModelError: the state that an earlier call saved is damaged.
     """
     from rich.console import Console
     from transformers.utils import logging as transformers_logging
@@ -375,15 +396,17 @@ def train_all(out: Path, hours: float = 0.0, seed: int = 0, pair: Path | None = 
     began = time.monotonic()
 
     def late() -> bool:
-        return hours > 0 and time.monotonic() - began > 3600 * hours
+        return stop() or 0 < 3600 * hours < time.monotonic() - began
 
     stages = _stages(out, pair)
     console = Console()
-    with loop.shown(("answer_loss", "in_view_direction", "not_in_view")) as show:
+    options = {"seed": seed, "pair": str(pair.resolve()) if pair else "no pair"}
+    shown = loop.shown(("answer_loss", "in_view_direction", "not_in_view"))
+    with run_folder.held(out, options), shown as show:
         for name, plan, result in stages:
             config = replace(plan, run=str(out / name), data=str(out / "data"), seed=seed)
             if not train_nav(config, show(name), late):
-                console.print(f"stopped after {hours} h; the same command goes on from here")
+                console.print(f"stopped in stage {name}; the same command goes on from here")
                 return
             learner = Learner(replace(config, compile=False))
             loop.restore(learner, Path(config.run), learner.device)
@@ -402,7 +425,11 @@ def train_all(out: Path, hours: float = 0.0, seed: int = 0, pair: Path | None = 
         agreement = train_adapters(
             exits,
             lambda done, total: tell("adapters", done, total, {}),
+            stop,
         )
+        if not agreement:
+            console.print("stopped in the early exits; the same command begins them again")
+            return
     write_curves({name: (plan, out / name) for name, plan, _ in stages}, out / "curves")
     console.print(f"early exits agree with the last layer: {agreement}")
     console.print(f"finished: {out / 'models'}; copy its folders to models/ to ship them")
@@ -430,13 +457,13 @@ class _Rounds:
         self._joined: list[Path] = []
         self._pictures: data.Pictures | None = None
 
-    def pictures(self, step: int) -> data.Pictures | None:
-        """The own-trajectory pictures to use at ``step``; waits for a round that is due."""
+    def awaited(self, step: int) -> multiprocessing.process.BaseProcess | None:
+        """Begin the rounds that are due at ``step``; return one that has to end before it."""
         from collab_llm_nodes.training.nav.dagger import roll_out_round
 
-        run = Path(self._config.run)
         for number, due in enumerate(self._config.dagger_steps):
-            shard, snapshot = run / f"dagger-{number}", run / f"snapshot-{number}"
+            shard = self._shard(number)
+            snapshot = Path(self._config.run) / f"snapshot-{number}"
             if step < due or shard in self._joined:
                 continue
             if step == due and not snapshot.exists():
@@ -448,16 +475,26 @@ class _Rounds:
                     target=roll_out_round,
                     args=(str(snapshot), str(shard), first, self._config.dagger_rooms),
                 )
-                process.start()
+                with deaf_processes():
+                    process.start()
                 self._running[number] = process
-            if step >= due + self._config.dagger_lag:
-                if number in self._running:
-                    while self._running[number].is_alive():
-                        self._running[number].join(1.0)  # signals are handled in between
-                    del self._running[number]
+            running = self._running.get(number)
+            if step >= due + self._config.dagger_lag and running and running.is_alive():
+                return running
+        return None
+
+    def pictures(self, step: int) -> data.Pictures | None:
+        """Return the own-trajectory pictures to use at ``step``, once none is ``awaited``."""
+        for number, due in enumerate(self._config.dagger_steps):
+            shard = self._shard(number)
+            if step >= due + self._config.dagger_lag and shard not in self._joined:
+                self._running.pop(number, None)
                 self._joined.append(shard)
                 self._pictures = data.Pictures(self._joined)
         return self._pictures
+
+    def _shard(self, number: int) -> Path:
+        return Path(self._config.run) / f"dagger-{number}"
 
     def stop(self) -> None:
         """End what still runs: whoever resumes begins that round again, and alone."""

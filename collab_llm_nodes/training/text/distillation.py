@@ -10,6 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -17,6 +18,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.training.stopping import deaf_processes
 from collab_llm_nodes.training.text.answering import answers
 from collab_llm_nodes.training.text.checker import check
 from collab_llm_nodes.training.text.packing import NOWHERE, pack
@@ -39,6 +41,9 @@ TEMPERATURE = 0.7
 """Sampling temperature of every second unit; the others are greedy."""
 _AT_ONCE = 128
 """Prompts made by one task of the pool."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -174,9 +179,13 @@ class Teacher:
             seed = f"ask {self._seed} {sub_domain} {unit} {left}"
             count = min(left, _AT_ONCE)
             most = self._plan.prompt_tokens
-            parts.append(self._pool.submit(_ask, self._folder, seed, sub_domain, count, most))
+            parts.append(self._submit(_ask, self._folder, seed, sub_domain, count, most))
             left -= count
         return parts
+
+    def _submit(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> Future[T]:
+        with deaf_processes():  # the pool starts its processes when it has work for them
+            return self._pool.submit(work, *args, **named)
 
     def _answer(self, asked: list[Question], unit: int, file: Path) -> float:
         """Answer one unit, write the rows of its right answers; return their share."""
@@ -188,7 +197,7 @@ class Teacher:
         judged = []
         for first in range(0, len(asked), _AT_ONCE):
             part = slice(first, first + _AT_ONCE)
-            judged.append(self._pool.submit(_judge, asked[part], texts[part]))
+            judged.append(self._submit(_judge, asked[part], texts[part]))
         verdicts = [verdict for part in judged for verdict in part.result()]
         documents = []
         for question, answer, good in zip(asked, said, verdicts, strict=True):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -144,7 +145,7 @@ class _Evaluation:
             try:
                 tokenizers[name] = AutoTokenizer.from_pretrained(folder, local_files_only=True)
                 self._models[name] = TextForward(read(folder, device), CONTEXT)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, SafetensorError) as error:
                 raise ModelError(
                     f"cannot read {folder}: {error}",
                     field="--models",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.training.loop import Pace
@@ -79,6 +80,8 @@ class Answers:
 class TextPlan:
     """Sizes, data and stages of the whole family."""
 
+    name: str
+    """A key of ``PLANS``."""
     vocabulary: int
     vocabulary_texts: int
     """Samples of the grammar's vocabulary text that the tokenizer is trained on."""
@@ -111,6 +114,19 @@ class TextPlan:
         found = {"target": self.target, "base": self.base, "worker": self.worker}
         found["guesses"] = self.guesses
         return found.get(name, self.draft)
+
+    def lasting(self) -> dict[str, Any]:
+        """Return the settings that must stay the same from a run's first call to its last.
+
+        Others may change: times and steps, since a run may go on longer; what is measured on the
+        way; and how the machine at hand computes.
+        """
+        free = {"name", "first_shards", "held_out", "processes"}
+        free_of_stage = {"steps", "minutes", "measure_every", "compile", "bfloat16"}
+        found = {key: value for key, value in asdict(self).items() if key not in free}
+        for stage in ("target", "base", "draft", "worker", "guesses"):
+            found[stage] = {k: v for k, v in found[stage].items() if k not in free_of_stage}
+        return found
 
     def with_minutes(self, minutes: Mapping[str, float]) -> TextPlan:
         """Return the plan with other times; a stage that is named has no limit of steps.
@@ -151,6 +167,7 @@ def _gpu(batch: int, rate: float, minutes: float, warmup: int) -> Stage:
 
 
 GPU = TextPlan(
+    name="gpu",
     vocabulary=3072,
     vocabulary_texts=6_000,
     shards=4_000,
@@ -179,6 +196,7 @@ def _cpu(steps: int) -> Stage:
 
 CPU = replace(
     GPU,
+    name="cpu",
     shards=160,
     short_shards=16,
     first_shards=160,
@@ -194,6 +212,7 @@ CPU = replace(
 The shipped ones are of earlier plans: models/README.md."""
 
 TINY_PLAN = TextPlan(
+    name="tiny",
     vocabulary=512,
     vocabulary_texts=40,
     shards=4,
@@ -216,4 +235,4 @@ TINY_PLAN = TextPlan(
 )
 """Seconds: every stage, nothing learnt. To check a machine, and for tests."""
 
-PLANS = {"gpu": GPU, "cpu": CPU, "tiny": TINY_PLAN}
+PLANS = {plan.name: plan for plan in (GPU, CPU, TINY_PLAN)}

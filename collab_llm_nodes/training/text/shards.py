@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from collab_llm_nodes.errors import CollabError, ConfigError
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
+from collab_llm_nodes.training.stopping import deaf_processes
 from collab_llm_nodes.training.text.packing import Document, pack
 from collab_llm_nodes.training.text.rendering import WEIGHTS, Renderer
 from collab_llm_nodes.training.text.samples import DEFAULT_MIX, SUB_DOMAINS, Sample, draw_sample
@@ -156,8 +157,9 @@ class Makers:
         ]
 
     def __enter__(self) -> Makers:
-        for process in self._processes:
-            process.start()
+        with deaf_processes():
+            for process in self._processes:
+                process.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -189,14 +191,14 @@ class Makers:
             CollabError: a process failed, or all ended without making them.
         """
         while True:
+            if stop():  # first: the signal that asks for it may have ended the processes as well
+                return False
             self.check()
             working = [process for process in self._processes if process.is_alive()]
             made = sum(self.corpus.file(k).exists() for k in range(shards))
             tell(made, shards)
             if made == shards:
                 return True
-            if stop():
-                return False
             if not working:
                 raise CollabError(
                     f"{made} of {shards} shards and nobody who makes more",
@@ -235,13 +237,21 @@ class Rows:
 
         Raises:
             ConfigError: rows of another length.
+            InvalidInput: a file is damaged.
         """
         new = sorted(set(files) - self._files)
         if not new:
             return
         held = [self._rows]
         for file in new:
-            rows = np.load(file)
+            try:
+                rows = np.load(file)
+            except (OSError, ValueError, EOFError) as error:
+                raise InvalidInput(
+                    f"cannot read the training rows in {file}",
+                    field="--out",
+                    remedy="delete it: it is made again, or the stage goes on without it",
+                ) from error
             if rows.shape[-1] != self.length:
                 raise ConfigError(
                     f"rows of {rows.shape[-1]} tokens in {file}, not {self.length}",

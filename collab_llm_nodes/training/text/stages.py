@@ -19,7 +19,7 @@ from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import head_fingerprint
 from collab_llm_nodes.models.tokenizer import train_text_tokenizer
-from collab_llm_nodes.training import loop
+from collab_llm_nodes.training import loop, run_folder
 from collab_llm_nodes.training.text.answering import engine_of
 from collab_llm_nodes.training.text.architecture import Size, build
 from collab_llm_nodes.training.text.distillation import Teacher
@@ -103,28 +103,37 @@ def pick_plan(name: str, device: torch.device) -> TextPlan:
     return plan
 
 
-def train_text(config: TrainText) -> bool:
+def train_text(config: TrainText, stop: Callable[[], bool] = lambda: False) -> bool:
     """Train the family into ``config.out/models``, from where an earlier call stopped.
+
+    Args:
+        stop: asked before every step; True ends the call, to be resumed.
 
     Returns:
         True when every wanted stage is done.
 
     Raises:
-        ConfigError: a stage is wanted whose predecessor is not done.
+        ConfigError: a stage is wanted whose predecessor is not done; or the folder belongs to
+            another plan or seed, is in use, or cannot be written.
+        InvalidInput, ModelError: a file of an earlier call is damaged.
     """
     transformers_logging.disable_progress_bar()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process per core makes data
-    return _Family(config).run()
+    family = _Family(config, stop)
+    options = {"plan": config.plan.name, "seed": config.seed}
+    with run_folder.held(config.out, options, config.plan.lasting()):
+        return family.run()
 
 
 class _Family:
     """The stages of one call, and what they share."""
 
-    def __init__(self, config: TrainText) -> None:
+    def __init__(self, config: TrainText, stop: Callable[[], bool]) -> None:
         self.plan, self.seed = config.plan, config.seed
         self.out, self.stages = config.out, config.stages
         self.device = pick_device(config.device)
         self.processes = self.plan.processes or max(1, (os.cpu_count() or 1) - 2)
+        self._stop = stop
         self._until = time.monotonic() + 3600 * config.hours if config.hours else float("inf")
         self._held_out: HeldOut | None = None
         if self.device.type == "cuda":
@@ -160,7 +169,7 @@ class _Family:
         return (self.out / stage / "done").exists()
 
     def _late(self) -> bool:
-        return time.monotonic() > self._until
+        return self._stop() or time.monotonic() > self._until
 
     def _need(self, *stages: str) -> None:
         for stage in stages:

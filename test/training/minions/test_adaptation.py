@@ -6,6 +6,7 @@ import random
 import shutil
 import time
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -185,6 +186,11 @@ def test_a_stopped_training_goes_on(family: Path, tmp_path: Path) -> None:
     assert train(family, tmp_path / "d", ("worker",))
     first, second = (tmp_path / each / "models/text-worker/model.safetensors" for each in "cd")
     assert first.read_bytes() == second.read_bytes()
+    with pytest.raises(ConfigError, match="--seed: .*begun with 0, not 5"):
+        train_minions(replace(config, seed=5))
+    with pytest.raises(ConfigError, match="--models: .*was begun with"):
+        train_minions(replace(config, models=tmp_path))
+    assert not train_minions(replace(config, out=tmp_path / "f", hours=0.0), lambda: True)
 
 
 def test_wrong_settings_are_named(family: Path, tmp_path: Path) -> None:

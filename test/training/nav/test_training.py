@@ -328,8 +328,12 @@ def test_a_stopped_run_goes_on_as_if_never_stopped(
             reworded=0.5,
         )
         for most in stops:
-            left = iter(range(most + 1))
-            finished = train_nav(config, stop=lambda left=left: next(left, None) is None)  # type: ignore[misc]
+            steps = [0]
+            finished = train_nav(
+                config,
+                lambda what, done, total, figures, steps=steps: steps.append(done),  # type: ignore[misc]
+                stop=lambda most=most, steps=steps: steps[-1] >= most,  # type: ignore[misc]
+            )
             assert finished == (most == 9)
             assert not multiprocessing.active_children()  # it would write what the next one does
         ends[name] = torch.load(tmp_path / name / "state.pt", weights_only=True)
@@ -363,6 +367,24 @@ def test_training_learns_and_dense_words_reach_the_vision_tower(pictures: data.P
     assert set(rows.abs().sum(1).nonzero().flatten().tolist()) == set(learner.head.ids.tolist())
 
 
+def test_a_stop_ends_a_run_before_its_next_shard(tmp_path: Path) -> None:
+    assert data.make_shards(tmp_path / "data", 2, stop=lambda: True) == []
+    config = replace(MICRO_RUN, run=str(tmp_path / "run"), data=str(tmp_path / "data"))
+    assert not train_nav(config, stop=lambda: True)
+
+
+def test_a_run_folder_belongs_to_its_seed_and_pair(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "target").mkdir()
+    trainer.train_all(tmp_path, stop=lambda: True)
+    assert "stopped in stage target; the same command goes on" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--seed: .*begun with 0, not 5"):
+        trainer.train_all(tmp_path, seed=5)
+    with pytest.raises(ConfigError, match="--pair: .*begun with 'no pair'"):
+        trainer.train_all(tmp_path, pair=tmp_path)
+
+
 def test_adapters_close_in_on_the_last_layer(
     shard: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
@@ -371,6 +393,7 @@ def test_adapters_close_in_on_the_last_layer(
     config = AdapterConfig(
         model=str(tmp_path / "model"), shards=(str(shard),), steps=60, batch=3, learning_rate=1e-2
     )
+    assert train_adapters(config, stop=lambda: True) == {}
     agreement = train_adapters(config)
     read = Qwen2VLForConditionalGeneration.from_pretrained(tmp_path / "model")
     adapters = ExitAdapters.load(tmp_path / "model", decoder_parts(read))

@@ -40,6 +40,15 @@ SMALL = EvalText(
 )
 
 
+def test_half_a_model_is_told(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    file = tmp_path / "text-worker" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5_000])
+    with pytest.raises(ModelError, match="cannot read .*text-worker") as told:
+        eval_text(replace(SMALL, models=tmp_path), lambda what, done, total, figures: None)
+    assert told.value.field == "--models"
+
+
 def test_a_draft_equal_to_the_target_is_always_accepted(tmp_path: Path) -> None:
     write_family(tmp_path)
     told: list[str] = []

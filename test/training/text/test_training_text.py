@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from signals import ignores
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -27,7 +30,7 @@ from collab_llm_nodes.training.text import stages
 from collab_llm_nodes.training.text.answering import answers, engine_of
 from collab_llm_nodes.training.text.architecture import TINY, build
 from collab_llm_nodes.training.text.curves import write_curves
-from collab_llm_nodes.training.text.distillation import questions
+from collab_llm_nodes.training.text.distillation import Teacher, questions
 from collab_llm_nodes.training.text.export import export
 from collab_llm_nodes.training.text.forward import TextForward
 from collab_llm_nodes.training.text.learners import GuessLearner, LanguageLearner, looks
@@ -163,6 +166,28 @@ def test_an_error_in_a_data_process_ends_the_run(tmp_path: Path) -> None:
         nobody.wait(1, lambda made, of: None, lambda: False)
 
 
+def test_processes_that_make_data_ignore_ctrl_c(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    with Makers(tmp_path, Corpus(str(tmp_path / "data"), 1, rows=1), 1) as makers:
+        (process,) = makers._processes
+        assert process.pid is not None
+        assert ignores(process.pid, signal.SIGINT)
+    engine: Any = None  # no answer is asked for
+    with Teacher(engine, tmp_path, TINY_PLAN.answers, LENGTH, 0, 1) as teacher:
+        assert ignores(teacher._submit(os.getpid).result(), signal.SIGINT)
+
+
+def test_who_asks_to_stop_hears_of_no_process_that_the_signal_ended(tmp_path: Path) -> None:
+    corpus = Corpus(str(tmp_path / "data"), 1, rows=1)
+    with Makers(tmp_path / "no-tokenizer", corpus, 1) as makers:
+        (process,) = makers._processes
+        process.terminate()
+        process.join()
+        assert not makers.wait(1, lambda made, of: None, lambda: True)
+
+
 def test_batches_follow_from_seed_and_step(tmp_path: Path) -> None:
     for number in range(3):
         rows = np.full((3, 4, LENGTH), number, np.int16)
@@ -178,6 +203,16 @@ def test_batches_follow_from_seed_and_step(tmp_path: Path) -> None:
             assert torch.equal(a, b)
     with pytest.raises(ConfigError, match="another plan"):
         Rows(LENGTH * 2, 0, CPU).add(files)
+
+
+@pytest.mark.parametrize("kept", [0, 40, 200])
+def test_damaged_rows_are_told_with_their_remedy(kept: int, tmp_path: Path) -> None:
+    file = tmp_path / "shard-00000.npy"
+    np.save(file, np.zeros((3, 4, LENGTH), np.int16))
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(InvalidInput, match="shard-00000.npy") as told:
+        Rows(LENGTH, 0, CPU).add([file])
+    assert "delete it" in told.value.remedy
 
 
 # ---------------------------------------------------------------- the forward pass
@@ -427,6 +462,25 @@ def test_a_run_stopped_in_every_stage_gives_the_same_models(trained: Path, tmp_p
         for file in sorted((trained / "models" / name).glob("*.safetensors")):
             again = (out / "models" / name / file.name).read_bytes()
             assert again == file.read_bytes(), f"{name}/{file.name}"
+
+
+def test_a_run_folder_belongs_to_its_seed_and_plan(tmp_path: Path) -> None:
+    assert run(tmp_path, stages=("tokenizer",))
+    with pytest.raises(ConfigError, match="--seed: .*begun with 0, not 5"):
+        run(tmp_path, stages=("tokenizer",), seed=5)
+    config = stages.TrainText(tmp_path, stages.pick_plan("cpu", CPU), stages=("tokenizer",))
+    with pytest.raises(ConfigError, match="--plan: .*begun with 'tiny', not 'cpu'"):
+        stages.train_text(config)
+
+
+def test_a_stop_that_is_asked_for_ends_the_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = stages.TrainText(
+        tmp_path, TINY_PLAN, device="cpu", stages=("tokenizer", "target"), hours=1.0
+    )
+    assert not stages.train_text(config, lambda: True)
+    assert "stopped in stage target; the same command goes on from here" in capsys.readouterr().out
 
 
 def test_a_stage_needs_those_before_it(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""The folder of a run: held by one training at a time, and never shared by two different ones."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from collab_llm_nodes.errors import ConfigError
+
+BEGUN, LOCK = "begun.json", "lock"
+
+
+@contextmanager
+def held(
+    out: Path, options: Mapping[str, object], settings: Mapping[str, object] | None = None
+) -> Iterator[None]:
+    """Make the folder ``out`` and hold it; refuse a training that is not the one begun there.
+
+    ``begun.json`` remembers what the first call was given. A folder without it, which an older
+    version began, is taken to be begun with what is given now.
+
+    Args:
+        options: command-line options that must stay the same, by name without dashes.
+        settings: what else must stay the same: the contents of a plan, which versions may change.
+
+    Raises:
+        ConfigError: ``out`` cannot be written, another process holds it, or it was begun with
+            other values.
+    """
+    with _locked(out):
+        # As they are read back: tuples are lists there.
+        now = json.loads(json.dumps({"options": options, "settings": settings or {}}))
+        file = out / BEGUN
+        if file.exists():
+            _check(file, _read(file), now)
+        else:
+            building = file.with_suffix(".part")
+            building.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+            os.replace(building, file)
+        try:
+            yield
+        finally:
+            if {path.name for path in out.iterdir()} == {BEGUN, LOCK}:
+                file.unlink()  # a call that made nothing, as with a mistyped option, began nothing
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / LOCK).open("a", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to {out}: {error.strerror}",
+            field="--out",
+            remedy="name a folder that can be made and written",
+        ) from error
+    with lock:  # closing it, as the end of the process does, lets go of the folder
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another training runs in {out}",
+                field="--out",
+                remedy="wait until it has ended, or name another folder",
+            ) from None
+        yield
+
+
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        was = json.loads(file.read_text(encoding="utf-8"))
+        return {"options": dict(was["options"]), "settings": dict(was["settings"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"cannot read {file}",
+            field="--out",
+            remedy="delete it, and give the options that the run was begun with",
+        ) from error
+
+
+def _check(file: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for name, value in now["options"].items():
+        begun = was["options"].get(name, value)
+        if begun != value:
+            raise ConfigError(
+                f"{file.parent} was begun with {begun!r}, not {value!r}",
+                field=f"--{name}",
+                remedy=f"give {begun!r} to go on, or name another --out",
+            )
+    settings = was["settings"]
+    changed = [name for name, value in now["settings"].items() if settings.get(name) != value]
+    if changed:
+        raise ConfigError(
+            f"{file.parent} was begun with other settings: {', '.join(changed)}",
+            field="--plan",
+            remedy="name another --out, or go on with the version that began it",
+        )
