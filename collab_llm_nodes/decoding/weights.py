@@ -1,8 +1,8 @@
 """Weights of the draft models: rewarded and punished for what the target accepts (paper 002, 3.2).
 
 The paper gives no values for thresholds and factors. The defaults come from a sweep on the
-simulated streams of ``test_weights.py``: thresholds from 0.5 and 0.3 to 0.9 and 0.7 with factors
-from 1.1 and 0.9 to 2 and 0.5 are all within 0.02 of acceptance of the best.
+simulated streams of ``test_weights.py``, which repeats it: with thresholds from 0.5 and 0.3 to 0.9
+and 0.7, and factors from 1.1 and 0.9 to 2 and 0.5, acceptance is within 0.02 of the best.
 """
 
 from __future__ import annotations
