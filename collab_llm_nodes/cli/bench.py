@@ -206,9 +206,7 @@ def bench_collective(
             min=1,
         ),
     ] = None,
-    repeats: Annotated[
-        int | None, typer.Option(help="Measured turns; twice as many of the lengths.", min=1)
-    ] = None,
+    repeats: Annotated[int | None, typer.Option(help="Measured turns.", min=2)] = None,
     tokens: Annotated[int | None, typer.Option(help="Longest answer.", min=2, max=512)] = None,
     lengths: Annotated[
         str | None, typer.Option(help="Fixed speculation lengths to compare, separated by commas.")

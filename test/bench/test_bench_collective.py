@@ -417,13 +417,18 @@ def test_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
         run_with(tmp_path)
 
 
-def test_a_length_beyond_the_adaptive_ones_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "field"), [({"repeats": 1}, "--repeats"), ({"lengths": (13,)}, "--lengths")]
+)
+def test_numbers_that_make_no_sense_are_refused(
+    changed: dict[str, Any], field: str, folder: Path
+) -> None:
     with pytest.raises(ConfigError) as refused:
-        run_with(folder, lengths=(13,))
-    assert refused.value.field == "--lengths"
+        run_with(folder, **changed)
+    assert refused.value.field == field
 
 
-@pytest.mark.parametrize("option", ["--batches=0", "--batches=a", "--lengths=-1", "--repeats=0"])
+@pytest.mark.parametrize("option", ["--batches=0", "--batches=a", "--lengths=-1", "--repeats=1"])
 def test_options_that_make_no_sense_are_refused(option: str) -> None:
     done = CliRunner().invoke(
         app, ["bench", "collective", option], env={"COLUMNS": "300", "TERM": "dumb"}

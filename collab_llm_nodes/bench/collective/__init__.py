@@ -14,7 +14,7 @@ class Sizes:
         prompts: of a run, at least.
         per_place: prompts of a run for each place of a batch, at least: requests come and go. The
             ladder and the lengths on the mixed stream take so many, all else half of them.
-        repeats: measured turns; the lengths take twice as many, ladders on sub-domains half.
+        repeats: measured turns, at least 2.
         max_tokens: longest answer.
         lengths: fixed speculation lengths that adaptive ones are compared with.
         sub_domains: also climb the ladder on each sub-domain, with half the turns.
@@ -38,7 +38,7 @@ QUICK = Sizes(
     batches=(1, 8),
     prompts=4,
     per_place=4,
-    repeats=1,
+    repeats=2,
     max_tokens=32,
     lengths=(0, 2, 4, 8),
     sub_domains=False,

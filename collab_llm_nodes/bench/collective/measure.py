@@ -299,13 +299,13 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     """Compare fixed speculation lengths with both adaptive rules (Figures 2 and 12).
 
     The best fixed length is chosen by every second turn, and all are scored on the other ones:
-    else chance would favour the fixed length that it chose. So there are twice as many turns.
+    else chance would favour the fixed length that it chose.
     """
     tried = bench.sizes.lengths
     ways = {str(s): bench.collective(batch, length=fixed(s)) for s in tried}
     ways[ADAPTIVE] = bench.collective(batch, length=LengthConfig())
     ways[PRINTED_RULE] = bench.collective(batch, length=LengthConfig(PRINTED))
-    runs = bench.in_turn("lengths", MIXED, batch, ways, 2 * bench.sizes.repeats, half=False)
+    runs = bench.in_turn("lengths", MIXED, batch, ways, bench.sizes.repeats, half=False)
     by_s = {str(s): runs[str(s)] for s in tried}
     best = max(by_s, key=lambda s: tokens_per_s(by_s[s][0::2]))
     scored = {name: tokens_per_s(own[1::2]) for name, own in runs.items()}

@@ -72,7 +72,7 @@ def run_collective(
         ConfigError: a model is missing, tokenizers differ, or a number makes no sense.
         ModelError: a model cannot be loaded.
     """
-    _check(sizes.lengths)
+    _check(sizes.repeats, sizes.lengths)
     set_threads(*(ModelConfig(path=str(models / name)) for name in (TARGET, *DRAFTS.values())))
     family = load_family(models)
     bench = Bench(
@@ -172,7 +172,13 @@ def _summarise(results: Results, bench: Bench) -> None:
     results["goals"] = goals_of(results)
 
 
-def _check(lengths: Sequence[int]) -> None:
+def _check(repeats: int, lengths: Sequence[int]) -> None:
+    if repeats < 2:
+        raise ConfigError(
+            "the best fixed length is chosen on one half of the turns and scored on the other",
+            field="--repeats",
+            remedy="take 2 or more",
+        )
     if max(lengths) > LONGEST:
         raise ConfigError(
             f"{max(lengths)} is more than adaptive drafts may have, {LONGEST}",
