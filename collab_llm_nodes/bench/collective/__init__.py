@@ -11,7 +11,7 @@ class Sizes:
 
     Attributes:
         batches: sizes of a batch; the one nearest to the paper's is that of figures with only one.
-        prompts: of a run, at least.
+        prompts: of a run, at least; a short run is a noisy one.
         per_place: prompts of a run for each place of a batch, at least: requests come and go. The
             ladder and the lengths on the mixed stream take so many, all else half of them.
         repeats: measured turns, at least 2.
@@ -30,8 +30,8 @@ class Sizes:
 
     def count(self, batch: int, *, half: bool = False) -> int:
         """Return the number of prompts that a run at ``batch`` takes."""
-        per_place = -(-self.per_place // 2) if half else self.per_place
-        return max(self.prompts, per_place * batch)
+        whole = max(self.prompts, self.per_place * batch)
+        return -(-whole // 2) if half else whole
 
 
 QUICK = Sizes(

@@ -99,7 +99,7 @@ class Bench:
         takes as many as at a batch of 1.
 
         Args:
-            half: half of the prompts for each place.
+            half: half of the prompts.
         """
         prompts = self.prompts[stream][: self.sizes.count(batch, half=half)]
         runs: Runs = {name: [] for name in ways}
