@@ -251,7 +251,7 @@ class DraftProcess:
             if id in self._known:
                 self._known.discard(id)
                 self._send({"release": id})
-            if self._child is not None and time.monotonic() > self._spared_until:
+            if self._child is not None and self._spared and time.monotonic() > self._read_due:
                 self._child.kill()
 
     def recover(self) -> None:
@@ -263,7 +263,7 @@ class DraftProcess:
         """
         with self._lock:
             if self._pending and time.monotonic() < self._read_due:
-                self._spared_until = self._read_due
+                self._spared = True
             elif self._child is not None:
                 self._child.kill()
 
@@ -290,7 +290,7 @@ class DraftProcess:
         self._loaded = False
         self._load_due = time.monotonic() + self._load_s
         self._read_due = -math.inf  # for its first answer, once it is loaded
-        self._spared_until = math.inf
+        self._spared = False  # it is to be killed if it misses that
         self.held_bytes = 0
         self._known: set[str] = set()
         self._pending: dict[tuple[Any, Any, Any], Draw] = {}
@@ -374,7 +374,7 @@ class DraftProcess:
             with self._lock:
                 draw = self._pending.pop(key, None)
                 if not self._pending:  # all has been read
-                    self._read_due, self._spared_until = -math.inf, math.inf
+                    self._read_due, self._spared = -math.inf, False
             if "error" in answer:
                 self._failed(answer["model"], ModelError(str(answer["error"])))
             elif draw is not None:
