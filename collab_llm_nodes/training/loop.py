@@ -25,7 +25,7 @@ Progress = Callable[[str, int, int, dict[str, float]], None]
 
 STATE, CURVE = "state.pt", "curve.json"
 _NO_STATE = (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, KeyError, TypeError)
-"""What torch raises for a damaged file, and a learner for the state of another one."""
+"""Errors by which torch refuses a damaged file, and a learner the state of another one."""
 
 
 class Learner(Protocol):

@@ -1,4 +1,4 @@
-"""What a process does with a signal, as Linux tells it."""
+"""The signals that a process ignores, as Linux reports them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from collab_llm_nodes.training.text import stages
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """As the command line has them; pytest's come back."""
+    """Set the handlers that the command line has; restore pytest's."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -52,7 +52,7 @@ def test_without_a_signal_nothing_changes() -> None:
     stop.end()
 
 
-def test_in_the_background_of_a_script_ctrl_c_stays_ignores() -> None:
+def test_in_the_background_of_a_script_ctrl_c_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)

@@ -132,7 +132,7 @@ def test_sampled_answers_follow_the_targets_law(
 @pytest.mark.parametrize("law", ["rejection", "coupled"])
 @pytest.mark.parametrize("seed", range(10))
 def test_a_seed_gives_one_text_whatever_is_drafted(seed: int, law: str) -> None:
-    """How long drafts are, and whether there are any, depends on times."""
+    """Compare drafts of several lengths, and none: measured times choose among them."""
     sampling = replace(PLAIN, seed=seed, law=law)
     texts = {Answering(5, s, 8, ScheduleConfig(), sampling).answer() for s in (0, 1, 3)}
     assert len(texts) == 1

@@ -251,7 +251,7 @@ def test_closing_does_not_wait_for_ever_for_a_process(
 
 
 class Watched:
-    """What is done to a process, and the time of its owner."""
+    """A process whose kills are counted, and a clock for its owner that can be put forward."""
 
     def __init__(self, worker: DraftProcess, monkeypatch: pytest.MonkeyPatch) -> None:
         assert worker._child is not None
