@@ -26,7 +26,8 @@ class Size:
 
 TARGET = Size(256, 6, 640, 8, 4)
 WORKER = Size(256, 3, 640, 8, 4)
-DRAFT = Size(160, 2, 384, 5, 5)
+DRAFT = Size(160, 2, 384, 5, 1)
+"""One key-value head: where many requests are drafted for together, KV caches are read most."""
 TINY = Size(32, 3, 64, 2, 1)
 TINY_DRAFT = Size(16, 1, 32, 1, 1)
 """Size used by tests and by the check of a machine."""
