@@ -11,7 +11,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from collab_llm_nodes.bench.collective import PARTS as COLLECTIVE_PARTS
 from collab_llm_nodes.bench.collective import QUICK as COLLECTIVE_QUICK
+from collab_llm_nodes.bench.collective import QUICK_PARTS as COLLECTIVE_QUICK_PARTS
 from collab_llm_nodes.bench.collective import Sizes as CollectiveSizes
 from collab_llm_nodes.bench.harness import on_this_machine
 from collab_llm_nodes.bench.hostile import (
@@ -191,6 +193,10 @@ def bench_edge_cloud(
 
 @app.command("collective")
 def bench_collective(
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Only this part; repeat. Parts: {', '.join(COLLECTIVE_PARTS)}."),
+    ] = None,
     models: Annotated[Path, typer.Option(help="Folder of the text family's models.")] = Path(
         "models"
     ),
@@ -211,13 +217,6 @@ def bench_collective(
     lengths: Annotated[
         str | None, typer.Option(help="Fixed speculation lengths to compare, separated by commas.")
     ] = None,
-    sub_domains: Annotated[
-        bool | None,
-        typer.Option(
-            "--sub-domains/--no-sub-domains",
-            help="The ladder on each sub-domain too, not only on the mixture.",
-        ),
-    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="All parts but the sub-domains, small.")
     ] = False,
@@ -227,11 +226,13 @@ def bench_collective(
 ) -> None:
     """Collective speculation step by step, beside trees and transformers (paper 002).
 
-    All ways answer the same prompts, in turn. Results are written after each part. Exits with 0
-    only if every answer is the target's and no part has failed. With all defaults it takes hours.
+    All ways answer the same prompts, in turn. The JSON is written after each part. With --part, a
+    file that is there keeps its other parts. Exits with 0 only if every answer is the target's and
+    no part has failed. With all defaults it takes hours.
     """
-    from collab_llm_nodes.bench.collective.report import run_collective
+    from collab_llm_nodes.bench.collective.report import join, run_collective
 
+    keep = _keeper(json_file, part, join)
     asked = {
         "batches": None if batches is None else tuple(_numbers(batches, "--batches", 1)),
         "prompts": prompts,
@@ -239,7 +240,6 @@ def bench_collective(
         "repeats": repeats,
         "max_tokens": tokens,
         "lengths": None if lengths is None else tuple(_numbers(lengths, "--lengths", 0)),
-        "sub_domains": sub_domains,
     }
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     results = on_this_machine(
@@ -248,11 +248,12 @@ def bench_collective(
         sizes=replace(COLLECTIVE_QUICK if quick else CollectiveSizes(), **given),
         seed=seed,
         plot=plot,
-        keep=partial(write_json, json_file, tell=False),
+        keep=keep,
         console=console,
+        parts=part or (COLLECTIVE_QUICK_PARTS if quick else COLLECTIVE_PARTS),
     )
-    write_json(json_file, results)
-    raise typer.Exit(0 if results["mismatches"] == 0 and not results["failed"] else 1)
+    keep(results, tell=True)
+    raise typer.Exit(0 if results["ok"] else 1)
 
 
 @app.command("jupiter")

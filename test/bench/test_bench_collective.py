@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,15 @@ from rich.console import Console
 from text_family import write_family
 from typer.testing import CliRunner
 
-from collab_llm_nodes.bench.collective import Sizes, measure, plots, report, ways
+from collab_llm_nodes.bench.collective import (
+    PARTS,
+    QUICK_PARTS,
+    Sizes,
+    measure,
+    plots,
+    report,
+    ways,
+)
 from collab_llm_nodes.bench.collective.emulation import Pace, paced
 from collab_llm_nodes.bench.collective.goals import goals_of
 from collab_llm_nodes.bench.collective.material import (
@@ -244,7 +252,8 @@ def test_ways_take_turns(
 @pytest.mark.usefixtures("drafts_in_threads")
 def test_the_command_measures_what_it_names(folder: Path, tmp_path: Path) -> None:
     figures, plot = tmp_path / "collective.json", tmp_path / "collective.png"
-    options = ["--quick", "--sub-domains", "--batches", "2", "--tokens", "10"]
+    parts = [f"--part={name}" for name in PARTS]
+    options = ["--quick", *parts, "--batches", "2", "--tokens", "10"]
     files = ["--json", str(figures), "--plot", str(plot), "--models", str(folder)]
     done = CliRunner().invoke(
         app, ["bench", "collective", *options, "--lengths", "0,2,4", *files], env={"COLUMNS": "200"}
@@ -299,14 +308,11 @@ def test_the_command_measures_what_it_names(folder: Path, tmp_path: Path) -> Non
     assert "1.99x OPT-13B, 2.63x Llama2-70B-chat" in " ".join(done.output.split())
 
 
-@pytest.mark.parametrize(
-    ("mismatches", "failed", "status"), [(0, {}, 0), (1, {}, 1), (0, {"pool": "no memory"}, 1)]
-)
-def test_answers_that_differ_and_parts_that_fail_are_an_error_status(
-    mismatches: int, failed: dict[str, str], status: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("ok", "status"), [(True, 0), (False, 1)])
+def test_results_that_are_not_all_right_are_an_error_status(
+    ok: bool, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {"mismatches": mismatches, "failed": failed}
-    monkeypatch.setattr(report, "run_collective", lambda **_: found)
+    monkeypatch.setattr(report, "run_collective", lambda **_: {"ok": ok})
     assert CliRunner().invoke(app, ["bench", "collective"]).exit_code == status
 
 
@@ -322,7 +328,7 @@ def test_ladder_and_lengths_of_the_mixed_stream_take_twice_the_prompts(family: F
     }
 
 
-def run_with(folder: Path, **changed: Any) -> dict[str, Any]:
+def run_with(folder: Path, parts: Sequence[str] = QUICK_PARTS, **changed: Any) -> dict[str, Any]:
     """Run the benchmark, as small as it can be; the results must be those that were saved last."""
     plain: dict[str, Any] = {
         "batches": (1,),
@@ -331,7 +337,6 @@ def run_with(folder: Path, **changed: Any) -> dict[str, Any]:
         "repeats": 2,
         "max_tokens": 4,
         "lengths": (0, 2),
-        "sub_domains": False,
     }
     saved: list[dict[str, Any]] = []
     results = run_collective(
@@ -341,9 +346,10 @@ def run_with(folder: Path, **changed: Any) -> dict[str, Any]:
         plot=None,
         keep=lambda found: saved.append(copy.deepcopy(found)),
         console=Console(quiet=True),
+        parts=parts,
     )
     assert results == saved[-1]
-    assert len(saved) > 1, "after each part"
+    assert len(saved) == len(results["seconds"]), "after each part"
     return results
 
 
@@ -358,12 +364,41 @@ def test_a_part_that_fails_leaves_the_others_their_results(
         monkeypatch.setattr(measure, part, broken)
     found = run_with(folder)
     told = "MemoryError: no room"
-    assert found["failed"] == dict.fromkeys(("ladder, batch 1", "variants", "time lines"), told)
+    assert found["failed"] == dict.fromkeys(("ladder, batch 1", "variants", "time_lines"), told)
     assert set(found["adaptive"]) == {"1"}
     assert set(found["failed"]) < set(found["seconds"])
     assert found["pool"]["controlled"]["peak_kv_bytes"] > 0
     assert found["overhead_share"] is None
+    assert not found["ok"]
     plots.plot_all(found, tmp_path / "what_there_is.png")
+
+
+@pytest.mark.usefixtures("drafts_in_threads")
+def test_parts_may_be_measured_one_after_the_other(folder: Path) -> None:
+    first = {**run_with(folder, ["drafts", "time_lines"]), "machine": {"cores": 2}}
+    assert first["ok"]
+    assert first["ladder"] == first["pool"] == {}
+    second = {**run_with(folder, ["ladder"], prompts=3), "machine": {"cores": 4}}
+    second["differences"]["ladder, batch 1"]["mismatches"] = 1
+    both = report.join(first, second)
+    assert both["acceptance"] == first["acceptance"]
+    assert both["ladder"] == second["ladder"]
+    assert both["ladder_total"].keys() == {"1"}
+    assert set(both["seconds"]) == {"drafts", "time_lines", "ladder, batch 1"}
+    assert both["machine"] == {"cores": 2}
+    later = both["later"]["ladder, batch 1"]
+    assert (later["machine"], later["sizes"]["prompts"]) == ({"cores": 4}, 3)
+    assert both["mismatches"] == 1
+    assert not both["ok"]
+    assert "pipeline over autoregressive" in both["goals"]
+    assert "vote above every draft, mixed" in both["goals"]
+
+
+def test_a_part_that_there_is_not_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="no part 'pools'") as refused:
+        run_with(folder, ["pools"])
+    assert refused.value.field == "--part"
+    assert "pool" in refused.value.remedy
 
 
 def test_goals_follow_from_the_figures() -> None:

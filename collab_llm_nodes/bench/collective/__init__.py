@@ -4,6 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PARTS = (
+    "drafts",
+    "ladder",
+    "emulated",
+    "lengths",
+    "acceptance_by_length",
+    "variants",
+    "time_lines",
+    "pool",
+    "sub_domains",
+)
+"""In this order; ``sub_domains`` is the ladder on each of them."""
+QUICK_PARTS = PARTS[:-1]
+"""The parts of ``--quick``."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -17,7 +32,6 @@ class Sizes:
         repeats: measured turns, at least 2.
         max_tokens: longest answer.
         lengths: fixed speculation lengths that adaptive ones are compared with.
-        sub_domains: also climb the ladder on each sub-domain, with half the turns.
     """
 
     batches: tuple[int, ...] = (1, 8, 16, 32)
@@ -26,7 +40,6 @@ class Sizes:
     repeats: int = 4
     max_tokens: int = 128
     lengths: tuple[int, ...] = tuple(range(13))
-    sub_domains: bool = True
 
     def count(self, batch: int, *, half: bool = False) -> int:
         """Return the number of prompts that a run at ``batch`` takes."""
@@ -41,6 +54,5 @@ QUICK = Sizes(
     repeats=2,
     max_tokens=32,
     lengths=(0, 2, 4, 8),
-    sub_domains=False,
 )
-"""Sizes of ``--quick``: all parts but the sub-domains run, and their figures mean little."""
+"""Sizes of ``--quick``: the figures mean little."""

@@ -25,6 +25,7 @@ from collab_llm_nodes.bench.collective.ways import (
     IN_FLIGHT,
     Collective,
     Run,
+    S,
     Transformers,
     Tree,
     Way,
@@ -142,31 +143,48 @@ def fixed(s: int) -> LengthConfig:
 # ---------------------------------------------------------------- drafts
 
 
-@torch.inference_mode()
-def by_length(bench: Bench) -> dict[str, Any]:
-    """Return each draft's acceptance by stream and speculation length (paper 002, Figure 1).
+def choose_drafts(bench: Bench) -> None:
+    """Set the best and the worst draft of each stream, by acceptance at the default length."""
+    for stream in STREAMS:
+        single = [_acceptance(rounds, S) for rounds in _matches(bench, stream)]
+        bench.best_draft[stream] = single.index(max(single))
+        bench.worst_draft[stream] = single.index(min(single))
 
-    One pass over the target's answer tells what the draft says at every place of it.
+
+def by_length(bench: Bench) -> dict[str, Any]:
+    """Return each draft's acceptance by stream and speculation length (paper 002, Figure 1)."""
+    lengths = [s for s in bench.sizes.lengths if s]
+    return {
+        sub_domain: {
+            name: {str(s): _acceptance(rounds, s) for s in lengths}
+            for name, rounds in zip(DRAFTS, _matches(bench, sub_domain), strict=True)
+        }
+        for sub_domain in SUB_DOMAINS
+    }
+
+
+@torch.inference_mode()
+def _matches(bench: Bench, stream: str) -> list[list[list[bool]]]:
+    """Return for each draft whether it says each token of each of the target's answers.
+
+    One pass over an answer tells what the draft says at every place of it.
     """
-    found: dict[str, Any] = {}
-    count = bench.sizes.count(1)
-    for sub_domain in SUB_DOMAINS:
-        found[sub_domain] = {}
-        for name, engine in zip(DRAFTS, bench.family.drafts, strict=True):
-            matches = []
-            for prompt in bench.prompts[sub_domain][:count]:
-                answer = bench.right.of(prompt)
-                session = engine.open(EncodedPrompt(prompt))
-                logits = session.feed((*prompt, *answer[:-1]), last=len(answer))
-                session.close()
-                said = logits.argmax(dim=-1).tolist()
-                matches.append([a == b for a, b in zip(said, answer, strict=True)])
-            found[sub_domain][name] = {
-                str(s): _share(accepted_in_rounds(row, s) for row in matches)
-                for s in bench.sizes.lengths
-                if s
-            }
+    found = []
+    for engine in bench.family.drafts:
+        matches = []
+        for prompt in bench.prompts[stream][: bench.sizes.count(1)]:
+            answer = bench.right.of(prompt)
+            session = engine.open(EncodedPrompt(prompt))
+            logits = session.feed((*prompt, *answer[:-1]), last=len(answer))
+            session.close()
+            said = logits.argmax(dim=-1).tolist()
+            matches.append([a == b for a, b in zip(said, answer, strict=True)])
+        found.append(matches)
     return found
+
+
+def _acceptance(matches: Sequence[Sequence[bool]], s: int) -> float:
+    return _share(accepted_in_rounds(row, s) for row in matches)
 
 
 def _share(counts: Any) -> float:
@@ -175,19 +193,13 @@ def _share(counts: Any) -> float:
 
 
 def drafts(bench: Bench, batch: int) -> dict[str, Any]:
-    """Return acceptance and throughput of each draft alone and of the vote (Figure 11).
-
-    It also sets the best and the worst draft of each stream.
-    """
+    """Return acceptance and throughput of each draft alone and of the vote (Figure 11)."""
     found: dict[str, Any] = {}
     ways = {name: bench.collective(batch, [i]) for i, name in enumerate(DRAFTS)}
     ways[VOTED] = bench.collective(batch)
     for stream in STREAMS:
         runs = bench.in_turn("drafts", stream, batch, ways, bench.sizes.repeats)
         found[stream] = {name: _accepted_and_speed(own) for name, own in runs.items()}
-        single = [found[stream][name]["acceptance"] for name in DRAFTS]
-        bench.best_draft[stream] = single.index(max(single))
-        bench.worst_draft[stream] = single.index(min(single))
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from collab_llm_nodes.bench.collective import Sizes, measure
+from collab_llm_nodes.bench.collective import PARTS, Sizes, measure
 from collab_llm_nodes.bench.collective.emulation import DRAFT_PACE, TARGET_PACE
 from collab_llm_nodes.bench.collective.goals import goals_of
 from collab_llm_nodes.bench.collective.material import (
@@ -27,7 +26,7 @@ from collab_llm_nodes.bench.collective.measure import PIPELINE, Bench
 from collab_llm_nodes.bench.collective.plots import plot_all
 from collab_llm_nodes.bench.collective.tables import PAPER_TOTALS, print_tables
 from collab_llm_nodes.bench.collective.ways import IN_FLIGHT
-from collab_llm_nodes.bench.harness import Keep, run_parts
+from collab_llm_nodes.bench.harness import Keep, beside, check_parts, run_parts
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.threads import set_threads
@@ -40,7 +39,26 @@ LONGEST = LengthConfig().longest
 
 Results = dict[str, Any]
 Part = tuple[str, Callable[[], dict[str, Any]]]
-"""The name of a part, and what measures it and adds it to the results."""
+"""The name of a part, and what measures it and returns what it adds to the results."""
+
+_RUN = ("machine", "models", "sizes", "seed")
+"""Facts of a run, which parts that are measured later have of their own."""
+_FILLED = (
+    "acceptance",
+    "throughput",
+    "acceptance_by_length",
+    "ladder",
+    "ladder_by_stream",
+    "overhead",
+    "adaptive",
+    "variants",
+    "emulated",
+    "time_lines",
+    "pool",
+    "differences",
+)
+"""What the parts fill. It is empty where none has."""
+_DIFFERENCES = ("mismatches", "near_ties", "peer_differences")
 
 
 def run_collective(
@@ -51,6 +69,7 @@ def run_collective(
     plot: Path | None,
     keep: Keep,
     console: Console,
+    parts: Sequence[str] = PARTS,
 ) -> Results:
     """Measure collective speculation with the text family in ``models``.
 
@@ -58,6 +77,7 @@ def run_collective(
 
     Args:
         keep: is given the results so far after each part.
+        parts: some of ``PARTS``.
 
     Returns:
         ``acceptance.<stream>.<draft or vote>``, ``throughput`` likewise; ``acceptance_by_length``;
@@ -65,13 +85,16 @@ def run_collective(
         ``ladder_by_stream.<sub-domain>.<batch>.<way>``; ``ladder_total.<batch>``;
         ``adaptive.<batch>.{best_fixed_s, best_fixed_tokens_per_s, adaptive_tokens_per_s, ...}``;
         ``overhead.<batch>.<part>`` and ``overhead_share``, the largest of them; ``variants``;
-        ``time_lines``; ``pool``; ``mismatches``, ``near_ties``, ``peer_differences``; ``goals``;
-        ``failed``: the error of each part that has failed; ``seconds`` that each part has taken.
+        ``time_lines``; ``pool``; ``mismatches``, ``near_ties``, ``peer_differences``, and
+        ``differences``: those of each part; ``goals``; ``failed``: the error of each part that has
+        failed; ``seconds`` that each part has taken; ``ok``.
 
     Raises:
-        ConfigError: a model is missing, tokenizers differ, or a number makes no sense.
+        ConfigError: a model is missing, tokenizers differ, a part is unknown, or a number makes no
+            sense.
         ModelError: a model cannot be loaded.
     """
+    check_parts(parts, PARTS)
     _check(sizes.repeats, sizes.lengths)
     set_threads(*(ModelConfig(path=str(models / name)) for name in (TARGET, *DRAFTS.values())))
     family = load_family(models)
@@ -82,9 +105,8 @@ def run_collective(
         sizes,
         lambda text: console.print(text, highlight=False),
     )
+    measure.choose_drafts(bench)
     middle = min(sizes.batches, key=lambda batch: abs(batch - PAPER_BATCH))
-    begun = time.monotonic()
-    singles = measure.drafts(bench, middle)  # all others need the best draft
     results: Results = {
         "models": str(models),
         "sizes": asdict(sizes),
@@ -92,8 +114,6 @@ def run_collective(
         "in_flight_per_place": IN_FLIGHT,
         "paper_ladder_totals": PAPER_TOTALS,
         "batch": middle,
-        "acceptance": _column(singles, "acceptance"),
-        "throughput": _column(singles, "tokens_per_s"),
         "default_draft": {
             stream: {
                 "best": [*DRAFTS][bench.best_draft[stream]],
@@ -101,32 +121,33 @@ def run_collective(
             }
             for stream in STREAMS
         },
-        "acceptance_by_length": {},
-        "ladder": {},
-        "ladder_by_stream": {},
-        "overhead": {},
-        "adaptive": {},
-        "variants": {},
-        "emulated": {"passes": asdict(TARGET_PACE) | {"draft_s": DRAFT_PACE.least_s}},
-        "time_lines": {},
-        "pool": {},
-        "seconds": {"drafts": time.monotonic() - begun},
+        **{name: {} for name in _FILLED},
     }
 
     def summarised(found: Results) -> None:
-        _summarise(found, bench)
+        _summarise(found)
         keep(found)
 
-    summarised(results)
-    run_parts(_parts(bench, middle), results, console, summarised)
+    run_parts(_counted(_parts(bench, middle, parts), bench), results, console, summarised)
     print_tables(results, console)
     if plot is not None:
         plot_all(results, plot)
     return results
 
 
-def _parts(bench: Bench, middle: int) -> Iterator[Part]:
-    """Yield the parts: first what most figures are of."""
+def join(earlier: Results, found: Results) -> Results:
+    """Return ``earlier`` with the parts of ``found`` in place of its own."""
+    both = beside(earlier, found, _all_right, facts=_RUN, shared=_FILLED)
+    _summarise(both)
+    return both
+
+
+def _parts(bench: Bench, middle: int, wanted: Sequence[str]) -> Iterator[Part]:
+    """Yield the parts, of which some have one for each batch, in the order of ``PARTS``."""
+
+    def single() -> Results:
+        found = measure.drafts(bench, middle)
+        return {key: _column(found, own) for key, own in _SINGLE.items()}
 
     def climb(batch: int) -> Results:
         runs = measure.ladder(bench, MIXED, batch, bench.sizes.repeats)
@@ -134,7 +155,9 @@ def _parts(bench: Bench, middle: int) -> Iterator[Part]:
         return {"ladder": {str(batch): measure.figures(runs)}, "overhead": {str(batch): overhead}}
 
     def emulate(batch: int) -> Results:
-        return {"emulated": {str(batch): measure.figures(measure.emulated(bench, batch))}}
+        passes = asdict(TARGET_PACE) | {"draft_s": DRAFT_PACE.least_s}
+        found = measure.figures(measure.emulated(bench, batch))
+        return {"emulated": {"passes": passes, str(batch): found}}
 
     def adapt(batch: int) -> Results:
         return {"adaptive": {str(batch): measure.lengths(bench, batch)}}
@@ -144,22 +167,53 @@ def _parts(bench: Bench, middle: int) -> Iterator[Part]:
         return {"ladder_by_stream": {stream: {str(batch): measure.figures(runs)}}}
 
     batches = bench.sizes.batches
-    for batch in batches:
-        yield f"ladder, batch {batch}", partial(climb, batch)
-    for batch in sorted({min(batches), middle}):
-        yield f"emulated, batch {batch}", partial(emulate, batch)
-    for batch in batches:
-        yield f"lengths, batch {batch}", partial(adapt, batch)
-    yield "acceptance by length", lambda: {"acceptance_by_length": measure.by_length(bench)}
-    yield "variants", lambda: {"variants": measure.variants(bench, middle)}
-    yield "time lines", lambda: {"time_lines": measure.time_lines(bench, middle)}
-    yield "pool", lambda: {"pool": measure.pool(bench, middle)}
-    for stream in SUB_DOMAINS if bench.sizes.sub_domains else ():
+    if "drafts" in wanted:
+        yield "drafts", single
+    if "ladder" in wanted:
         for batch in batches:
-            yield f"ladder on {stream}, batch {batch}", partial(climb_on, stream, batch)
+            yield f"ladder, batch {batch}", partial(climb, batch)
+    if "emulated" in wanted:
+        for batch in sorted({min(batches), middle}):
+            yield f"emulated, batch {batch}", partial(emulate, batch)
+    if "lengths" in wanted:
+        for batch in batches:
+            yield f"lengths, batch {batch}", partial(adapt, batch)
+    whole: dict[str, Callable[[], Any]] = {
+        "acceptance_by_length": partial(measure.by_length, bench),
+        "variants": partial(measure.variants, bench, middle),
+        "time_lines": partial(measure.time_lines, bench, middle),
+        "pool": partial(measure.pool, bench, middle),
+    }
+    for name, found in whole.items():
+        if name in wanted:
+            yield name, partial(_under, name, found)
+    if "sub_domains" in wanted:
+        for stream in SUB_DOMAINS:
+            for batch in batches:
+                yield f"ladder on {stream}, batch {batch}", partial(climb_on, stream, batch)
 
 
-def _summarise(results: Results, bench: Bench) -> None:
+_SINGLE = {"acceptance": "acceptance", "throughput": "tokens_per_s"}
+
+
+def _under(name: str, measured: Callable[[], Any]) -> Results:
+    return {name: measured()}
+
+
+def _counted(parts: Iterator[Part], bench: Bench) -> Iterator[Part]:
+    """Have each part return its answers that differ as well."""
+
+    def run(name: str, measured: Callable[[], Results]) -> Results:
+        before = {key: getattr(bench, key) for key in _DIFFERENCES}
+        found = measured()
+        differ = {key: getattr(bench, key) - count for key, count in before.items()}
+        return {**found, "differences": {name: differ}}
+
+    for name, measured in parts:
+        yield name, partial(run, name, measured)
+
+
+def _summarise(results: Results) -> None:
     """Set the figures that follow from those of the parts."""
     results["ladder_total"] = {
         batch: row[PIPELINE]["tokens_per_s"] / row["default"]["tokens_per_s"]
@@ -167,9 +221,15 @@ def _summarise(results: Results, bench: Bench) -> None:
     }
     shares = (sum(p["share"] for p in parts.values()) for parts in results["overhead"].values())
     results["overhead_share"] = max(shares, default=None)
-    for name in ("mismatches", "near_ties", "peer_differences"):
-        results[name] = getattr(bench, name)
+    for key in _DIFFERENCES:
+        results[key] = sum(part[key] for part in results["differences"].values())
     results["goals"] = goals_of(results)
+    results["ok"] = _all_right(results)
+
+
+def _all_right(results: Mapping[str, Any]) -> bool:
+    wrong = sum(part["mismatches"] for part in results["differences"].values())
+    return not wrong and not results["failed"]
 
 
 def _check(repeats: int, lengths: Sequence[int]) -> None:

@@ -20,8 +20,9 @@ BESIDE = ("default_worst", "autoregressive", "tree", *PEERS)
 
 
 def print_tables(results: Mapping[str, Any], console: Console) -> None:
-    """Print what was found; parts that have failed are left out."""
-    console.print(_acceptance(results))
+    """Print what was found; parts without results are left out."""
+    if results["acceptance"]:
+        console.print(_acceptance(results))
     for stream, by_batch in {MIXED: results["ladder"], **results["ladder_by_stream"]}.items():
         console.print(_ladder(results, stream, by_batch))
     if any(batch.isdigit() for batch in results["emulated"]):
