@@ -390,6 +390,11 @@ def test_parts_may_be_measured_one_after_the_other(folder: Path) -> None:
     assert (later["machine"], later["sizes"]["prompts"]) == ({"cores": 4}, 3)
     assert both["mismatches"] == 1
     assert not both["ok"]
+    by_stream = [
+        {**one, "ladder_by_stream": {"reports": {n: {}}}}
+        for one, n in ((first, "1"), (second, "8"))
+    ]
+    assert report.join(*by_stream)["ladder_by_stream"] == {"reports": {"1": {}, "8": {}}}
     assert "pipeline over autoregressive" in both["goals"]
     assert "vote above every draft, mixed" in both["goals"]
 

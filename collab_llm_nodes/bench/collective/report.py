@@ -27,6 +27,7 @@ from collab_llm_nodes.bench.collective.plots import plot_all
 from collab_llm_nodes.bench.collective.tables import PAPER_TOTALS, print_tables
 from collab_llm_nodes.bench.collective.ways import IN_FLIGHT
 from collab_llm_nodes.bench.harness import Keep, beside, check_parts, run_parts
+from collab_llm_nodes.config import merged
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.threads import set_threads
@@ -41,7 +42,7 @@ Results = dict[str, Any]
 Part = tuple[str, Callable[[], dict[str, Any]]]
 """The name of a part, and what measures it and returns what it adds to the results."""
 
-_RUN = ("machine", "models", "sizes", "seed")
+_RUN = ("machine", "models", "sizes", "seed", "batch", "default_draft")
 """Facts of a run, which parts that are measured later have of their own."""
 _FILLED = (
     "acceptance",
@@ -138,6 +139,8 @@ def run_collective(
 def join(earlier: Results, found: Results) -> Results:
     """Return ``earlier`` with the parts of ``found`` in place of its own."""
     both = beside(earlier, found, _all_right, facts=_RUN, shared=_FILLED)
+    streams = "ladder_by_stream"  # of each sub-domain, a part has one batch
+    both[streams] = merged(earlier.get(streams, {}), found[streams])
     _summarise(both)
     return both
 
