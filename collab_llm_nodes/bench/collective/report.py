@@ -58,7 +58,7 @@ _FILLED = (
     "pool",
     "differences",
 )
-"""What the parts fill. It is empty where none has."""
+"""Results that the parts fill; they are empty until one has."""
 _DIFFERENCES = ("mismatches", "near_ties", "peer_differences")
 
 
@@ -145,12 +145,15 @@ def join(earlier: Results, found: Results) -> Results:
     return both
 
 
-def _parts(bench: Bench, middle: int, wanted: Sequence[str]) -> Iterator[Part]:
-    """Yield the parts, of which some have one for each batch, in the order of ``PARTS``."""
+def _parts(bench: Bench, middle: int, wanted: Sequence[str]) -> list[Part]:
+    """Return the parts, of which some have one for each batch, in the order of ``PARTS``."""
 
     def single() -> Results:
         found = measure.drafts(bench, middle)
-        return {key: _column(found, own) for key, own in _SINGLE.items()}
+        return {
+            "acceptance": _column(found, "acceptance"),
+            "throughput": _column(found, "tokens_per_s"),
+        }
 
     def climb(batch: int) -> Results:
         runs = measure.ladder(bench, MIXED, batch, bench.sizes.repeats)
@@ -170,40 +173,28 @@ def _parts(bench: Bench, middle: int, wanted: Sequence[str]) -> Iterator[Part]:
         return {"ladder_by_stream": {stream: {str(batch): measure.figures(runs)}}}
 
     batches = bench.sizes.batches
-    if "drafts" in wanted:
-        yield "drafts", single
-    if "ladder" in wanted:
-        for batch in batches:
-            yield f"ladder, batch {batch}", partial(climb, batch)
-    if "emulated" in wanted:
-        for batch in sorted({min(batches), middle}):
-            yield f"emulated, batch {batch}", partial(emulate, batch)
-    if "lengths" in wanted:
-        for batch in batches:
-            yield f"lengths, batch {batch}", partial(adapt, batch)
-    whole: dict[str, Callable[[], Any]] = {
-        "acceptance_by_length": partial(measure.by_length, bench),
-        "variants": partial(measure.variants, bench, middle),
-        "time_lines": partial(measure.time_lines, bench, middle),
-        "pool": partial(measure.pool, bench, middle),
+    by_length = "acceptance_by_length"
+    parts: dict[str, list[Part]] = {
+        "drafts": [("drafts", single)],
+        "ladder": [(f"ladder, batch {n}", partial(climb, n)) for n in batches],
+        "emulated": [
+            (f"emulated, batch {n}", partial(emulate, n)) for n in sorted({min(batches), middle})
+        ],
+        "lengths": [(f"lengths, batch {n}", partial(adapt, n)) for n in batches],
+        by_length: [(by_length, lambda: {by_length: measure.by_length(bench)})],
+        "variants": [("variants", lambda: {"variants": measure.variants(bench, middle)})],
+        "time_lines": [("time_lines", lambda: {"time_lines": measure.time_lines(bench, middle)})],
+        "pool": [("pool", lambda: {"pool": measure.pool(bench, middle)})],
+        "sub_domains": [
+            (f"ladder on {stream}, batch {n}", partial(climb_on, stream, n))
+            for stream in SUB_DOMAINS
+            for n in batches
+        ],
     }
-    for name, found in whole.items():
-        if name in wanted:
-            yield name, partial(_under, name, found)
-    if "sub_domains" in wanted:
-        for stream in SUB_DOMAINS:
-            for batch in batches:
-                yield f"ladder on {stream}, batch {batch}", partial(climb_on, stream, batch)
+    return [part for name in PARTS if name in wanted for part in parts[name]]
 
 
-_SINGLE = {"acceptance": "acceptance", "throughput": "tokens_per_s"}
-
-
-def _under(name: str, measured: Callable[[], Any]) -> Results:
-    return {name: measured()}
-
-
-def _counted(parts: Iterator[Part], bench: Bench) -> Iterator[Part]:
+def _counted(parts: Sequence[Part], bench: Bench) -> Iterator[Part]:
     """Have each part return its answers that differ as well."""
 
     def run(name: str, measured: Callable[[], Results]) -> Results:
@@ -231,7 +222,7 @@ def _summarise(results: Results) -> None:
 
 
 def _all_right(results: Mapping[str, Any]) -> bool:
-    wrong = sum(part["mismatches"] for part in results["differences"].values())
+    wrong = any(part["mismatches"] for part in results["differences"].values())
     return not wrong and not results["failed"]
 
 
