@@ -13,6 +13,7 @@ import pytest
 from attacking import assert_attacks
 from jupiter_bed import folder, workers
 from typer.testing import CliRunner
+from waiting import wait_for
 
 from collab_llm_nodes.bench.hostile import JUPITER_ATTACK_NAMES
 from collab_llm_nodes.bench.hostile.attacker import ATTACKS
@@ -40,14 +41,17 @@ def worker() -> Iterator[ServerHandle[StageWorker]]:
         yield handle
 
 
-def work(port: int, *answers: Passes, token: str = TOKEN, seconds: float = 0.0) -> Seen:
+def work(
+    worker: ServerHandle[StageWorker], *answers: Passes, token: str = TOKEN, seconds: float = 0.0
+) -> Seen:
     async def ask() -> Seen:
-        door = Door(f"127.0.0.1:{port}", token=token)
+        door = Door(f"127.0.0.1:{worker.port}", token=token)
         robots = Robots(door, answers, JUPITER.converse, JUPITER.robots)
         seen = await robots.work(seconds)
         robots.close()
         return seen
 
+    wait_for(lambda: worker.sessions == 0, WAIT_S)  # the coordinator before may still be leaving
     return asyncio.run(within(ask(), WAIT_S))
 
 
@@ -62,20 +66,20 @@ def test_drafts_are_accepted_in_part(answers: list[Passes]) -> None:
 def test_a_coordinator_has_the_models_own_outcomes_and_notices_others(
     worker: ServerHandle[StageWorker], answers: list[Passes]
 ) -> None:
-    seen = work(worker.port, answers[0])
+    seen = work(worker, answers[0])
     assert (seen.wrong, seen.failures) == (0, [])
     assert len(seen.rounds_s) == len(answers[0].steps) - 1
     first, *others = answers[0].outcomes
     other = replace(answers[0], outcomes=(replace(first, next=first.next + 1), *others))
-    assert work(worker.port, other).wrong == 1
-    refused = work(worker.port, answers[0], token="wrong")
+    assert work(worker, other).wrong == 1
+    refused = work(worker, answers[0], token="wrong")
     assert len(refused.failures) == 1
 
 
 def test_one_chain_serves_answer_after_answer(
     worker: ServerHandle[StageWorker], answers: list[Passes]
 ) -> None:
-    seen = work(worker.port, *answers, seconds=1.0)
+    seen = work(worker, *answers, seconds=1.0)
     assert (seen.wrong, seen.failures) == (0, [])
     assert len(seen.openings_s) > 1
 
