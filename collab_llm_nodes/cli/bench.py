@@ -227,12 +227,13 @@ def bench_collective(
     """Collective speculation step by step, beside trees and transformers (paper 002).
 
     All ways answer the same prompts, in turn. The JSON is written after each part. With --part, a
-    file that is there keeps its other parts. Exits with 0 only if every answer is the target's and
-    no part has failed. With all defaults it takes hours.
+    file that is there keeps its other parts, and --plot draws them all. Exits with 0 only if every
+    answer is the target's and no part has failed. With all defaults it takes hours.
     """
+    from collab_llm_nodes.bench.collective.plots import plot_all
     from collab_llm_nodes.bench.collective.report import join, run_collective
 
-    keep = _keeper(json_file, part, join)
+    keep = _keeper(json_file, plot, part, join, plot_all)
     asked = {
         "batches": None if batches is None else tuple(_numbers(batches, "--batches", 1)),
         "prompts": prompts,
@@ -247,12 +248,11 @@ def bench_collective(
         models=models,
         sizes=replace(COLLECTIVE_QUICK if quick else CollectiveSizes(), **given),
         seed=seed,
-        plot=plot,
         keep=keep,
         console=console,
         parts=part or (COLLECTIVE_QUICK_PARTS if quick else COLLECTIVE_PARTS),
     )
-    keep(results, tell=True)
+    keep(results, done=True)
     raise typer.Exit(0 if results["ok"] else 1)
 
 
@@ -285,16 +285,17 @@ def bench_jupiter(
 ) -> None:
     """A model over several devices (paper 004): planner, emulated clusters, workers, quality.
 
-    The JSON is written after each part. With --part, a file that is there keeps its other parts.
-    A part that fails is named in it, and the others go on.
+    The JSON is written after each part. With --part, a file that is there keeps its other parts,
+    and --plot draws them all. A part that fails is named in it, and the others go on.
 
     Exits with 0 only if no part fails, the planner equals brute force in all small cases, no
     prediction of an emulated run is wrong by more than 10 %, and workers give the answers of one
     device, also when some of them die.
     """
+    from collab_llm_nodes.bench.jupiter.plots import plot_all
     from collab_llm_nodes.bench.jupiter.report import join, run_jupiter
 
-    keep = _keeper(json_file, part, join)
+    keep = _keeper(json_file, plot, part, join, plot_all)
     asked = {"cases": cases, "questions": questions, "samples": samples, "repeats": repeats}
     given: dict[str, Any] = {name: n for name, n in asked.items() if n is not None}
     results = on_this_machine(
@@ -304,32 +305,39 @@ def bench_jupiter(
         sizes=replace(QUICK if quick else Sizes(), **given),
         model=model,
         seed=seed,
-        plot=plot,
         console=console,
     )
-    keep(results, tell=True)
+    keep(results, done=True)
     raise typer.Exit(0 if results["ok"] else 1)
 
 
 def _keeper(
     json_file: Path | None,
+    plot: Path | None,
     part: list[str] | None,
     join: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]],
+    draw: Callable[[dict[str, Any], Path], None],
 ) -> Callable[..., None]:
-    """Return what writes the results of a run to ``json_file``; with ``tell`` it says so.
+    """Return what writes the results of a run to ``json_file``.
+
+    With ``done`` it says so, and draws them.
 
     Args:
-        json_file: None: nothing is written.
+        json_file, plot: None: nothing is written, or drawn.
         part: the parts that run; None: all. With some, the file keeps the others that it holds.
         join: takes earlier results and those found, and returns both.
+        draw: takes results and the plot's file.
 
     Raises:
         InvalidInput: the file holds something else.
     """
     earlier = read_json(json_file) if part else {}
 
-    def keep(found: dict[str, Any], *, tell: bool = False) -> None:
-        write_json(json_file, join(earlier, found) if earlier else found, tell=tell)
+    def keep(found: dict[str, Any], *, done: bool = False) -> None:
+        known = join(earlier, found) if earlier else found
+        write_json(json_file, known, tell=done)
+        if done and plot is not None:
+            draw(known, plot)
 
     return keep
 
@@ -610,14 +618,16 @@ def bench_minions(
 ) -> None:
     """Minion, MinionS and baselines on long robot logs (paper 000): accuracy, tokens, cost.
 
-    The JSON is written after each part. With --part, a file that is there keeps its other parts.
+    The JSON is written after each part. With --part, a file that is there keeps its other parts,
+    and --plot draws them all.
 
     Exits with 0 only if no part fails and all goals are reached; with --quick if nothing leaks or
     escapes.
     """
+    from collab_llm_nodes.bench.minions.plots import plot_all
     from collab_llm_nodes.bench.minions.report import QUICK, Sizes, join, run_minions
 
-    keep = _keeper(json_file, part, join)
+    keep = _keeper(json_file, plot, part, join, plot_all)
     sizes = QUICK if quick else Sizes()
     sizes = replace(
         sizes,
@@ -633,14 +643,13 @@ def bench_minions(
         threads=threads,
         processes=processes,
         seed=seed,
-        plot=plot,
         pretrained=pretrained,
         encoder=encoder,
         answers=answers,
         console=console,
         keep=keep,
     )
-    keep(results, tell=True)
+    keep(results, done=True)
     safe = ("no canary seen", "no attack escapes or hangs")
     wanted = [ok for goal, ok in results["goals"].items() if not quick or goal in safe]
     raise typer.Exit(0 if all(wanted) and not results["failed"] else 1)

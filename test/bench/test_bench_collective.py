@@ -343,7 +343,6 @@ def run_with(folder: Path, parts: Sequence[str] = QUICK_PARTS, **changed: Any) -
         models=folder,
         sizes=Sizes(**{**plain, **changed}),
         seed=0,
-        plot=None,
         keep=lambda found: saved.append(copy.deepcopy(found)),
         console=Console(quiet=True),
         parts=parts,

@@ -311,7 +311,6 @@ def test_the_plot_and_the_tables(
         sizes=QUICK,
         model="",
         seed=9,
-        plot=None,
         console=console,
         keep=lambda found: None,
     )

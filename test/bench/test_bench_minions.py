@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from text_family import write_family
@@ -12,7 +13,7 @@ from tiny_encoder import write_tiny_encoder
 from typer.testing import CliRunner
 
 from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.bench.minions import PARTS, measure, report
+from collab_llm_nodes.bench.minions import PARTS, measure, plots, report
 from collab_llm_nodes.bench.minions.crew import Counter, Desk, Staff, Task, crew, read
 from collab_llm_nodes.bench.minions.figures import break_even, interval, paired, row
 from collab_llm_nodes.bench.minions.material import make_case, make_cases, passages_of
@@ -317,7 +318,9 @@ def test_a_part_measured_again_leaves_the_others(
     monkeypatch.setattr(report, "_PARTS", fixed)
     command = ["bench", "minions", "--models", str(write_family(tmp_path / "family"))]
     command += ["--json", str(file), "--part", "attacks"]
-    done = CliRunner().invoke(app, command)
+    drawn = dict[str, Any]()
+    monkeypatch.setattr(plots, "plot_all", lambda found, _: drawn.update(found))
+    done = CliRunner().invoke(app, [*command, "--plot", str(tmp_path / "m.png")])
     assert done.exit_code == 0, done.output
     results = json.loads(file.read_text())
     assert results["attacks"] == {"tried": 2, "escaped": 0, "hung": 0}
@@ -327,6 +330,7 @@ def test_a_part_measured_again_leaves_the_others(
     assert not results["ok"]
     assert results["machine"] == {"cores": 128}
     assert results["later"]["attacks"]["machine"]["cores"] != 128
+    assert drawn == results
     file.write_text("no results")
     assert isinstance(CliRunner().invoke(app, command).exception, InvalidInput)
 

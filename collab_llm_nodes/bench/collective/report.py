@@ -23,7 +23,6 @@ from collab_llm_nodes.bench.collective.material import (
     partial_prompts,
 )
 from collab_llm_nodes.bench.collective.measure import PIPELINE, Bench
-from collab_llm_nodes.bench.collective.plots import plot_all
 from collab_llm_nodes.bench.collective.tables import PAPER_TOTALS, print_tables
 from collab_llm_nodes.bench.collective.ways import IN_FLIGHT
 from collab_llm_nodes.bench.harness import Keep, beside, check_parts, run_parts
@@ -67,7 +66,6 @@ def run_collective(
     models: Path,
     sizes: Sizes,
     seed: int,
-    plot: Path | None,
     keep: Keep,
     console: Console,
     parts: Sequence[str] = PARTS,
@@ -131,8 +129,6 @@ def run_collective(
 
     run_parts(_counted(_parts(bench, middle, parts), bench), results, console, summarised)
     print_tables(results, console)
-    if plot is not None:
-        plot_all(results, plot)
     return results
 
 

@@ -23,6 +23,16 @@ SYSTEMS = (
 Results = Mapping[str, Any]
 
 
+def plot_all(results: Results, file: Path) -> None:
+    """Draw what ``results`` holds.
+
+    Emulated clusters go to ``file``, real runs to one beside it with ``_real`` in its name.
+    """
+    if "emulated" in results:
+        plot_emulated(results, file)
+    plot_real(results, file.with_stem(f"{file.stem}_real"))
+
+
 def plot_emulated(results: Results, file: Path) -> None:
     """Draw Figures 7, 8 and 10 to 12 with emulated numbers, the sweeps and a timeline."""
     panels: dict[str, Callable[[Any, Results], None]] = {

@@ -25,7 +25,7 @@ from collab_llm_nodes.bench.jupiter.emulated import (
     run_emulated,
 )
 from collab_llm_nodes.bench.jupiter.material import write_wide_model
-from collab_llm_nodes.bench.jupiter.plots import SYSTEMS, plot_emulated, plot_real
+from collab_llm_nodes.bench.jupiter.plots import SYSTEMS
 from collab_llm_nodes.bench.jupiter.quality import run_quality
 from collab_llm_nodes.bench.jupiter.questions import run_router
 from collab_llm_nodes.bench.jupiter.real import run_death, run_prefill
@@ -46,7 +46,6 @@ def run_jupiter(
     sizes: Sizes,
     model: str,
     seed: int,
-    plot: Path | None,
     console: Console,
     keep: Keep,
 ) -> dict[str, Any]:
@@ -55,8 +54,6 @@ def run_jupiter(
     Args:
         parts: of ``PARTS``.
         model: of the text domain, with Medusa heads, for ``decode``, ``death`` and ``quality``.
-        plot: emulated clusters; what is real is drawn beside it, in a file with ``_real`` in its
-            name.
         keep: is given the results so far after each part.
 
     Returns:
@@ -92,10 +89,6 @@ def run_jupiter(
     wanted = {name: run[name] for name in PARTS if name in parts}
     run_parts(wanted.items(), results, console, judged)
     _show(results, console)
-    if plot is not None:
-        if "emulated" in results:
-            plot_emulated(results, plot)
-        plot_real(results, plot.with_stem(f"{plot.stem}_real"))
     return results
 
 

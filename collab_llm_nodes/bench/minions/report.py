@@ -29,7 +29,6 @@ from collab_llm_nodes.bench.minions.crew import (
 from collab_llm_nodes.bench.minions.figures import break_even, paired
 from collab_llm_nodes.bench.minions.material import Case, make_cases
 from collab_llm_nodes.bench.minions.measure import Bench
-from collab_llm_nodes.bench.minions.plots import plot_all
 from collab_llm_nodes.bench.minions.ways import WAYS, Answered
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.config import from_yaml
@@ -105,7 +104,6 @@ def run_minions(
     threads: int,
     processes: int,
     seed: int,
-    plot: Path | None,
     console: Console,
     parts: Sequence[str] = (),
     pretrained: Path | None = None,
@@ -167,8 +165,6 @@ def run_minions(
     _print("encoder", results.get("reality_encoder", {}).get("protocols", {}), console)
     for goal, reached in results["goals"].items():
         console.print(f"{'reached' if reached else 'MISSED '}  {goal}", highlight=False)
-    if plot is not None:
-        plot_all(results, plot)
     return results
 
 
