@@ -73,8 +73,8 @@ class Backend(Protocol):
         """Run one pass and return what each chunk wants of it.
 
         ``embedded`` [rows, hidden_size] holds the new tokens of all chunks in order.
-        ``after_layer`` is called behind each layer, with the rows of all chunks in order; what it
-        raises ends the pass. The caches then hold what they held before ``start``.
+        ``after_layer`` is called behind each layer but the last, with the rows of all chunks in
+        order; what it raises ends the pass. The caches then hold what they held before ``start``.
         """
 
     def move(self, cache: Any, kept: Sequence[int]) -> None:

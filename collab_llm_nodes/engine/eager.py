@@ -29,7 +29,7 @@ class EagerBackend:
         parts = decoder_parts(loaded.model)
         self._hooks = [
             layer.register_forward_hook(self._hook(done))
-            for done, layer in enumerate(parts.layers, 1)
+            for done, layer in enumerate(parts.layers[:-1], 1)
         ]
         self._hooks.append(parts.head.register_forward_pre_hook(self._before_head))
 

@@ -186,7 +186,7 @@ class Engine:
         def after_layer(layer: int, hidden: Tensor) -> None:
             if watch is not None and layer in self.exit_layers:
                 watch.after_layer(layer, hidden)
-            if check is not None and layer < self.num_layers:
+            if check is not None:
                 check()
 
         chunks = [feed.session._begin(feed) for feed in feeds]

@@ -97,11 +97,18 @@ class _Backend(StaticBackend):
         order = attention.arrange(chunks, by_length=False)
         return sorted(order, key=lambda i: (chunks[i].group, chunks[i].cache.member))
 
-    def _layers_for(self, chunks: Sequence[Chunk]) -> Sequence[Layer]:
+    def _layers_for(self, chunks: Sequence[Chunk], *, leave: bool) -> Sequence[Layer]:
         rows = _rows_by_member([(chunk.cache.member, chunk.new) for chunk in chunks])
+        wanted = _rows_by_member([(chunk.cache.member, chunk.keep) for chunk in chunks])
+
+        def layer(number: int, left: Sequence[tuple[int, slice]]) -> _Split:
+            parts = [self._members[member]._layers[number] for member, _ in rows]
+            return _Split(parts, [own for _, own in rows], [own for _, own in left])
+
+        last = len(self._layers) - 1
         return [
-            _Split([(self._members[member]._layers[number], own) for member, own in rows])
-            for number in range(len(self._layers))
+            *(layer(number, rows) for number in range(last)),
+            layer(last, wanted if leave else rows),
         ]
 
     def _read(self, x: Tensor, chunks: Sequence[Chunk]) -> tuple[Tensor, Tensor]:
@@ -122,14 +129,22 @@ def _rows_by_member(counts: Sequence[tuple[int, int]]) -> list[tuple[int, slice]
 
 @dataclass(frozen=True)
 class _Split:
-    """One layer of several models, each over its own rows."""
+    """One layer of several models, each over its own rows.
 
-    parts: Sequence[tuple[Layer, slice]]
+    Attributes:
+        layers: of the models.
+        rows: each one's, before attention.
+        left: each one's, after attention: in the last layer those that are wanted.
+    """
+
+    layers: Sequence[Layer]
+    rows: Sequence[slice]
+    left: Sequence[slice]
 
     def before_attention(self, x: Tensor) -> Tensor:
-        return torch.cat([layer.before_attention(x[own]) for layer, own in self.parts])
+        parts = zip(self.layers, self.rows, strict=True)
+        return torch.cat([layer.before_attention(x[own]) for layer, own in parts])
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        return torch.cat(
-            [layer.after_attention(x[own], attended[own]) for layer, own in self.parts]
-        )
+        parts = zip(self.layers, self.left, strict=True)
+        return torch.cat([layer.after_attention(x[own], attended[own]) for layer, own in parts])

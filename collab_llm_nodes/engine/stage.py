@@ -103,7 +103,9 @@ class Stage:
                     feed.session._drop_nodes()
             order = self._backend.arrange(begun)
             chunks, rows = [begun[i] for i in order], torch.cat([embedded[i] for i in order])
-            hidden = self._backend.hidden(chunks, rows, None, enter=self.takes_ids)
+            hidden = self._backend.hidden(
+                chunks, rows, None, enter=self.takes_ids, leave=self.gives_logits
+            )
             if self.gives_logits:
                 found = self._backend.outputs(hidden, chunks)
                 for i, output in zip(order, found, strict=True):

@@ -212,22 +212,32 @@ class StaticBackend:
         after_layer: AfterLayer | None,
         *,
         enter: bool = True,
+        leave: bool = True,
     ) -> Tensor:
-        """Return the states [rows, hidden_size] behind the last layer.
+        """Return the states [wanted rows, hidden_size] behind the last layer.
+
+        The last layer makes keys and values of all tokens, and all else of those rows only whose
+        logits are wanted: of a prompt, usually one.
 
         Args:
             x: embedded tokens; or, if not ``enter``, the states behind an earlier stage's layers.
+            leave: the model ends here; else a later stage wants the states of all rows.
         """
         groups = grouped(chunks, self._heads, self._masks, self._blocks)
         if enter:
             x = self._enter(chunks, x)
         rotations = self._rotations_of(chunks)
+        layers = self._layers_for(chunks, leave=leave)
         try:
-            for number, layer in enumerate(self._layers_for(chunks)):
+            for number, layer in enumerate(layers):
                 rotation = rotations.get(self._rotates[number])
                 attended = self._attend(number, layer.before_attention(x), rotation, groups)
-                x = layer.after_attention(x, attended)
-                if after_layer is not None:
+                last = number == len(layers) - 1
+                if last and leave:
+                    x, attended = _wanted(x, chunks), _wanted(attended, chunks)
+                if x.shape[0]:
+                    x = layer.after_attention(x, attended)
+                if after_layer is not None and not last:
                     after_layer(number + 1, x)
             for group in groups:
                 group.finish()
@@ -270,8 +280,8 @@ class StaticBackend:
         embedded: Tensor = x + self._embed_positions(None, position_ids=positions)
         return embedded
 
-    def _layers_for(self, chunks: Sequence[Chunk]) -> Sequence[Layer]:
-        """Return the layers that a pass over the chunks goes through."""
+    def _layers_for(self, chunks: Sequence[Chunk], *, leave: bool) -> Sequence[Layer]:
+        """Return the layers that a pass over the chunks goes through; see ``hidden``."""
         return self._layers
 
     def _attend(
@@ -337,11 +347,8 @@ class StaticBackend:
         ]
 
     def outputs(self, x: Tensor, chunks: Sequence[Chunk]) -> list[Output]:
-        """Read the rows [rows, hidden] that the chunks want."""
+        """Read the rows [wanted rows, hidden] that ``hidden`` has returned."""
         keeps = [chunk.keep for chunk in chunks]
-        if sum(keeps) < x.shape[0]:
-            ends = accumulate(chunk.new for chunk in chunks)
-            x = _joined([x[end - keep : end] for end, keep in zip(ends, keeps, strict=True)])
         states, logits = self._read(x, chunks)
         if len(chunks) == 1:
             return [Output(logits, states)]
@@ -361,6 +368,14 @@ def _scales_as_usual(attention: Any) -> bool:
     """Return True if scores are divided by the root of the head's width."""
     usual = attention.head_dim**-0.5
     return math.isclose(getattr(attention, "scaling", usual), usual)
+
+
+def _wanted(x: Tensor, chunks: Sequence[Chunk]) -> Tensor:
+    """Return of the rows [rows, width] of all chunks those whose logits are wanted."""
+    if sum(chunk.keep for chunk in chunks) == x.shape[0]:
+        return x
+    ends = accumulate(chunk.new for chunk in chunks)
+    return _joined([x[end - chunk.keep : end] for end, chunk in zip(ends, chunks, strict=True)])
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

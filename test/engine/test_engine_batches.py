@@ -161,6 +161,21 @@ def test_a_linear_map_is_torchs_whatever_the_number_of_rows(dtype: torch.dtype, 
                 torch.testing.assert_close(found, wanted, atol=10 * coarse, rtol=coarse)
 
 
+@pytest.mark.parametrize("most", [0, 4 << 20])
+def test_small_maps_are_held_in_the_layout_of_their_kernels(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "mkl_is_faster", lambda: False)
+    monkeypatch.setattr(kernels, "_KEEPS_LAYOUTS", True)
+    monkeypatch.setattr(kernels, "COPIED", most)
+    weight = torch.randn(512, 1024)
+    linear = Linear(weight, None)
+    assert linear._transposed.is_mkldnn == (weight.nbytes <= most)
+    for rows in (1, 2, 5, 16, 64, 65, 300):
+        x = torch.randn(rows, 512)
+        torch.testing.assert_close(linear(x), x @ weight, atol=1e-3, rtol=1e-4)
+
+
 class Products(TorchDispatchMode):
     """Notes the products that are computed: (rows, columns) by operator."""
 

@@ -44,9 +44,9 @@ def test_a_session_gets_the_logits_of_its_model(seed: int) -> None:
                 del tokens[session.length :]
             new = [rng.randrange(V) for _ in range(rng.choice((1, 1, 4, SHORT + 3)))]
             tokens += new
-            feeds.append(Feed(session, new, last=1))
-        for (_, member, tokens), found in zip(asked, ensemble.run(feeds), strict=True):
-            alone = ENGINES[member].open(NO_PROMPT).feed(tokens, last=1)
+            feeds.append(Feed(session, new, last=rng.choice((0, 1, len(new)))))
+        for (_, member, tokens), feed, found in zip(asked, feeds, ensemble.run(feeds), strict=True):
+            alone = ENGINES[member].open(NO_PROMPT).feed(tokens, last=feed.last)
             assert isinstance(found, torch.Tensor)
             torch.testing.assert_close(found, alone, atol=5e-5, rtol=1e-4)
 

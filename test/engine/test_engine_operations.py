@@ -7,6 +7,7 @@ import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.cache import Part, StaticCache
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
+from collab_llm_nodes.engine.static import StaticBackend, _Layer
 from collab_llm_nodes.errors import Cancelled, ProtocolError
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
 from collab_llm_nodes.models.prompt import EncodedPrompt, encode
@@ -491,6 +493,31 @@ def test_the_last_layer_is_not_asked_after() -> None:
     calls: list[int] = []
     engine.run([Feed(session, prompt.ids)], check=lambda: calls.append(1))
     assert len(calls) == engine.num_layers - 1
+
+
+@pytest.mark.parametrize("lasts", [(None, None), (1, 1), (2, 0), (0, 0)])
+def test_the_last_layer_computes_what_is_wanted(
+    lasts: tuple[int | None, int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny_model("llama"))
+    rows: list[int] = []
+
+    def noting(x: torch.Tensor, attended: torch.Tensor, *, layer: _Layer) -> torch.Tensor:
+        rows.append(x.shape[0])
+        assert attended.shape[0] == x.shape[0]
+        return _Layer.after_attention(layer, x, attended)
+
+    assert isinstance(engine._backend, StaticBackend)
+    for layer in engine._backend._layers:
+        monkeypatch.setattr(layer, "after_attention", partial(noting, layer=layer))
+    sessions = [opened(engine, i) for i in range(2)]
+    feeds = [Feed(s, p.ids, last=last) for (s, p), last in zip(sessions, lasts, strict=True)]
+    engine.run(feeds)
+    fed = sum(len(feed.ids) for feed in feeds)
+    wanted = sum(len(feed.ids) if feed.last is None else feed.last for feed in feeds)
+    assert rows == [fed] * (engine.num_layers - 1) + [wanted] * (wanted > 0)
+    for session, prompt in sessions:
+        near(session.feed([7])[0], alone(engine, prompt, [7]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
