@@ -34,7 +34,8 @@ class Chunk:
         new: k >= 1, how many there are.
         positions: of the first token, when the others follow it; or all, [k] or M-RoPE [3, k].
         mask: bool [k, start + k] on the CPU, what each token attends to; None is causal.
-        keep: the last tokens whose logits are wanted.
+        keep: the last tokens that are wanted behind the last layer: their logits, or, for another
+            stage, their states.
         end: first column behind the chunk.
         group: key of the chunks that attend together, set by ``Backend.arrange``.
     """

@@ -97,7 +97,7 @@ class _Backend(StaticBackend):
         order = attention.arrange(chunks, by_length=False)
         return sorted(order, key=lambda i: (chunks[i].group, chunks[i].cache.member))
 
-    def _layers_for(self, chunks: Sequence[Chunk], *, leave: bool) -> Sequence[Layer]:
+    def _layers_for(self, chunks: Sequence[Chunk]) -> Sequence[Layer]:
         rows = _rows_by_member([(chunk.cache.member, chunk.new) for chunk in chunks])
         wanted = _rows_by_member([(chunk.cache.member, chunk.keep) for chunk in chunks])
 
@@ -108,7 +108,7 @@ class _Backend(StaticBackend):
         last = len(self._layers) - 1
         return [
             *(layer(number, rows) for number in range(last)),
-            layer(last, wanted if leave else rows),
+            layer(last, wanted),
         ]
 
     def _read(self, x: Tensor, chunks: Sequence[Chunk]) -> tuple[Tensor, Tensor]:

@@ -19,12 +19,16 @@ from collab_llm_nodes.models.architectures import DecoderParts
 # processors where it gains anything.
 ONEDNN_WORK = 400_000
 FEW = 16
-COPIED = 4 << 20
-"""Bytes of a map up to which it is held in a second layout, too, if that is quicker.
+COPIED_HEAD = 8 << 20
+"""Bytes of a head up to which it is held as [in, out], too, beside the embedding's own layout.
 
-oneDNN computes with a layout of its own, and would make it anew for every call: decoding 16
-sessions with the embedded text target takes 0.9 of the time with kept ones. And an LM head has the
-embedding's layout, [out, in]; as [in, out], one with 3,072 tokens takes two thirds of the time.
+With 5 rows and 3,072 tokens such a head takes two thirds of the time.
+"""
+KEPT_LAYOUT = 4 << 20
+"""Bytes of a map up to which it is held in oneDNN's own layout, too.
+
+oneDNN would make it anew for every call: decoding 16 sessions with the embedded text target takes
+0.9 of the time with kept ones.
 """
 _KERNEL_ROWS = 64
 """Rows for which oneDNN chooses its layout; others differ by little."""
@@ -76,7 +80,7 @@ class Linear:
             elif weight.dtype == torch.float32 and lasting and not mkl_is_faster():
                 self._onednn_rows = max(2.0, ONEDNN_WORK / max(1, weight.numel()))
                 self._pointwise = torch.ops.mkldnn._linear_pointwise.default
-                if _KEEPS_LAYOUTS and weight.nbytes <= COPIED:
+                if _KEEPS_LAYOUTS and weight.nbytes <= KEPT_LAYOUT:
                     self._transposed = torch.ops.mkldnn._reorder_linear_weight(
                         self._transposed.contiguous(), _KERNEL_ROWS
                     )
@@ -182,16 +186,17 @@ class Head:
         self.norm = norm_of(parts.norm)
         self.vocab_size = vocab_size
         self._module = parts.head
-        self._all = self._first(vocab_size, copies=True)
+        self._maps: dict[int, Callable[[Tensor], Tensor]] = {}  # by the number of logits
+        self._first(vocab_size)  # made now, not in the first pass
 
     def __call__(self, states: Tensor, first: int | None = None) -> Tensor:
         """Logits [rows, vocab_size] of normed ``states``, or of the ``first`` tokens only."""
-        return self._all(states) if first is None else self._first(first)(states)
+        return self._first(self.vocab_size if first is None else first)(states)
 
     def some(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
         """The map to the logits of ``ids`` only; their weights are copied once."""
         if not _plain(self._module):
-            return lambda states: self._all(states)[:, ids]
+            return lambda states: self(states)[:, ids]
         weight, bias = self._module.weight.detach()[ids], self._module.bias
         # In float32 the processor needs no kernels, which would be new ones for every selection.
         dtype = torch.float32 if weight.device.type == "cpu" else weight.dtype
@@ -200,13 +205,20 @@ class Head:
         )
         return lambda states: linear(states.to(dtype)).to(states.dtype)
 
-    def _first(self, count: int, *, copies: bool = False) -> Callable[[Tensor], Tensor]:
-        """Return the map to the first ``count`` logits; a small one may have a copy of its own."""
+    def _first(self, count: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the first ``count`` logits, which is made once."""
+        if count not in self._maps:
+            self._maps[count] = self._make_first(count)
+        return self._maps[count]
+
+    def _make_first(self, count: int) -> Callable[[Tensor], Tensor]:
+        """Make the map to the first ``count`` logits; a small whole head has a copy of its own."""
         if not _plain(self._module):
             return lambda states: self._module(states)[:, :count]
         bias = self._module.bias
         weight = self._module.weight.detach()[:count].t()
-        if copies and weight.device.type == "cpu" and weight.nbytes <= COPIED:
+        whole = count == self.vocab_size
+        if whole and weight.device.type == "cpu" and weight.nbytes <= COPIED_HEAD:
             weight = weight.contiguous()
         return Linear(weight, None if bias is None else bias[:count])
 

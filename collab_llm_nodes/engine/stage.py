@@ -103,9 +103,7 @@ class Stage:
                     feed.session._drop_nodes()
             order = self._backend.arrange(begun)
             chunks, rows = [begun[i] for i in order], torch.cat([embedded[i] for i in order])
-            hidden = self._backend.hidden(
-                chunks, rows, None, enter=self.takes_ids, leave=self.gives_logits
-            )
+            hidden = self._backend.hidden(chunks, rows, None, enter=self.takes_ids)
             if self.gives_logits:
                 found = self._backend.outputs(hidden, chunks)
                 for i, output in zip(order, found, strict=True):
@@ -286,6 +284,8 @@ class StageSession:
         """Turn a (checked) feed into the backend's chunk; nodes are added to the tree."""
         new = len(feed.rows)
         keep = new if feed.last is None else feed.last
+        if not self._stage.gives_logits:
+            keep = new  # the next stage reads all rows
         if feed.parents is None:
             positions = self.length if feed.positions is None else feed.positions
             return Chunk(self._cache, self.length, new, positions, None, keep)

@@ -212,28 +212,26 @@ class StaticBackend:
         after_layer: AfterLayer | None,
         *,
         enter: bool = True,
-        leave: bool = True,
     ) -> Tensor:
         """Return the states [wanted rows, hidden_size] behind the last layer.
 
-        The last layer makes keys and values of all tokens, and all else of those rows only whose
-        logits are wanted: of a prompt, usually one.
+        The last layer makes keys and values of all tokens, and all else of the wanted rows only: of
+        a prompt, usually one.
 
         Args:
             x: embedded tokens; or, if not ``enter``, the states behind an earlier stage's layers.
-            leave: the model ends here; else a later stage wants the states of all rows.
         """
         groups = grouped(chunks, self._heads, self._masks, self._blocks)
         if enter:
             x = self._enter(chunks, x)
         rotations = self._rotations_of(chunks)
-        layers = self._layers_for(chunks, leave=leave)
+        layers = self._layers_for(chunks)
         try:
             for number, layer in enumerate(layers):
                 rotation = rotations.get(self._rotates[number])
                 attended = self._attend(number, layer.before_attention(x), rotation, groups)
                 last = number == len(layers) - 1
-                if last and leave:
+                if last:
                     x, attended = _wanted(x, chunks), _wanted(attended, chunks)
                 if x.shape[0]:
                     x = layer.after_attention(x, attended)
@@ -280,8 +278,8 @@ class StaticBackend:
         embedded: Tensor = x + self._embed_positions(None, position_ids=positions)
         return embedded
 
-    def _layers_for(self, chunks: Sequence[Chunk], *, leave: bool) -> Sequence[Layer]:
-        """Return the layers that a pass over the chunks goes through; see ``hidden``."""
+    def _layers_for(self, chunks: Sequence[Chunk]) -> Sequence[Layer]:
+        """Return the layers that a pass over the chunks goes through."""
         return self._layers
 
     def _attend(
@@ -371,7 +369,7 @@ def _scales_as_usual(attention: Any) -> bool:
 
 
 def _wanted(x: Tensor, chunks: Sequence[Chunk]) -> Tensor:
-    """Return of the rows [rows, width] of all chunks those whose logits are wanted."""
+    """Return of the rows [rows, width] of all chunks those that are wanted."""
     if sum(chunk.keep for chunk in chunks) == x.shape[0]:
         return x
     ends = accumulate(chunk.new for chunk in chunks)

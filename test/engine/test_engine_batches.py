@@ -166,14 +166,21 @@ def test_small_maps_are_held_in_the_layout_of_their_kernels(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "mkl_is_faster", lambda: False)
-    monkeypatch.setattr(kernels, "_KEEPS_LAYOUTS", True)
-    monkeypatch.setattr(kernels, "COPIED", most)
+    monkeypatch.setattr(kernels, "KEPT_LAYOUT", most)
     weight = torch.randn(512, 1024)
     linear = Linear(weight, None)
-    assert linear._transposed.is_mkldnn == (weight.nbytes <= most)
+    assert linear._transposed.is_mkldnn == (kernels._KEEPS_LAYOUTS and weight.nbytes <= most)
     for rows in (1, 2, 5, 16, 64, 65, 300):
         x = torch.randn(rows, 512)
         torch.testing.assert_close(linear(x), x @ weight, atol=1e-3, rtol=1e-4)
+
+
+def test_the_map_to_the_first_logits_is_made_once() -> None:
+    head = Head(decoder_parts(load(ModelConfig(str(tiny_folder("llama")))).model), 100)
+    states = torch.randn(5, 32)
+    torch.testing.assert_close(head(states, 60), head(states)[:, :60], atol=5e-5, rtol=1e-4)
+    assert head._first(60) is head._first(60)
+    assert head._first(100) is not head._first(60)
 
 
 class Products(TorchDispatchMode):
