@@ -97,6 +97,9 @@ class _Backend(StaticBackend):
         order = attention.arrange(chunks, by_length=False)
         return sorted(order, key=lambda i: (chunks[i].group, chunks[i].cache.member))
 
+    def _rows(self, rows: int) -> int:
+        return rows  # each model's are filled up by its maps
+
     def _layers_for(self, chunks: Sequence[Chunk]) -> Sequence[Layer]:
         rows = _rows_by_member([(chunk.cache.member, chunk.new) for chunk in chunks])
         wanted = _rows_by_member([(chunk.cache.member, chunk.keep) for chunk in chunks])

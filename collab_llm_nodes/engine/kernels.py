@@ -85,6 +85,10 @@ class Linear:
                         self._transposed.contiguous(), _KERNEL_ROWS
                     )
 
+    def rows(self, rows: int) -> int:
+        """Return how many rows are computed where ``rows`` are wanted."""
+        return rows if rows < self._onednn_rows else kernel_rows(rows)
+
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
         rows = x.shape[0]
@@ -115,6 +119,10 @@ class ModuleLinear:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = tuple(modules)
+
+    def rows(self, rows: int) -> int:
+        """Return ``rows``."""
+        return rows
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, all out, side by side]."""

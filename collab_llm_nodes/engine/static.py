@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from collab_llm_nodes.engine.attention import Gathered, Heads, InPlace, Masks, arrange, grouped
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
@@ -226,23 +227,39 @@ class StaticBackend:
             x = self._enter(chunks, x)
         rotations = self._rotations_of(chunks)
         layers = self._layers_for(chunks)
+        rows = x.shape[0]
+        x = self._filled_up(x)
         try:
             for number, layer in enumerate(layers):
                 rotation = rotations.get(self._rotates[number])
-                attended = self._attend(number, layer.before_attention(x), rotation, groups)
+                qkv = layer.before_attention(x)[:rows]
+                attended = self._attend(number, qkv, rotation, groups)
                 last = number == len(layers) - 1
                 if last:
-                    x, attended = _wanted(x, chunks), _wanted(attended, chunks)
-                if x.shape[0]:
-                    x = layer.after_attention(x, attended)
+                    x, attended = _wanted(x[:rows], chunks), _wanted(attended, chunks)
+                    rows = x.shape[0]
+                    x = self._filled_up(x)
+                if rows:
+                    x = layer.after_attention(x, self._filled_up(attended))
                 if after_layer is not None and not last:
-                    after_layer(number + 1, x)
+                    after_layer(number + 1, x[:rows])
             for group in groups:
                 group.finish()
         finally:
             for group in groups:
                 group.leave()
-        return x
+        return x[:rows]
+
+    def _filled_up(self, x: Tensor) -> Tensor:
+        """Append rows of zeros up to the number for which the layers have kernels.
+
+        Else each map would do that with its input, and cut its output.
+        """
+        spare = self._rows(x.shape[0]) - x.shape[0]
+        return functional.pad(x, (0, 0, 0, spare)) if spare else x
+
+    def _rows(self, rows: int) -> int:
+        return self._layers[0].up.rows(rows)
 
     def move(self, cache: StaticCache, kept: Sequence[int]) -> None:
         cache.move(list(kept))
