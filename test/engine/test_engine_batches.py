@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from collab_llm_nodes.engine import kernels
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.kernels import Head, Linear, kernel_rows
 from collab_llm_nodes.engine.session import Feed, OnExit, Session
+from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.errors import Cancelled, CollabError, ConfigError, InvalidInput, ProtocolError
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
 from collab_llm_nodes.models.loading import ModelConfig, load
@@ -141,6 +143,41 @@ def test_there_are_few_numbers_of_rows_and_little_is_computed_for_nobody() -> No
     for rows in range(1, 4097):
         assert rows <= kernel_rows(rows) <= max(rows + 3, 1.125 * rows)
     assert len({kernel_rows(rows) for rows in range(17, 4097)}) <= 60
+
+
+def test_rows_are_filled_up_once_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "mkl_is_faster", lambda: False)
+    monkeypatch.setattr(kernels, "ONEDNN_WORK", 0)
+    engine = Engine(tiny_model("llama", exit_layers=(1,)))
+    assert isinstance(engine._backend, StaticBackend)
+    rows: list[tuple[int, int]] = []
+    for layer in engine._backend._layers:
+        for name in ("before_attention", "after_attention"):
+            monkeypatch.setattr(layer, name, _noting(getattr(layer, name), rows))
+    texts = [list(range(5, 5 + length)) for length in (14, 25, 6)]
+    heard: list[torch.Tensor] = []
+    feeds = [
+        Feed(engine.open(EncodedPrompt(tuple(text))), text, into(heard), last)
+        for text, last in zip(texts, (2, 25, 0), strict=True)
+    ]
+    found = engine.run(feeds)
+    fed, wanted = kernel_rows(45), kernel_rows(27)
+    assert rows == [(fed, fed)] * (2 * engine.num_layers - 1) + [(wanted, wanted)]
+    assert sorted(len(logits) for logits in heard) == [2, 25]
+    for feed, logits in zip(feeds, found, strict=True):
+        again = engine.open(EncodedPrompt(tuple(feed.ids))).feed(feed.ids)
+        close(logits, again[len(again) - feed.keep :])
+
+
+def _noting(method: Callable[..., torch.Tensor], rows: list[tuple[int, int]]) -> Any:
+    """Note the rows that a layer's method takes and gives."""
+
+    def noting(*args: torch.Tensor) -> torch.Tensor:
+        output = method(*args)
+        rows.append((len(args[-1]), len(output)))
+        return output
+
+    return noting
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
