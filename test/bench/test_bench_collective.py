@@ -44,6 +44,7 @@ from collab_llm_nodes.bench.collective.measure import (
     Bench,
     fixed,
     ladder,
+    lengths,
 )
 from collab_llm_nodes.bench.collective.report import run_collective
 from collab_llm_nodes.bench.collective.tables import BESIDE
@@ -326,6 +327,22 @@ def test_ladder_and_lengths_of_the_mixed_stream_take_twice_the_prompts(family: F
         "reports": 3,
         MIXED: 6,
     }
+
+
+def test_the_best_fixed_length_is_scored_beside_the_rules_alone(family: Family) -> None:
+    told: list[str] = []
+    sizes = Sizes(prompts=2, per_place=2, repeats=2, max_tokens=2, lengths=(0, 1))
+    prompts = partial_prompts(family, sizes.count(1), 0)
+    bench = Bench(family, prompts, RightAnswers(family, 2), sizes, told.append)
+    found = lengths(bench, 1)
+    assert told[-1] == "adaptive lengths, mixed, batch 1: 4 of 4 turns"
+    assert "lengths, mixed, batch 1: 1 of 1 turns" in told
+    assert set(found["by_length"]) == {"0", "1"}
+    best = found["by_length"][str(found["best_fixed_s"])]["tokens_per_s"]
+    assert best == max(row["tokens_per_s"] for row in found["by_length"].values())
+    assert found["regret"] == pytest.approx(
+        1 - found["adaptive_tokens_per_s"] / found["best_fixed_tokens_per_s"]
+    )
 
 
 def run_with(folder: Path, parts: Sequence[str] = QUICK_PARTS, **changed: Any) -> dict[str, Any]:

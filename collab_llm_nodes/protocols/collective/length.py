@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -174,7 +174,7 @@ class _DirectionAware:
         self._times.append(verification.step_s / len(verification.asked))
         self._extra += verification.extra / len(verification.asked)
         if len(self._times) == self._config.decision_threshold:
-            catches_up = bool(self._seen) and not self._seen[0].s
+            catches_up = self.s > 0 and bool(self._seen) and not self._seen[0].s
             self._seen.appendleft(_window(self.s, self._times, self._extra, catches_up))
             self._times.clear()
             self._extra = 0.0
@@ -190,23 +190,37 @@ class _DirectionAware:
                 if candidate in self._debts:
                     continue
                 before = self.best, self._seen[0]
-                yield candidate
-                if self._cost(candidate) < self._cost(self.best):
+                if (yield from self._wins(candidate)):
                     direction = 1 if candidate > self.best else -1
                     self.best = candidate
                     self._owe(*before)
                     break
-                self._owe(candidate, self._seen[0])
-                yield self.best  # its time may have changed meanwhile
             else:
                 yield self.best
+
+    def _wins(self, candidate: int) -> Generator[int, None, bool]:
+        """Try a length between windows of the best one; tell whether it costs less each time.
+
+        The machine is now faster, now slower: windows before and after are judged with it.
+        """
+        for _ in range(_LOOKS):
+            yield candidate
+            tried = self._seen[0]
+            yield self.best
+            if self._cost(candidate) >= self._cost(self.best):
+                self._owe(candidate, tried)
+                return False
+        return True
 
     def _owe(self, s: int, window: _Window) -> None:
         """Note what ``window`` has cost: ``s`` is tried again when that is paid."""
         time_s, cost = self._time(self.best), self._cost(s)
         if cost and time_s:
-            lost = window.time_s * (1.0 - self._cost(self.best) / cost) / time_s
-            self._debts[s] = max(min(lost, _LARGEST_LOSS) + window.catch_up_s / time_s, 0.0)
+            lost = min(1.0 - self._cost(self.best) / cost, _LARGEST_LOSS)
+            # A window is longer in proportion to its tokens at most: else it was disturbed.
+            windows = min(window.time_s / time_s, max(1.0, (1.0 + s) / (1.0 + self.best)))
+            owed = windows * lost + window.catch_up_s / time_s
+            self._debts[s] = max(owed, 0.0 if self.best else _RETURN)
 
     def _pay(self) -> None:
         """Pay for trials with a share of the window that has ended."""
@@ -256,7 +270,8 @@ class _Window(NamedTuple):
         s: the length.
         time_s: mean time per request, pauses cut short [s].
         catch_up_s: mean time per request in which the draft models read what the target had made
-            without them: what the first verification behind a window without drafts took more [s].
+            without them: what the first verification behind a window without drafts took more than
+            the others [s].
         extra: mean tokens per request that came without drafts.
     """
 
@@ -271,9 +286,10 @@ def _window(s: int, times: Sequence[float], extra: float, catches_up: bool) -> _
     # Rounds in which all models draft are few and long: a median would not see them. A pause of
     # the machine is not the length's.
     count, usual = len(times), PAUSE * statistics.median(times)
-    time_s = statistics.fmean(min(time_s, usual) for time_s in times)
-    catch_up_s = max(min(times[0], usual * count) - usual, 0.0) / count if catches_up else 0.0
-    return _Window(s, time_s, catch_up_s, extra / count)
+    steady = times[1:] if catches_up else times
+    time_s = statistics.fmean(min(time_s, usual) for time_s in steady)
+    more_s = min(times[0], usual * count) - time_s if catches_up else 0.0
+    return _Window(s, time_s, max(more_s, 0.0) / count, extra / count)
 
 
 def _on_line(points: Sequence[tuple[float, float, float]], at: float) -> float:
@@ -297,10 +313,15 @@ _NEAR = 2
 PAUSE = 4.0
 """A time counts as no more than so many times the usual one: else the machine has paused."""
 _FROM_ZERO = 4
+_LOOKS = 2
+"""So often a length is tried before it becomes the best one."""
 _TRIALS = 0.01
 """Share of the time that trying other lengths may cost."""
 _LARGEST_LOSS = 0.4
-"""So much of a window of the best length a trial costs at most: else it was disturbed."""
+"""So much of its time a trial has lost at most: else it was disturbed."""
+_RETURN = 1.0
+"""Windows that a trial costs at least behind a time without drafts: the draft models then read
+whole contexts."""
 
 
 class Acceptance:
