@@ -98,7 +98,7 @@ class _Backend(StaticBackend):
         return sorted(order, key=lambda i: (chunks[i].group, chunks[i].cache.member))
 
     def _rows(self, rows: int) -> int:
-        return rows  # each model's are filled up by its maps
+        return rows  # the maps of each model fill up its own
 
     def _layers_for(self, chunks: Sequence[Chunk]) -> Sequence[Layer]:
         rows = _rows_by_member([(chunk.cache.member, chunk.new) for chunk in chunks])

@@ -259,6 +259,7 @@ class StaticBackend:
         return functional.pad(x, (0, 0, 0, spare)) if spare else x
 
     def _rows(self, rows: int) -> int:
+        """Return how many rows the layers compute where ``rows`` are wanted."""
         return self._layers[0].up.rows(rows)
 
     def move(self, cache: StaticCache, kept: Sequence[int]) -> None:

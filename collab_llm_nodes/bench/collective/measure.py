@@ -313,10 +313,10 @@ def tokens_per_s(runs: Sequence[Run]) -> float:
 def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     """Compare fixed speculation lengths with both adaptive rules (Figures 2 and 12).
 
-    The best fixed length is chosen by half of the turns and scored on the others: else chance would
-    favour the length that it chose. Those turns are short, with the rules and that length alone,
-    and ``RIVALS_TURNS`` times as many: a machine is now faster, now slower, so what is compared is
-    to run side by side.
+    The best fixed length is chosen by half of the turns and scored on others: else chance would
+    favour the length that it chose. Those others have that length and the rules alone, and are
+    ``RIVALS_TURNS`` times as many: a machine is now faster, now slower, so what is compared is to
+    run side by side.
     """
     tried = bench.sizes.lengths
     ways = {str(s): bench.collective(batch, length=fixed(s)) for s in tried}
