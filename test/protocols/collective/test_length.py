@@ -118,14 +118,14 @@ def regrets(rule: str, noise: float) -> list[float]:
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05, 0.1])
 def test_the_direction_aware_rule_loses_little_to_the_best_fixed_length(noise: float) -> None:
-    """Measured: mean 1.6 to 1.9 %, the search from s = 4 included; largest 3.0 %."""
+    """Measured: mean 1.6 to 1.8 %, the search from s = 4 included; largest 2.8 %."""
     made = regrets(DIRECTION, noise)
     assert np.mean(made) < 0.02
     assert max(made) < 0.06
 
 
 def test_a_machine_that_is_now_fast_now_slow_misleads_it_little() -> None:
-    """Measured: mean 3.2 %, largest 9.8 %; the machine's times vary by a fifth."""
+    """Measured: mean 3.4 %, largest 14.7 %; the machine's times vary by a fifth."""
     made = [
         replace(each, noise=0.15, drift=0.12).regret(DIRECTION, seed=seed)
         for each in CONVEX
@@ -257,13 +257,13 @@ def test_it_follows_a_system_that_changes() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_it_follows_drafts_that_become_good(seed: int) -> None:
-    """It notices within 2,000 verifications, and is 10 % behind the best length at most then."""
+    """It notices within 4,000 verifications, and is 10 % behind the best length at most then."""
     chosen, rng = selector(LengthConfig()), np.random.default_rng(seed)
     hopeless = System(0.05, token_s=0.3, draft_s=0.2, noise=0.05)
     good = System(0.9, token_s=0.02, draft_s=0.01, noise=0.05)
     hopeless.run(chosen, 8000, rng)
     assert chosen.best == 0
-    good.run(chosen, 2000, rng)
+    good.run(chosen, 4000, rng)
     assert good.run(chosen, 2000, rng) / good.best - 1 < 0.1
 
 
