@@ -25,9 +25,8 @@ from collab_llm_nodes.protocols.collective.length import (
 )
 
 LENGTHS = range(13)
-
-
 _STAYS = 1.0 - 1.0 / 30
+"""Share of the machine's pace that a verification takes over from the one before."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,10 @@ def test_no_draft_at_all_is_judged_by_its_own_times() -> None:
 
 
 def test_rounds_in_which_all_models_draft_count() -> None:
-    """Every seventh round takes three times as long where there is speculation: 0 is better."""
+    """Every seventh round takes three times as long where there is speculation: 0 is better.
+
+    Every eighth would be the first of each window, which counts as reading again behind s = 0.
+    """
     rounds = itertools.count()
 
     def cost(s: int) -> float:
@@ -207,7 +209,7 @@ def test_what_drafts_read_again_counts_against_a_trial() -> None:
 
 
 def test_what_drafts_read_again_is_not_the_length_s() -> None:
-    """Behind verifications without drafts the first one takes eight times as long; 4 is better."""
+    """The first verification behind ones without drafts takes eight times as long; 4 is better."""
     last = 4
 
     def cost(s: int) -> float:
