@@ -24,6 +24,7 @@ def plot_all(results: Results, file: Path) -> None:
 
     A panel whose part has failed is left out.
     """
+    results = _by_number(results)
     figure, grid = subplots(4, 3, figsize=(17, 18))
     panels = [(title, draw) for title, (key, draw) in _PANELS.items() if results[key]]
     for axis, (title, draw) in zip(grid.flat, panels, strict=False):
@@ -36,6 +37,17 @@ def plot_all(results: Results, file: Path) -> None:
     save_plot(figure, file)
 
 
+def _by_number(found: Any) -> Any:
+    """Return ``found`` with batches and lengths in order, at all depths.
+
+    Results from a file have them in the order of text, 16 before 8.
+    """
+    if not isinstance(found, Mapping):
+        return found
+    numbers = sorted((key for key in found if key.isdigit()), key=int)
+    return {key: _by_number(found[key]) for key in dict.fromkeys((*numbers, *found))}
+
+
 def _acceptance_by_length(axis: Any, results: Results) -> None:
     styles = ("-", "--", ":")
     for style, (stream, by_draft) in zip(
@@ -43,7 +55,7 @@ def _acceptance_by_length(axis: Any, results: Results) -> None:
     ):
         for colour, (draft, row) in enumerate(by_draft.items()):
             places = [int(s) for s in row]
-            label = f"{draft} on {stream}"
+            label = f"{draft.removeprefix('ssm_')} on {stream}"
             axis.plot(places, [*row.values()], style, color=f"C{colour}", label=label)
     axis.set_ylim(0.0, 1.5)  # room for the legend
     axis.legend(fontsize=6, ncols=3, loc="upper center")
@@ -80,7 +92,8 @@ def _pool(axis: Any, results: Results) -> None:
         for style, key in ((":", "kv_bytes"), ("-.", "drafts_kv_bytes")):
             times, sizes = zip(*row[key], strict=True)
             memory.plot(times, [n / 1e6 for n in sizes], style, color=f"C{colour}")
-    axis.set_ylim(0, 1.6 * axis.get_ylim()[1])  # room for the legend
+    for own in (axis, memory):
+        own.set_ylim(0, 1.6 * own.get_ylim()[1])  # room for the legend
     memory.set_ylabel("KV caches [MB]: target's (dotted), drafts' (dash-dotted)", fontsize=8)
     _label(axis, "s", "number")
 
@@ -133,7 +146,7 @@ def _fixed_and_adaptive(axis: Any, results: Results) -> None:
         speeds[name] = row[f"{name}_tokens_per_s"]
     axis.bar([*speeds], [*speeds.values()])
     axis.axhline(row["best_fixed_tokens_per_s"], color="red")
-    axis.tick_params(axis="x", labelsize=7)
+    axis.tick_params(axis="x", labelsize=7, rotation=60)
     _label(axis, f"speculation length, batch {batch}", "tokens/s")
 
 
