@@ -396,7 +396,7 @@ def test_results_from_a_file_are_drawn_in_order(
     speeds = dict.fromkeys(("adaptive", "printed", "best_fixed"), 1.0)
     lengths_of = {str(s): own for s in range(13)}
     row = {"by_length": lengths_of, **{f"{name}_tokens_per_s": v for name, v in speeds.items()}}
-    parts = {key: {} for key, _ in plots._PANELS.values()}
+    parts: dict[str, Any] = {key: {} for key, _ in plots._PANELS.values()}
     results = {**parts, "batch": 8, "adaptive": dict.fromkeys(("1", "8", "16"), row)}
     drawn: list[Any] = []
     monkeypatch.setattr(plots, "save_plot", lambda figure, _: drawn.append(figure))

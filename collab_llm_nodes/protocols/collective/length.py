@@ -189,7 +189,7 @@ class _DirectionAware:
             for candidate in self._candidates(direction):
                 if candidate in self._debts:
                     continue
-                before = self.best, self._seen[0]
+                before = self.best, next(w for w in self._seen if w.s == self.best)
                 if (yield from self._wins(candidate)):
                     direction = 1 if candidate > self.best else -1
                     self.best = candidate
@@ -232,14 +232,12 @@ class _DirectionAware:
     def _candidates(self, direction: int) -> list[int]:
         """Return the lengths to compare with ``best``: none at all, onward, and the other way.
 
-        From 0 the first step is a long one: speculation may pay only from some length on.
+        From 0 one step is a long one: speculation may pay only from some length on.
         """
-        best = self.best
-        far = min(self._config.initial or _FROM_ZERO, self._config.longest)
-        onward = best + direction if best else far
-        found = [0, onward, best - direction]
-        within = [s for s in found if 0 <= s <= self._config.longest and s != best]
-        return list(dict.fromkeys(within))
+        best, longest = self.best, self._config.longest
+        far = min(max(self._config.initial, _FROM_ZERO), longest)
+        found = [0, best + direction, best - direction] if best else [far, 1]
+        return list(dict.fromkeys(s for s in found if 0 <= s <= longest and s != best))
 
     def _cost(self, s: int) -> float:
         """Return the time per token of all requests together at length ``s`` [s].

@@ -117,14 +117,14 @@ def regrets(rule: str, noise: float) -> list[float]:
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05, 0.1])
 def test_the_direction_aware_rule_loses_little_to_the_best_fixed_length(noise: float) -> None:
-    """Measured: mean 1.6 to 1.8 %, the search from s = 4 included; largest 2.8 %."""
+    """Measured: mean 1.5 to 1.7 %, the search from s = 4 included; largest 2.8 %."""
     made = regrets(DIRECTION, noise)
     assert np.mean(made) < 0.02
     assert max(made) < 0.06
 
 
 def test_a_machine_that_is_now_fast_now_slow_misleads_it_little() -> None:
-    """Measured: mean 3.4 %, largest 14.7 %; the machine's times vary by a fifth."""
+    """Measured: mean 3.5 %, largest 14.7 %; the machine's times vary by a fifth."""
     made = [
         replace(each, noise=0.15, drift=0.12).regret(DIRECTION, seed=seed)
         for each in CONVEX
@@ -155,6 +155,20 @@ def test_zero_is_found_and_left_again() -> None:
     pays = System(0.9, noise=0.02, start_s=1.0)  # but s = 1 alone does not
     assert pays.cost(1) > pays.cost(0) > pays.cost(4)
     assert pays.regret(DIRECTION, initial=0) < 0.05
+
+
+@pytest.mark.parametrize("initial", [0, 1, 4])
+@pytest.mark.parametrize(
+    "system",
+    [
+        System(0.6, token_s=0.3, draft_s=0.1),  # 1 is the best length
+        System(0.9, token_s=0.02, draft_s=0.01, start_s=1.0),  # only long drafts pay
+    ],
+    ids=["short", "long"],
+)
+def test_any_start_finds_short_and_long_drafts(system: System, initial: int) -> None:
+    """Measured: 1 to 6 %, the way from 0 to 12 included."""
+    assert system.regret(DIRECTION, initial=initial) < 0.1
 
 
 def drive(chosen: LengthSelector, cost: Callable[[int], float], count: int) -> list[int]:
@@ -191,6 +205,14 @@ def test_rounds_in_which_all_models_draft_count() -> None:
     assert np.mean(np.array(lengths[-2000:]) == 0) > 0.8
 
 
+def test_all_trials_beside_no_drafts_together_cost_one_per_cent() -> None:
+    """The search has come down to 0, from where it tries a short and a long draft."""
+    chosen = selector(LengthConfig())
+    lengths = drive(chosen, lambda s: 1.0 + s / 4, 20_000)
+    assert set(lengths[-10_000:]) == {0, 1, 4}
+    assert np.mean(lengths[-10_000:]) / 4 < 0.005
+
+
 def test_what_drafts_read_again_counts_against_a_trial() -> None:
     """Without drafts for long, the first round with some takes 20 times as long."""
     last, total_s = 0, 0.0
@@ -214,7 +236,7 @@ def test_what_drafts_read_again_is_not_the_length_s() -> None:
 
     def cost(s: int) -> float:
         nonlocal last
-        took_s = (8.0 if s and not last else 1.0) * (1.0 + abs(s - 4) / 4) if s else 1.4
+        took_s = (8.0 if s and not last else 1.0) * (1.0 + abs(s - 4) / 4) if s else 1.2
         last = s
         return took_s
 
