@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import os
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from collab_llm_nodes.bench.harness import (
     WARM_UP,
+    beside,
     in_turn,
     medians,
     on_this_machine,
@@ -112,3 +114,14 @@ def test_a_part_that_fails_does_not_end_the_others() -> None:
     }
     assert [len(found["seconds"]) for found in kept] == [1, 2, 3]
     assert kept[1]["ladder"] == {"mixed": {"1": 0.5}}
+
+
+def test_results_joined_to_those_of_a_file_are_in_the_order_of_their_numbers() -> None:
+    rows = {"none": 0, "1": 1, "8": 8, "16": 16}
+    earlier = {"sweeps": {"drafts": rows}, "seconds": {"sweeps": 1.0}, "failed": {}}
+    from_file = json.loads(json.dumps(earlier, sort_keys=True))
+    found = {"contexts": {"8192": 1, "16384": 2}, "seconds": {"contexts": 1.0}, "failed": {}}
+    both = beside(from_file, found, lambda _: True)
+    assert [*both["sweeps"]["drafts"]] == ["1", "8", "16", "none"]
+    assert [*both["contexts"]] == ["8192", "16384"]
+    assert both["sweeps"]["drafts"] == rows

@@ -24,7 +24,6 @@ def plot_all(results: Results, file: Path) -> None:
 
     A panel whose part has failed is left out.
     """
-    results = _by_number(results)
     figure, grid = subplots(4, 3, figsize=(17, 18))
     panels = [(title, draw) for title, (key, draw) in _PANELS.items() if results[key]]
     for axis, (title, draw) in zip(grid.flat, panels, strict=False):
@@ -35,17 +34,6 @@ def plot_all(results: Results, file: Path) -> None:
     for axis in list(grid.flat)[len(panels) :]:
         axis.set_axis_off()
     save_plot(figure, file)
-
-
-def _by_number(found: Any) -> Any:
-    """Return ``found`` with batches and lengths in order, at all depths.
-
-    Results from a file have them in the order of text, 16 before 8.
-    """
-    if not isinstance(found, Mapping):
-        return found
-    numbers = sorted((key for key in found if key.isdigit()), key=int)
-    return {key: _by_number(found[key]) for key in dict.fromkeys((*numbers, *found))}
 
 
 def _acceptance_by_length(axis: Any, results: Results) -> None:

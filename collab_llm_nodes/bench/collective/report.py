@@ -134,9 +134,9 @@ def run_collective(
 
 def join(earlier: Results, found: Results) -> Results:
     """Return ``earlier`` with the parts of ``found`` in place of its own."""
-    both = beside(earlier, found, _all_right, facts=_RUN, shared=_FILLED)
     streams = "ladder_by_stream"  # of each sub-domain, a part has one batch
-    both[streams] = merged(earlier.get(streams, {}), found[streams])
+    found = {**found, streams: merged(earlier.get(streams, {}), found[streams])}
+    both = beside(earlier, found, _all_right, facts=_RUN, shared=_FILLED)
     _summarise(both)
     return both
 
