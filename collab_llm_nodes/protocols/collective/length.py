@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -30,6 +31,7 @@ from collab_llm_nodes.errors import ConfigError
 
 DIRECTION, PRINTED, FIXED = "direction", "printed", "fixed"
 LONGEST = 32
+_KEPT = 32  # windows that are remembered
 
 _fixed = partial(setting, read_only=True)  # the machine is built once
 
@@ -74,6 +76,8 @@ class Verification:
         llm_s: t_LLM, time of the target's pass [s].
         step_s: time since the verdict before, or since the work began [s].
         extra: tokens that passes without drafts have given in this time.
+        prompts_s: time that the draft models take to read prompts, spread over all tokens [s]; none
+            is needed where s = 0.
     """
 
     asked: Sequence[int]
@@ -82,6 +86,7 @@ class Verification:
     llm_s: float
     step_s: float
     extra: int = 0
+    prompts_s: float = 0.0
 
 
 class LengthSelector(Protocol):
@@ -161,12 +166,14 @@ class _DirectionAware:
         self._times: list[float] = []  # times per request of the window that is open
         self._extra = 0.0  # tokens per request that came without drafts in it
         self._seen: deque[_Window] = deque(maxlen=_KEPT)  # the latest one first
+        self._prompts_s = 0.0
         self._debts: dict[int, float] = {}  # what trying a length has cost [windows of ``best``]
         self.best = config.initial
         self._search = self._climb()
         self.s = next(self._search)
 
     def observe(self, verification: Verification) -> None:
+        self._prompts_s = verification.prompts_s
         for drafted, accepted in zip(verification.drafted, verification.accepted, strict=True):
             self._acceptance.add(drafted, accepted)
         if any(asked != self.s for asked in verification.asked):
@@ -201,15 +208,17 @@ class _DirectionAware:
     def _wins(self, candidate: int) -> Generator[int, None, bool]:
         """Try a length between windows of the best one; tell whether it costs less each time.
 
-        The machine is now faster, now slower: windows before and after are judged with it.
+        The machine is now faster, now slower. So it has to win by all windows, which are many, and
+        by those of the trial alone, which met the same machine.
         """
-        for _ in range(_LOOKS):
+        for look in range(1, _LOOKS + 1):
             yield candidate
             tried = self._seen[0]
             yield self.best
-            if self._cost(candidate) >= self._cost(self.best):
-                self._owe(candidate, tried)
-                return False
+            for among in (_KEPT, 2 * look + 1):
+                if self._cost(candidate, among) >= self._cost(self.best, among):
+                    self._owe(candidate, tried)
+                    return False
         return True
 
     def _owe(self, s: int, window: _Window) -> None:
@@ -239,24 +248,29 @@ class _DirectionAware:
         found = [0, best + direction, best - direction] if best else [far, 1]
         return list(dict.fromkeys(s for s in found if 0 <= s <= longest and s != best))
 
-    def _cost(self, s: int) -> float:
+    def _cost(self, s: int, among: int = _KEPT) -> float:
         """Return the time per token of all requests together at length ``s`` [s].
 
         Windows are short, and their times vary more than those of neighbouring lengths differ. So a
         line through those of similar lengths stands for them; without drafts it is another matter.
+
+        Args:
+            among: so many of the latest windows count.
         """
-        extra = _on_line([(w, window.s, window.extra) for w, window in self._near(s)], s)
-        return self._time(s) / (1.0 + extra + self._acceptance.expected(s))
+        extra = _on_line([(w, window.s, window.extra) for w, window in self._near(s, among)], s)
+        prompts_s = self._prompts_s if s else 0.0
+        return self._time(s, among) / (1.0 + extra + self._acceptance.expected(s)) + prompts_s
 
-    def _time(self, s: int) -> float:
+    def _time(self, s: int, among: int = _KEPT) -> float:
         """Return the time of a verification per request at length ``s`` [s]."""
-        return _on_line([(w, window.s, window.time_s) for w, window in self._near(s)], s)
+        points = [(w, window.s, window.time_s) for w, window in self._near(s, among)]
+        return _on_line(points, s)
 
-    def _near(self, s: int) -> list[tuple[float, _Window]]:
-        """Return the windows of similar lengths, each with its weight."""
+    def _near(self, s: int, among: int) -> list[tuple[float, _Window]]:
+        """Return those of the latest windows that are of similar lengths, each with its weight."""
         return [
             (_FADES**age, window)
-            for age, window in enumerate(self._seen)
+            for age, window in enumerate(islice(self._seen, among))
             if window.s == s or (window.s and s and abs(window.s - s) <= _NEAR)
         ]
 
@@ -303,7 +317,6 @@ def _on_line(points: Sequence[tuple[float, float, float]], at: float) -> float:
     return y_mean + slope * (at - x_mean)
 
 
-_KEPT = 32
 _FADES = 0.85
 """Weight of a window, relative to the one after it."""
 _NEAR = 2

@@ -62,6 +62,7 @@ from collab_llm_nodes.protocols.collective.messages import (
     Verify,
 )
 from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
+from collab_llm_nodes.protocols.collective.prompts import PromptCost
 from collab_llm_nodes.protocols.collective.requests import Draft, Job, RequestState, State
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
 from collab_llm_nodes.protocols.collective.waits import Waits
@@ -164,6 +165,7 @@ class Machine:
         self._verifying: list[Draft] = []
         self._undrafted = False  # the target decodes without drafts
         self._waits = Waits()
+        self._prompts = PromptCost()
         self._verification = 0  # number of the one under way, or of the last one
         self._verified_from = 0.0
         self._step_from = 0.0  # the last verdict on drafts, or the begin of work after a pause
@@ -336,7 +338,9 @@ class Machine:
             own: list[list[int] | None] = [
                 [] if model in models else None for model in range(self._k)
             ]
-            drafts.append(Draft(request, asked, min(asked, request.left - 1), own))
+            wanted, reads = min(asked, request.left - 1), asked > 0 and not request.read
+            request.read |= reads
+            drafts.append(Draft(request, asked, wanted, own, reads))
         self._drawing = Drawing(
             self._batches,
             drafts,
@@ -443,6 +447,10 @@ class Machine:
         assert drawing is not None
         if any(draft.tokens for draft in drawing.drafts):
             self._waits.on_drafted(now - drawing.since)
+            if not self._pipelined:  # else they read while the target verifies
+                unread = sum(draft.reads for draft in drawing.drafts)
+                count, asked = len(drawing.drafts), drawing.drafts[0].asked
+                self._prompts.on_drafted(asked, count, unread, now - drawing.since)
         for draft in drawing.drafts:
             if draft.request.state is State.DRAFTING:
                 draft.request.state = State.POOLED
@@ -558,6 +566,7 @@ class Machine:
                     now - self._verified_from,
                     now - self._step_from,
                     self._step_extra,
+                    self._prompts.per_token_s,
                 )
             )
 
@@ -616,6 +625,8 @@ class Machine:
             self._running.remove(request)
         elif request.state is State.POOLED:
             self._pool = deque(draft for draft in self._pool if draft.request is not request)
+        if error is None:
+            self._prompts.on_answer(len(request.answer))
         if request.state is not State.WAITING:
             if request.metrics.rounds and self._weights_config.rule != VOTED:
                 self._weights.drift(request.weights)

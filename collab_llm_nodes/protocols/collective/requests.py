@@ -51,6 +51,7 @@ class RequestState:
         since: time at which it came.
         answer, sources: verified tokens, and the rule that produced each.
         drafts: how many were begun for it.
+        read: draft models have been asked for tokens, so they have read its prompt.
         mute: models that proposed nothing when they were last asked.
     """
 
@@ -59,6 +60,7 @@ class RequestState:
     since: float
     state: State = State.WAITING
     drafts: int = 0
+    read: bool = False
     mute: set[int] = field(default_factory=set)
     answer: list[int] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
@@ -77,6 +79,7 @@ class Draft:
     Attributes:
         asked: the length s that the selector asked for.
         wanted: the length that the request has room for.
+        reads: the draft models have to read the request's prompt for it.
         own: [k] each model's tokens; None if it is not asked, or has given none.
         q: distributions of the voted tokens, under the paper's rule.
         voted: model of the last vote; -1: none.
@@ -86,6 +89,7 @@ class Draft:
     asked: int
     wanted: int
     own: list[list[int] | None]
+    reads: bool = False
     tokens: list[int] = field(default_factory=list)
     q: list[SparseDistribution] = field(default_factory=list)
     voted: int = -1

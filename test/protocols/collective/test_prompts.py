@@ -1,0 +1,96 @@
+"""The cost of prompts that draft models read, and that it counts against speculation."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from collective_world import EOS, GREEDY, World, endless_prompts
+
+from collab_llm_nodes.protocols.collective.length import (
+    FIXED,
+    LengthConfig,
+    Verification,
+    _Fixed,
+    selector,
+)
+from collab_llm_nodes.protocols.collective.machine import Job, Machine
+from collab_llm_nodes.protocols.collective.prompts import PromptCost
+from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
+
+
+def test_a_prompt_costs_what_its_first_draft_takes_more_than_others() -> None:
+    cost = PromptCost()
+    cost.on_drafted(4, 16, unread=16, took_s=0.34)  # no other is known yet
+    cost.on_drafted(2, 16, unread=0, took_s=0.01)  # another length
+    cost.on_drafted(4, 8, unread=0, took_s=0.01)  # fewer requests
+    cost.on_answer(100)
+    assert cost.per_token_s == 0.0
+    cost.on_drafted(4, 16, unread=0, took_s=0.02)
+    assert cost.per_token_s == pytest.approx(0.32 / 16 / 100)
+    cost.on_answer(300)
+    assert cost.per_token_s == pytest.approx(0.32 / 16 / 200)
+
+
+def test_nothing_is_known_before_an_answer_is_complete() -> None:
+    cost = PromptCost()
+    cost.on_drafted(4, 1, unread=0, took_s=0.02)
+    cost.on_drafted(4, 1, unread=1, took_s=0.05)
+    assert cost.per_token_s == 0.0
+
+
+def test_one_pause_of_the_machine_does_not_change_the_cost() -> None:
+    cost = PromptCost()
+    cost.on_answer(10)
+    cost.on_drafted(4, 2, unread=0, took_s=0.02)
+    for took_s in (0.06, 60.0, 0.06):
+        cost.on_drafted(4, 2, unread=2, took_s=took_s)
+    assert cost.per_token_s == pytest.approx(0.002)
+    cost.on_drafted(4, 2, unread=0, took_s=60.0)
+    cost.on_drafted(4, 2, unread=1, took_s=0.03)
+    assert cost.per_token_s >= 0.0
+
+
+def test_prompts_of_short_answers_make_speculation_dear() -> None:
+    """Rounds of 2 tokens at s = 1 are a third quicker per token than those of one without."""
+
+    def usual(prompts_s: float) -> int:
+        chosen = selector(LengthConfig(initial=1, longest=1))
+        lengths = []
+        for _ in range(2000):
+            s = chosen.s
+            lengths.append(s)
+            step_s = 1.34 if s else 1.0
+            chosen.observe(Verification([s], [s], [s], step_s, step_s, prompts_s=prompts_s))
+        return max(set(lengths), key=lengths.count)
+
+    assert usual(0.0) == usual(0.3) == 1
+    assert usual(0.4) == 0
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_the_length_is_told_what_prompts_cost_where_nothing_hides_it(
+    monkeypatch: pytest.MonkeyPatch, pipelined: bool
+) -> None:
+    """A draft takes 0.1 s, and 0.4 s more where a model reads a prompt; answers have 24 tokens."""
+    seen: list[Verification] = []
+    monkeypatch.setattr(_Fixed, "observe", lambda self, each: seen.append(each))
+    machine = Machine(
+        1,
+        EOS,
+        schedule=ScheduleConfig(draft_batch=1, target_batch=1),
+        length=LengthConfig(FIXED, initial=3),
+        pipelined=pipelined,
+    )
+    world = World(machine)
+    prompts = itertools.islice(endless_prompts(), 4)
+    world.submit(*(Job(f"job {i}", prompt, GREEDY, 24) for i, prompt in enumerate(prompts)))
+    while world.drawing or world.verifying:
+        if world.drawing:
+            world.now += 0.1 if world.drawing[0].asks[0].answer else 0.5
+            world.answer_draft()
+        if world.verifying:
+            world.now += 0.1
+            world.answer_target()
+    assert seen[0].prompts_s == 0.0
+    assert seen[-1].prompts_s == (0.0 if pipelined else pytest.approx(0.4 / 24))
