@@ -49,8 +49,11 @@ PEERS = (GENERATE, ON_ALL_CORES, ASSISTED)
 SHOWN_S = 0.5
 """Part of a run that the time line shows (paper 002, Figure 3)."""
 
-RIVALS_TURNS = 4
-"""Turns of the best fixed length and the adaptive rules, for each turn of all fixed lengths."""
+RIVALS_TURNS = 8
+"""Turns of the best fixed length and the adaptive rules, for each turn of all fixed lengths.
+
+They have half of the prompts each: the machine is now faster, now slower, so turns are to be short.
+"""
 
 _CORES = len(os.sched_getaffinity(0))
 
@@ -315,8 +318,8 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
 
     The best fixed length is chosen by half of the turns and scored on others: else chance would
     favour the length that it chose. Those others have that length and the rules alone, and are
-    ``RIVALS_TURNS`` times as many: a machine is now faster, now slower, so what is compared is to
-    run side by side.
+    ``RIVALS_TURNS`` times as many. All of them count together: a rule tries other lengths in few
+    of them, which a median would leave out.
     """
     tried = bench.sizes.lengths
     ways = {str(s): bench.collective(batch, length=fixed(s)) for s in tried}
@@ -330,8 +333,11 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
         PRINTED_RULE: bench.collective(batch, length=LengthConfig(PRINTED)),
     }
     title, turns = "adaptive lengths", RIVALS_TURNS * scoring
-    runs = bench.in_turn(title, MIXED, batch, rivals, turns, half=False)
-    scored = {name: tokens_per_s(own) for name, own in runs.items()}
+    runs = bench.in_turn(title, MIXED, batch, rivals, turns)
+    scored = {
+        name: sum(run.tokens for run in own) / sum(run.seconds for run in own)
+        for name, own in runs.items()
+    }
     return {
         "best_fixed_s": int(best),
         "best_fixed_tokens_per_s": scored[best],
