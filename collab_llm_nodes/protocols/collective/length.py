@@ -74,10 +74,11 @@ class Verification:
         drafted: [batch] tokens of each draft; fewer than asked if it ends with an end token.
         accepted: [batch] tokens of each draft that the target accepted.
         llm_s: t_LLM, time of the target's pass [s].
-        step_s: time since the verdict before, or since the work began [s].
+        step_s: time since the verdict before, or since the work began, without that in which the
+            draft models have read prompts [s].
         extra: tokens that passes without drafts have given in this time.
-        prompts_s: time that the draft models take to read prompts, spread over all tokens [s]; none
-            is needed where s = 0.
+        prompts_s: time in which the draft models read prompts, spread over all tokens [s]. Where
+            s = 0 they need not.
     """
 
     asked: Sequence[int]
@@ -168,6 +169,7 @@ class _DirectionAware:
         self._seen: deque[_Window] = deque(maxlen=_KEPT)  # the latest one first
         self._prompts_s = 0.0
         self._debts: dict[int, float] = {}  # what trying a length has cost [windows of ``best``]
+        self._judged = 0  # drafts
         self.best = config.initial
         self._search = self._climb()
         self.s = next(self._search)
@@ -176,6 +178,7 @@ class _DirectionAware:
         self._prompts_s = verification.prompts_s
         for drafted, accepted in zip(verification.drafted, verification.accepted, strict=True):
             self._acceptance.add(drafted, accepted)
+        self._judged += len(verification.asked)
         if any(asked != self.s for asked in verification.asked):
             return  # the pool still holds drafts of another length: their time is that one's
         self._times.append(verification.step_s / len(verification.asked))
@@ -192,6 +195,8 @@ class _DirectionAware:
         """Yield the length of the next window, for ever; the window's time is known afterwards."""
         direction = 1
         yield self.best
+        while self._judged < _ENOUGH:  # the first drafts are few, and the vote has no weights yet
+            yield self.best
         while True:
             for candidate in self._candidates(direction):
                 if candidate in self._debts:
@@ -223,9 +228,10 @@ class _DirectionAware:
 
     def _owe(self, s: int, window: _Window) -> None:
         """Note what ``window`` has cost: ``s`` is tried again when that is paid."""
-        time_s, cost = self._time(self.best), self._cost(s)
-        if cost and time_s:
-            lost = min(1.0 - self._cost(self.best) / cost, _LARGEST_LOSS)
+        time_s, pace = self._time(self.best), self._pace(s)
+        if pace and time_s:
+            # A short trial of 0 saves no prompts: they are read when it is over.
+            lost = min(1.0 - self._pace(self.best) / pace, _LARGEST_LOSS)
             # A window is longer in proportion to its tokens at most: else it was disturbed.
             windows = min(window.time_s / time_s, max(1.0, (1.0 + s) / (1.0 + self.best)))
             owed = windows * lost + window.catch_up_s / time_s
@@ -249,17 +255,21 @@ class _DirectionAware:
         return list(dict.fromkeys(s for s in found if 0 <= s <= longest and s != best))
 
     def _cost(self, s: int, among: int = _KEPT) -> float:
-        """Return the time per token of all requests together at length ``s`` [s].
-
-        Windows are short, and their times vary more than those of neighbouring lengths differ. So a
-        line through those of similar lengths stands for them; without drafts it is another matter.
+        """Return the time per token of all requests together at length ``s``, prompts included [s].
 
         Args:
             among: so many of the latest windows count.
         """
+        return self._pace(s, among) + (self._prompts_s if s else 0.0)
+
+    def _pace(self, s: int, among: int = _KEPT) -> float:
+        """Return the time per token, without that for prompts [s].
+
+        Windows are short, and their times vary more than those of neighbouring lengths differ. So a
+        line through those of similar lengths stands for them; without drafts it is another matter.
+        """
         extra = _on_line([(w, window.s, window.extra) for w, window in self._near(s, among)], s)
-        prompts_s = self._prompts_s if s else 0.0
-        return self._time(s, among) / (1.0 + extra + self._acceptance.expected(s)) + prompts_s
+        return self._time(s, among) / (1.0 + extra + self._acceptance.expected(s))
 
     def _time(self, s: int, among: int = _KEPT) -> float:
         """Return the time of a verification per request at length ``s`` [s]."""
@@ -328,6 +338,8 @@ _LOOKS = 2
 """So often a length is tried before it becomes the best one."""
 _TRIALS = 0.01
 """Share of the time that trying other lengths may cost."""
+_ENOUGH = 64
+"""Drafts that are judged before the search begins: the way back from s = 0 is long."""
 _LARGEST_LOSS = 0.4
 """So much of its time a trial has lost at most: else it was disturbed."""
 _RETURN = 2.0

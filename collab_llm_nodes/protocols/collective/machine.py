@@ -338,7 +338,8 @@ class Machine:
             own: list[list[int] | None] = [
                 [] if model in models else None for model in range(self._k)
             ]
-            wanted, reads = min(asked, request.left - 1), asked > 0 and not request.read
+            wanted = min(asked, request.left - 1)
+            reads = wanted > 0 and not request.read
             request.read |= reads
             drafts.append(Draft(request, asked, wanted, own, reads))
         self._drawing = Drawing(
@@ -447,10 +448,9 @@ class Machine:
         assert drawing is not None
         if any(draft.tokens for draft in drawing.drafts):
             self._waits.on_drafted(now - drawing.since)
-            if not self._pipelined:  # else they read while the target verifies
-                unread = sum(draft.reads for draft in drawing.drafts)
-                count, asked = len(drawing.drafts), drawing.drafts[0].asked
-                self._prompts.on_drafted(asked, count, unread, now - drawing.since)
+            longest = max(len(draft.tokens) for draft in drawing.drafts)
+            unread = sum(draft.reads for draft in drawing.drafts)
+            self._prompts.on_drafted(longest, len(drawing.drafts), unread, now - drawing.since)
         for draft in drawing.drafts:
             if draft.request.state is State.DRAFTING:
                 draft.request.state = State.POOLED
@@ -548,7 +548,8 @@ class Machine:
         """Let the length selector learn from a verification of a steady batch.
 
         One that reads a prompt tells more of the prompt than of the length. Where each one does,
-        some are taken all the same.
+        some are taken all the same, without the draft models' time for prompts, which is told
+        apart. In a pipeline they read while the target verifies: that costs nothing.
         """
         reads = self._step_reads or any(draft.request.drafts == 1 for draft, _ in verified)
         self._reading = self._reading + 1 if reads else 0
@@ -558,15 +559,18 @@ class Machine:
         if self._reading % _READING_ROUNDS:
             return
         if verified and self._began_steady:
+            hidden = self._overlaps(self._schedule.target_batch)
+            prompts = sum(draft.reads for draft, _ in verified) if reads and not hidden else 0
+            read_s = prompts * self._prompts.prompt_s
             self._selector.observe(
                 Verification(
                     [draft.asked for draft, _ in verified],
                     [len(draft.tokens) for draft, _ in verified],
                     [outcome.accepted for _, outcome in verified],
                     now - self._verified_from,
-                    now - self._step_from,
+                    max(now - self._step_from - read_s, now - self._verified_from),
                     self._step_extra,
-                    self._prompts.per_token_s,
+                    0.0 if hidden else self._prompts.per_token_s,
                 )
             )
 
@@ -625,7 +629,7 @@ class Machine:
             self._running.remove(request)
         elif request.state is State.POOLED:
             self._pool = deque(draft for draft in self._pool if draft.request is not request)
-        if error is None:
+        if request.answer:
             self._prompts.on_answer(len(request.answer))
         if request.state is not State.WAITING:
             if request.metrics.rounds and self._weights_config.rule != VOTED:

@@ -1,8 +1,7 @@
 """What speculation costs beside drafts: the draft models read the prompt of each new request.
 
-Verifications that read a prompt are few and long, so the adaptive length leaves them out
-(``length.py``). Without this figure it would leave out their cost, too, which is the same for all
-lengths but 0.
+Rounds that read a prompt last long, and say little about the speculation length. So the adaptive
+length judges by the others (``length.py``), and this cost is told apart. All lengths have it but 0.
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-_PROMPTS = 15
-"""Latest drafts for new requests that the median is of: a pause of the machine moves it little."""
+_PROMPTS = 5
+"""Latest drafts for new requests that the median is of: two pauses do not move it."""
 _ANSWERS = 32
 """Latest answers that the mean length is of."""
 
 
 class PromptCost:
-    """The time that draft models take to read prompts, spread over the tokens of the answers."""
+    """The time that draft models take to read prompts, learned from drafts for new requests."""
 
     def __init__(self) -> None:
         # By length and number of requests, the last time of a draft for which no prompt was read
@@ -27,9 +26,10 @@ class PromptCost:
         self._answers: deque[int] = deque(maxlen=_ANSWERS)
 
     def on_drafted(self, s: int, requests: int, unread: int, took_s: float) -> None:
-        """Learn what a draft of ``s`` tokens for each of ``requests`` has taken.
+        """Learn what a draft for several requests has taken.
 
         Args:
+            s: tokens of the longest draft.
             unread: requests for which the models had not drafted before.
             took_s: [s].
         """
@@ -49,8 +49,14 @@ class PromptCost:
         self._answers.append(tokens)
 
     @property
+    def prompt_s(self) -> float:
+        """The time that the models take to read one prompt [s].
+
+        0.0 while it is unknown, as where each draft is for a new request.
+        """
+        return statistics.median(self._prompt_s) if self._prompt_s else 0.0
+
+    @property
     def per_token_s(self) -> float:
-        """The time that speculation takes for prompts, per token of the answers [s]."""
-        if not self._prompt_s or not self._answers:
-            return 0.0
-        return statistics.median(self._prompt_s) / statistics.fmean(self._answers)
+        """The same, spread over the tokens of an answer [s]; 0.0 before there was one."""
+        return self.prompt_s / statistics.fmean(self._answers) if self._answers else 0.0

@@ -117,14 +117,14 @@ def regrets(rule: str, noise: float) -> list[float]:
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05, 0.1])
 def test_the_direction_aware_rule_loses_little_to_the_best_fixed_length(noise: float) -> None:
-    """Measured: mean 1.5 to 1.7 %, the search from s = 4 included; largest 2.8 %."""
+    """Measured: mean 1.5 to 1.8 %, the search from s = 4 included; largest 2.8 %."""
     made = regrets(DIRECTION, noise)
     assert np.mean(made) < 0.02
     assert max(made) < 0.06
 
 
 def test_a_machine_that_is_now_fast_now_slow_misleads_it_little() -> None:
-    """Measured: mean 3.5 %, largest 14.7 %; the machine's times vary by a fifth."""
+    """Measured: mean 3.2 %, largest 14.7 %; the machine's times vary by a fifth."""
     made = [
         replace(each, noise=0.15, drift=0.12).regret(DIRECTION, seed=seed)
         for each in CONVEX
@@ -185,7 +185,7 @@ def test_no_draft_at_all_is_judged_by_its_own_times() -> None:
     """The line through s = 1, 2 and 3 would make s = 0 look better than it is."""
     chosen = selector(LengthConfig(initial=2))
     assert isinstance(chosen, _DirectionAware)
-    drive(chosen, lambda s: float(s) if s else 1.1, 24)
+    drive(chosen, lambda s: float(s) if s else 1.1, 88)
     for _ in range(50):
         drive(chosen, lambda s: float(s) if s else 1.1, 8)
         assert chosen._cost(0) == pytest.approx(1.1)
@@ -318,11 +318,29 @@ def test_the_way_from_no_drafts_is_open_whatever_the_longest_one_is() -> None:
 def test_drafts_of_another_length_do_not_count_as_this_one() -> None:
     config = LengthConfig(decision_threshold=2)
     chosen = selector(config)
-    for _ in range(10):
+    for _ in range(40):
         chosen.observe(Verification([config.initial, 1], [4, 1], [0, 0], 1.0, 1.0))
     assert chosen.s == config.initial
     drive(chosen, lambda s: 1.0, 2)
     assert chosen.s != config.initial
+
+
+def test_the_first_drafts_are_too_few_to_be_judged() -> None:
+    """They are poor: a draft model starts, and the vote has no weights yet."""
+    chosen = selector(LengthConfig())
+    assert set(drive(chosen, lambda s: 1.0 + s, 64)) == {4}
+    assert 0 in drive(chosen, lambda s: 1.0 + s, 16)
+
+
+def test_a_slow_spell_before_a_trial_does_not_make_the_usual_length_look_dear() -> None:
+    chosen = selector(LengthConfig(initial=1, longest=1))
+    assert isinstance(chosen, _DirectionAware)
+    while chosen.best:
+        drive(chosen, lambda s: 1.0 + s, 8)
+    while not chosen.s:
+        drive(chosen, lambda s: 1.3, 8)
+    drive(chosen, lambda s: 1.0 + s / 10, 50)
+    assert chosen.best == 0
 
 
 def test_the_printed_rule_spans_the_transition_and_stays_in_range() -> None:

@@ -506,7 +506,8 @@ def test_the_papers_rule_is_for_whole_drafts_only() -> None:
     assert told.value.field == "vote_every_token"
 
 
-def test_a_draining_batch_does_not_adapt_the_length() -> None:
+def test_a_draining_batch_does_not_adapt_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collab_llm_nodes.protocols.collective.length._ENOUGH", 1)
     world = make(length=LengthConfig(initial=3, decision_threshold=2), draft_batch=8)
     prompts = endless_prompts()
     stays = replace(job(1, max_tokens=60), prompt=next(prompts))
@@ -559,7 +560,8 @@ def test_no_other_length_is_tried_on_a_draft_for_a_new_request() -> None:
     assert best != trial
 
 
-def test_each_size_of_batch_has_a_search_of_its_own() -> None:
+def test_each_size_of_batch_has_a_search_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collab_llm_nodes.protocols.collective.length._ENOUGH", 1)
     world = make(draft_batch=8, target_batch=8)
     begin = world.machine._selector.s
     lone, many = job(0), [job(i) for i in range(1, 9)]

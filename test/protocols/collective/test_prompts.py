@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from collective_world import EOS, GREEDY, World, endless_prompts
@@ -46,9 +47,24 @@ def test_one_pause_of_the_machine_does_not_change_the_cost() -> None:
     for took_s in (0.06, 60.0, 0.06):
         cost.on_drafted(4, 2, unread=2, took_s=took_s)
     assert cost.per_token_s == pytest.approx(0.002)
-    cost.on_drafted(4, 2, unread=0, took_s=60.0)
+
+
+def test_a_prompt_never_costs_less_than_nothing() -> None:
+    cost = PromptCost()
+    cost.on_answer(10)
+    cost.on_drafted(4, 2, unread=0, took_s=60.0)  # a pause of the machine
     cost.on_drafted(4, 2, unread=1, took_s=0.03)
-    assert cost.per_token_s >= 0.0
+    assert cost.prompt_s == cost.per_token_s == 0.0
+
+
+def test_only_the_latest_prompts_and_answers_count() -> None:
+    cost = PromptCost()
+    cost.on_drafted(4, 1, unread=0, took_s=0.0)
+    for took_s, tokens in ((9.0, 1), (2.0, 100)):
+        for _ in range(100):
+            cost.on_drafted(4, 1, unread=1, took_s=took_s)
+            cost.on_answer(tokens)
+    assert (cost.prompt_s, cost.per_token_s) == pytest.approx((2.0, 0.02))
 
 
 def test_prompts_of_short_answers_make_speculation_dear() -> None:
@@ -68,13 +84,15 @@ def test_prompts_of_short_answers_make_speculation_dear() -> None:
     assert usual(0.4) == 0
 
 
-@pytest.mark.parametrize("pipelined", [False, True])
-def test_the_length_is_told_what_prompts_cost_where_nothing_hides_it(
-    monkeypatch: pytest.MonkeyPatch, pipelined: bool
-) -> None:
-    """A draft takes 0.1 s, and 0.4 s more where a model reads a prompt; answers have 24 tokens."""
-    seen: list[Verification] = []
-    monkeypatch.setattr(_Fixed, "observe", lambda self, each: seen.append(each))
+def what_is_told(
+    monkeypatch: pytest.MonkeyPatch, *jobs: Sequence[Job], pipelined: bool = False
+) -> list[Verification]:
+    """Return what the length is told while these jobs are done, some after the others.
+
+    A draft takes 0.1 s, 0.4 s more where the model reads a prompt, and a verification 0.1 s.
+    """
+    told: list[Verification] = []
+    monkeypatch.setattr(_Fixed, "observe", lambda self, each: told.append(each))
     machine = Machine(
         1,
         EOS,
@@ -83,14 +101,52 @@ def test_the_length_is_told_what_prompts_cost_where_nothing_hides_it(
         pipelined=pipelined,
     )
     world = World(machine)
-    prompts = itertools.islice(endless_prompts(), 4)
-    world.submit(*(Job(f"job {i}", prompt, GREEDY, 24) for i, prompt in enumerate(prompts)))
-    while world.drawing or world.verifying:
-        if world.drawing:
-            world.now += 0.1 if world.drawing[0].asks[0].answer else 0.5
-            world.answer_draft()
-        if world.verifying:
-            world.now += 0.1
-            world.answer_target()
-    assert seen[0].prompts_s == 0.0
-    assert seen[-1].prompts_s == (0.0 if pipelined else pytest.approx(0.4 / 24))
+    for some in jobs:
+        world.submit(*some)
+        while world.drawing or world.verifying:
+            if world.drawing:
+                world.now += 0.1 if world.drawing[0].asks[0].answer else 0.5
+                world.answer_draft()
+            if world.verifying:
+                world.now += 0.1
+                world.answer_target()
+    return told
+
+
+def endless_jobs(count: int, tokens: int) -> list[Job]:
+    prompts = itertools.islice(endless_prompts(), count)
+    return [Job(f"{tokens}, {i}", prompt, GREEDY, tokens) for i, prompt in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_the_length_is_told_what_prompts_cost_where_nothing_hides_it(
+    monkeypatch: pytest.MonkeyPatch, pipelined: bool
+) -> None:
+    told = what_is_told(monkeypatch, endless_jobs(4, tokens=24), pipelined=pipelined)
+    assert told[0].prompts_s == 0.0
+    prompts_s = {each.prompts_s for each in told}
+    assert prompts_s == {0.0} if pipelined else told[-1].prompts_s == pytest.approx(0.4 / 24)
+
+
+def test_a_pipeline_that_has_one_batch_only_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = endless_jobs(3, tokens=24)
+    told = what_is_told(monkeypatch, *([job] for job in jobs), pipelined=True)
+    assert told[-1].prompts_s == pytest.approx(0.4 / 24)
+
+
+def test_a_request_that_nothing_was_drafted_for_has_a_prompt_to_be_read() -> None:
+    """An answer of one token has no room for a draft."""
+    machine = Machine(1, EOS, length=LengthConfig(FIXED, initial=3))
+    world = World(machine)
+    world.submit(*endless_jobs(1, tokens=1), *endless_jobs(1, tokens=24))
+    assert machine._drawing is not None
+    assert [draft.reads for draft in machine._drawing.drafts] == [False, True]
+
+
+def test_prompts_do_not_count_twice_where_every_round_reads_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short = endless_jobs(8, tokens=2)
+    told = what_is_told(monkeypatch, *([job] for job in endless_jobs(2, tokens=24)), short)
+    assert [each.step_s for each in told[-2:]] == pytest.approx([0.2, 0.2])  # two of eight rounds
+    assert all(each.prompts_s > 0.0 for each in told[-2:])
