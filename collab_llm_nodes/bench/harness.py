@@ -83,7 +83,7 @@ def beside(
     """Return ``earlier`` results with the parts of ``found`` in place of its own.
 
     The facts of the run, such as its machine, stay those of the earlier one. ``later.<part>`` has
-    those of a part that was measured since. Keys that are numbers, such as batches, are in order:
+    those of a part that was measured since. Keys that are whole numbers, as batches, are in order:
     results from a file have them in the order of text, 16 before 8.
 
     Args:
