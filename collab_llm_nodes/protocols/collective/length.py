@@ -169,7 +169,7 @@ class _DirectionAware:
         self._seen: deque[_Window] = deque(maxlen=_KEPT)  # the latest one first
         self._prompts_s = 0.0
         self._debts: dict[int, float] = {}  # what trying a length has cost [windows of ``best``]
-        self._judged = 0  # drafts
+        self._judged = 0  # drafts, empty ones too
         self.best = config.initial
         self._search = self._climb()
         self.s = next(self._search)
