@@ -56,6 +56,7 @@ from collab_llm_nodes.bench.collective.ways import (
     Way,
     merged,
 )
+from collab_llm_nodes.bench.harness import beside
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError
@@ -387,6 +388,28 @@ def test_a_part_that_fails_leaves_the_others_their_results(
     assert found["overhead_share"] is None
     assert not found["ok"]
     plots.plot_all(found, tmp_path / "what_there_is.png")
+
+
+def test_results_from_a_file_are_drawn_in_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = {"tokens_per_s": 1.0, "llm_ms_per_token": 1.0}
+    speeds = dict.fromkeys(("adaptive", "printed", "best_fixed"), 1.0)
+    lengths_of = {str(s): own for s in range(13)}
+    row = {"by_length": lengths_of, **{f"{name}_tokens_per_s": v for name, v in speeds.items()}}
+    parts: dict[str, Any] = {key: {} for key, _ in plots._PANELS.values()}
+    results = {**parts, "batch": 8, "adaptive": dict.fromkeys(("1", "8", "16"), row)}
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "save_plot", lambda figure, _: drawn.append(figure))
+    earlier = json.loads(json.dumps(results, sort_keys=True))
+    both = beside(earlier, {"seconds": {}, "failed": {}}, lambda _: True)
+    plots.plot_all(both, tmp_path / "plot.png")
+    times, fixed_and_adaptive, *_ = drawn[0].axes
+    curves = [line for line in times.get_lines() if line.get_label().startswith("batch")]
+    assert [line.get_label() for line in curves] == ["batch 1", "batch 8", "batch 16"]
+    assert all([*line.get_xdata()] == [*range(13)] for line in curves)
+    ticks = [label.get_text() for label in fixed_and_adaptive.get_xticklabels()]
+    assert ticks == [*map(str, range(13)), "adaptive", "printed"]
 
 
 @pytest.mark.usefixtures("drafts_in_threads")

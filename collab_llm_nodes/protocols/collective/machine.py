@@ -561,7 +561,7 @@ class Machine:
         if verified and self._began_steady:
             hidden = self._overlaps(self._schedule.target_batch)
             prompts = sum(draft.reads for draft, _ in verified) if reads and not hidden else 0
-            read_s = prompts * self._prompts.prompt_s
+            read_s = prompts * self._prompts.prompt_s  # an estimate: no step is below its pass
             self._selector.observe(
                 Verification(
                     [draft.asked for draft, _ in verified],

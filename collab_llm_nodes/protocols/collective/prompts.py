@@ -1,4 +1,4 @@
-"""What speculation costs beside drafts: the draft models read the prompt of each new request.
+"""The cost of speculation beside drafts: the draft models read the prompt of each new request.
 
 Rounds that read a prompt last long, and say little about the speculation length. So the adaptive
 length judges by the others (``length.py``), and this cost is told apart. All lengths have it but 0.
@@ -21,7 +21,7 @@ class PromptCost:
     def __init__(self) -> None:
         # By length and number of requests, the last time of a draft for which no prompt was read
         self._usual_s: dict[tuple[int, int], float] = {}
-        self._unknown: deque[tuple[int, int, int, float]] = deque(maxlen=_PROMPTS)
+        self._unknown: deque[tuple[tuple[int, int], int, float]] = deque(maxlen=_PROMPTS)
         self._prompt_s: deque[float] = deque(maxlen=_PROMPTS)
         self._answers: deque[int] = deque(maxlen=_ANSWERS)
 
@@ -34,15 +34,14 @@ class PromptCost:
             took_s: [s].
         """
         if unread:
-            self._unknown.append((s, requests, unread, took_s))
+            self._unknown.append(((s, requests), unread, took_s))
         else:
             self._usual_s[s, requests] = took_s
         for each in list(self._unknown):
-            s, requests, unread, took_s = each
-            usual_s = self._usual_s.get((s, requests))
-            if usual_s is not None:
+            size, prompts, whole_s = each
+            if size in self._usual_s:
                 self._unknown.remove(each)
-                self._prompt_s.append(max(0.0, took_s - usual_s) / unread)
+                self._prompt_s.append(max(0.0, whole_s - self._usual_s[size]) / prompts)
 
     def on_answer(self, tokens: int) -> None:
         """Learn how long an answer was."""
