@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,6 +96,8 @@ WAYS: dict[str, Callable[[Family], Way]] = {
     "majority": lambda family: Collective(family, ALL, 2, TOKENS),
     "autoregressive": lambda family: Collective(family, [], 2, TOKENS, fixed(0)),
     "pipeline": lambda family: Collective(family, ALL, 2, TOKENS, pipelined=True),
+    "in threads": lambda family: Collective(family, ALL, 2, TOKENS, in_threads=True),
+    "small drafts": lambda family: Collective(family, ALL, 2, TOKENS, draft_batch=1),
     "tree": lambda family: Tree(family, 2, TOKENS),
     "generate": lambda family: Transformers(family, 2, TOKENS),
     "assisted": lambda family: Transformers(family, 2, TOKENS, family.peer_drafts[1]),
@@ -164,6 +167,23 @@ def test_generate_may_have_more_threads_than_the_others(
         Transformers(family, 2, TOKENS, threads=wanted).run(prompts[:2])
     assert threads == [usual, usual + 1]
     assert torch.get_num_threads() == usual
+
+
+def test_a_batch_of_transformers_waits_for_the_one_before(
+    family: Family, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def answer(_: Family, asked: list[Ids], *__: Any) -> list[Ids]:
+        nonlocal now
+        now += 1.0
+        return [(1,) for _ in asked]
+
+    monkeypatch.setattr(ways, "transformers_answers", answer)
+    monkeypatch.setattr(ways, "time", SimpleNamespace(monotonic=lambda: now))
+    run = Transformers(family, 2, TOKENS).run(prompts[:6])
+    assert run.latencies == (1.0, 1.0, 2.0, 2.0, 2.0, 2.0)
+    assert run.seconds == 3.0
 
 
 def test_drafts_share_their_beginnings_in_a_tree() -> None:
@@ -274,6 +294,8 @@ def test_the_command_measures_what_it_names(folder: Path, tmp_path: Path) -> Non
     )
     for row in found["variants"].values():
         assert 0 < row["acceptance"] <= 1 < row["tokens_per_s"]
+    assert set(found["answer_tokens"]) == set(STREAMS)
+    assert 0 < max(found["answer_tokens"].values()) <= 10
     assert found["goals"]["mismatches"] == {"wanted": 0, "measured": 0, "reached": True}
     emulated = found["emulated"]["2"]
     assert emulated["autoregressive"]["tokens_per_s"] < 2 / found["emulated"]["passes"]["least_s"]
@@ -302,11 +324,13 @@ def test_the_command_measures_what_it_names(folder: Path, tmp_path: Path) -> Non
         assert all(a <= b for spans in lines.values() for a, b in spans)
     pools = found["pool"]
     assert pools["controlled"]["peak_drafts_waiting"] <= 3, "the high water mark, less 1, a batch"
+    assert pools["controlled"]["peak_requests_active"] <= 5, "and a batch under verification"
     assert pools["uncontrolled"]["peak_drafts_waiting"] >= 1
     for own in pools.values():
         for key in ("kv_bytes", "drafts_kv_bytes"):
             assert own[f"peak_{key}"] >= max(size for _, size in own[key]) > 0
     assert plot.stat().st_size > 10_000
+    assert "monitor: us per verification, share" in " ".join(done.output.split())
     assert "1.99x OPT-13B, 2.63x Llama2-70B-chat" in " ".join(done.output.split())
 
 
@@ -396,7 +420,11 @@ def test_results_from_a_file_are_drawn_in_order(
     own = {"tokens_per_s": 1.0, "llm_ms_per_token": 1.0}
     speeds = dict.fromkeys(("adaptive", "printed", "best_fixed"), 1.0)
     lengths_of = {str(s): own for s in range(13)}
-    row = {"by_length": lengths_of, **{f"{name}_tokens_per_s": v for name, v in speeds.items()}}
+    row = {
+        "by_length": lengths_of,
+        "best_fixed_s": 4,
+        **{f"{name}_tokens_per_s": v for name, v in speeds.items()},
+    }
     parts: dict[str, Any] = {key: {} for key, _ in plots._PANELS.values()}
     results = {**parts, "batch": 8, "adaptive": dict.fromkeys(("1", "8", "16"), row)}
     drawn: list[Any] = []

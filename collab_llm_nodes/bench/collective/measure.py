@@ -157,6 +157,15 @@ def choose_drafts(bench: Bench) -> None:
         bench.worst_draft[stream] = single.index(min(single))
 
 
+def answer_tokens(bench: Bench) -> dict[str, float]:
+    """Return the mean length of the target's answers to the first prompts of each stream."""
+    first = slice(bench.sizes.count(1))
+    return {
+        stream: statistics.fmean(len(bench.right.of(prompt)) for prompt in prompts[first])
+        for stream, prompts in bench.prompts.items()
+    }
+
+
 def by_length(bench: Bench) -> dict[str, Any]:
     """Return each draft's acceptance by stream and speculation length (paper 002, Figure 1)."""
     lengths = [s for s in bench.sizes.lengths if s]
@@ -213,7 +222,7 @@ def variants(bench: Bench, batch: int) -> dict[str, Any]:
     """Return acceptance and throughput of other ways to vote, and to overlap the models' work.
 
     Each differs in one thing from ``whole_drafts``: the vote on whole drafts, weights per request,
-    all in sequence.
+    all in sequence. Two more differ from ``processes``: b_SSM is half, and twice, b_LLM.
     """
     ways = {
         "whole_drafts": bench.collective(batch),
@@ -222,6 +231,8 @@ def variants(bench: Bench, batch: int) -> dict[str, Any]:
         "voted_weights": bench.collective(batch, weights=WeightsConfig(VOTED_WEIGHTS)),
         "threads": bench.collective(batch, pipelined=True, in_threads=True),
         "processes": bench.collective(batch, pipelined=True),
+        "half_draft_batch": bench.collective(batch, pipelined=True, draft_batch=-(-batch // 2)),
+        "double_draft_batch": bench.collective(batch, pipelined=True, draft_batch=2 * batch),
     }
     runs = bench.in_turn("variants", MIXED, batch, ways, bench.sizes.repeats)
     return {name: _accepted_and_speed(own) for name, own in runs.items()}
@@ -254,7 +265,8 @@ def ladder(bench: Bench, stream: str, batch: int, repeats: int) -> Runs:
 def emulated(bench: Bench, batch: int) -> Runs:
     """Climb the ladder with models whose passes take the time of large ones: EMULATION.
 
-    The pipeline has threads: passes that wait do not hold the interpreter.
+    All draft models draft at the same time, each in a thread: passes that wait do not hold the
+    interpreter.
     """
     family, best = paced(bench.family), bench.best_draft[MIXED]
     return bench.in_turn(
@@ -269,15 +281,14 @@ def _steps(
     tokens = bench.sizes.max_tokens
 
     def ours(drafts: Sequence[int], **options: Any) -> Make:
-        return lambda: Collective(family, drafts, batch, tokens, **options)
+        return lambda: Collective(family, drafts, batch, tokens, in_threads=in_threads, **options)
 
     every = range(len(family.drafts))
-    pipelined = {"pipelined": True, "in_threads": in_threads}
     return {
         "default": ours([best]),
         "majority": ours(every),
         "selector": ours(every, length=LengthConfig()),
-        PIPELINE: ours(every, length=LengthConfig(), **pipelined),
+        PIPELINE: ours(every, length=LengthConfig(), pipelined=True),
         "autoregressive": ours([], length=fixed(0)),
         "tree": lambda: Tree(family, batch, tokens),
     }
@@ -389,9 +400,10 @@ def _part(spans: Sequence[Span], begin: float) -> list[tuple[float, float]]:
 def pool(bench: Bench, batch: int) -> dict[str, Any]:
     """Return how pool and KV caches grow with and without control (Figure 7).
 
-    All requests come at once and may be active; without control, drafting never pauses.
+    All requests come at once and may be active; without control, drafting never pauses. The target
+    waits for drafts, as in the paper: else it takes in all requests by itself.
     """
-    prompts = bench.prompts[MIXED][: bench.sizes.count(batch, half=True)]
+    prompts = bench.prompts[MIXED][: bench.sizes.count(batch)]
     found = {}
     for name, high in (("controlled", 0), ("uncontrolled", len(prompts) + 1)):
         way = Collective(
@@ -401,8 +413,9 @@ def pool(bench: Bench, batch: int) -> dict[str, Any]:
             bench.sizes.max_tokens,
             length=LengthConfig(),
             pipelined=True,
-            pool_high=high,
             in_flight=len(prompts),
+            pool_high=high,
+            fill_waits=False,
         )
         with closing(way):
             way.run(prompts)
@@ -415,6 +428,7 @@ def pool(bench: Bench, batch: int) -> dict[str, Any]:
                 "kv_bytes": [(t - begin, n) for t, n in held],
                 "drafts_kv_bytes": [(t - begin, n) for t, n in drafts_held],
                 "peak_drafts_waiting": way.machine.pool_peak,
+                "peak_requests_active": max(n for *_, n in way.machine.pool),
                 "peak_kv_bytes": max(n for _, n in way.target.held),
                 "peak_drafts_kv_bytes": max(n for _, n in way.drafts_held),
             }

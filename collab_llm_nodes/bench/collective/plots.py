@@ -46,7 +46,7 @@ def _acceptance_by_length(axis: Any, results: Results) -> None:
             label = f"{draft.removeprefix('ssm_')} on {stream}"
             axis.plot(places, [*row.values()], style, color=f"C{colour}", label=label)
     axis.set_ylim(0.0, 1.5)  # room for the legend
-    axis.legend(fontsize=6, ncols=3, loc="upper center")
+    axis.legend(fontsize=5, ncols=3, loc="upper center", handlelength=1.5, columnspacing=0.8)
     _label(axis, "speculation length", "acceptance")
 
 
@@ -132,8 +132,11 @@ def _fixed_and_adaptive(axis: Any, results: Results) -> None:
     speeds = {s: own["tokens_per_s"] for s, own in row["by_length"].items()}
     for name in (ADAPTIVE, PRINTED_RULE):
         speeds[name] = row[f"{name}_tokens_per_s"]
-    axis.bar([*speeds], [*speeds.values()])
-    axis.axhline(row["best_fixed_tokens_per_s"], color="red")
+    rivals = 2
+    colours = ["C0"] * (len(speeds) - rivals) + ["C1"] * rivals
+    axis.bar([*speeds], [*speeds.values()], color=colours)
+    label = f"s = {row['best_fixed_s']} in the turns of the adaptive lengths (orange)"
+    axis.axhline(row["best_fixed_tokens_per_s"], color="red", label=label)
     axis.tick_params(axis="x", labelsize=7, rotation=60)
     _label(axis, f"speculation length, batch {batch}", "tokens/s")
 

@@ -83,6 +83,7 @@ def run_collective(
         ``ladder.<batch>.<way>.{tokens_per_s, normalised_latency_ms}`` on the mixed stream, and
         ``ladder_by_stream.<sub-domain>.<batch>.<way>``; ``ladder_total.<batch>``;
         ``adaptive.<batch>.{best_fixed_s, best_fixed_tokens_per_s, adaptive_tokens_per_s, ...}``;
+        ``answer_tokens.<stream>``: mean length of an answer;
         ``overhead.<batch>.<part>`` and ``overhead_share``, the largest of them; ``variants``;
         ``time_lines``; ``pool``; ``mismatches``, ``near_ties``, ``peer_differences``, and
         ``differences``: those of each part; ``goals``; ``failed``: the error of each part that has
@@ -104,13 +105,14 @@ def run_collective(
         sizes,
         lambda text: console.print(text, highlight=False),
     )
-    measure.choose_drafts(bench)
+    measure.choose_drafts(bench)  # asks for the answers that ``answer_tokens`` is of
     middle = min(sizes.batches, key=lambda batch: abs(batch - PAPER_BATCH))
     results: Results = {
         "models": str(models),
         "sizes": asdict(sizes),
         "seed": seed,
         "in_flight_per_place": IN_FLIGHT,
+        "answer_tokens": measure.answer_tokens(bench),
         "paper_ladder_totals": PAPER_TOTALS,
         "batch": middle,
         "default_draft": {

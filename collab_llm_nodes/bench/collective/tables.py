@@ -10,6 +10,7 @@ from rich.table import Table
 
 from collab_llm_nodes.bench.collective.material import MIXED
 from collab_llm_nodes.bench.collective.measure import ADAPTIVE, LADDER, PEERS, PRINTED_RULE
+from collab_llm_nodes.bench.collective.watch import PARTS as OVERHEADS
 from collab_llm_nodes.bench.collective.ways import S
 
 PAPER_TOTALS = {"OPT-13B": 1.99, "Llama2-70B-chat": 2.63}
@@ -30,20 +31,14 @@ def print_tables(results: Mapping[str, Any], console: Console) -> None:
     console.print(_adaptive(results))
     console.print(_variants(results))
     if results["overhead_share"] is not None:
-        share = results["overhead_share"]
-        console.print(
-            f"overhead of vote, monitor and weights: {share:.2%} at most"
-            f" (paper {PAPER_OVERHEAD:.2%})",
-            highlight=False,
-        )
+        console.print(_overhead(results))
     if pools := results["pool"]:
         console.print(
-            "most drafts that waited, with and without control:"
-            f" {pools['controlled']['peak_drafts_waiting']},"
-            f" {pools['uncontrolled']['peak_drafts_waiting']}\n"
+            "most drafts that waited, and most requests under way, with and without control:"
+            f" {_peaks(pools, 'peak_drafts_waiting')}; {_peaks(pools, 'peak_requests_active')}\n"
             "most memory of KV caches, with and without control [MB]:"
-            f" {_megabytes(pools, 'peak_kv_bytes')} of the target,"
-            f" {_megabytes(pools, 'peak_drafts_kv_bytes')} of the drafts",
+            f" {_peaks(pools, 'peak_kv_bytes', 1e6)} of the target,"
+            f" {_peaks(pools, 'peak_drafts_kv_bytes', 1e6)} of the drafts",
             highlight=False,
         )
     console.print(
@@ -55,8 +50,22 @@ def print_tables(results: Mapping[str, Any], console: Console) -> None:
     console.print(_goals(results))
 
 
-def _megabytes(pools: Mapping[str, Mapping[str, Any]], key: str) -> str:
-    return ", ".join(f"{pools[name][key] / 1e6:.1f}" for name in ("controlled", "uncontrolled"))
+def _peaks(pools: Mapping[str, Mapping[str, Any]], key: str, unit: float = 1) -> str:
+    return ", ".join(f"{pools[name][key] / unit:.4g}" for name in ("controlled", "uncontrolled"))
+
+
+def _overhead(results: Mapping[str, Any]) -> Table:
+    table = Table(
+        "batch",
+        *(f"{part}: us per verification, share" for part in OVERHEADS),
+        title=f"overhead: {results['overhead_share']:.2%} of the time at most"
+        f" (paper {PAPER_OVERHEAD:.2%})",
+    )
+    for batch, row in results["overhead"].items():
+        parts = (row[part] for part in OVERHEADS)
+        cells = (f"{own['us_per_verification']:.0f}, {own['share']:.2%}" for own in parts)
+        table.add_row(batch, *cells)
+    return table
 
 
 def _acceptance(results: Mapping[str, Any]) -> Table:

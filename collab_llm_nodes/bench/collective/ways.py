@@ -1,9 +1,9 @@
 """The ways of decoding that are compared: each answers a list of prompts.
 
-All of ours have the same number of requests in flight, ``IN_FLIGHT`` for each place of a batch: one
-that ends makes room for the next. In sequence, half of them wait for a place, and their latency
-tells it. Batched ``generate`` of transformers admits a batch at a time, and its assisted generation
-one prompt at a time.
+All have the same number of requests in flight, ``IN_FLIGHT`` for each place of a batch, so half of
+them wait for a place, and their latency tells it. In ours, one that ends makes room for the next.
+Batched ``generate`` of transformers admits a batch at a time, and its assisted generation one
+prompt at a time.
 """
 
 from __future__ import annotations
@@ -116,11 +116,15 @@ class Collective:
     """Collective speculation as the protocol runs it.
 
     Args:
+        family: the models.
         drafts: which of the family's draft models take part; none: the target decodes alone.
-        batch: requests drafted, and verified, in one pass.
-        pipelined: each draft model has a process of its own, and drafts during verifications.
-        in_threads: a thread of this process instead.
-        in_flight: requests at a time.
+        batch: requests verified in one pass, and drafted, unless ``schedule`` says otherwise.
+        max_tokens: longest answer.
+        length: the speculation length and its rule; by default it is fixed at ``S``.
+        weights: the rule of the vote's weights.
+        pipelined: the draft models run in processes, and draft during verifications.
+        in_threads: each draft model has a thread of this process instead.
+        in_flight: requests at a time; 0: ``IN_FLIGHT`` for each place of a batch.
         schedule: other settings of ``ScheduleConfig``.
 
     Attributes:
@@ -151,11 +155,13 @@ class Collective:
             len(drafts),
             family.target.eos,
             schedule=ScheduleConfig(
-                draft_batch=batch,
-                target_batch=batch,
-                max_active=self._in_flight,
-                draft_timeout_s=DRAFT_TIMEOUT_S,
-                **schedule,
+                **{
+                    "draft_batch": batch,
+                    "target_batch": batch,
+                    "max_active": self._in_flight,
+                    "draft_timeout_s": DRAFT_TIMEOUT_S,
+                    **schedule,
+                }
             ),
             weights=weights,
             length=length or LengthConfig(FIXED, initial=S),
@@ -425,10 +431,12 @@ class Transformers:
         started = time.monotonic()
         answers: list[Ids] = []
         latencies: list[float] = []
+        begun: deque[float] = deque(maxlen=IN_FLIGHT)  # a batch is asked for while others run
         for first in range(0, len(prompts), self._batch):
-            batch, begun = prompts[first : first + self._batch], time.monotonic()
+            batch = prompts[first : first + self._batch]
+            begun.append(time.monotonic())
             answers += transformers_answers(self._family, batch, self._max_tokens, self._assistant)
-            latencies += [time.monotonic() - begun] * len(batch)
+            latencies += [time.monotonic() - begun[0]] * len(batch)
         return Run(tuple(answers), time.monotonic() - started, tuple(latencies))
 
     def close(self) -> None:

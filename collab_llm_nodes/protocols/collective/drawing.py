@@ -20,14 +20,14 @@ class Drawing:
     Args:
         number: of the batch.
         drafts: the batch; ``own`` of each tells the models that are asked for it.
-        since: time at which it begins.
+        since: time at which it begins [s].
         count: number of all models.
         every_token: vote after each token, and let all models go on from the voted one.
         paper_faithful: have sampled drafts drawn from the models' own probabilities.
 
     Attributes:
         drafts, since: as given.
-        asked_at: time of the last step.
+        asked_at: time of the last step [s].
         awaited: models whose answer to it is still to come.
     """
 

@@ -117,7 +117,9 @@ class _Model:
 
 
 class Machine:
-    """See the module's text. All times are of one clock of the caller's.
+    """The schedule of all requests, as the module's text draws it.
+
+    All times are of one clock of the caller's [s].
 
     Args:
         models: number of draft models.

@@ -19,7 +19,8 @@ class Ask:
         id: of the request.
         prompt: token ids of its prompt.
         answer: the verified tokens, and behind them those that were voted in this draft so far.
-        count: tokens wanted; fewer come after an end token.
+        count: length of the draft that is wanted [tokens]; it is shorter if it ends with an end
+            token.
         sampling: the request's output law.
         send_q: draw the tokens from the draft model's distribution, and tell it: the paper's rule.
     """
@@ -52,6 +53,7 @@ class Draw:
     Attributes:
         batch, step: names that the answer carries: a late one is recognised by them.
         model: index of the draft model.
+        asks: one for each request of the step.
     """
 
     batch: int
@@ -81,7 +83,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verify:
-    """A verification for the target."""
+    """A verification for the target.
+
+    Attributes:
+        batch: name that the answer carries.
+        claims: one for each request.
+    """
 
     batch: int
     claims: tuple[Claim, ...]

@@ -89,6 +89,9 @@ class Sessions:
 
         Returns:
             For each its logits [wanted, V], or why there are none.
+
+        Raises:
+            Exception: the pass fails with an error that is no CollabError.
         """
         texts = [(*context.prompt, *context.tokens) for context in contexts]
         holders = [self._holder(context) for context in contexts]
@@ -305,7 +308,14 @@ class Target:
         self._eos = engine.eos
 
     def verify(self, claims: Sequence[Claim]) -> list[Verdict]:
-        """Judge the drafts of all requests in one pass."""
+        """Judge the drafts of all requests in one pass.
+
+        Returns:
+            For each claim its verdict, or the error of a request that cannot be judged.
+
+        Raises:
+            Exception: the pass fails with an error that is no CollabError.
+        """
         rows = self.sessions.run(
             [
                 Context(

@@ -20,8 +20,9 @@ class Job:
     Attributes:
         id: unique among the answers under way.
         prompt: token ids.
+        sampling: the answer's output law.
         max_tokens: length limit of the answer [tokens].
-        due: time by which it must be complete.
+        due: time by which it must be complete, by the machine's clock [s].
     """
 
     id: str
@@ -48,7 +49,7 @@ class RequestState:
 
     Attributes:
         weights: of the draft models, for its votes.
-        since: time at which it came.
+        since: time at which it came [s].
         answer, sources: verified tokens, and the rule that produced each.
         drafts: how many were begun for it.
         read: draft models have been asked for tokens, so they have read its prompt.
@@ -77,10 +78,11 @@ class Draft:
     """A draft of one request, under way or in the pool.
 
     Attributes:
-        asked: the length s that the selector asked for.
-        wanted: the length that the request has room for.
+        asked: the length s that the selector asked for [tokens].
+        wanted: the length that the request has room for [tokens].
         reads: the draft models have to read the request's prompt for it.
         own: [k] each model's tokens; None if it is not asked, or has given none.
+        tokens: those that were voted so far.
         q: distributions of the voted tokens, under the paper's rule.
         voted: model of the last vote; -1: none.
     """

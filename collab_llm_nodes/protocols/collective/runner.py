@@ -42,10 +42,10 @@ _LONGEST_WAIT_S = 60.0
 
 
 class Runner:
-    """See the module's text.
+    """A machine at work with its models, until it is closed.
 
     Args:
-        machine: whose state is this runner's from now on.
+        machine: nobody else calls it from now on.
         pipelined: verify in a thread of its own, so that the machine is served meanwhile.
         workers: given the callbacks for results, returns the draft models at work.
 

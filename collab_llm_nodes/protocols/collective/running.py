@@ -111,7 +111,16 @@ class Collective:
         )
 
     def run(self, request: Request, emit: Callable[[Progress], None], control: Control) -> Answer:
-        """Make one answer; its law is the target's alone, whatever the drafts."""
+        """Make one answer; its law is the target's alone, whatever the drafts.
+
+        One that has begun is returned with its error.
+
+        Raises:
+            InvalidInput: the prompt cannot be encoded, or fills the context.
+            Busy: too many answers are under way.
+            Cancelled, DeadlineExceeded: it was given up, or is late, and no token is verified.
+            ModelError: the target has failed before the first token.
+        """
         news: queue.SimpleQueue[Grown | Ended] = queue.SimpleQueue()
         job = self._job(request, control.due)
         control.check()

@@ -73,8 +73,8 @@ class CollectiveConfig:
     length: LengthConfig = field(default_factory=LengthConfig)
     pipeline: str = setting(
         PROCESSES,
-        "process: each draft model has a process of its own, and drafts while the target verifies;"
-        " thread: likewise, in threads of this process; off: one after the other.",
+        "process: the draft models run in processes (drafts.workers), and draft while the target"
+        " verifies; thread: likewise, in threads of this process; off: one after the other.",
         choices=(IN_SEQUENCE, THREADS, PROCESSES),
         read_only=True,
     )

@@ -189,6 +189,7 @@ class DraftProcess:
         Unavailable: the system starts no further process.
 
     Attributes:
+        models: indices of its models among all draft models.
         held_bytes: size of its KV caches, as it was told last.
     """
 

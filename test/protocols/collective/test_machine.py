@@ -116,6 +116,7 @@ def test_any_schedule_gives_the_targets_answers(data: st.DataObject) -> None:
     target_batch = data.draw(st.integers(1, 4), "target_batch")
     high = data.draw(st.integers(0, 5), "pool_high")
     every_token = data.draw(st.booleans(), "every token")
+    fill_waits = data.draw(st.booleans(), "fill_waits")
     rule = VOTED if not every_token and data.draw(st.booleans(), "voted") else "per_request"
     world = make(
         models,
@@ -129,6 +130,7 @@ def test_any_schedule_gives_the_targets_answers(data: st.DataObject) -> None:
         draft_timeout_s=1.0,
         retry_s=2.0,
         vote_every_token=every_token,
+        fill_waits=fill_waits,
     )
     machine = world.machine
     jobs = [
@@ -171,6 +173,7 @@ def test_any_schedule_gives_the_targets_answers(data: st.DataObject) -> None:
             world.poll()
         assert machine.pooled <= bound
         assert world.held <= machine._schedule.max_active
+        assert fill_waits or world.held <= bound + target_batch
     if to_come:
         world.submit(*to_come)
     world.run()
