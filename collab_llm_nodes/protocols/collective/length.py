@@ -16,12 +16,13 @@ the one with the least time per token. Two rules look for it:
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -31,7 +32,7 @@ from collab_llm_nodes.errors import ConfigError
 
 DIRECTION, PRINTED, FIXED = "direction", "printed", "fixed"
 LONGEST = 32
-_KEPT = 32  # windows that are remembered
+_KEPT = 64  # windows, and trials, that are remembered
 
 _fixed = partial(setting, read_only=True)  # the machine is built once
 
@@ -167,9 +168,11 @@ class _DirectionAware:
         self._times: list[float] = []  # times per request of the window that is open
         self._extra = 0.0  # tokens per request that came without drafts in it
         self._seen: deque[_Window] = deque(maxlen=_KEPT)  # the latest one first
+        self._trials: deque[_Trial] = deque(maxlen=_KEPT)  # likewise
         self._prompts_s = 0.0
         self._debts: dict[int, float] = {}  # what trying a length has cost [windows of ``best``]
         self._judged = 0  # drafts, empty ones too
+        self._windows = 0
         self.best = config.initial
         self._search = self._climb()
         self.s = next(self._search)
@@ -186,6 +189,7 @@ class _DirectionAware:
         if len(self._times) == self._config.decision_threshold:
             catches_up = self.s > 0 and bool(self._seen) and not self._seen[0].s
             self._seen.appendleft(_window(self.s, self._times, self._extra, catches_up))
+            self._windows += 1
             self._times.clear()
             self._extra = 0.0
             self._pay()
@@ -213,17 +217,23 @@ class _DirectionAware:
     def _wins(self, candidate: int) -> Generator[int, None, bool]:
         """Try a length between windows of the best one; tell whether it costs less each time.
 
-        The machine is now faster, now slower. So it has to win by all windows, which are many, and
-        by those of the trial alone, which met the same machine.
+        The machine is now faster, now slower, and three windows in a row meet about the same one.
+        The standard error of what is left counts against the candidate. From 0, where trials are
+        rare, it does not: the way back is long enough.
         """
-        for look in range(1, _LOOKS + 1):
+        if self._seen[0].s != self.best:
+            yield self.best
+        for _ in range(_LOOKS):
+            before = self._seen[0]
             yield candidate
             tried = self._seen[0]
             yield self.best
-            for among in (_KEPT, 2 * look + 1):
-                if self._cost(candidate, among) >= self._cost(self.best, among):
-                    self._owe(candidate, tried)
-                    return False
+            self._trials.appendleft(_trial(before, tried, self._seen[0], self._windows))
+            _, error = self._log_ratio(candidate)
+            doubt = math.exp(error if self.best else 0.0)
+            if self._cost(candidate) * doubt >= self._cost(self.best):
+                self._owe(candidate, tried)
+                return False
         return True
 
     def _owe(self, s: int, window: _Window) -> None:
@@ -254,35 +264,51 @@ class _DirectionAware:
         found = [0, best + direction, best - direction] if best else [far, 1]
         return list(dict.fromkeys(s for s in found if 0 <= s <= longest and s != best))
 
-    def _cost(self, s: int, among: int = _KEPT) -> float:
+    def _cost(self, s: int) -> float:
         """Return the time per token of all requests together at length ``s``, prompts included [s].
 
-        Args:
-            among: so many of the latest windows count.
+        ``s`` is the best length, or has been tried beside it.
         """
-        return self._pace(s, among) + (self._prompts_s if s else 0.0)
+        return self._pace(s) + (self._prompts_s if s else 0.0)
 
-    def _pace(self, s: int, among: int = _KEPT) -> float:
-        """Return the time per token, without that for prompts [s].
+    def _pace(self, s: int) -> float:
+        """Return the time per token, without that for prompts [s]."""
+        extra = _mean((_FADES**age, w.extra) for age, w in enumerate(self._seen) if w.s == s)
+        return self._time(s) / (1.0 + extra + self._acceptance.expected(s))
 
-        Windows are short, and their times vary more than those of neighbouring lengths differ. So a
-        line through those of similar lengths stands for them; without drafts it is another matter.
-        """
-        extra = _on_line([(w, window.s, window.extra) for w, window in self._near(s, among)], s)
-        return self._time(s, among) / (1.0 + extra + self._acceptance.expected(s))
-
-    def _time(self, s: int, among: int = _KEPT) -> float:
+    def _time(self, s: int) -> float:
         """Return the time of a verification per request at length ``s`` [s]."""
-        points = [(w, window.s, window.time_s) for w, window in self._near(s, among)]
-        return _on_line(points, s)
+        own = ((_FADES**age, w.time_s) for age, w in enumerate(self._seen) if w.s == self.best)
+        log_ratio, _ = self._log_ratio(s)
+        return _mean(own) * math.exp(log_ratio)
 
-    def _near(self, s: int, among: int) -> list[tuple[float, _Window]]:
-        """Return those of the latest windows that are of similar lengths, each with its weight."""
-        return [
-            (_FADES**age, window)
-            for age, window in enumerate(islice(self._seen, among))
-            if window.s == s or (window.s and s and abs(window.s - s) <= _NEAR)
-        ]
+    def _log_ratio(self, s: int) -> tuple[float, float]:
+        """Return the logarithm of the time at length ``s`` over the best one's; its standard error.
+
+        One trial tells little: it is short, and times vary more than those of neighbouring lengths
+        differ. From one token on the time grows about evenly, so trials between similar lengths
+        count as well.
+        """
+        if s == self.best:
+            return 0.0, 0.0
+        low, high = sorted((s, self.best))
+        growths = []
+        for trial in self._trials:
+            far = abs(trial.low - low) + abs(trial.high - high)
+            if not far or (low and trial.low and far <= _NEAR):
+                age = self._windows - trial.at
+                growths.append((_TRIAL_FADES**age / (1 + far), trial.growth))
+        weights = [weight for weight, _ in growths]
+        error = self._noise * math.hypot(*weights) / sum(weights)
+        return _mean(growths) * (s - self.best), error
+
+    @property
+    def _noise(self) -> float:
+        """The standard deviation of the logarithm of a trial's ratio, by the best one's windows."""
+        own = [_log(window.time_s) for window in self._seen if window.s == self.best]
+        squares = [(a - b) ** 2 for a, b in pairwise(own)]
+        # Of one window it is half of their mean; a trial has one, and the mean of two others.
+        return math.sqrt(1.5 * statistics.fmean(squares) / 2) if squares else 0.0
 
 
 class _Window(NamedTuple):
@@ -314,23 +340,46 @@ def _window(s: int, times: Sequence[float], extra: float, catches_up: bool) -> _
     return _Window(s, time_s, max(more_s, 0.0) / count, extra / count)
 
 
-def _on_line(points: Sequence[tuple[float, float, float]], at: float) -> float:
-    """Return the value at ``at`` of the line through (weight, x, y) by least squares.
+class _Trial(NamedTuple):
+    """A window of one length between two of another.
 
-    It is the weighted mean where all x are one.
+    Attributes:
+        low, high: the two lengths.
+        growth: of the logarithm of the time, from the one to the other, per token.
+        at: number of windows before it ended.
     """
-    total = sum(w for w, _, _ in points)
-    x_mean = sum(w * x for w, x, _ in points) / total
-    y_mean = sum(w * y for w, _, y in points) / total
-    spread = sum(w * (x - x_mean) ** 2 for w, x, _ in points)
-    slope = sum(w * (x - x_mean) * y for w, x, y in points) / spread if spread else 0.0
-    return y_mean + slope * (at - x_mean)
+
+    low: int
+    high: int
+    growth: float
+    at: int
+
+
+def _trial(before: _Window, tried: _Window, after: _Window, at: int) -> _Trial:
+    """Compare a window with its neighbours; what changes evenly meanwhile cancels out."""
+    low, high = sorted((tried.s, after.s))
+    beside = (_log(before.time_s) + _log(after.time_s)) / 2
+    return _Trial(low, high, (_log(tried.time_s) - beside) / (tried.s - after.s), at)
+
+
+def _log(time_s: float) -> float:
+    return math.log(max(time_s, _LEAST_S))
+
+
+def _mean(points: Iterable[tuple[float, float]]) -> float:
+    """Return the mean of (weight, value), of which there is at least one."""
+    weighted = [*points]
+    return sum(w * value for w, value in weighted) / sum(w for w, _ in weighted)
 
 
 _FADES = 0.85
 """Weight of a window, relative to the one after it."""
-_NEAR = 2
-"""Lengths that differ by no more are on one line."""
+_TRIAL_FADES = 0.995
+"""Weight of a trial, relative to one that is a window younger."""
+_NEAR = 4
+"""Trials between two lengths tell of two others that differ by no more, together."""
+_LEAST_S = 1e-9
+"""No window is shorter, whatever the clock says."""
 PAUSE = 4.0
 """A time counts as no more than so many times the usual one: else the machine has paused."""
 _FROM_ZERO = 4
@@ -338,8 +387,8 @@ _LOOKS = 2
 """So often a length is tried before it becomes the best one."""
 _TRIALS = 0.01
 """Share of the time that trying other lengths may cost."""
-_ENOUGH = 64
-"""Drafts that are judged before the search begins: the way back from s = 0 is long."""
+_ENOUGH = 256
+"""Drafts that are judged before the search begins: those of a few requests say little of others."""
 _LARGEST_LOSS = 0.4
 """So much of its time a trial has lost at most: else it was disturbed."""
 _RETURN = 2.0
@@ -366,14 +415,18 @@ class Acceptance:
 
     def expected(self, s: int) -> float:
         """Return the mean number of accepted tokens of a draft of ``s``: the paper's vl(s)."""
-        total, chance = 0.0, 1.0
-        for place in range(s):
-            if not self._judged[place]:
+        total, reached, before, weight = 0.0, 1.0, 0.0, 0.0
+        for judged, accepted in zip(self._judged[:s], self._accepted, strict=False):
+            if not judged:
                 break
-            chance *= self._accepted[place] / self._judged[place]
-            total += chance
+            before = (accepted + weight * before) / (judged + weight)
+            reached *= before
+            total += reached
+            weight = _ALIKE
         return total
 
 
+_ALIKE = 32
+"""A place that few drafts have reached is much like the one before, which counts as so many."""
 _MEMORY = 400
 _FORGET = 1.0 - 1.0 / _MEMORY

@@ -21,6 +21,8 @@ from collab_llm_nodes.protocols.collective.length import (
     Verification,
     _DirectionAware,
     _Printed,
+    _trial,
+    _Window,
     selector,
 )
 
@@ -40,6 +42,7 @@ class System:
         start_s: time to draft at all.
         noise: standard deviation of each time, relative.
         drift: standard deviation of the machine's pace, which changes in some 30 verifications.
+        spread: standard deviation of the acceptance among requests, which have 128 tokens each.
         batch: drafts in a verification.
         lag: verifications after a change that still find drafts of the old length in the pool.
     """
@@ -51,6 +54,7 @@ class System:
     start_s: float = 0.0
     noise: float = 0.0
     drift: float = 0.0
+    spread: float = 0.0
     batch: int = 16
     lag: int = 2
     pipelined: bool = False
@@ -77,16 +81,23 @@ class System:
         """Return the time per token over so many verifications with the lengths of ``chosen``."""
         pool = [chosen.s] * self.lag
         seconds = tokens = drift = 0.0
+        (requests,) = rng.spawn(1)  # the same requests for all lengths
+        chances = self._chances(requests, self.batch)
+        left = np.full(self.batch, 128)
         for _ in range(verifications):
             pool.append(chosen.s)
             s = pool.pop(0)
-            accepted = (rng.random((self.batch, s + 1)) < self.acceptance).astype(int)
+            accepted = (rng.random((self.batch, s + 1)) < chances[:, None]).astype(int)
             accepted[:, s] = 0
             counts = accepted.argmin(axis=1)
+            left -= counts + 1
+            chances[left <= 0] = self._chances(requests, int((left <= 0).sum()))
+            left[left <= 0] = 128
             drift = _STAYS * drift + (1 - _STAYS**2) ** 0.5 * self.drift * rng.normal()
             slow = np.exp(drift) * (1 + self.noise * rng.normal(size=2))
             seconds += self.step(s)
-            tokens += 1 + sum(self.acceptance**i for i in range(1, s + 1))
+            expected = sum(self.acceptance**i for i in range(1, s + 1))
+            tokens += 1 + (counts.mean() if self.spread else expected)
             chosen.observe(
                 Verification(
                     [s] * self.batch,
@@ -97,6 +108,14 @@ class System:
                 )
             )
         return seconds / tokens
+
+    def _chances(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Draw the acceptance of each of so many requests, [count]."""
+        if not self.spread:
+            return np.full(count, self.acceptance)
+        mean = self.acceptance
+        size = mean * (1 - mean) / self.spread**2 - 1
+        return rng.beta(mean * size, (1 - mean) * size, count)
 
     def regret(self, rule: str, initial: int = 4, seed: int = 0) -> float:
         """Return the time per token, relative to the best fixed length's, minus 1."""
@@ -117,20 +136,43 @@ def regrets(rule: str, noise: float) -> list[float]:
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05, 0.1])
 def test_the_direction_aware_rule_loses_little_to_the_best_fixed_length(noise: float) -> None:
-    """Measured: mean 1.5 to 1.8 %, the search from s = 4 included; largest 2.8 %."""
+    """Measured: mean 1.5 to 1.8 %, the search from s = 4 included; largest 2.9 %."""
     made = regrets(DIRECTION, noise)
     assert np.mean(made) < 0.02
     assert max(made) < 0.06
 
 
 def test_a_machine_that_is_now_fast_now_slow_misleads_it_little() -> None:
-    """Measured: mean 3.2 %, largest 14.7 %; the machine's times vary by a fifth."""
+    """Measured: mean 2.5 %, largest 7.8 %; the machine's times vary by a fifth."""
     made = [
         replace(each, noise=0.15, drift=0.12).regret(DIRECTION, seed=seed)
         for each in CONVEX
         for seed in range(3)
     ]
     assert np.mean(made) < 0.04
+
+
+@pytest.mark.parametrize(
+    ("system", "most"),
+    [
+        (System(0.82, token_s=0.1, draft_s=0.2, start_s=0.1, batch=1), 0.03),
+        (System(0.82, token_s=0.1, draft_s=0.2, start_s=0.1, batch=16), 0.03),
+        (System(0.82, token_s=0.06, draft_s=0.3, start_s=0.3, batch=1), 0.05),
+    ],
+    ids=["1", "16", "dear drafts"],
+)
+def test_easy_and_hard_requests_mislead_it_little(system: System, most: float) -> None:
+    """Measured: mean 2.3, 2.0 and 4.0 %. The first requests of a stream say little of others."""
+    system = replace(system, noise=0.2, drift=0.15, spread=0.18)
+    verifications = 3800 if system.batch == 1 else 1200
+    made = []
+    for seed in range(16):
+        ours, best = (
+            system.run(selector(config), verifications, np.random.default_rng(seed))
+            for config in (LengthConfig(), LengthConfig(FIXED, initial=3))
+        )
+        made.append(ours / best - 1)
+    assert np.mean(made) < most
 
 
 @pytest.mark.parametrize(("noise", "least"), [(0.0, 0.5), (0.02, 0.1), (0.05, 0.1)])
@@ -185,7 +227,7 @@ def test_no_draft_at_all_is_judged_by_its_own_times() -> None:
     """The line through s = 1, 2 and 3 would make s = 0 look better than it is."""
     chosen = selector(LengthConfig(initial=2))
     assert isinstance(chosen, _DirectionAware)
-    drive(chosen, lambda s: float(s) if s else 1.1, 88)
+    drive(chosen, lambda s: float(s) if s else 1.1, 352)
     for _ in range(50):
         drive(chosen, lambda s: float(s) if s else 1.1, 8)
         assert chosen._cost(0) == pytest.approx(1.1)
@@ -254,7 +296,7 @@ def test_windows_of_long_drafts_count_for_what_they_take() -> None:
         return 1.0 + s
 
     chosen = selector(LengthConfig())
-    drive(chosen, cost, 100)
+    drive(chosen, cost, 300)
     total_s = 0.0
     drive(chosen, cost, 8000)
     assert total_s / 8000 < 1.03
@@ -310,7 +352,7 @@ def test_a_length_whose_trial_was_disturbed_is_tried_again(disturbed: Sequence[i
 
 def test_the_way_from_no_drafts_is_open_whatever_the_longest_one_is() -> None:
     chosen = selector(LengthConfig(initial=0, longest=2))
-    for _ in range(100):
+    for _ in range(300):
         chosen.observe(Verification([chosen.s], [chosen.s], [chosen.s], 1.0, 1.0))
     assert chosen.best == 2
 
@@ -318,7 +360,7 @@ def test_the_way_from_no_drafts_is_open_whatever_the_longest_one_is() -> None:
 def test_drafts_of_another_length_do_not_count_as_this_one() -> None:
     config = LengthConfig(decision_threshold=2)
     chosen = selector(config)
-    for _ in range(40):
+    for _ in range(130):
         chosen.observe(Verification([config.initial, 1], [4, 1], [0, 0], 1.0, 1.0))
     assert chosen.s == config.initial
     drive(chosen, lambda s: 1.0, 2)
@@ -328,7 +370,7 @@ def test_drafts_of_another_length_do_not_count_as_this_one() -> None:
 def test_the_first_drafts_are_too_few_to_be_judged() -> None:
     """They are poor: a draft model starts, and the vote has no weights yet."""
     chosen = selector(LengthConfig())
-    assert set(drive(chosen, lambda s: 1.0 + s, 64)) == {4}
+    assert set(drive(chosen, lambda s: 1.0 + s, 256)) == {4}
     assert 0 in drive(chosen, lambda s: 1.0 + s, 16)
 
 
@@ -341,6 +383,16 @@ def test_a_slow_spell_before_a_trial_does_not_make_the_usual_length_look_dear() 
         drive(chosen, lambda s: 1.3, 8)
     drive(chosen, lambda s: 1.0 + s / 10, 50)
     assert chosen.best == 0
+
+
+def test_what_changes_evenly_during_a_trial_is_not_the_length_s() -> None:
+    """The machine's times double from window to window."""
+    before, tried, after = (_Window(s, time_s, 0.0, 0.0) for s, time_s in ((4, 1), (6, 2), (4, 4)))
+    even = _trial(before, tried, after, 9)
+    assert (even.low, even.high, even.at) == (4, 6, 9)
+    assert even.growth == pytest.approx(0.0)
+    dearer = _trial(before, tried._replace(time_s=4), after, 9)
+    assert dearer.growth == pytest.approx(np.log(2) / 2)
 
 
 def test_the_printed_rule_spans_the_transition_and_stays_in_range() -> None:
@@ -373,6 +425,18 @@ def test_acceptance_of_all_lengths_from_drafts_of_one() -> None:
     for s in range(5):
         assert known.expected(s) == pytest.approx(sum(0.7**i for i in range(1, s + 1)), rel=0.1)
     assert known.expected(9) == known.expected(4), "nothing is known of longer ones"
+
+
+def test_a_place_that_few_drafts_have_reached_is_like_the_one_before() -> None:
+    known = Acceptance(2)
+    for accepted in (0, 1) * 100:
+        known.add(1, accepted)
+    known.add(2, 2)
+    known.add(2, 2)
+    assert known.expected(2) - known.expected(1) < 0.6 * known.expected(1)
+    for _ in range(1000):
+        known.add(2, 2)
+    assert known.expected(2) == pytest.approx(2.0, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,12 @@ from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
 FAST = LengthConfig(decision_threshold=2)  # the length changes often
 
 
+@pytest.fixture
+def search_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the search for the length begin behind the first draft."""
+    monkeypatch.setattr("collab_llm_nodes.protocols.collective.length._ENOUGH", 1)
+
+
 def job(number: int, **fields: Any) -> Job:
     return replace(Job(f"job {number}", (7, number), GREEDY, 24), **fields)
 
@@ -509,8 +515,8 @@ def test_the_papers_rule_is_for_whole_drafts_only() -> None:
     assert told.value.field == "vote_every_token"
 
 
-def test_a_draining_batch_does_not_adapt_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collab_llm_nodes.protocols.collective.length._ENOUGH", 1)
+@pytest.mark.usefixtures("search_at_once")
+def test_a_draining_batch_does_not_adapt_the_length() -> None:
     world = make(length=LengthConfig(initial=3, decision_threshold=2), draft_batch=8)
     prompts = endless_prompts()
     stays = replace(job(1, max_tokens=60), prompt=next(prompts))
@@ -530,6 +536,7 @@ def test_a_draining_batch_does_not_adapt_the_length(monkeypatch: pytest.MonkeyPa
     assert lengths != {3}, "a batch that does not shrink counts"
 
 
+@pytest.mark.usefixtures("search_at_once")
 def test_no_other_length_is_tried_on_a_batch_that_drains() -> None:
     """Nothing would be learned, and the trial would last as long as the batch."""
     world = make(length=LengthConfig(initial=3, decision_threshold=2), draft_batch=8)
@@ -546,6 +553,7 @@ def test_no_other_length_is_tried_on_a_batch_that_drains() -> None:
     assert machine.s == machine._selector.best != machine._selector.s
 
 
+@pytest.mark.usefixtures("search_at_once")
 def test_no_other_length_is_tried_on_a_draft_for_a_new_request() -> None:
     """Its verification reads a prompt, and most of those do not count."""
     world = make(models=1, length=LengthConfig(initial=3, decision_threshold=2), draft_batch=8)
@@ -563,8 +571,8 @@ def test_no_other_length_is_tried_on_a_draft_for_a_new_request() -> None:
     assert best != trial
 
 
-def test_each_size_of_batch_has_a_search_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collab_llm_nodes.protocols.collective.length._ENOUGH", 1)
+@pytest.mark.usefixtures("search_at_once")
+def test_each_size_of_batch_has_a_search_of_its_own() -> None:
     world = make(draft_batch=8, target_batch=8)
     begin = world.machine._selector.s
     lone, many = job(0), [job(i) for i in range(1, 9)]
