@@ -129,12 +129,10 @@ def _single_drafts(axis: Any, results: Results) -> None:
 def _fixed_and_adaptive(axis: Any, results: Results) -> None:
     batch = _middle(results, "adaptive")
     row = results["adaptive"][batch]
-    speeds = {s: own["tokens_per_s"] for s, own in row["by_length"].items()}
-    for name in (ADAPTIVE, PRINTED_RULE):
-        speeds[name] = row[f"{name}_tokens_per_s"]
-    rivals = 2
-    colours = ["C0"] * (len(speeds) - rivals) + ["C1"] * rivals
-    axis.bar([*speeds], [*speeds.values()], color=colours)
+    fixed = {s: own["tokens_per_s"] for s, own in row["by_length"].items()}
+    adaptive = {name: row[f"{name}_tokens_per_s"] for name in (ADAPTIVE, PRINTED_RULE)}
+    for speeds in (fixed, adaptive):
+        axis.bar([*speeds], [*speeds.values()])
     label = f"s = {row['best_fixed_s']} in the turns of the adaptive lengths (orange)"
     axis.axhline(row["best_fixed_tokens_per_s"], color="red", label=label)
     axis.tick_params(axis="x", labelsize=7, rotation=60)

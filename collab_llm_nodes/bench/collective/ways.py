@@ -118,12 +118,13 @@ class Collective:
     Args:
         family: the models.
         drafts: which of the family's draft models take part; none: the target decodes alone.
-        batch: requests verified in one pass, and drafted, unless ``schedule`` says otherwise.
+        batch: requests verified in one pass.
         max_tokens: longest answer.
         length: the speculation length and its rule; by default it is fixed at ``S``.
         weights: the rule of the vote's weights.
         pipelined: the draft models run in processes, and draft during verifications.
         in_threads: each draft model has a thread of this process instead.
+        draft_batch: requests drafted in one pass; 0: ``batch``.
         in_flight: requests at a time; 0: ``IN_FLIGHT`` for each place of a batch.
         schedule: other settings of ``ScheduleConfig``.
 
@@ -144,6 +145,7 @@ class Collective:
         weights: WeightsConfig | None = None,
         pipelined: bool = False,
         in_threads: bool = False,
+        draft_batch: int = 0,
         in_flight: int = 0,
         **schedule: Any,
     ) -> None:
@@ -155,13 +157,11 @@ class Collective:
             len(drafts),
             family.target.eos,
             schedule=ScheduleConfig(
-                **{
-                    "draft_batch": batch,
-                    "target_batch": batch,
-                    "max_active": self._in_flight,
-                    "draft_timeout_s": DRAFT_TIMEOUT_S,
-                    **schedule,
-                }
+                draft_batch=draft_batch or batch,
+                target_batch=batch,
+                max_active=self._in_flight,
+                draft_timeout_s=DRAFT_TIMEOUT_S,
+                **schedule,
             ),
             weights=weights,
             length=length or LengthConfig(FIXED, initial=S),

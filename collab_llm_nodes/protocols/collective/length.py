@@ -229,8 +229,7 @@ class _DirectionAware:
             tried = self._seen[0]
             yield self.best
             self._trials.appendleft(_trial(before, tried, self._seen[0], self._windows))
-            _, error = self._log_ratio(candidate)
-            doubt = math.exp(error if self.best else 0.0)
+            doubt = math.exp(self._error(candidate) if self.best else 0.0)
             if self._cost(candidate) * doubt >= self._cost(self.best):
                 self._owe(candidate, tried)
                 return False
@@ -279,18 +278,16 @@ class _DirectionAware:
     def _time(self, s: int) -> float:
         """Return the time of a verification per request at length ``s`` [s]."""
         own = ((_FADES**age, w.time_s) for age, w in enumerate(self._seen) if w.s == self.best)
-        log_ratio, _ = self._log_ratio(s)
-        return _mean(own) * math.exp(log_ratio)
+        growth = _mean(self._growths(s)) if s != self.best else 0.0
+        return _mean(own) * math.exp(growth * (s - self.best))
 
-    def _log_ratio(self, s: int) -> tuple[float, float]:
-        """Return the logarithm of the time at length ``s`` over the best one's; its standard error.
+    def _growths(self, s: int) -> list[tuple[float, float]]:
+        """Return (weight, growth) of the trials that tell of ``s`` beside the best length.
 
         One trial tells little: it is short, and times vary more than those of neighbouring lengths
         differ. From one token on the time grows about evenly, so trials between similar lengths
         count as well.
         """
-        if s == self.best:
-            return 0.0, 0.0
         low, high = sorted((s, self.best))
         growths = []
         for trial in self._trials:
@@ -298,17 +295,19 @@ class _DirectionAware:
             if not far or (low and trial.low and far <= _NEAR):
                 age = self._windows - trial.at
                 growths.append((_TRIAL_FADES**age / (1 + far), trial.growth))
-        weights = [weight for weight, _ in growths]
-        error = self._noise * math.hypot(*weights) / sum(weights)
-        return _mean(growths) * (s - self.best), error
+        return growths
 
-    @property
-    def _noise(self) -> float:
-        """The standard deviation of the logarithm of a trial's ratio, by the best one's windows."""
+    def _error(self, s: int) -> float:
+        """Return the standard error of the logarithm of the ratio of times, ``s`` to the best one.
+
+        The best one's windows tell how much times vary.
+        """
         own = [_log(window.time_s) for window in self._seen if window.s == self.best]
         squares = [(a - b) ** 2 for a, b in pairwise(own)]
-        # Of one window it is half of their mean; a trial has one, and the mean of two others.
-        return math.sqrt(1.5 * statistics.fmean(squares) / 2) if squares else 0.0
+        # The variance of a window is half of their mean; a trial is one, less the mean of two.
+        noise = math.sqrt(1.5 * statistics.fmean(squares) / 2) if squares else 0.0
+        weights = [weight for weight, _ in self._growths(s)]
+        return noise * math.hypot(*weights) / sum(weights)
 
 
 class _Window(NamedTuple):

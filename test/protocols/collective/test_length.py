@@ -224,7 +224,7 @@ def drive(chosen: LengthSelector, cost: Callable[[int], float], count: int) -> l
 
 
 def test_no_draft_at_all_is_judged_by_its_own_times() -> None:
-    """The line through s = 1, 2 and 3 would make s = 0 look better than it is."""
+    """Trials between 1, 2 and 3 would make s = 0 look better than it is."""
     chosen = selector(LengthConfig(initial=2))
     assert isinstance(chosen, _DirectionAware)
     drive(chosen, lambda s: float(s) if s else 1.1, 352)
