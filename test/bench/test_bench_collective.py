@@ -368,6 +368,10 @@ def test_the_best_fixed_length_is_scored_beside_the_rules_alone(family: Family) 
     assert found["regret"] == pytest.approx(
         1 - found["adaptive_tokens_per_s"] / found["best_fixed_tokens_per_s"]
     )
+    twins = found["twins"]
+    assert set(twins) == {str(found["best_fixed_s"]), "adaptive", "printed"}
+    for name in ("adaptive", "printed"):
+        assert min(twins[name]) <= found[f"{name}_tokens_per_s"] <= max(twins[name])
 
 
 def run_with(folder: Path, parts: Sequence[str] = QUICK_PARTS, **changed: Any) -> dict[str, Any]:

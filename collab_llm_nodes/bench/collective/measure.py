@@ -54,6 +54,7 @@ RIVALS_TURNS = 8
 
 They have half of the prompts each: the machine is now faster, now slower, so turns are to be short.
 """
+_TWINS = ("one", "other")
 
 _CORES = len(os.sched_getaffinity(0))
 
@@ -330,7 +331,8 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     The best fixed length is chosen by half of the turns and scored on others: else chance would
     favour the length that it chose. Those others have that length and the rules alone, and are
     ``RIVALS_TURNS`` times as many. All of them count together: a rule tries other lengths in few
-    of them, which a median would leave out.
+    of them, which a median would leave out. Each takes part twice, as two ways: even ways that
+    are the same differ by some per cent, as ``twins`` shows.
     """
     tried = bench.sizes.lengths
     ways = {str(s): bench.collective(batch, length=fixed(s)) for s in tried}
@@ -343,12 +345,11 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
         ADAPTIVE: bench.collective(batch, length=LengthConfig()),
         PRINTED_RULE: bench.collective(batch, length=LengthConfig(PRINTED)),
     }
+    both = {f"{name} {twin}": make for twin in _TWINS for name, make in rivals.items()}
     title, turns = "adaptive lengths", RIVALS_TURNS * scoring
-    runs = bench.in_turn(title, MIXED, batch, rivals, turns)
-    scored = {
-        name: sum(run.tokens for run in own) / sum(run.seconds for run in own)
-        for name, own in runs.items()
-    }
+    runs = bench.in_turn(title, MIXED, batch, both, turns)
+    twins = {name: [runs[f"{name} {twin}"] for twin in _TWINS] for name in rivals}
+    scored = {name: _speed_of_all([*one, *other]) for name, (one, other) in twins.items()}
     return {
         "best_fixed_s": int(best),
         "best_fixed_tokens_per_s": scored[best],
@@ -356,6 +357,7 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
         "printed_tokens_per_s": scored[PRINTED_RULE],
         "regret": 1.0 - scored[ADAPTIVE] / scored[best],
         "printed_regret": 1.0 - scored[PRINTED_RULE] / scored[best],
+        "twins": {name: [*map(_speed_of_all, own)] for name, own in twins.items()},
         "by_length": {
             s: {
                 "tokens_per_s": tokens_per_s(own),
@@ -364,6 +366,10 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
             for s, own in by_s.items()
         },
     }
+
+
+def _speed_of_all(runs: Sequence[Run]) -> float:
+    return sum(run.tokens for run in runs) / sum(run.seconds for run in runs)
 
 
 # ---------------------------------------------------------------- the pipeline

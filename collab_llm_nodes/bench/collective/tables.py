@@ -123,6 +123,7 @@ def _adaptive(results: Mapping[str, Any]) -> Table:
         "tokens/s",
         ADAPTIVE,
         PRINTED_RULE,
+        "the fixed one twice",
         title="speculation length: fixed and adaptive, share of the best fixed one's throughput",
     )
     for batch, row in results["adaptive"].items():
@@ -132,6 +133,7 @@ def _adaptive(results: Mapping[str, Any]) -> Table:
             f"{row['best_fixed_tokens_per_s']:.0f}",
             f"{1 - row['regret']:.3f}",
             f"{1 - row['printed_regret']:.3f}",
+            " ".join(f"{speed:.0f}" for speed in row["twins"][str(row["best_fixed_s"])]),
         )
     return table
 

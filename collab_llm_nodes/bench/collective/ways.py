@@ -171,9 +171,8 @@ class Collective:
         self.machine.watch()
         self.target.held = []
         self.drafts_held: list[tuple[float, int]] = []
-        self._runner = Runner(
-            self.machine, self.target, self._noting, pipelined=pipelined, log=_LOG
-        )
+        threads = pipelined or in_threads  # several of them: none may have to run the target's work
+        self._runner = Runner(self.machine, self.target, self._noting, pipelined=threads, log=_LOG)
 
     def _noting(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
         """Return the draft models at work; each of their answers notes their memory."""
