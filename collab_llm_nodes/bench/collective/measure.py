@@ -104,7 +104,8 @@ class Bench:
 
         The first turn warms up: it is not measured, and takes no more prompts than are in flight.
         Assisted generation answers one prompt after the other, so its speed is not the batch's: it
-        takes as many as at a batch of 1.
+        takes as many as at a batch of 1. Every other turn goes backwards: which way came before
+        should not matter.
 
         Args:
             half: half of the prompts.
@@ -114,7 +115,7 @@ class Bench:
         with ExitStack() as stack:
             made = {name: stack.enter_context(closing(make())) for name, make in ways.items()}
             for turn in range(repeats + 1):
-                for name, way in made.items():
+                for name, way in [*made.items()][:: -1 if turn % 2 else 1]:
                     places = 1 if name == ASSISTED else batch
                     most = self.sizes.count(places, half=half) if turn else IN_FLIGHT * places
                     asked = prompts[:most]
@@ -331,8 +332,8 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     The best fixed length is chosen by half of the turns and scored on others: else chance would
     favour the length that it chose. Those others have that length and the rules alone, and are
     ``RIVALS_TURNS`` times as many. All of them count together: a rule tries other lengths in few
-    of them, which a median would leave out. Each takes part twice, as two ways: even ways that
-    are the same differ by some per cent, as ``twins`` shows.
+    of them, which a median would leave out. Each runs as two instances, whose difference
+    tells how sure the figures are: ``twins`` has both.
     """
     tried = bench.sizes.lengths
     ways = {str(s): bench.collective(batch, length=fixed(s)) for s in tried}

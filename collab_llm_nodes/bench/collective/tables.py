@@ -123,7 +123,7 @@ def _adaptive(results: Mapping[str, Any]) -> Table:
         "tokens/s",
         ADAPTIVE,
         PRINTED_RULE,
-        "the fixed one twice",
+        "the fixed one, both instances",
         title="speculation length: fixed and adaptive, share of the best fixed one's throughput",
     )
     for batch, row in results["adaptive"].items():

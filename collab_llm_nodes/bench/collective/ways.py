@@ -171,7 +171,9 @@ class Collective:
         self.machine.watch()
         self.target.held = []
         self.drafts_held: list[tuple[float, int]] = []
-        threads = pipelined or in_threads  # several of them: none may have to run the target's work
+        threads = (
+            pipelined or in_threads
+        )  # else a draft model's thread would run the target's passes
         self._runner = Runner(self.machine, self.target, self._noting, pipelined=threads, log=_LOG)
 
     def _noting(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:

@@ -80,6 +80,7 @@ class Verification:
         extra: tokens that passes without drafts have given in this time.
         prompts_s: time in which the draft models read prompts, spread over all tokens [s]. Where
             s = 0 they need not.
+        catches_up: the draft models have first read what the target had decoded without drafts.
     """
 
     asked: Sequence[int]
@@ -89,6 +90,7 @@ class Verification:
     step_s: float
     extra: int = 0
     prompts_s: float = 0.0
+    catches_up: bool = False
 
 
 class LengthSelector(Protocol):
@@ -166,6 +168,7 @@ class _DirectionAware:
         self._config = config
         self._acceptance = Acceptance(config.longest)
         self._times: list[float] = []  # times per request of the window that is open
+        self._catch_ups: list[float] = []  # likewise, of verifications that catch up
         self._extra = 0.0  # tokens per request that came without drafts in it
         self._seen: deque[_Window] = deque(maxlen=_KEPT)  # the latest one first
         self._trials: deque[_Trial] = deque(maxlen=_KEPT)  # likewise
@@ -184,13 +187,17 @@ class _DirectionAware:
         self._judged += len(verification.asked)
         if any(asked != self.s for asked in verification.asked):
             return  # the pool still holds drafts of another length: their time is that one's
-        self._times.append(verification.step_s / len(verification.asked))
+        time_s = verification.step_s / len(verification.asked)
+        if verification.catches_up:
+            self._catch_ups.append(time_s)
+            return
+        self._times.append(time_s)
         self._extra += verification.extra / len(verification.asked)
         if len(self._times) == self._config.decision_threshold:
-            catches_up = self.s > 0 and bool(self._seen) and not self._seen[0].s
-            self._seen.appendleft(_window(self.s, self._times, self._extra, catches_up))
+            self._seen.appendleft(_window(self.s, self._times, self._extra, self._catch_ups))
             self._windows += 1
             self._times.clear()
+            self._catch_ups.clear()
             self._extra = 0.0
             self._pay()
             self.s = next(self._search)
@@ -205,11 +212,11 @@ class _DirectionAware:
             for candidate in self._candidates(direction):
                 if candidate in self._debts:
                     continue
-                before = self.best, next(w for w in self._seen if w.s == self.best)
+                best, window = self.best, next(w for w in self._seen if w.s == self.best)
                 if (yield from self._wins(candidate)):
-                    direction = 1 if candidate > self.best else -1
+                    direction = 1 if candidate > best else -1
                     self.best = candidate
-                    self._owe(*before)
+                    self._owe(best, window, window.catch_up_s)
                     break
             else:
                 yield self.best
@@ -228,14 +235,15 @@ class _DirectionAware:
             yield candidate
             tried = self._seen[0]
             yield self.best
-            self._trials.appendleft(_trial(before, tried, self._seen[0], self._windows))
+            after = self._seen[0]
+            self._trials.appendleft(_trial(before, tried, after, self._windows))
             doubt = math.exp(self._error(candidate) if self.best else 0.0)
             if self._cost(candidate) * doubt >= self._cost(self.best):
-                self._owe(candidate, tried)
+                self._owe(candidate, tried, tried.catch_up_s + after.catch_up_s)
                 return False
         return True
 
-    def _owe(self, s: int, window: _Window) -> None:
+    def _owe(self, s: int, window: _Window, catch_up_s: float) -> None:
         """Note what ``window`` has cost: ``s`` is tried again when that is paid."""
         time_s, pace = self._time(self.best), self._pace(s)
         if pace and time_s:
@@ -243,7 +251,7 @@ class _DirectionAware:
             lost = min(1.0 - self._pace(self.best) / pace, _LARGEST_LOSS)
             # A window is longer in proportion to its tokens at most: else it was disturbed.
             windows = min(window.time_s / time_s, max(1.0, (1.0 + s) / (1.0 + self.best)))
-            owed = windows * lost + window.catch_up_s / time_s
+            owed = windows * lost + catch_up_s / time_s
             self._debts[s] = max(owed, 0.0 if self.best else _RETURN)
 
     def _pay(self) -> None:
@@ -316,9 +324,8 @@ class _Window(NamedTuple):
     Attributes:
         s: the length.
         time_s: mean time per request, pauses cut short [s].
-        catch_up_s: mean time per request in which the draft models read what the target had made
-            without them: what the first verification behind a window without drafts took more than
-            the others [s].
+        catch_up_s: time per request in which the draft models read what the target had decoded
+            without drafts, spread over the window's verifications [s].
         extra: mean tokens per request that came without drafts.
     """
 
@@ -328,15 +335,20 @@ class _Window(NamedTuple):
     extra: float
 
 
-def _window(s: int, times: Sequence[float], extra: float, catches_up: bool) -> _Window:
-    """Sum up a window: the time per request of each verification, and all extra tokens."""
+def _window(s: int, times: Sequence[float], extra: float, catch_ups: Sequence[float]) -> _Window:
+    """Sum up a window.
+
+    Args:
+        times: per request, of each verification.
+        extra: tokens per request that came without drafts.
+        catch_ups: likewise, of verifications that catch up, which are none of the window's.
+    """
     # Rounds in which all models draft are few and long: a median would not see them. A pause of
     # the machine is not the length's.
     count, usual = len(times), PAUSE * statistics.median(times)
-    steady = times[1:] if catches_up else times
-    time_s = statistics.fmean(min(time_s, usual) for time_s in steady)
-    more_s = min(times[0], usual * count) - time_s if catches_up else 0.0
-    return _Window(s, time_s, max(more_s, 0.0) / count, extra / count)
+    time_s = statistics.fmean(min(each, usual) for each in times)
+    more_s = sum(max(min(each, usual * count) - time_s, 0.0) for each in catch_ups)
+    return _Window(s, time_s, more_s / count, extra / count)
 
 
 class _Trial(NamedTuple):

@@ -156,6 +156,7 @@ class Machine:
         self._length = length or LengthConfig()
         self._selector = selector(self._length)
         self._selectors = {1: self._selector}  # by the binary digits of the batch's size
+        self._learns = self._selector  # from the verification under way
         self._pipelined = pipelined
         self._eos = eos
         self._models = [_Model() for _ in range(models)]
@@ -342,8 +343,10 @@ class Machine:
             ]
             wanted = min(asked, request.left - 1)
             reads = wanted > 0 and not request.read
+            catches_up = wanted > 0 and request.missed
             request.read |= reads
-            drafts.append(Draft(request, asked, wanted, own, reads))
+            request.missed = not wanted
+            drafts.append(Draft(request, asked, wanted, own, reads, catches_up))
         self._drawing = Drawing(
             self._batches,
             drafts,
@@ -449,10 +452,12 @@ class Machine:
         drawing, self._drawing = self._drawing, None
         assert drawing is not None
         if any(draft.tokens for draft in drawing.drafts):
-            self._waits.on_drafted(now - drawing.since)
+            took_s = now - drawing.since
+            self._waits.on_drafted(took_s)
             longest = max(len(draft.tokens) for draft in drawing.drafts)
             unread = sum(draft.reads for draft in drawing.drafts)
-            self._prompts.on_drafted(longest, len(drawing.drafts), unread, now - drawing.since)
+            if not any(draft.catches_up for draft in drawing.drafts):  # more than prompts is read
+                self._prompts.on_drafted(longest, len(drawing.drafts), unread, took_s)
         for draft in drawing.drafts:
             if draft.request.state is State.DRAFTING:
                 draft.request.state = State.POOLED
@@ -532,6 +537,7 @@ class Machine:
         for draft in drafts:
             draft.request.state = State.VERIFYING
         self._verifying = drafts
+        self._learns = self._selector  # another one may be in place when the verdict comes
         self._verification += 1
         self._verified_from = now
         claims = tuple(self._claim(draft) for draft in drafts)
@@ -564,7 +570,7 @@ class Machine:
             hidden = self._overlaps(self._schedule.target_batch)
             prompts = sum(draft.reads for draft, _ in verified) if reads and not hidden else 0
             read_s = prompts * self._prompts.prompt_s  # an estimate: no step is below its pass
-            self._selector.observe(
+            self._learns.observe(
                 Verification(
                     [draft.asked for draft, _ in verified],
                     [len(draft.tokens) for draft, _ in verified],
@@ -573,6 +579,7 @@ class Machine:
                     max(now - self._step_from - read_s, now - self._verified_from),
                     self._step_extra,
                     0.0 if hidden else self._prompts.per_token_s,
+                    any(draft.catches_up for draft, _ in verified),
                 )
             )
 

@@ -53,6 +53,7 @@ class RequestState:
         answer, sources: verified tokens, and the rule that produced each.
         drafts: how many were begun for it.
         read: draft models have been asked for tokens, so they have read its prompt.
+        missed: its last draft was an empty one: the models have not read what came of it.
         mute: models that proposed nothing when they were last asked.
     """
 
@@ -62,6 +63,7 @@ class RequestState:
     state: State = State.WAITING
     drafts: int = 0
     read: bool = False
+    missed: bool = False
     mute: set[int] = field(default_factory=set)
     answer: list[int] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
@@ -81,6 +83,7 @@ class Draft:
         asked: the length s that the selector asked for [tokens].
         wanted: the length that the request has room for [tokens].
         reads: the draft models have to read the request's prompt for it.
+        catches_up: they have to read tokens that the target had decoded without drafts.
         own: [k] each model's tokens; None if it is not asked, or has given none.
         tokens: those that were voted so far.
         q: distributions of the voted tokens, under the paper's rule.
@@ -92,6 +95,7 @@ class Draft:
     wanted: int
     own: list[list[int] | None]
     reads: bool = False
+    catches_up: bool = False
     tokens: list[int] = field(default_factory=list)
     q: list[SparseDistribution] = field(default_factory=list)
     voted: int = -1

@@ -213,14 +213,36 @@ def test_any_start_finds_short_and_long_drafts(system: System, initial: int) -> 
     assert system.regret(DIRECTION, initial=initial) < 0.1
 
 
-def drive(chosen: LengthSelector, cost: Callable[[int], float], count: int) -> list[int]:
-    """Verify one draft after the other, none of whose tokens is accepted; return the lengths."""
-    lengths = []
+def drive(
+    chosen: LengthSelector,
+    cost: Callable[[int], float],
+    count: int,
+    *,
+    catch_up: float = 1.0,
+    groups: int = 1,
+) -> list[int]:
+    """Verify one draft after the other, none of whose tokens is accepted; return the lengths.
+
+    Args:
+        cost: time of a verification of a draft of this length.
+        catch_up: behind verifications without drafts, it takes so many times as long.
+        groups: so many verifications do; each is of other requests.
+    """
+    lengths: list[int] = []
     for _ in range(count):
-        lengths.append(chosen.s)
-        took_s = cost(chosen.s)
-        chosen.observe(Verification([chosen.s], [chosen.s], [0], took_s, took_s))
+        s = chosen.s
+        behind = s > 0 and 0 in lengths[-groups:]
+        lengths.append(s)
+        took_s = cost(s) * (catch_up if behind else 1.0)
+        chosen.observe(Verification([s], [s], [0], took_s, took_s, catches_up=behind))
     return lengths
+
+
+def mean_time(lengths: Sequence[int], cost: Callable[[int], float], catch_up: float) -> float:
+    """Return the mean time of verifications of drafts of these lengths."""
+    rounds = itertools.pairwise(lengths)
+    times = [cost(s) * (catch_up if s and not before else 1.0) for before, s in rounds]
+    return float(np.mean(times))
 
 
 def test_no_draft_at_all_is_judged_by_its_own_times() -> None:
@@ -234,10 +256,7 @@ def test_no_draft_at_all_is_judged_by_its_own_times() -> None:
 
 
 def test_rounds_in_which_all_models_draft_count() -> None:
-    """Every seventh round takes three times as long where there is speculation: 0 is better.
-
-    Every eighth would be the first of each window, which counts as reading again behind s = 0.
-    """
+    """Every seventh round takes three times as long where there is speculation: 0 is better."""
     rounds = itertools.count()
 
     def cost(s: int) -> float:
@@ -256,33 +275,37 @@ def test_all_trials_beside_no_drafts_together_cost_one_per_cent() -> None:
 
 
 def test_what_drafts_read_again_counts_against_a_trial() -> None:
-    """Without drafts for long, the first round with some takes 20 times as long."""
-    last, total_s = 0, 0.0
+    """Without drafts for long, the first round with some takes 13 times as long."""
 
     def cost(s: int) -> float:
-        nonlocal last, total_s
-        took_s = (20.0 if s and not last else 1.5) if s else 1.0
-        last, total_s = s, total_s + took_s
-        return took_s
+        return 1.5 if s else 1.0
 
     chosen = selector(LengthConfig())
     drive(chosen, cost, 100)
-    total_s = 0.0
-    drive(chosen, cost, 8000)
-    assert total_s / 8000 < 1.03
+    assert mean_time(drive(chosen, cost, 8000, catch_up=13.0), cost, 13.0) < 1.03
 
 
-def test_what_drafts_read_again_is_not_the_length_s() -> None:
-    """The first verification behind ones without drafts takes eight times as long; 4 is better."""
-    last = 4
+@pytest.mark.parametrize("without", [1.01, 1.3])
+def test_what_drafts_read_again_counts_against_a_trial_of_none(without: float) -> None:
+    """The round behind a trial of s = 0 takes 20 times as long; 4 is the best length."""
 
     def cost(s: int) -> float:
-        nonlocal last
-        took_s = (8.0 if s and not last else 1.0) * (1.0 + abs(s - 4) / 4) if s else 1.2
-        last = s
-        return took_s
+        return 1.0 + abs(s - 4) / 4 if s else without
 
-    lengths = drive(selector(LengthConfig(initial=0)), cost, 4000)
+    chosen = selector(LengthConfig())
+    drive(chosen, cost, 400)
+    assert mean_time(drive(chosen, cost, 8000, catch_up=20.0), cost, 20.0) < 1.03
+
+
+@pytest.mark.parametrize("groups", [1, 2, 5])
+def test_what_drafts_read_again_is_not_the_length_s(groups: int) -> None:
+    """The first verifications behind ones without drafts take eight times as long; 4 is better."""
+
+    def cost(s: int) -> float:
+        return 1.0 + abs(s - 4) / 4 if s else 1.2
+
+    chosen = selector(LengthConfig(initial=0))
+    lengths = drive(chosen, cost, 4000, catch_up=8.0, groups=groups)
     assert np.mean(np.array(lengths[-2000:]) == 4) > 0.8
 
 

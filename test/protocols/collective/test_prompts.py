@@ -152,6 +152,56 @@ def test_a_request_that_nothing_was_drafted_for_has_a_prompt_to_be_read() -> Non
     assert [draft.reads for draft in machine._drawing.drafts] == [False, True]
 
 
+def test_a_draft_behind_none_catches_up_and_says_nothing_of_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The draft models read a prompt and what the target has made of it: that takes 9 s."""
+    told: list[Verification] = []
+    monkeypatch.setattr(_Fixed, "observe", lambda self, each: told.append(each))
+    machine = Machine(1, EOS, length=LengthConfig(FIXED, initial=0))
+    world = World(machine)
+    world.submit(*endless_jobs(1, tokens=24))
+    for _ in range(5):
+        world.answer_target()
+    machine._selector = selector(LengthConfig(FIXED, initial=3))
+    while world.drawing or world.verifying:
+        if world.drawing:
+            world.now += 9.0 if not any(each.catches_up for each in told) else 0.1
+            world.answer_draft()
+        if world.verifying:
+            world.answer_target()
+    first = [each.asked for each in told].index([3])
+    assert 0 < first < len(told) - 1
+    assert [i for i, each in enumerate(told) if each.catches_up] == [first]
+    assert machine._prompts.prompt_s == 0.0
+
+
+def test_the_length_of_another_size_of_batch_learns_nothing_from_a_verification(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three requests join while the first one is verified."""
+    learned: list[int] = []
+    monkeypatch.setattr(_Fixed, "observe", lambda self, each: learned.append(id(self)))
+    machine = Machine(
+        1,
+        EOS,
+        schedule=ScheduleConfig(draft_batch=1, target_batch=4),
+        length=LengthConfig(FIXED, initial=3),
+        pipelined=True,
+    )
+    world = World(machine)
+    jobs = endless_jobs(4, tokens=24)
+    world.submit(jobs[0])
+    world.answer_draft()
+    world.answer_target()  # it has read a prompt, so nobody learns from it
+    world.answer_draft()
+    began = machine._selector
+    world.submit(*jobs[1:])
+    assert machine._selector is not began
+    world.answer_target()
+    assert learned == [id(began)]
+
+
 def test_prompts_do_not_count_twice_where_every_round_reads_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
