@@ -364,15 +364,38 @@ def test_the_best_fixed_length_is_scored_beside_the_rules_alone(family: Family) 
     assert told[-1] == "adaptive lengths, mixed, batch 1: 8 of 8 turns"
     assert "lengths, mixed, batch 1: 1 of 1 turns" in told
     assert set(found["by_length"]) == {"0", "1"}
-    best = found["by_length"][str(found["best_fixed_s"])]["tokens_per_s"]
-    assert best == max(row["tokens_per_s"] for row in found["by_length"].values())
-    assert found["regret"] == pytest.approx(
-        1 - found["adaptive_tokens_per_s"] / found["best_fixed_tokens_per_s"]
+
+
+def test_turns_of_both_instances_count_and_those_that_choose_do_not(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(tokens: int, seconds: float) -> Run:
+        return Run(((1,) * tokens,), seconds, (seconds,), llm_s=seconds)
+
+    turns = {
+        "lengths": {"0": [run(9, 1.0)], "2": [run(10, 1.0)], "4": [run(8, 1.0)]},
+        "adaptive lengths": {
+            "2 one": [run(8, 1.0), run(8, 3.0)],  # 4 tokens/s
+            "2 other": [run(24, 1.0), run(24, 1.0)],  # 24
+            "adaptive one": [run(10, 1.0), run(20, 1.0)],  # 15
+            "adaptive other": [run(9, 1.0), run(9, 1.0)],  # 9
+            "printed one": [run(2, 1.0)],
+            "printed other": [run(6, 1.0)],
+        },
+    }
+    monkeypatch.setattr(Bench, "in_turn", lambda self, title, *args, **options: turns[title])
+    sizes = Sizes(repeats=2, lengths=(0, 2, 4))
+    found = lengths(Bench(family, {}, RightAnswers(family, 2), sizes, print), 1)
+    assert found["best_fixed_s"] == 2
+    assert found["best_fixed_tokens_per_s"] == pytest.approx(64 / 6)
+    assert found["adaptive_tokens_per_s"] == pytest.approx(12.0)
+    assert found["printed_tokens_per_s"] == pytest.approx(4.0)
+    assert found["regret"] == pytest.approx(1 - 12 * 6 / 64)
+    assert found["printed_regret"] == pytest.approx(1 - 4 * 6 / 64)
+    assert found["twins"] == {"2": [4.0, 24.0], "adaptive": [15.0, 9.0], "printed": [2.0, 6.0]}
+    assert found["by_length"]["4"] == pytest.approx(
+        {"tokens_per_s": 8.0, "llm_ms_per_token": 125.0}
     )
-    twins = found["twins"]
-    assert set(twins) == {str(found["best_fixed_s"]), "adaptive", "printed"}
-    for name in ("adaptive", "printed"):
-        assert min(twins[name]) <= found[f"{name}_tokens_per_s"] <= max(twins[name])
 
 
 def run_with(folder: Path, parts: Sequence[str] = QUICK_PARTS, **changed: Any) -> dict[str, Any]:

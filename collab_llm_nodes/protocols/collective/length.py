@@ -8,10 +8,10 @@ the one with the least time per token. Two rules look for it:
   s = 0), so vl + 1 stands in its place: the tokens that a verification yields.
 - ``direction`` (default): a slope only tells whether the last change was an improvement. After a
   step DOWN that made things worse, the printed rule steps down again. This rule keeps to a
-  direction while it improves, and turns round otherwise. Its time is that from one verdict to the
-  next. So it includes the drafts' (Eq. 3), which the paper's Eq. 4 leaves out: t_LLM + t_SSM in
-  sequence, about their maximum in a pipeline. It may choose s = 0, no speculation, and it looks
-  later whether it still should.
+  direction while it improves, and turns round otherwise. It minimises the time between two
+  verdicts, per token: t_LLM + t_SSM in sequence, about their maximum in a pipeline (Eq. 3; the
+  paper's Eq. 4 leaves t_SSM out). It may choose s = 0, no speculation, and it looks later whether
+  it still should.
 """
 
 from __future__ import annotations
@@ -32,7 +32,40 @@ from collab_llm_nodes.errors import ConfigError
 
 DIRECTION, PRINTED, FIXED = "direction", "printed", "fixed"
 LONGEST = 32
-_KEPT = 64  # windows, and trials, that are remembered
+# What is known of a length
+_KEPT = 64
+"""Windows, and trials, that are remembered."""
+_FADES = 0.85
+"""Weight of a window, relative to the one after it."""
+_TRIAL_FADES = 0.995
+"""Weight of a trial, relative to one that is a window younger."""
+_NEAR = 4
+"""Trials between two lengths tell of two others that differ by no more, together."""
+_MEMORY = 400
+"""Drafts that the acceptance at each place is estimated from."""
+_FORGET = 1.0 - 1.0 / _MEMORY
+_ALIKE = 32
+"""A place that few drafts have reached is much like the one before, which counts as so many."""
+PAUSE = 4.0
+"""A time counts as no more than so many times the usual one: else the machine has paused."""
+_LEAST_S = 1e-9
+"""No window is shorter, whatever the clock says."""
+
+# When another length is tried, and when it has won
+_ENOUGH = 256
+"""Drafts that are judged before the search begins: those of a few requests say little of others."""
+_LOOKS = 2
+"""So often a length is tried before it becomes the best one."""
+_FROM_ZERO = 4
+"""Length to try where the best one is 0, beside 1; ``initial`` if that is longer."""
+_TRIALS = 0.01
+"""Share of the time that trying other lengths may cost."""
+_LARGEST_LOSS = 0.4
+"""So much of its time a trial has lost at most: else it was disturbed."""
+_RETURN = 2.0
+"""Least cost of a trial where the best length is 0 [windows]: the draft models have to read whole
+contexts again. (Measured with 16 sessions of the text target: 4 for a trial of 4, 2 for one of 1.)
+"""
 
 _fixed = partial(setting, read_only=True)  # the machine is built once
 
@@ -50,7 +83,11 @@ class LengthConfig:
     initial: int = _fixed(4, "Length to begin with [tokens].", low=0, high=LONGEST)
     longest: int = _fixed(12, "Longest length [tokens].", low=0, high=LONGEST)
     decision_threshold: int = _fixed(
-        8, "Verifications between two changes of the length.", low=2, high=1000
+        8,
+        "Verifications that a length is judged by. printed: half of them are from before the last"
+        " change.",
+        low=2,
+        high=1000,
     )
     reward: int = _fixed(1, "printed: growth after a fall of the line [tokens].", low=1, high=8)
     punish: int = _fixed(1, "printed: cut after a rise of the line [tokens].", low=1, high=8)
@@ -75,8 +112,8 @@ class Verification:
         drafted: [batch] tokens of each draft; fewer than asked if it ends with an end token.
         accepted: [batch] tokens of each draft that the target accepted.
         llm_s: t_LLM, time of the target's pass [s].
-        step_s: time since the verdict before, or since the work began, without that in which the
-            draft models have read prompts [s].
+        step_s: time since the verdict before, or since the work began [s]. In sequence, the time
+            in which the draft models have read prompts is taken out, as far as it is known.
         extra: tokens that passes without drafts have given in this time.
         prompts_s: time in which the draft models read prompts, spread over all tokens [s]. Where
             s = 0 they need not.
@@ -94,7 +131,7 @@ class Verification:
 
 
 class LengthSelector(Protocol):
-    """A rule at work for batches of about one size: the times of others are others."""
+    """A rule at work for batches of about one size, since times differ between sizes."""
 
     @property
     def s(self) -> int:
@@ -224,9 +261,9 @@ class _DirectionAware:
     def _wins(self, candidate: int) -> Generator[int, None, bool]:
         """Try a length between windows of the best one; tell whether it costs less each time.
 
-        The machine is now faster, now slower, and three windows in a row meet about the same one.
-        The standard error of what is left counts against the candidate. From 0, where trials are
-        rare, it does not: the way back is long enough.
+        The machine's pace drifts, so a trial is compared with the windows before and after it. The
+        standard error of all such trials counts against the candidate; but not where the best
+        length is 0, for trials are rare there.
         """
         if self._seen[0].s != self.best:
             yield self.best
@@ -247,7 +284,7 @@ class _DirectionAware:
         """Note what ``window`` has cost: ``s`` is tried again when that is paid."""
         time_s, pace = self._time(self.best), self._pace(s)
         if pace and time_s:
-            # A short trial of 0 saves no prompts: they are read when it is over.
+            # A trial of 0 saves no prompts: drafts for new requests have the best length meanwhile.
             lost = min(1.0 - self._pace(self.best) / pace, _LARGEST_LOSS)
             # A window is longer in proportion to its tokens at most: else it was disturbed.
             windows = min(window.time_s / time_s, max(1.0, (1.0 + s) / (1.0 + self.best)))
@@ -383,30 +420,6 @@ def _mean(points: Iterable[tuple[float, float]]) -> float:
     return sum(w * value for w, value in weighted) / sum(w for w, _ in weighted)
 
 
-_FADES = 0.85
-"""Weight of a window, relative to the one after it."""
-_TRIAL_FADES = 0.995
-"""Weight of a trial, relative to one that is a window younger."""
-_NEAR = 4
-"""Trials between two lengths tell of two others that differ by no more, together."""
-_LEAST_S = 1e-9
-"""No window is shorter, whatever the clock says."""
-PAUSE = 4.0
-"""A time counts as no more than so many times the usual one: else the machine has paused."""
-_FROM_ZERO = 4
-_LOOKS = 2
-"""So often a length is tried before it becomes the best one."""
-_TRIALS = 0.01
-"""Share of the time that trying other lengths may cost."""
-_ENOUGH = 256
-"""Drafts that are judged before the search begins: those of a few requests say little of others."""
-_LARGEST_LOSS = 0.4
-"""So much of its time a trial has lost at most: else it was disturbed."""
-_RETURN = 2.0
-"""Windows that a trial costs at least where drafts are left off: the models read whole contexts
-again. (A trial of 4 took 4 windows of 16 sessions of the text target, one of 1 took 2.)"""
-
-
 class Acceptance:
     """Chance of each place in a draft to be accepted, if all places before it were.
 
@@ -435,9 +448,3 @@ class Acceptance:
             total += reached
             weight = _ALIKE
         return total
-
-
-_ALIKE = 32
-"""A place that few drafts have reached is much like the one before, which counts as so many."""
-_MEMORY = 400
-_FORGET = 1.0 - 1.0 / _MEMORY

@@ -418,7 +418,17 @@ def test_what_changes_evenly_during_a_trial_is_not_the_length_s() -> None:
     assert dearer.growth == pytest.approx(np.log(2) / 2)
 
 
-def test_the_printed_rule_spans_the_transition_and_stays_in_range() -> None:
+def test_the_printed_rule_spans_the_transition() -> None:
+    """What it knows from before the change is half of the line."""
+    chosen = selector(LengthConfig(PRINTED, initial=6, decision_threshold=4))
+    falling = iter((2.0, 1.9, 1.8, 1.7))
+    drive(chosen, lambda s: next(falling), 4)
+    assert chosen.s == 7
+    drive(chosen, lambda s: 5.0, 2)
+    assert chosen.s == 6
+
+
+def test_the_printed_rule_stays_in_range() -> None:
     config = LengthConfig(PRINTED, initial=11, decision_threshold=4)
     chosen = selector(config)
     falling = iter(np.linspace(2, 1, 40))
