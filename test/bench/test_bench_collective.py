@@ -361,12 +361,12 @@ def test_the_best_fixed_length_is_scored_beside_the_rules_alone(family: Family) 
     prompts = partial_prompts(family, sizes.count(1), 0)
     bench = Bench(family, prompts, RightAnswers(family, 2), sizes, told.append)
     found = lengths(bench, 1)
-    assert told[-1] == "adaptive lengths, mixed, batch 1: 8 of 8 turns"
+    assert told[-1] == "adaptive lengths, mixed, batch 1: 16 of 16 turns"
     assert "lengths, mixed, batch 1: 1 of 1 turns" in told
     assert set(found["by_length"]) == {"0", "1"}
 
 
-def test_turns_of_both_instances_count_and_those_that_choose_do_not(
+def test_turns_of_both_instances_count_but_not_those_that_choose_or_learn(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(tokens: int, seconds: float) -> Run:
@@ -379,10 +379,13 @@ def test_turns_of_both_instances_count_and_those_that_choose_do_not(
             "2 other": [run(24, 1.0), run(24, 1.0)],  # 24
             "adaptive one": [run(10, 1.0), run(20, 1.0)],  # 15
             "adaptive other": [run(9, 1.0), run(9, 1.0)],  # 9
-            "printed one": [run(2, 1.0)],
-            "printed other": [run(6, 1.0)],
+            "printed one": [run(2, 1.0)] * 2,
+            "printed other": [run(6, 1.0)] * 2,
         },
     }
+    for runs in turns["adaptive lengths"].values():
+        runs[:0] = [run(1, 1.0), run(3, 1.0)]  # learning
+    monkeypatch.setattr("collab_llm_nodes.bench.collective.measure.RIVALS_TURNS", 2)
     monkeypatch.setattr(Bench, "in_turn", lambda self, title, *args, **options: turns[title])
     sizes = Sizes(repeats=2, lengths=(0, 2, 4))
     found = lengths(Bench(family, {}, RightAnswers(family, 2), sizes, print), 1)
@@ -392,6 +395,7 @@ def test_turns_of_both_instances_count_and_those_that_choose_do_not(
     assert found["printed_tokens_per_s"] == pytest.approx(4.0)
     assert found["regret"] == pytest.approx(1 - 12 * 6 / 64)
     assert found["printed_regret"] == pytest.approx(1 - 4 * 6 / 64)
+    assert found["learning"] == {"2": 2.0, "adaptive": 2.0, "printed": 2.0}
     assert found["twins"] == {"2": [4.0, 24.0], "adaptive": [15.0, 9.0], "printed": [2.0, 6.0]}
     assert found["by_length"]["4"] == pytest.approx(
         {"tokens_per_s": 8.0, "llm_ms_per_token": 125.0}

@@ -50,11 +50,12 @@ SHOWN_S = 0.5
 """Part of a run that the time line shows (paper 002, Figure 3)."""
 
 RIVALS_TURNS = 8
-"""Turns of the best fixed length and the adaptive rules, for each turn of all fixed lengths.
+"""Turns of the best fixed length and the adaptive rules that count, for each turn of all lengths.
 
 They have half of the prompts each: the machine is now faster, now slower, so turns are to be short.
 """
 _TWINS = ("one", "other")
+"""Names of the instances of each."""
 
 _CORES = len(os.sched_getaffinity(0))
 
@@ -332,8 +333,9 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     The best fixed length is chosen by half of the turns and scored on others: else chance would
     favour the length that it chose. Those others have that length and the rules alone, and are
     ``RIVALS_TURNS`` times as many. All of them count together: a rule tries other lengths in few
-    of them, which a median would leave out. Each runs as two instances, whose difference
-    tells how sure the figures are: ``twins`` has both.
+    of them, which a median would leave out. As many turns before them are for the rules to learn
+    in: ``learning`` has their throughput. Each rival runs as two instances, whose difference tells
+    how sure the figures are: ``twins`` has both.
     """
     tried = bench.sizes.lengths
     ways = {str(s): bench.collective(batch, length=fixed(s)) for s in tried}
@@ -347,10 +349,11 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
         PRINTED_RULE: bench.collective(batch, length=LengthConfig(PRINTED)),
     }
     both = {f"{name} {twin}": make for twin in _TWINS for name, make in rivals.items()}
-    title, turns = "adaptive lengths", RIVALS_TURNS * scoring
-    runs = bench.in_turn(title, MIXED, batch, both, turns)
-    twins = {name: [runs[f"{name} {twin}"] for twin in _TWINS] for name in rivals}
-    scored = {name: _speed_of_all([*one, *other]) for name, (one, other) in twins.items()}
+    turns = RIVALS_TURNS * scoring
+    runs = bench.in_turn("adaptive lengths", MIXED, batch, both, 2 * turns)
+    of = {name: [runs[f"{name} {twin}"] for twin in _TWINS] for name in rivals}
+    learning = {name: _speed([*one[:turns], *two[:turns]]) for name, (one, two) in of.items()}
+    scored = {name: _speed([*one[turns:], *two[turns:]]) for name, (one, two) in of.items()}
     return {
         "best_fixed_s": int(best),
         "best_fixed_tokens_per_s": scored[best],
@@ -358,7 +361,8 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
         "printed_tokens_per_s": scored[PRINTED_RULE],
         "regret": 1.0 - scored[ADAPTIVE] / scored[best],
         "printed_regret": 1.0 - scored[PRINTED_RULE] / scored[best],
-        "twins": {name: [*map(_speed_of_all, own)] for name, own in twins.items()},
+        "learning": learning,
+        "twins": {name: [_speed(each[turns:]) for each in own] for name, own in of.items()},
         "by_length": {
             s: {
                 "tokens_per_s": tokens_per_s(own),
@@ -369,7 +373,7 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     }
 
 
-def _speed_of_all(runs: Sequence[Run]) -> float:
+def _speed(runs: Sequence[Run]) -> float:
     return sum(run.tokens for run in runs) / sum(run.seconds for run in runs)
 
 

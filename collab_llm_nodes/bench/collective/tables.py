@@ -123,17 +123,20 @@ def _adaptive(results: Mapping[str, Any]) -> Table:
         "tokens/s",
         ADAPTIVE,
         PRINTED_RULE,
+        f"{ADAPTIVE}, learning",
         "the fixed one, both instances",
         title="speculation length: fixed and adaptive, share of the best fixed one's throughput",
     )
     for batch, row in results["adaptive"].items():
+        learning, best = row["learning"], str(row["best_fixed_s"])
         table.add_row(
             batch,
-            str(row["best_fixed_s"]),
+            best,
             f"{row['best_fixed_tokens_per_s']:.0f}",
             f"{1 - row['regret']:.3f}",
             f"{1 - row['printed_regret']:.3f}",
-            " ".join(f"{speed:.0f}" for speed in row["twins"][str(row["best_fixed_s"])]),
+            f"{learning[ADAPTIVE] / learning[best]:.3f}",
+            " ".join(f"{speed:.0f}" for speed in row["twins"][best]),
         )
     return table
 
