@@ -48,7 +48,7 @@ from collab_llm_nodes.bench.collective.measure import (
     lengths,
 )
 from collab_llm_nodes.bench.collective.report import run_collective
-from collab_llm_nodes.bench.collective.tables import BESIDE
+from collab_llm_nodes.bench.collective.tables import BESIDE, _adaptive
 from collab_llm_nodes.bench.collective.ways import (
     Collective,
     Run,
@@ -400,6 +400,26 @@ def test_turns_of_both_instances_count_but_not_those_that_choose_or_learn(
     assert found["by_length"]["4"] == pytest.approx(
         {"tokens_per_s": 8.0, "llm_ms_per_token": 125.0}
     )
+
+
+def test_lengths_of_an_earlier_version_can_be_printed() -> None:
+    """Their rows tell nothing of learning, nor of twins."""
+    row = {
+        "best_fixed_s": 4,
+        "best_fixed_tokens_per_s": 10.0,
+        "regret": 0.25,
+        "printed_regret": 0.5,
+    }
+    now = {"learning": {"4": 8.0, "adaptive": 6.0}, "twins": {"4": [9.0, 11.0]}}
+    console = Console(record=True, width=200)
+    console.print(_adaptive({"adaptive": {"1": row, "8": {**row, **now}}}))
+    old, new = (
+        [cell.strip() for cell in line.strip("│ ").split("│")]
+        for line in console.export_text().splitlines()
+        if "0.750" in line
+    )
+    assert old[:5] == ["1", "4", "10", "0.750", "0.500"]
+    assert new == ["8", "4", "10", "0.750", "0.500", "0.750", "9 11"]
 
 
 def run_with(folder: Path, parts: Sequence[str] = QUICK_PARTS, **changed: Any) -> dict[str, Any]:

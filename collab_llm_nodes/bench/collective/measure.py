@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -55,7 +56,7 @@ RIVALS_TURNS = 8
 They have half of the prompts each: the machine is now faster, now slower, so turns are to be short.
 """
 _TWINS = ("one", "other")
-"""Names of the instances of each."""
+"""Names of the two instances of each rival."""
 
 _CORES = len(os.sched_getaffinity(0))
 
@@ -116,7 +117,7 @@ class Bench:
         with ExitStack() as stack:
             made = {name: stack.enter_context(closing(make())) for name, make in ways.items()}
             for turn in range(repeats + 1):
-                for name, way in [*made.items()][:: -1 if turn % 2 else 1]:
+                for name, way in reversed(made.items()) if turn % 2 else made.items():
                     places = 1 if name == ASSISTED else batch
                     most = self.sizes.count(places, half=half) if turn else IN_FLIGHT * places
                     asked = prompts[:most]
@@ -351,9 +352,10 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     both = {f"{name} {twin}": make for twin in _TWINS for name, make in rivals.items()}
     turns = RIVALS_TURNS * scoring
     runs = bench.in_turn("adaptive lengths", MIXED, batch, both, 2 * turns)
-    of = {name: [runs[f"{name} {twin}"] for twin in _TWINS] for name in rivals}
-    learning = {name: _speed([*one[:turns], *two[:turns]]) for name, (one, two) in of.items()}
-    scored = {name: _speed([*one[turns:], *two[turns:]]) for name, (one, two) in of.items()}
+    twins = {name: [runs[f"{name} {twin}"] for twin in _TWINS] for name in rivals}
+    learning = {name: _speed(*(own[:turns] for own in each)) for name, each in twins.items()}
+    counted = {name: [own[turns:] for own in each] for name, each in twins.items()}
+    scored = {name: _speed(*each) for name, each in counted.items()}
     return {
         "best_fixed_s": int(best),
         "best_fixed_tokens_per_s": scored[best],
@@ -362,7 +364,7 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
         "regret": 1.0 - scored[ADAPTIVE] / scored[best],
         "printed_regret": 1.0 - scored[PRINTED_RULE] / scored[best],
         "learning": learning,
-        "twins": {name: [_speed(each[turns:]) for each in own] for name, own in of.items()},
+        "twins": {name: [*map(_speed, each)] for name, each in counted.items()},
         "by_length": {
             s: {
                 "tokens_per_s": tokens_per_s(own),
@@ -373,7 +375,9 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     }
 
 
-def _speed(runs: Sequence[Run]) -> float:
+def _speed(*instances: Sequence[Run]) -> float:
+    """Return the throughput of all runs of these instances together [tokens/s]."""
+    runs = [*chain(*instances)]
     return sum(run.tokens for run in runs) / sum(run.seconds for run in runs)
 
 

@@ -128,15 +128,16 @@ def _adaptive(results: Mapping[str, Any]) -> Table:
         title="speculation length: fixed and adaptive, share of the best fixed one's throughput",
     )
     for batch, row in results["adaptive"].items():
-        learning, best = row["learning"], str(row["best_fixed_s"])
+        best = str(row["best_fixed_s"])
+        learning = row.get("learning")  # none in a file of an earlier version, nor twins
         table.add_row(
             batch,
             best,
             f"{row['best_fixed_tokens_per_s']:.0f}",
             f"{1 - row['regret']:.3f}",
             f"{1 - row['printed_regret']:.3f}",
-            f"{learning[ADAPTIVE] / learning[best]:.3f}",
-            " ".join(f"{speed:.0f}" for speed in row["twins"][best]),
+            f"{learning[ADAPTIVE] / learning[best]:.3f}" if learning else "",
+            " ".join(f"{speed:.0f}" for speed in row["twins"][best]) if learning else "",
         )
     return table
 

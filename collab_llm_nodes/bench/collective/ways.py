@@ -171,9 +171,8 @@ class Collective:
         self.machine.watch()
         self.target.held = []
         self.drafts_held: list[tuple[float, int]] = []
-        threads = (
-            pipelined or in_threads
-        )  # else a draft model's thread would run the target's passes
+        # A draft model's thread must not have to make the target's passes.
+        threads = pipelined or in_threads
         self._runner = Runner(self.machine, self.target, self._noting, pipelined=threads, log=_LOG)
 
     def _noting(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:

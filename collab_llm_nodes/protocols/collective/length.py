@@ -32,6 +32,7 @@ from collab_llm_nodes.errors import ConfigError
 
 DIRECTION, PRINTED, FIXED = "direction", "printed", "fixed"
 LONGEST = 32
+
 # What is known of a length
 _KEPT = 64
 """Windows, and trials, that are remembered."""
@@ -376,9 +377,9 @@ def _window(s: int, times: Sequence[float], extra: float, catch_ups: Sequence[fl
     """Sum up a window.
 
     Args:
-        times: per request, of each verification.
+        times: per request, of each verification [s].
         extra: tokens per request that came without drafts.
-        catch_ups: likewise, of verifications that catch up, which are none of the window's.
+        catch_ups: per request, of each verification that caught up: none of ``times`` [s].
     """
     # Rounds in which all models draft are few and long: a median would not see them. A pause of
     # the machine is not the length's.

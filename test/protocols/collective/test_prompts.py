@@ -93,6 +93,17 @@ def test_a_trial_without_drafts_saves_no_prompts() -> None:
     assert share_with_drafts(1.6, prompts_s=0.19) > 0.9
 
 
+def lone_machine(target_batch: int = 1, *, initial: int = 3, pipelined: bool = False) -> Machine:
+    """Return a machine with one draft model, which drafts for one request at a time."""
+    return Machine(
+        1,
+        EOS,
+        schedule=ScheduleConfig(draft_batch=1, target_batch=target_batch),
+        length=LengthConfig(FIXED, initial=initial),
+        pipelined=pipelined,
+    )
+
+
 def what_is_told(
     monkeypatch: pytest.MonkeyPatch, *jobs: Sequence[Job], pipelined: bool = False
 ) -> list[Verification]:
@@ -102,14 +113,7 @@ def what_is_told(
     """
     told: list[Verification] = []
     monkeypatch.setattr(_Fixed, "observe", lambda self, each: told.append(each))
-    machine = Machine(
-        1,
-        EOS,
-        schedule=ScheduleConfig(draft_batch=1, target_batch=1),
-        length=LengthConfig(FIXED, initial=3),
-        pipelined=pipelined,
-    )
-    world = World(machine)
+    world = World(lone_machine(pipelined=pipelined))
     for some in jobs:
         world.submit(*some)
         while world.drawing or world.verifying:
@@ -158,7 +162,7 @@ def test_a_draft_behind_none_catches_up_and_says_nothing_of_prompts(
     """The draft models read a prompt and what the target has made of it: that takes 9 s."""
     told: list[Verification] = []
     monkeypatch.setattr(_Fixed, "observe", lambda self, each: told.append(each))
-    machine = Machine(1, EOS, length=LengthConfig(FIXED, initial=0))
+    machine = lone_machine(initial=0)
     world = World(machine)
     world.submit(*endless_jobs(1, tokens=24))
     for _ in range(5):
@@ -182,13 +186,7 @@ def test_the_length_of_another_size_of_batch_learns_nothing_from_a_verification(
     """Three requests join while the first one is verified."""
     learned: list[int] = []
     monkeypatch.setattr(_Fixed, "observe", lambda self, each: learned.append(id(self)))
-    machine = Machine(
-        1,
-        EOS,
-        schedule=ScheduleConfig(draft_batch=1, target_batch=4),
-        length=LengthConfig(FIXED, initial=3),
-        pipelined=True,
-    )
+    machine = lone_machine(4, pipelined=True)
     world = World(machine)
     jobs = endless_jobs(4, tokens=24)
     world.submit(jobs[0])
