@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -24,6 +25,7 @@ from collab_llm_nodes.bench.collective import (
     measure,
     plots,
     report,
+    watch,
     ways,
 )
 from collab_llm_nodes.bench.collective.emulation import Pace, paced
@@ -104,6 +106,11 @@ WAYS: dict[str, Callable[[Family], Way]] = {
 }
 
 
+def check_answers(run: Run, right: RightAnswers) -> None:
+    for prompt, answer in zip(run.prompts, run.answers, strict=True):
+        assert answer == right.of(prompt) or right.is_near_tie(prompt, answer)
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "pipeline")) for name in WAYS]
 )
@@ -113,8 +120,8 @@ def test_every_way_gives_the_targets_answers(name: str, family: Family, prompts:
     with closing(WAYS[name](family)) as way:
         first, again = way.run(prompts), way.run(prompts)
     for run in (first, again):
-        for prompt, answer in zip(prompts, run.answers, strict=True):
-            assert answer == right.of(prompt) or right.is_near_tie(prompt, answer)
+        assert run.prompts == tuple(prompts)
+        check_answers(run, right)
         assert len(run.latencies) == len(prompts)
         assert 0 < max(run.latencies) <= run.seconds
 
@@ -134,6 +141,50 @@ def test_what_a_run_notes_is_consistent(family: Family, prompts: list[Ids]) -> N
     assert all(0 < spent < run.seconds for spent in run.overhead_s.values())
 
 
+def test_an_endless_way_never_drains_and_begins_out_of_step(
+    family: Family, prompts: list[Ids]
+) -> None:
+    right, batch, turns = RightAnswers(family, TOKENS), 2, 4
+    with closing(Collective(family, [1], batch, TOKENS, fixed(0), endless=True)) as way:
+        runs = []
+        for _ in range(turns):
+            runs.append(way.run(prompts))
+            assert way._under_way == 2 * batch - 1, "all but the one that ended last"
+    for run in runs:
+        check_answers(run, right)
+    answers = [len(run.answers) for run in runs]
+    shorter = 2 * batch - 1  # of those in flight at first, all but the last
+    assert answers == [len(prompts) - shorter, *[len(prompts)] * (turns - 1)]
+    taken = Counter(prompt for run in runs[1:] for prompt in run.prompts)
+    assert set(taken) == set(prompts)
+    assert max(taken.values()) - min(taken.values()) <= 2, "each about once in a turn"
+    assert all(0 < run.llm_s < run.seconds for run in runs)
+
+
+def test_time_between_turns_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 5.0
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now))
+    gate = watch.Gate()
+    gate.let_through()
+    gate.shut()
+    passes = threading.Thread(target=gate.let_through)
+    passes.start()
+    assert gate.await_held(60.0)
+    now = 1000.0
+    assert gate.clock() == 5.0
+    assert passes.is_alive()
+    gate.open()
+    passes.join(60.0)
+    assert not passes.is_alive()
+    now = 1002.0
+    assert gate.clock() == 7.0
+    gate.let_through()
+
+
+def test_a_gate_that_holds_nothing_says_so() -> None:
+    assert not watch.Gate().await_held(0.0)
+
+
 def test_emulated_passes_take_the_time_of_a_large_model(family: Family, prompts: list[Ids]) -> None:
     slow = paced(family, target=Pace(0.05, 0.02), draft=Pace(0.001, 0.0))
     with closing(Collective(slow, [0], 1, 2, fixed(1))) as way:
@@ -146,7 +197,7 @@ def test_emulated_passes_take_the_time_of_a_large_model(family: Family, prompts:
 
 
 def test_the_figures_of_a_run() -> None:
-    run = Run(((1, 2, 3), (4,)), 2.0, (0.3, 0.5), drafted=4, accepted=3)
+    run = Run(((5,), (6,)), ((1, 2, 3), (4,)), 2.0, (0.3, 0.5), drafted=4, accepted=3)
     assert run.tokens_per_s == 2.0
     assert run.normalised_latency_ms == pytest.approx((100 + 500) / 2)
     assert run.acceptance == 0.75
@@ -213,7 +264,7 @@ def test_a_wrong_answer_is_a_mismatch(family: Family, prompts: list[Ids]) -> Non
             right = RightAnswers(family, TOKENS)
             answers = [right.of(prompt) for prompt in asked]
             answers[0] = (*answers[0][:-1], (answers[0][-1] + 1) % 300)
-            return Run(tuple(answers), 1.0, (0.5,) * len(asked))
+            return Run(tuple(asked), tuple(answers), 1.0, (0.5,) * len(asked))
 
         def close(self) -> None:
             pass
@@ -362,7 +413,7 @@ def test_the_best_fixed_length_is_scored_beside_the_rules_alone(family: Family) 
     bench = Bench(family, prompts, RightAnswers(family, 2), sizes, told.append)
     found = lengths(bench, 1)
     assert told[-1] == "adaptive lengths, mixed, batch 1: 16 of 16 turns"
-    assert "lengths, mixed, batch 1: 1 of 1 turns" in told
+    assert "lengths, mixed, batch 1: 2 of 2 turns" in told
     assert set(found["by_length"]) == {"0", "1"}
 
 
@@ -370,7 +421,7 @@ def test_turns_of_both_instances_count_but_not_those_that_choose_or_learn(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(tokens: int, seconds: float) -> Run:
-        return Run(((1,) * tokens,), seconds, (seconds,), llm_s=seconds)
+        return Run(((),), ((1,) * tokens,), seconds, (seconds,), llm_s=seconds)
 
     turns = {
         "lengths": {"0": [run(9, 1.0)], "2": [run(10, 1.0)], "4": [run(8, 1.0)]},

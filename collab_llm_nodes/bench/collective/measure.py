@@ -101,6 +101,7 @@ class Bench:
         repeats: int,
         *,
         half: bool = True,
+        endless: bool = False,
     ) -> Runs:
         """Have each way answer the same prompts, by turns.
 
@@ -111,6 +112,7 @@ class Bench:
 
         Args:
             half: half of the prompts.
+            endless: the ways are endless. The first turn takes all prompts as well.
         """
         prompts = self.prompts[stream][: self.sizes.count(batch, half=half)]
         runs: Runs = {name: [] for name in ways}
@@ -119,10 +121,10 @@ class Bench:
             for turn in range(repeats + 1):
                 for name, way in reversed(made.items()) if turn % 2 else made.items():
                     places = 1 if name == ASSISTED else batch
-                    most = self.sizes.count(places, half=half) if turn else IN_FLIGHT * places
-                    asked = prompts[:most]
-                    run = way.run(asked)
-                    self._compare(name, asked, run.answers)
+                    whole = turn or endless
+                    most = self.sizes.count(places, half=half) if whole else IN_FLIGHT * places
+                    run = way.run(prompts[:most])
+                    self._compare(name, run)
                     if turn:
                         runs[name].append(run)
                 self.tell(f"{title}, {stream}, batch {batch}: {turn} of {repeats} turns")
@@ -133,8 +135,8 @@ class Bench:
         used = range(len(self.family.drafts)) if drafts is None else drafts
         return lambda: Collective(self.family, list(used), batch, self.sizes.max_tokens, **options)
 
-    def _compare(self, name: str, prompts: Sequence[Ids], answers: Sequence[Ids]) -> None:
-        for prompt, answer in zip(prompts, answers, strict=True):
+    def _compare(self, name: str, run: Run) -> None:
+        for prompt, answer in zip(run.prompts, run.answers, strict=True):
             if answer == self.right.of(prompt):
                 continue
             if name in PEERS:
@@ -338,20 +340,23 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     in: ``learning`` has their throughput. Each rival runs as two instances, whose difference tells
     how sure the figures are: ``twins`` has both.
     """
-    tried = bench.sizes.lengths
-    ways = {str(s): bench.collective(batch, length=fixed(s)) for s in tried}
+
+    def make(length: LengthConfig) -> Make:
+        return bench.collective(batch, length=length, endless=True)
+
+    ways = {str(s): make(fixed(s)) for s in bench.sizes.lengths}
     scoring = bench.sizes.repeats // 2
-    choosing = bench.sizes.repeats - scoring
-    by_s = bench.in_turn("lengths", MIXED, batch, ways, choosing, half=False)
+    choosing = 2 * (bench.sizes.repeats - scoring)
+    by_s = bench.in_turn("lengths", MIXED, batch, ways, choosing, endless=True)
     best = max(by_s, key=lambda s: tokens_per_s(by_s[s]))
     rivals = {
         best: ways[best],
-        ADAPTIVE: bench.collective(batch, length=LengthConfig()),
-        PRINTED_RULE: bench.collective(batch, length=LengthConfig(PRINTED)),
+        ADAPTIVE: make(LengthConfig()),
+        PRINTED_RULE: make(LengthConfig(PRINTED)),
     }
-    both = {f"{name} {twin}": make for twin in _TWINS for name, make in rivals.items()}
+    both = {f"{name} {twin}": way for twin in _TWINS for name, way in rivals.items()}
     turns = RIVALS_TURNS * scoring
-    runs = bench.in_turn("adaptive lengths", MIXED, batch, both, 2 * turns)
+    runs = bench.in_turn("adaptive lengths", MIXED, batch, both, 2 * turns, endless=True)
     twins = {name: [runs[f"{name} {twin}"] for twin in _TWINS] for name in rivals}
     learning = {name: _speed(*(own[:turns] for own in each)) for name, each in twins.items()}
     counted = {name: [own[turns:] for own in each] for name, each in twins.items()}

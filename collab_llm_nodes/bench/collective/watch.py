@@ -1,12 +1,14 @@
-"""A machine and a target that note the time of what they do."""
+"""A machine and a target that note the time of what they do, and a gate that holds them."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from collab_llm_nodes.decoding.rejection import Outcome
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.protocols.collective.drawing import Drawing
 from collab_llm_nodes.protocols.collective.machine import Action, Machine
 from collab_llm_nodes.protocols.collective.messages import Claim, Draw, Proposal, Verdict, Verify
@@ -83,16 +85,62 @@ class WatchedMachine(Machine):
         self.overhead_s[part] += time.thread_time() - begun
 
 
+class Gate:
+    """Holds the passes of the target between two turns; its clock stands meanwhile."""
+
+    def __init__(self) -> None:
+        self._shut = False
+        self._held = threading.Event()
+        self._goes = threading.Event()
+        self._stood_s = 0.0
+        self._since = 0.0
+
+    def clock(self) -> float:
+        """Return the time, without that for which passes were held [s]."""
+        now = self._since if self._held.is_set() else time.monotonic()
+        return now - self._stood_s
+
+    def shut(self) -> None:
+        """Hold the next pass. Only the thread that makes the passes calls this."""
+        self._goes.clear()
+        self._shut = True
+
+    def let_through(self) -> None:
+        """Wait until the gate is open; called before each pass."""
+        if self._shut:
+            self._since = time.monotonic()
+            self._held.set()
+            self._goes.wait()
+
+    def await_held(self, timeout_s: float) -> bool:
+        """Wait until a pass is held; False if none is within this time [s]."""
+        return self._held.wait(timeout_s)
+
+    def open(self) -> None:
+        """Let passes through; one that is held goes on."""
+        if self._held.is_set():
+            self._stood_s += time.monotonic() - self._since
+        self._shut = False
+        self._held.clear()
+        self._goes.set()
+
+
 class WatchedTarget(Target):
     """A target that tells the size of its KV caches.
 
     Attributes:
         held: (time [s], bytes) after each verification.
+        gate: holds its passes.
     """
 
     held: list[tuple[float, int]]
 
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.gate = Gate()
+
     def verify(self, claims: Sequence[Claim]) -> list[Verdict]:
+        self.gate.let_through()
         verdicts = super().verify(claims)
-        self.held.append((time.monotonic(), self.sessions.held_bytes))
+        self.held.append((self.gate.clock(), self.sessions.held_bytes))
         return verdicts

@@ -13,8 +13,10 @@ import queue
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import cycle, islice
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +26,7 @@ from collab_llm_nodes.bench.collective.watch import PARTS, WatchedMachine, Watch
 from collab_llm_nodes.decoding.sampling import SamplingConfig, most_likely
 from collab_llm_nodes.decoding.weights import WeightsConfig
 from collab_llm_nodes.engine.session import Feed, Session
-from collab_llm_nodes.errors import DeadlineExceeded
+from collab_llm_nodes.errors import CollabError, DeadlineExceeded
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
@@ -62,7 +64,7 @@ class Run:
     """One list of prompts, answered.
 
     Attributes:
-        answers: in the order of the prompts.
+        prompts, answers: in the order in which they were asked.
         seconds: from the first prompt to the last answer.
         latencies: time of each answer, from the request to its end [s].
         drafted, accepted: draft tokens that were verified, and those that stand.
@@ -71,6 +73,7 @@ class Run:
         overhead_s: CPU time of each of ``PARTS`` [s].
     """
 
+    prompts: tuple[Ids, ...]
     answers: tuple[Ids, ...]
     seconds: float
     latencies: tuple[float, ...]
@@ -126,6 +129,10 @@ class Collective:
         in_threads: each draft model has a thread of this process instead.
         draft_batch: requests drafted in one pass; 0: ``batch``.
         in_flight: requests at a time; 0: ``IN_FLIGHT`` for each place of a batch.
+        endless: requests go on from one run to the next, so that no batch drains. All runs have the
+            same prompts, and end when as many answers have ended. The first answers are shorter,
+            and are in no run: else answers of one length would begin and end together for ever. The
+            models must work in sequence.
         schedule: other settings of ``ScheduleConfig``.
 
     Attributes:
@@ -147,8 +154,10 @@ class Collective:
         in_threads: bool = False,
         draft_batch: int = 0,
         in_flight: int = 0,
+        endless: bool = False,
         **schedule: Any,
     ) -> None:
+        self._endless = endless
         self._family, self._drafts = family, drafts
         self._pipelined, self._in_threads = pipelined, in_threads
         self._max_tokens = max_tokens
@@ -173,14 +182,26 @@ class Collective:
         self.drafts_held: list[tuple[float, int]] = []
         # A draft model's thread must not have to make the target's passes.
         threads = pipelined or in_threads
-        self._runner = Runner(self.machine, self.target, self._noting, pipelined=threads, log=_LOG)
+        self._gate = self.target.gate
+        self._runner = Runner(
+            self.machine,
+            self.target,
+            self._noting,
+            pipelined=threads,
+            log=_LOG,
+            clock=self._gate.clock,
+        )
+        self._prompts: Iterator[Ids] | None = None
+        self._begun = self._under_way = 0  # requests
+        self._left = 0  # answers that are to end before the gate is shut
+        self._ended: queue.SimpleQueue[_Asked] = queue.SimpleQueue()
 
     def _noting(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
         """Return the draft models at work; each of their answers notes their memory."""
 
         def noted(draw: Draw, proposals: list[Proposal | None]) -> None:
             held = sum(worker.held_bytes for worker in workers)
-            self.drafts_held.append((time.monotonic(), held))
+            self.drafts_held.append((self._gate.clock(), held))
             proposed(draw, proposals)
 
         workers = self._workers(noted, failed)
@@ -210,56 +231,96 @@ class Collective:
     def run(self, prompts: Sequence[Ids]) -> Run:
         self.machine.watch()
         self.target.held, self.drafts_held = [], []
-        ended: queue.SimpleQueue[tuple[Ended, float]] = queue.SimpleQueue()
-        last: dict[int, Grown] = {}
-        began: dict[int, float] = {}
-        latencies: dict[int, float] = {}
-
-        def listen(news: Grown | Ended) -> None:
-            if isinstance(news, Grown):
-                last[int(news.id)] = news
-            else:
-                ended.put((news, time.monotonic()))
-
-        def submit(number: int) -> None:
-            began[number] = time.monotonic()
-            job = Job(str(number), prompts[number], _GREEDY, self._max_tokens)
-            self._runner.submit(job, listen)
-
-        started = time.monotonic()
-        for number in range(min(self._in_flight, len(prompts))):
-            submit(number)
-        while len(latencies) < len(prompts):
-            news, now = _next(ended)
-            if news.error is not None:
-                raise news.error
-            latencies[int(news.id)] = now - began[int(news.id)]
-            if len(began) < len(prompts):
-                submit(len(began))
-        metrics = [grown.metrics for grown in last.values()]
+        if self._prompts is None or not self._endless:
+            self._prompts = cycle(prompts) if self._endless else iter(prompts)
+        self._left = max(1, self._left + len(prompts))
+        self._gate.open()
+        started = self._gate.clock()
+        ended: list[_Asked] = []
+        while len(ended) < len(prompts):
+            for prompt in islice(self._prompts, self._in_flight - self._under_way):
+                self._ask(prompt)
+            ended.append(self._next())
+        if self._endless and not self._gate.await_held(DEADLINE_S):
+            raise _late()
+        seconds = self._gate.clock() - started
+        whole = sorted((e for e in ended if e.most == self._max_tokens), key=lambda e: e.number)
+        grown = [each.grown for each in whole if each.grown is not None]  # all of them
         return Run(
-            tuple(last[i].tokens for i in range(len(prompts))),
-            time.monotonic() - started,
-            tuple(latencies[i] for i in range(len(prompts))),
-            sum(each.drafted for each in metrics),
-            sum(each.accepted for each in metrics),
+            tuple(each.prompt for each in whole),
+            tuple(each.tokens for each in grown),
+            seconds,
+            tuple(each.latency_s for each in whole),
+            sum(each.metrics.drafted for each in grown),
+            sum(each.metrics.accepted for each in grown),
             len(self.machine.verifying),
             sum(end - begin for begin, end in self.machine.verifying),
             dict(self.machine.overhead_s),
         )
 
+    def _ask(self, prompt: Ids) -> None:
+        most = self._max_tokens
+        if self._endless and self._begun < self._in_flight:
+            most = max(1, most * (self._begun + 1) // self._in_flight)
+        asked = _Asked(self._begun, prompt, most, self._gate.clock())
+        self._begun += 1
+        self._under_way += 1
+        job = Job(str(asked.number), prompt, _GREEDY, most)
+        self._runner.submit(job, partial(self._hear, asked))
+
+    def _hear(self, asked: _Asked, news: Grown | Ended) -> None:
+        if isinstance(news, Grown):
+            asked.grown = news
+            return
+        asked.error, asked.latency_s = news.error, self._gate.clock() - asked.began
+        self._left -= 1
+        if self._endless and not self._left:
+            self._gate.shut()
+        self._ended.put(asked)
+
+    def _next(self) -> _Asked:
+        """Wait for an answer to end.
+
+        Raises:
+            CollabError: it has failed, or none is complete in time.
+        """
+        try:
+            asked = self._ended.get(timeout=DEADLINE_S)
+        except queue.Empty:
+            raise _late() from None
+        if asked.error is not None:
+            raise asked.error
+        self._under_way -= 1
+        return asked
+
     def close(self) -> None:
+        self._gate.open()
         self._runner.close()
 
 
-def _next(ended: queue.SimpleQueue[tuple[Ended, float]]) -> tuple[Ended, float]:
-    try:
-        return ended.get(timeout=DEADLINE_S)
-    except queue.Empty:
-        raise DeadlineExceeded(
-            f"no answer was complete within {DEADLINE_S:g} s",
-            remedy="ask for fewer tokens, or use a faster machine",
-        ) from None
+def _late() -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"no answer was complete within {DEADLINE_S:g} s",
+        remedy="ask for fewer tokens, or use a faster machine",
+    )
+
+
+@dataclass
+class _Asked:
+    """A request of ours, and what has come of it.
+
+    Attributes:
+        most: tokens of the answer, at most.
+        began: time at which it was asked [s].
+    """
+
+    number: int
+    prompt: Ids
+    most: int
+    began: float
+    grown: Grown | None = None
+    latency_s: float = 0.0
+    error: CollabError | None = None
 
 
 @dataclass
@@ -307,6 +368,7 @@ class Tree:
                     running.append(one)
         numbers = range(len(prompts))
         return Run(
+            tuple(prompts),
             tuple(answers[i] for i in numbers),
             time.monotonic() - started,
             tuple(latencies[i] for i in numbers),
@@ -437,7 +499,7 @@ class Transformers:
             begun.append(time.monotonic())
             answers += transformers_answers(self._family, batch, self._max_tokens, self._assistant)
             latencies += [time.monotonic() - begun[0]] * len(batch)
-        return Run(tuple(answers), time.monotonic() - started, tuple(latencies))
+        return Run(tuple(prompts), tuple(answers), time.monotonic() - started, tuple(latencies))
 
     def close(self) -> None:
         """Do nothing: nothing is held between runs."""

@@ -7,10 +7,12 @@ length judges by the others (``length.py``), and this cost is told apart. All le
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import defaultdict, deque
 
-_PROMPTS = 5
-"""Latest drafts for new requests that the median is of: two pauses do not move it."""
+_PROMPTS = 32
+"""Latest drafts for new requests that the median is of: times of one draft vary by a tenth."""
+_USUAL = 5
+"""Latest other drafts that their usual time is the median of: two pauses do not move it."""
 _ANSWERS = 32
 """Latest answers that the mean length is of."""
 
@@ -19,8 +21,10 @@ class PromptCost:
     """The time that draft models take to read prompts, learned from drafts for new requests."""
 
     def __init__(self) -> None:
-        # By length and number of requests, the last time of a draft for which no prompt was read
-        self._usual_s: dict[tuple[int, int], float] = {}
+        # By length and number of requests, the times of drafts for which no prompt was read
+        self._other_s: dict[tuple[int, int], deque[float]] = defaultdict(
+            lambda: deque(maxlen=_USUAL)
+        )
         self._unknown: deque[tuple[tuple[int, int], int, float]] = deque(maxlen=_PROMPTS)
         self._prompt_s: deque[float] = deque(maxlen=_PROMPTS)
         self._answers: deque[int] = deque(maxlen=_ANSWERS)
@@ -36,12 +40,13 @@ class PromptCost:
         if unread:
             self._unknown.append(((s, requests), unread, took_s))
         else:
-            self._usual_s[s, requests] = took_s
+            self._other_s[s, requests].append(took_s)
         for each in list(self._unknown):
             size, prompts, whole_s = each
-            if size in self._usual_s:
+            if size in self._other_s:
                 self._unknown.remove(each)
-                self._prompt_s.append(max(0.0, whole_s - self._usual_s[size]) / prompts)
+                usual_s = statistics.median(self._other_s[size])
+                self._prompt_s.append(max(0.0, whole_s - usual_s) / prompts)
 
     def on_answer(self, tokens: int) -> None:
         """Learn how long an answer was."""

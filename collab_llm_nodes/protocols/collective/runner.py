@@ -48,6 +48,7 @@ class Runner:
         machine: nobody else calls it from now on.
         pipelined: verify in a thread of its own, so that the machine is served meanwhile.
         workers: given the callbacks for results, returns the draft models at work.
+        clock: of all times that the machine is told [s].
 
     Raises:
         CollabError: a draft model cannot be loaded.
@@ -61,10 +62,12 @@ class Runner:
         *,
         pipelined: bool,
         log: logging.Logger | Any,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._machine = machine
         self._target = target
         self._log = log
+        self._clock = clock
         self._inbox: deque[Event] = deque()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # of the machine and all below
@@ -178,9 +181,9 @@ class Runner:
 
     def _act(self) -> None:
         while self._inbox:
-            self._inbox.popleft()(time.monotonic())
+            self._inbox.popleft()(self._clock())
         draws: list[Draw] = []  # those of a step go together, for a worker may have several models
-        for action in self._machine.poll(time.monotonic()):
+        for action in self._machine.poll(self._clock()):
             if isinstance(action, Draw):
                 draws.append(action)
                 continue
@@ -212,7 +215,7 @@ class Runner:
     def _wait(self) -> None:
         """Wait for the bell, until the machine wants to be asked again."""
         with self._lock:
-            now = time.monotonic()
+            now = self._clock()
             self._wakes_at = now + _LONGEST_WAIT_S
             if self._failure is None:
                 self._wakes_at = min(self._wakes_at, self._machine.wake_at())
@@ -227,7 +230,7 @@ class Runner:
         """Tell the failure to all who still ask."""
         while self._inbox:
             with contextlib.suppress(Exception):  # the machine may be in any state
-                self._inbox.popleft()(time.monotonic())
+                self._inbox.popleft()(self._clock())
 
     def _break_off(self, error: CollabError) -> None:
         for id, listener in self._listeners.items():
@@ -241,7 +244,7 @@ class Runner:
         self._bell.put(None)
 
     def _proposed(self, draw: Draw, proposals: list[Proposal | None]) -> None:
-        done = time.monotonic()
+        done = self._clock()
         self._inbox.append(
             lambda now: self._machine.on_proposals(
                 draw.model, draw.batch, draw.step, proposals, done
@@ -260,7 +263,7 @@ class Runner:
             failure = as_model_error(error)
             event = lambda now: self._machine.on_target_failure(failure)  # noqa: E731
         else:
-            done = time.monotonic()
+            done = self._clock()
             event = lambda now: self._machine.on_verdicts(asked.batch, verdicts, done)  # noqa: E731
         self._inbox.append(event)
         self._serve()

@@ -49,6 +49,15 @@ def test_one_pause_of_the_machine_does_not_change_the_cost() -> None:
     assert cost.per_token_s == pytest.approx(0.002)
 
 
+def test_pauses_of_drafts_for_old_requests_do_not_change_the_cost() -> None:
+    cost = PromptCost()
+    cost.on_answer(10)
+    for took_s in (0.02, 60.0, 0.02, 0.02, 60.0):
+        cost.on_drafted(4, 2, unread=0, took_s=took_s)
+    cost.on_drafted(4, 2, unread=2, took_s=0.06)
+    assert cost.per_token_s == pytest.approx(0.002)
+
+
 def test_a_prompt_never_costs_less_than_nothing() -> None:
     cost = PromptCost()
     cost.on_answer(10)
