@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -62,9 +62,10 @@ from collab_llm_nodes.bench.collective.ways import (
 from collab_llm_nodes.bench.harness import beside
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.errors import ConfigError, DeadlineExceeded
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.random_init import write_random_model
+from collab_llm_nodes.protocols.collective.length import Verification, _Fixed
 from collab_llm_nodes.protocols.collective.messages import Ids
 from collab_llm_nodes.protocols.collective.models import Drafts
 from collab_llm_nodes.protocols.collective.workers import Failed, InThread, LocalDraft, Proposed
@@ -141,48 +142,80 @@ def test_what_a_run_notes_is_consistent(family: Family, prompts: list[Ids]) -> N
     assert all(0 < spent < run.seconds for spent in run.overhead_s.values())
 
 
-def test_an_endless_way_never_drains_and_begins_out_of_step(
-    family: Family, prompts: list[Ids]
-) -> None:
+def test_an_endless_way_never_drains(family: Family, prompts: list[Ids]) -> None:
     right, batch, turns = RightAnswers(family, TOKENS), 2, 4
-    with closing(Collective(family, [1], batch, TOKENS, fixed(0), endless=True)) as way:
-        runs = []
+    with closing(Collective(family, [1], batch, TOKENS, fixed(2), endless=5)) as way:
+        runs, active = [], []
         for _ in range(turns):
             runs.append(way.run(prompts))
-            assert way._under_way == 2 * batch - 1, "all but the one that ended last"
+            active.append([active for *_, active in way.machine.pool])
     for run in runs:
         check_answers(run, right)
-    answers = [len(run.answers) for run in runs]
-    shorter = 2 * batch - 1  # of those in flight at first, all but the last
-    assert answers == [len(prompts) - shorter, *[len(prompts)] * (turns - 1)]
-    taken = Counter(prompt for run in runs[1:] for prompt in run.prompts)
-    assert set(taken) == set(prompts)
-    assert max(taken.values()) - min(taken.values()) <= 2, "each about once in a turn"
-    assert all(0 < run.llm_s < run.seconds for run in runs)
+        assert 5 <= len(run.answers) <= 5 + batch - 1, "those that end in the same pass"
+    taken = Counter(prompt for run in runs for prompt in run.prompts)
+    assert set(taken) == set(prompts), "all prompts, not the first ones of each run"
+    assert active[0][0] == 1, "the batch fills up"
+    assert {each for own in active[1:] for each in own} == {batch}
+    under_way = batch * (TOKENS - 1)  # at most, at the end
+    answered = sum(map(len, (answer for run in runs for answer in run.answers)))
+    assert answered < sum(run.tokens for run in runs) <= answered + under_way
+    assert sum(run.llm_s for run in runs) < sum(run.seconds for run in runs)
 
 
-def test_time_between_turns_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 5.0
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now))
-    gate = watch.Gate()
-    gate.let_through()
-    gate.shut()
-    passes = threading.Thread(target=gate.let_through)
-    passes.start()
-    assert gate.await_held(60.0)
-    now = 1000.0
-    assert gate.clock() == 5.0
-    assert passes.is_alive()
-    gate.open()
-    passes.join(60.0)
-    assert not passes.is_alive()
-    now = 1002.0
-    assert gate.clock() == 7.0
-    gate.let_through()
+def test_an_endless_way_cannot_stop_a_pipeline(family: Family) -> None:
+    for option in ({"pipelined": True}, {"in_threads": True}):
+        with pytest.raises(ValueError, match="in sequence"):
+            Collective(family, ALL, 2, TOKENS, endless=5, **option)  # type: ignore[arg-type]
 
 
-def test_a_gate_that_holds_nothing_says_so() -> None:
-    assert not watch.Gate().await_held(0.0)
+def test_time_between_runs_does_not_count(
+    family: Family, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = 0.0
+    told: list[Verification] = []
+    shifted = SimpleNamespace(
+        monotonic=lambda: time.monotonic() + passed, thread_time=time.thread_time
+    )
+    monkeypatch.setattr(watch, "time", shifted)
+    monkeypatch.setattr(_Fixed, "observe", lambda self, verification: told.append(verification))
+    with closing(Collective(family, [1], 2, TOKENS, fixed(2), endless=5)) as way:
+        began = way._gate.clock()
+        runs = []
+        for _ in range(3):
+            runs.append(way.run(prompts))
+            passed += 1000.0
+        after = way._gate.clock()
+    assert after - began < 1000.0
+    assert sum(run.seconds for run in runs) <= after - began
+    assert max(max(run.latencies) for run in runs) < after - began
+    assert 0 < sum(each.step_s for each in told) < after - began
+
+
+def test_an_endless_way_can_be_closed_in_the_middle_of_a_run(
+    family: Family, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ways, "DEADLINE_S", 0.0)
+    way = Collective(family, [1], 2, TOKENS, endless=5)
+    with pytest.raises(DeadlineExceeded, match="no answer was complete"):
+        way.run(prompts)
+    way.close()
+    assert not way._runner._thread.is_alive()
+
+
+def test_all_that_a_machine_notes_is_by_the_clock_of_its_gate(
+    family: Family, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = SimpleNamespace(
+        monotonic=lambda: time.monotonic() - 1000.0, thread_time=time.thread_time
+    )
+    monkeypatch.setattr(watch, "time", late)
+    began = late.monotonic()
+    with closing(Collective(family, [1], 2, TOKENS)) as way:
+        way.run(prompts)
+        machine, spans = way.machine, [*way.machine.drafting, *way.machine.verifying]
+        noted = [t for span in spans for t in span] + [t for t, *_ in machine.pool]
+        noted += [t for t, _ in (*way.target.held, *way.drafts_held)]
+    assert began <= min(noted) <= max(noted) <= late.monotonic()
 
 
 def test_emulated_passes_take_the_time_of_a_large_model(family: Family, prompts: list[Ids]) -> None:
@@ -197,7 +230,7 @@ def test_emulated_passes_take_the_time_of_a_large_model(family: Family, prompts:
 
 
 def test_the_figures_of_a_run() -> None:
-    run = Run(((5,), (6,)), ((1, 2, 3), (4,)), 2.0, (0.3, 0.5), drafted=4, accepted=3)
+    run = Run(((5,), (6,)), ((1, 2, 3), (4,)), 4, 2.0, (0.3, 0.5), drafted=4, accepted=3)
     assert run.tokens_per_s == 2.0
     assert run.normalised_latency_ms == pytest.approx((100 + 500) / 2)
     assert run.acceptance == 0.75
@@ -264,7 +297,7 @@ def test_a_wrong_answer_is_a_mismatch(family: Family, prompts: list[Ids]) -> Non
             right = RightAnswers(family, TOKENS)
             answers = [right.of(prompt) for prompt in asked]
             answers[0] = (*answers[0][:-1], (answers[0][-1] + 1) % 300)
-            return Run(tuple(asked), tuple(answers), 1.0, (0.5,) * len(asked))
+            return Run(tuple(asked), tuple(answers), 7, 1.0, (0.5,) * len(asked))
 
         def close(self) -> None:
             pass
@@ -394,7 +427,7 @@ def test_results_that_are_not_all_right_are_an_error_status(
     assert CliRunner().invoke(app, ["bench", "collective"]).exit_code == status
 
 
-def test_ladder_and_lengths_of_the_mixed_stream_take_twice_the_prompts(family: Family) -> None:
+def test_the_ladder_on_the_mixed_stream_takes_twice_the_prompts(family: Family) -> None:
     sizes = Sizes(prompts=2, per_place=3, repeats=2, max_tokens=2, lengths=(0,))
     prompts = partial_prompts(family, sizes.count(2), 0)
     bench = Bench(family, prompts, RightAnswers(family, 2), sizes, lambda text: None)
@@ -421,7 +454,7 @@ def test_turns_of_both_instances_count_but_not_those_that_choose_or_learn(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(tokens: int, seconds: float) -> Run:
-        return Run(((),), ((1,) * tokens,), seconds, (seconds,), llm_s=seconds)
+        return Run((), (), tokens, seconds, (), llm_s=seconds)
 
     turns = {
         "lengths": {"0": [run(9, 1.0)], "2": [run(10, 1.0)], "4": [run(8, 1.0)]},

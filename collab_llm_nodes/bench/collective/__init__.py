@@ -28,7 +28,7 @@ class Sizes:
         batches: sizes of a batch; the one nearest to the paper's is that of figures with only one.
         prompts: of a run, at least; a short run is a noisy one.
         per_place: prompts of a run for each place of a batch, at least: requests come and go. The
-            ladder and the lengths on the mixed stream take so many, all else half of them.
+            ladder on the mixed stream takes so many, all else half of them.
         repeats: measured turns, at least 2.
         max_tokens: longest answer.
         lengths: fixed speculation lengths that adaptive ones are compared with.

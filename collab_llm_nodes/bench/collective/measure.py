@@ -53,7 +53,7 @@ SHOWN_S = 0.5
 RIVALS_TURNS = 8
 """Turns of the best fixed length and the adaptive rules that count, for each turn of all lengths.
 
-They have half of the prompts each: the machine is now faster, now slower, so turns are to be short.
+The machine is now faster, now slower, so turns are to be many and short.
 """
 _TWINS = ("one", "other")
 """Names of the two instances of each rival."""
@@ -112,7 +112,7 @@ class Bench:
 
         Args:
             half: half of the prompts.
-            endless: the ways are endless. The first turn takes all prompts as well.
+            endless: the ways are endless. A turn is over when they say so, the first as well.
         """
         prompts = self.prompts[stream][: self.sizes.count(batch, half=half)]
         runs: Runs = {name: [] for name in ways}
@@ -339,16 +339,18 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     of them, which a median would leave out. As many turns before them are for the rules to learn
     in: ``learning`` has their throughput. Each rival runs as two instances, whose difference tells
     how sure the figures are: ``twins`` has both.
+
+    Turns are short, half of a run each, and requests go on from turn to turn.
     """
 
     def make(length: LengthConfig) -> Make:
-        return bench.collective(batch, length=length, endless=True)
+        return bench.collective(batch, length=length, endless=bench.sizes.count(batch, half=True))
 
     ways = {str(s): make(fixed(s)) for s in bench.sizes.lengths}
     scoring = bench.sizes.repeats // 2
     choosing = 2 * (bench.sizes.repeats - scoring)
-    by_s = bench.in_turn("lengths", MIXED, batch, ways, choosing, endless=True)
-    best = max(by_s, key=lambda s: tokens_per_s(by_s[s]))
+    by_s = bench.in_turn("lengths", MIXED, batch, ways, choosing, half=False, endless=True)
+    best = max(by_s, key=lambda s: _speed(by_s[s]))
     rivals = {
         best: ways[best],
         ADAPTIVE: make(LengthConfig()),
@@ -356,7 +358,9 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     }
     both = {f"{name} {twin}": way for twin in _TWINS for name, way in rivals.items()}
     turns = RIVALS_TURNS * scoring
-    runs = bench.in_turn("adaptive lengths", MIXED, batch, both, 2 * turns, endless=True)
+    runs = bench.in_turn(
+        "adaptive lengths", MIXED, batch, both, 2 * turns, half=False, endless=True
+    )
     twins = {name: [runs[f"{name} {twin}"] for twin in _TWINS] for name in rivals}
     learning = {name: _speed(*(own[:turns] for own in each)) for name, each in twins.items()}
     counted = {name: [own[turns:] for own in each] for name, each in twins.items()}
@@ -372,8 +376,8 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
         "twins": {name: [*map(_speed, each)] for name, each in counted.items()},
         "by_length": {
             s: {
-                "tokens_per_s": tokens_per_s(own),
-                "llm_ms_per_token": statistics.median(1e3 * r.llm_s / r.tokens for r in own),
+                "tokens_per_s": _speed(own),
+                "llm_ms_per_token": 1e3 * sum(r.llm_s for r in own) / sum(r.tokens for r in own),
             }
             for s, own in by_s.items()
         },

@@ -1,10 +1,10 @@
-"""A machine and a target that note the time of what they do, and a gate that holds them."""
+"""A machine and a target that note the time of what they do, and a gate that stops them."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from collab_llm_nodes.decoding.rejection import Outcome
@@ -40,7 +40,7 @@ class WatchedMachine(Machine):
     _target_from = 0.0
 
     def watch(self) -> None:
-        """Begin anew; call it before the first request, and while nothing is under way."""
+        """Begin anew; call it while no pass is under way, or the next one waits at a gate."""
         self.overhead_s = dict.fromkeys(PARTS, 0.0)
         self.drafting, self.verifying, self.pool = [], [], []
 
@@ -86,43 +86,52 @@ class WatchedMachine(Machine):
 
 
 class Gate:
-    """Holds the passes of the target between two turns; its clock stands meanwhile."""
+    """Makes the passes of the target wait between two runs; its clock stops meanwhile.
+
+    Attributes:
+        on_wait: called when a pass begins to wait, by the thread that makes it.
+    """
 
     def __init__(self) -> None:
+        self._changed = threading.Condition()
         self._shut = False
-        self._held = threading.Event()
-        self._goes = threading.Event()
-        self._stood_s = 0.0
-        self._since = 0.0
+        self._lasting = False  # it stays open
+        self._since: float | None = None  # a pass waits
+        self._waited_s = 0.0
+        self.on_wait: Callable[[], None] = lambda: None
 
     def clock(self) -> float:
-        """Return the time, without that for which passes were held [s]."""
-        now = self._since if self._held.is_set() else time.monotonic()
-        return now - self._stood_s
+        """Return the time, without that in which a pass has waited [s]."""
+        with self._changed:
+            now = time.monotonic() if self._since is None else self._since
+            return now - self._waited_s
 
     def shut(self) -> None:
-        """Hold the next pass. Only the thread that makes the passes calls this."""
-        self._goes.clear()
-        self._shut = True
+        """Make the next pass wait."""
+        with self._changed:
+            self._shut = not self._lasting
 
-    def let_through(self) -> None:
+    def open(self, *, for_good: bool = False) -> None:
+        """Let passes go on.
+
+        Args:
+            for_good: the gate is never shut again.
+        """
+        with self._changed:
+            self._shut = False
+            self._lasting = self._lasting or for_good
+            self._changed.notify_all()
+
+    def wait(self) -> None:
         """Wait until the gate is open; called before each pass."""
-        if self._shut:
+        with self._changed:
+            if not self._shut:
+                return
             self._since = time.monotonic()
-            self._held.set()
-            self._goes.wait()
-
-    def await_held(self, timeout_s: float) -> bool:
-        """Wait until a pass is held; False if none is within this time [s]."""
-        return self._held.wait(timeout_s)
-
-    def open(self) -> None:
-        """Let passes through; one that is held goes on."""
-        if self._held.is_set():
-            self._stood_s += time.monotonic() - self._since
-        self._shut = False
-        self._held.clear()
-        self._goes.set()
+            self.on_wait()
+            self._changed.wait_for(lambda: not self._shut)
+            self._waited_s += time.monotonic() - self._since
+            self._since = None
 
 
 class WatchedTarget(Target):
@@ -130,7 +139,7 @@ class WatchedTarget(Target):
 
     Attributes:
         held: (time [s], bytes) after each verification.
-        gate: holds its passes.
+        gate: makes its passes wait.
     """
 
     held: list[tuple[float, int]]
@@ -140,7 +149,7 @@ class WatchedTarget(Target):
         self.gate = Gate()
 
     def verify(self, claims: Sequence[Claim]) -> list[Verdict]:
-        self.gate.let_through()
+        self.gate.wait()
         verdicts = super().verify(claims)
         self.held.append((self.gate.clock(), self.sessions.held_bytes))
         return verdicts

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import queue
+import random
 import statistics
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +34,7 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
 from collab_llm_nodes.protocols.collective.machine import Ended, Grown
 from collab_llm_nodes.protocols.collective.messages import Ask, Draw, Ids, Proposal
+from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
 from collab_llm_nodes.protocols.collective.models import DraftModel, Drafts
 from collab_llm_nodes.protocols.collective.requests import Job
 from collab_llm_nodes.protocols.collective.runner import Runner
@@ -61,11 +64,13 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """One list of prompts, answered.
+    """A list of prompts, answered; of an endless way, what a turn has done.
 
     Attributes:
-        prompts, answers: in the order in which they were asked.
-        seconds: from the first prompt to the last answer.
+        prompts, answers: those that have ended, in the order in which they were asked.
+        tokens: verified in this time.
+        seconds: from the first prompt to the last answer; of an endless way, from the pass that
+            waited for this run to the one that waits for the next.
         latencies: time of each answer, from the request to its end [s].
         drafted, accepted: draft tokens that were verified, and those that stand.
         verifications: passes of the target.
@@ -75,6 +80,7 @@ class Run:
 
     prompts: tuple[Ids, ...]
     answers: tuple[Ids, ...]
+    tokens: int
     seconds: float
     latencies: tuple[float, ...]
     drafted: int = 0
@@ -82,11 +88,6 @@ class Run:
     verifications: int = 0
     llm_s: float = 0.0
     overhead_s: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all answers."""
-        return sum(map(len, self.answers))
 
     @property
     def tokens_per_s(self) -> float:
@@ -129,10 +130,11 @@ class Collective:
         in_threads: each draft model has a thread of this process instead.
         draft_batch: requests drafted in one pass; 0: ``batch``.
         in_flight: requests at a time; 0: ``IN_FLIGHT`` for each place of a batch.
-        endless: requests go on from one run to the next, so that no batch drains. All runs have the
-            same prompts, and end when as many answers have ended. The first answers are shorter,
-            and are in no run: else answers of one length would begin and end together for ever. The
-            models must work in sequence.
+        endless: number of answers after which a run ends; requests under way then go on in the next
+            run, so batches stay full. 0: a run ends when all is answered. All runs have the same
+            prompts, which are asked for over and over. At first the batch fills up at random times:
+            answers of the same length would else begin and end together for ever. The models must
+            work in sequence.
         schedule: other settings of ``ScheduleConfig``.
 
     Attributes:
@@ -154,13 +156,15 @@ class Collective:
         in_threads: bool = False,
         draft_batch: int = 0,
         in_flight: int = 0,
-        endless: bool = False,
+        endless: int = 0,
         **schedule: Any,
     ) -> None:
+        if endless and (pipelined or in_threads):
+            raise ValueError("an endless way works in sequence")
         self._endless = endless
         self._family, self._drafts = family, drafts
         self._pipelined, self._in_threads = pipelined, in_threads
-        self._max_tokens = max_tokens
+        self._batch, self._max_tokens = batch, max_tokens
         self._in_flight = in_flight or IN_FLIGHT * batch
         self.machine = WatchedMachine(
             len(drafts),
@@ -191,10 +195,17 @@ class Collective:
             log=_LOG,
             clock=self._gate.clock,
         )
-        self._prompts: Iterator[Ids] | None = None
-        self._begun = self._under_way = 0  # requests
-        self._left = 0  # answers that are to end before the gate is shut
-        self._ended: queue.SimpleQueue[_Asked] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[_Asked | CollabError | None] = queue.SimpleQueue()
+        self._gate.on_wait = lambda: self._told.put(None)
+        self._lock = threading.Lock()  # of all below
+        self._prompts: Iterator[Ids] = iter(())
+        self._wanted = 0 if endless else self._in_flight  # requests under way
+        self._under_way = 0
+        self._begun = 0
+        self._left = 0  # answers until an endless run ends
+        self._tokens = 0
+        self._random = random.Random(0)
+        self._gap = 0  # tokens of the newest answer after which another request joins
 
     def _noting(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:
         """Return the draft models at work; each of their answers notes their memory."""
@@ -229,80 +240,97 @@ class Collective:
         return [*workers]
 
     def run(self, prompts: Sequence[Ids]) -> Run:
+        started = self._gate.clock()
         self.machine.watch()
         self.target.held, self.drafts_held = [], []
-        if self._prompts is None or not self._endless:
-            self._prompts = cycle(prompts) if self._endless else iter(prompts)
-        self._left = max(1, self._left + len(prompts))
+        with self._lock:
+            self._tokens, self._left = 0, self._endless
+            if not self._endless:
+                self._prompts = iter(prompts)
+            elif not self._begun:
+                self._prompts = cycle(prompts)
+                self._join()
+            self._fill()
         self._gate.open()
-        started = self._gate.clock()
         ended: list[_Asked] = []
-        while len(ended) < len(prompts):
-            for prompt in islice(self._prompts, self._in_flight - self._under_way):
-                self._ask(prompt)
-            ended.append(self._next())
-        if self._endless and not self._gate.await_held(DEADLINE_S):
-            raise _late()
+        while self._endless or len(ended) < len(prompts):
+            asked = self._next()
+            if asked is None:
+                break
+            ended.append(asked)
         seconds = self._gate.clock() - started
-        whole = sorted((e for e in ended if e.most == self._max_tokens), key=lambda e: e.number)
-        grown = [each.grown for each in whole if each.grown is not None]  # all of them
+        ended.sort(key=lambda asked: asked.number)
+        metrics = [asked.grown.metrics for asked in ended]
         return Run(
-            tuple(each.prompt for each in whole),
-            tuple(each.tokens for each in grown),
+            tuple(asked.prompt for asked in ended),
+            tuple(asked.grown.tokens for asked in ended),
+            self._tokens,
             seconds,
-            tuple(each.latency_s for each in whole),
-            sum(each.metrics.drafted for each in grown),
-            sum(each.metrics.accepted for each in grown),
+            tuple(asked.latency_s for asked in ended),
+            sum(each.drafted for each in metrics),
+            sum(each.accepted for each in metrics),
             len(self.machine.verifying),
             sum(end - begin for begin, end in self.machine.verifying),
             dict(self.machine.overhead_s),
         )
 
-    def _ask(self, prompt: Ids) -> None:
-        most = self._max_tokens
-        if self._endless and self._begun < self._in_flight:
-            most = max(1, most * (self._begun + 1) // self._in_flight)
-        asked = _Asked(self._begun, prompt, most, self._gate.clock())
-        self._begun += 1
-        self._under_way += 1
-        job = Job(str(asked.number), prompt, _GREEDY, most)
-        self._runner.submit(job, partial(self._hear, asked))
+    def _fill(self) -> None:
+        """Ask for more answers, if fewer than wanted are under way."""
+        for prompt in islice(self._prompts, self._wanted - self._under_way):
+            asked = _Asked(self._begun, prompt, self._gate.clock())
+            self._begun += 1
+            self._under_way += 1
+            self._gap = self._random.randint(1, 2 * self._max_tokens // self._batch)
+            job = Job(str(asked.number), prompt, _GREEDY, self._max_tokens)
+            self._runner.submit(job, partial(self._hear, asked))
+
+    def _join(self) -> None:
+        """Want one more request under way; once the batch is full, all."""
+        self._wanted += 1
+        if self._wanted >= self._batch:
+            self._wanted = self._in_flight
 
     def _hear(self, asked: _Asked, news: Grown | Ended) -> None:
-        if isinstance(news, Grown):
-            asked.grown = news
-            return
-        asked.error, asked.latency_s = news.error, self._gate.clock() - asked.began
-        self._left -= 1
-        if self._endless and not self._left:
-            self._gate.shut()
-        self._ended.put(asked)
+        """Take in news of a request; the thread that makes the passes calls this."""
+        with self._lock:
+            if isinstance(news, Grown):
+                self._tokens += len(news.tokens) - len(asked.grown.tokens)
+                asked.grown = news
+                newest = asked.number == self._begun - 1
+                if newest and self._wanted < self._batch and len(news.tokens) >= self._gap:
+                    self._join()
+            elif news.error is not None:
+                self._told.put(news.error)
+                return
+            else:
+                asked.latency_s = self._gate.clock() - asked.began
+                self._under_way -= 1
+                self._left -= 1
+                if self._endless and not self._left:
+                    self._gate.shut()
+                self._told.put(asked)
+            self._fill()
 
-    def _next(self) -> _Asked:
-        """Wait for an answer to end.
+    def _next(self) -> _Asked | None:
+        """Wait for an answer to end; None: the gate is shut.
 
         Raises:
-            CollabError: it has failed, or none is complete in time.
+            CollabError: an answer has failed, or none is complete in time.
         """
         try:
-            asked = self._ended.get(timeout=DEADLINE_S)
+            told = self._told.get(timeout=DEADLINE_S)
         except queue.Empty:
-            raise _late() from None
-        if asked.error is not None:
-            raise asked.error
-        self._under_way -= 1
-        return asked
+            raise DeadlineExceeded(
+                f"no answer was complete within {DEADLINE_S:g} s",
+                remedy="ask for fewer tokens, or use a faster machine",
+            ) from None
+        if isinstance(told, CollabError):
+            raise told
+        return told
 
     def close(self) -> None:
-        self._gate.open()
+        self._gate.open(for_good=True)
         self._runner.close()
-
-
-def _late() -> DeadlineExceeded:
-    return DeadlineExceeded(
-        f"no answer was complete within {DEADLINE_S:g} s",
-        remedy="ask for fewer tokens, or use a faster machine",
-    )
 
 
 @dataclass
@@ -310,17 +338,16 @@ class _Asked:
     """A request of ours, and what has come of it.
 
     Attributes:
-        most: tokens of the answer, at most.
         began: time at which it was asked [s].
+        grown: its answer so far.
+        latency_s: time until the answer ended [s].
     """
 
     number: int
     prompt: Ids
-    most: int
     began: float
-    grown: Grown | None = None
+    grown: Grown = Grown("", (), (), CollectiveMetrics())
     latency_s: float = 0.0
-    error: CollabError | None = None
 
 
 @dataclass
@@ -370,6 +397,7 @@ class Tree:
         return Run(
             tuple(prompts),
             tuple(answers[i] for i in numbers),
+            sum(map(len, answers.values())),
             time.monotonic() - started,
             tuple(latencies[i] for i in numbers),
         )
@@ -499,7 +527,13 @@ class Transformers:
             begun.append(time.monotonic())
             answers += transformers_answers(self._family, batch, self._max_tokens, self._assistant)
             latencies += [time.monotonic() - begun[0]] * len(batch)
-        return Run(tuple(prompts), tuple(answers), time.monotonic() - started, tuple(latencies))
+        return Run(
+            tuple(prompts),
+            tuple(answers),
+            sum(map(len, answers)),
+            time.monotonic() - started,
+            tuple(latencies),
+        )
 
     def close(self) -> None:
         """Do nothing: nothing is held between runs."""

@@ -396,8 +396,13 @@ class Machine:
         return not self._paused and bool(self._running or self._admits)
 
     def _next_requests(self, now: float) -> Iterator[RequestState]:
-        """Take the next requests to be drafted for: those that run, then those that wait."""
+        """Take the next requests to be drafted for: those that run, then those that wait.
+
+        In sequence, those that join others are no more than one verification takes.
+        """
         count = self._schedule.draft_batch
+        if self._pool and not self._pipelined:
+            count = min(count, self._schedule.target_batch - len(self._pool))
         while count and self._running:
             count -= 1
             yield self._running.popleft()

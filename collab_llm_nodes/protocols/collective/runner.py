@@ -48,7 +48,7 @@ class Runner:
         machine: nobody else calls it from now on.
         pipelined: verify in a thread of its own, so that the machine is served meanwhile.
         workers: given the callbacks for results, returns the draft models at work.
-        clock: of all times that the machine is told [s].
+        clock: returns the time that the machine is told [s]; by default a monotonic one.
 
     Raises:
         CollabError: a draft model cannot be loaded.
@@ -62,12 +62,12 @@ class Runner:
         *,
         pipelined: bool,
         log: logging.Logger | Any,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._machine = machine
         self._target = target
         self._log = log
-        self._clock = clock
+        self._clock = clock or time.monotonic
         self._inbox: deque[Event] = deque()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # of the machine and all below

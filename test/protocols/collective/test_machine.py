@@ -244,6 +244,19 @@ def test_a_pipeline_overlaps_where_more_is_under_way_than_a_batch(
     check_complete(world, jobs)
 
 
+def test_requests_that_join_in_sequence_fill_the_batch_and_no_more() -> None:
+    world = make(length=LengthConfig(FIXED), draft_batch=4, target_batch=4, max_active=9)
+    world.submit(job(0))
+    world.submit(*(job(i) for i in range(1, 9)))  # while the first draft is made
+    while world.drawing:
+        world.answer_draft()
+    assert world.verifying is not None
+    assert (len(world.verifying.claims), world.machine.pooled) == (4, 0)
+    assert (world.machine.active, world.machine.waiting) == (4, 5)
+    world.run()
+    check_complete(world, [job(i) for i in range(9)])
+
+
 def test_between_the_marks_drafting_stays_paused() -> None:
     marks: dict[str, Any] = {"pool_high": 4, "pool_low": 2}
     fixed = LengthConfig(FIXED)
