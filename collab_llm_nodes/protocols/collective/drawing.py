@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from collab_llm_nodes.decoding.vote import vote
@@ -29,6 +30,7 @@ class Drawing:
         drafts, since: as given.
         asked_at: time of the last step [s].
         awaited: models whose answer to it is still to come.
+        first: share of the time of a draft that its first token took, on average over the models.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Drawing:
         self.since = since
         self.asked_at = 0.0
         self.awaited: set[int] = set()
+        self.first = 1.0
         self._number = number
         self._count = count
         self._eos = eos
@@ -101,8 +104,11 @@ class Drawing:
 
     def vote(self) -> None:
         """Make the drafts longer by what the majority proposes."""
-        for draft, given in zip(self._open, self._given, strict=True):
-            self._vote(draft, given)
+        given = [each for row in self._given for each in row if each is not None]
+        if given and not self._every_token:
+            self.first = statistics.fmean(each.first for each in given)
+        for draft, own in zip(self._open, self._given, strict=True):
+            self._vote(draft, own)
         self._open = []
 
     def _vote(self, draft: Draft, given: Sequence[Proposal | None]) -> None:

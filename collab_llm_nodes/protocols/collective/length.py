@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -38,12 +38,18 @@ _KEPT = 64
 """Windows, and trials, that are remembered."""
 _FADES = 0.85
 """Weight of a window, relative to the one after it."""
+_DRAFTS_FADE = 0.97
+"""The same for what it tells of the time of drafts, which varies more."""
 _TRIAL_FADES = 0.995
 """Weight of a trial, relative to one that is a window younger."""
 _NEAR = 4
 """Trials between two lengths tell of two others that differ by no more, together."""
+_REQUESTS = 64
+"""Latest requests that the acceptance is estimated from."""
+_LIKE_OTHERS = 4
+"""A request of which few drafts are known is much like the others, which count as so many."""
 _MEMORY = 400
-"""Drafts that the acceptance at each place is estimated from."""
+"""Drafts of a request that count."""
 _FORGET = 1.0 - 1.0 / _MEMORY
 _ALIKE = 32
 """A place that few drafts have reached is much like the one before, which counts as so many."""
@@ -115,10 +121,14 @@ class Verification:
         llm_s: t_LLM, time of the target's pass [s].
         step_s: time since the verdict before, or since the work began [s]. In sequence, the time
             in which the draft models have read prompts is taken out, as far as it is known.
+        draft_s: the part of ``step_s`` in which the target waited for drafts [s]; 0.0 where they
+            are made beside its passes.
+        first: share of the time of a draft that its first token took.
         extra: tokens that passes without drafts have given in this time.
         prompts_s: time in which the draft models read prompts, spread over all tokens [s]. Where
             s = 0 they need not.
         catches_up: the draft models have first read what the target had decoded without drafts.
+        requests: [batch] name of each draft's request; by default all are of the same one.
     """
 
     asked: Sequence[int]
@@ -126,9 +136,12 @@ class Verification:
     accepted: Sequence[int]
     llm_s: float
     step_s: float
+    draft_s: float = 0.0
+    first: float = 1.0
     extra: int = 0
     prompts_s: float = 0.0
     catches_up: bool = False
+    requests: Sequence[Hashable] = ()
 
 
 class LengthSelector(Protocol):
@@ -205,8 +218,9 @@ class _DirectionAware:
     def __init__(self, config: LengthConfig) -> None:
         self._config = config
         self._acceptance = Acceptance(config.longest)
-        self._times: list[float] = []  # times per request of the window that is open
+        self._times: list[_Times] = []  # per request, of the window that is open
         self._catch_ups: list[float] = []  # likewise, of verifications that catch up
+        self._starts: deque[float] = deque(maxlen=_KEPT)  # of drafts, see ``_start``
         self._extra = 0.0  # tokens per request that came without drafts in it
         self._seen: deque[_Window] = deque(maxlen=_KEPT)  # the latest one first
         self._trials: deque[_Trial] = deque(maxlen=_KEPT)  # likewise
@@ -220,17 +234,21 @@ class _DirectionAware:
 
     def observe(self, verification: Verification) -> None:
         self._prompts_s = verification.prompts_s
-        for drafted, accepted in zip(verification.drafted, verification.accepted, strict=True):
-            self._acceptance.add(drafted, accepted)
-        self._judged += len(verification.asked)
+        count = len(verification.asked)
+        requests = verification.requests or [None] * count
+        for each in zip(requests, verification.drafted, verification.accepted, strict=True):
+            self._acceptance.add(*each)
+        self._judged += count
         if any(asked != self.s for asked in verification.asked):
             return  # the pool still holds drafts of another length: their time is that one's
-        time_s = verification.step_s / len(verification.asked)
+        time_s = verification.step_s / count
         if verification.catches_up:
             self._catch_ups.append(time_s)
             return
-        self._times.append(time_s)
-        self._extra += verification.extra / len(verification.asked)
+        if self.s == max(verification.drafted) > 1 and verification.first < 1.0:
+            self._starts.append(_start(self.s, verification.first))
+        self._times.append(_Times(time_s, verification.draft_s / count))
+        self._extra += verification.extra / count
         if len(self._times) == self._config.decision_threshold:
             self._seen.appendleft(_window(self.s, self._times, self._extra, self._catch_ups))
             self._windows += 1
@@ -319,13 +337,40 @@ class _DirectionAware:
     def _pace(self, s: int) -> float:
         """Return the time per token, without that for prompts [s]."""
         extra = _mean((_FADES**age, w.extra) for age, w in enumerate(self._seen) if w.s == s)
-        return self._time(s) / (1.0 + extra + self._acceptance.expected(s))
+        return self._time(s) / self._acceptance.tokens(s, extra)
 
     def _time(self, s: int) -> float:
         """Return the time of a verification per request at length ``s`` [s]."""
-        own = ((_FADES**age, w.time_s) for age, w in enumerate(self._seen) if w.s == self.best)
+        own = ((_FADES**age, w.rest_s) for age, w in enumerate(self._seen) if w.s == self.best)
+        return _mean(own) * (self._rest(s) + self._drafts(s))
+
+    def _rest(self, s: int) -> float:
+        """Return the time without drafts at length ``s``, in units of that at the best length."""
         growth = _mean(self._growths(s)) if s != self.best else 0.0
-        return _mean(own) * math.exp(growth * (s - self.best))
+        return math.exp(growth * (s - self.best))
+
+    def _drafts(self, s: int) -> float:
+        """Return the time of a draft of ``s`` tokens, in the same unit.
+
+        A draft is made token by token, so its time grows evenly. One length tells of the others.
+        """
+        return _mean(self._per_token()) * (self._start + s) if s else 0.0
+
+    @property
+    def _start(self) -> float:
+        """The time in which a draft begins, in units of that of a token."""
+        return statistics.median(self._starts) if self._starts else 0.0
+
+    def _per_token(self) -> list[tuple[float, float]]:
+        """Return (weight, time of a draft token in the same unit) of the windows with drafts."""
+        drafted = {w.s for w in self._seen} - {0}
+        known = {s for s in drafted if s == self.best or self._growths(s)}
+        unit = {s: self._rest(s) / (self._start + s) for s in known}
+        return [
+            (_DRAFTS_FADE**age, unit[w.s] * w.draft_s / w.rest_s)
+            for age, w in enumerate(self._seen)
+            if w.s in known
+        ]
 
     def _growths(self, s: int) -> list[tuple[float, float]]:
         """Return (weight, growth) of the trials that tell of ``s`` beside the best length.
@@ -346,14 +391,46 @@ class _DirectionAware:
     def _error(self, s: int) -> float:
         """Return the standard error of the logarithm of the ratio of times, ``s`` to the best one.
 
-        The best one's windows tell how much times vary.
+        The best one's windows tell how much the times of the target and of the drafts vary.
         """
-        own = [_log(window.time_s) for window in self._seen if window.s == self.best]
-        squares = [(a - b) ** 2 for a, b in pairwise(own)]
-        # The variance of a window is half of their mean; a trial is one, less the mean of two.
-        noise = math.sqrt(1.5 * statistics.fmean(squares) / 2) if squares else 0.0
+        own = [window for window in self._seen if window.s == self.best]
+        # A trial is one window, less the mean of two.
+        trials = math.sqrt(1.5) * _scatter([_log(w.rest_s) for w in own])
         weights = [weight for weight, _ in self._growths(s)]
-        return noise * math.hypot(*weights) / sum(weights)
+        rest = self._share(s) * trials * math.hypot(*weights) / sum(weights)
+        if not any(w.draft_s for w in own):
+            return rest
+        weights = [weight for weight, _ in self._per_token()]
+        drafts = _scatter([_log(w.draft_s / w.rest_s) for w in own])
+        drafts *= math.hypot(*weights) / sum(weights)
+        return math.hypot(rest, drafts * (self._share(s) - self._share(self.best)))
+
+    def _share(self, s: int) -> float:
+        """Return the share of the time at length ``s`` in which no drafts are made."""
+        return self._rest(s) / (self._rest(s) + self._drafts(s))
+
+
+def _scatter(values: Sequence[float]) -> float:
+    """Return the standard deviation of each value from its neighbours."""
+    squares = [(a - b) ** 2 for a, b in pairwise(values)]
+    return math.sqrt(statistics.fmean(squares) / 2) if squares else 0.0
+
+
+def _start(s: int, first: float) -> float:
+    """Return the time in which a draft begins, in units of that of each token.
+
+    Args:
+        s: tokens of the draft, 2 or more.
+        first: share of its time that the first token took, below 1.0.
+    """
+    return max((s * first - 1.0) / (1.0 - first), 0.0)
+
+
+class _Times(NamedTuple):
+    """Times of one verification, per request [s]: all, and that for drafts."""
+
+    all_s: float
+    draft_s: float
 
 
 class _Window(NamedTuple):
@@ -362,6 +439,7 @@ class _Window(NamedTuple):
     Attributes:
         s: the length.
         time_s: mean time per request, pauses cut short [s].
+        draft_s: the part of it for drafts [s].
         catch_up_s: time per request in which the draft models read what the target had decoded
             without drafts, spread over the window's verifications [s].
         extra: mean tokens per request that came without drafts.
@@ -369,24 +447,33 @@ class _Window(NamedTuple):
 
     s: int
     time_s: float
+    draft_s: float
     catch_up_s: float
     extra: float
 
+    @property
+    def rest_s(self) -> float:
+        """The part without drafts [s]."""
+        return max(self.time_s - self.draft_s, _LEAST_S)
 
-def _window(s: int, times: Sequence[float], extra: float, catch_ups: Sequence[float]) -> _Window:
+
+def _window(s: int, times: Sequence[_Times], extra: float, catch_ups: Sequence[float]) -> _Window:
     """Sum up a window.
 
     Args:
-        times: per request, of each verification [s].
+        times: of each verification.
         extra: tokens per request that came without drafts.
-        catch_ups: per request, of each verification that caught up: none of ``times`` [s].
+        catch_ups: times per request of each verification that caught up: none of ``times`` [s].
     """
     # Rounds in which all models draft are few and long: a median would not see them. A pause of
     # the machine is not the length's.
-    count, usual = len(times), PAUSE * statistics.median(times)
-    time_s = statistics.fmean(min(each, usual) for each in times)
+    count, usual = len(times), PAUSE * statistics.median(each.all_s for each in times)
+    time_s = statistics.fmean(min(each.all_s, usual) for each in times)
+    draft_s = statistics.fmean(
+        each.draft_s * min(1.0, usual / max(each.all_s, _LEAST_S)) for each in times
+    )
     more_s = sum(max(min(each, usual * count) - time_s, 0.0) for each in catch_ups)
-    return _Window(s, time_s, more_s / count, extra / count)
+    return _Window(s, time_s, draft_s, more_s / count, extra / count)
 
 
 class _Trial(NamedTuple):
@@ -394,7 +481,7 @@ class _Trial(NamedTuple):
 
     Attributes:
         low, high: the two lengths.
-        growth: of the logarithm of the time, from the one to the other, per token.
+        growth: of the logarithm of the time without drafts, from the one to the other, per token.
         at: number of windows before it ended.
     """
 
@@ -407,8 +494,8 @@ class _Trial(NamedTuple):
 def _trial(before: _Window, tried: _Window, after: _Window, at: int) -> _Trial:
     """Compare a window with its neighbours; what changes evenly meanwhile cancels out."""
     low, high = sorted((tried.s, after.s))
-    beside = (_log(before.time_s) + _log(after.time_s)) / 2
-    return _Trial(low, high, (_log(tried.time_s) - beside) / (tried.s - after.s), at)
+    beside = (_log(before.rest_s) + _log(after.rest_s)) / 2
+    return _Trial(low, high, (_log(tried.rest_s) - beside) / (tried.s - after.s), at)
 
 
 def _log(time_s: float) -> float:
@@ -422,30 +509,66 @@ def _mean(points: Iterable[tuple[float, float]]) -> float:
 
 
 class Acceptance:
-    """Chance of each place in a draft to be accepted, if all places before it were.
+    """How many tokens a draft brings: from the chance of each of its places to be accepted.
 
     One estimate for all lengths, so that two lengths are compared by the same drafts: else chance
-    decides, since the accepted tokens of a few drafts vary more than their means differ.
+    decides, since the accepted tokens of a few drafts vary more than their means differ. Each
+    request counts by its tokens, not by its drafts: drafts that are seldom accepted are many, and
+    with another length they are another number.
     """
 
     def __init__(self, longest: int) -> None:
-        self._accepted = [0.0] * longest
-        self._judged = [0.0] * longest
+        self._rows: OrderedDict[Hashable, int] = OrderedDict()  # by request, the latest one last
+        # Of each of the latest requests, by place: drafts that have reached it, and were accepted
+        self._judged = np.zeros((_REQUESTS, longest))
+        self._accepted = np.zeros((_REQUESTS, longest))
 
-    def add(self, drafted: int, accepted: int) -> None:
-        """Learn from one draft; the last ``_MEMORY`` or so count at each place."""
-        for place in range(min(drafted, accepted + 1, len(self._judged))):
-            self._judged[place] = _FORGET * self._judged[place] + 1.0
-            self._accepted[place] = _FORGET * self._accepted[place] + (place < accepted)
+    def add(self, request: Hashable, drafted: int, accepted: int) -> None:
+        """Learn from one draft; the last ``_MEMORY`` or so of a request count."""
+        row = self._row(request)
+        self._rows.move_to_end(request)
+        self._judged[row] *= _FORGET
+        self._accepted[row] *= _FORGET
+        self._judged[row, : min(drafted, accepted + 1)] += 1.0
+        self._accepted[row, : min(drafted, accepted)] += 1.0
 
-    def expected(self, s: int) -> float:
-        """Return the mean number of accepted tokens of a draft of ``s``: the paper's vl(s)."""
-        total, reached, before, weight = 0.0, 1.0, 0.0, 0.0
-        for judged, accepted in zip(self._judged[:s], self._accepted, strict=False):
-            if not judged:
+    def _row(self, request: Hashable) -> int:
+        if request not in self._rows:
+            full = len(self._rows) == _REQUESTS
+            row = self._rows.popitem(last=False)[1] if full else len(self._rows)
+            self._rows[request] = row
+            self._judged[row] = self._accepted[row] = 0.0
+        return self._rows[request]
+
+    def tokens(self, s: int, extra: float = 0.0) -> float:
+        """Return the tokens of a verification per request, on average over time: vl(s) + 1.
+
+        Args:
+            s: tokens of a draft.
+            extra: tokens that come beside.
+        """
+        known = self._chances(s)
+        rows = slice(len(self._rows))
+        judged, accepted = self._judged[rows, : len(known)], self._accepted[rows, : len(known)]
+        chances = (accepted + _LIKE_OTHERS * known) / (judged + _LIKE_OTHERS)
+        tokens = 1.0 + extra + chances.cumprod(axis=1).sum(axis=1)
+        # Requests of so many tokens each take so many verifications, whose mean is harmonic.
+        weights = self._judged[rows, :1].sum(axis=1) + self._accepted[rows].sum(axis=1)
+        if not weights.sum():
+            return 1.0 + extra
+        return float(weights.sum() / (weights / tokens).sum())
+
+    def _chances(self, s: int) -> np.ndarray:
+        """Return the chance of each place in a draft of ``s`` if all places before were accepted.
+
+        Places that no draft has reached are left out.
+        """
+        judged, accepted = self._judged.sum(axis=0), self._accepted.sum(axis=0)
+        found: list[float] = []
+        for place in range(s):
+            if not judged[place]:
                 break
-            before = (accepted + weight * before) / (judged + weight)
-            reached *= before
-            total += reached
-            weight = _ALIKE
-        return total
+            weight = _ALIKE if place else 0.0
+            before = found[-1] if place else 0.0
+            found.append((accepted[place] + weight * before) / (judged[place] + weight))
+        return np.array(found)

@@ -172,6 +172,8 @@ class Machine:
         self._verification = 0  # number of the one under way, or of the last one
         self._verified_from = 0.0
         self._step_from = 0.0  # the last verdict on drafts, or the begin of work after a pause
+        self._step_draft_s = 0.0  # time since then in which drafts were made
+        self._step_first = 1.0  # share of that of a draft that its first token took
         self._step_extra = 0  # tokens since then without drafts
         self._step_reads = False  # a prompt has been read since then
         self._began_steady = False  # the verification under way
@@ -459,6 +461,8 @@ class Machine:
         if any(draft.tokens for draft in drawing.drafts):
             took_s = now - drawing.since
             self._waits.on_drafted(took_s)
+            self._step_draft_s += took_s
+            self._step_first = drawing.first
             longest = max(len(draft.tokens) for draft in drawing.drafts)
             unread = sum(draft.reads for draft in drawing.drafts)
             if not any(draft.catches_up for draft in drawing.drafts):  # more than prompts is read
@@ -536,6 +540,7 @@ class Machine:
     def _begin_step(self, now: float) -> None:
         """Let the time of the next verdict on drafts begin."""
         self._step_from, self._step_extra, self._step_reads = now, 0, False
+        self._step_draft_s, self._step_first = 0.0, 1.0
 
     def _have_verified(self, drafts: list[Draft], now: float) -> None:
         """Give drafts to the target."""
@@ -582,9 +587,12 @@ class Machine:
                     [outcome.accepted for _, outcome in verified],
                     now - self._verified_from,
                     max(now - self._step_from - read_s, now - self._verified_from),
-                    self._step_extra,
-                    0.0 if hidden else self._prompts.per_token_s,
-                    any(draft.catches_up for draft, _ in verified),
+                    draft_s=0.0 if hidden else max(self._step_draft_s - read_s, 0.0),
+                    first=1.0 if hidden or reads else self._step_first,
+                    extra=self._step_extra,
+                    prompts_s=0.0 if hidden else self._prompts.per_token_s,
+                    catches_up=any(draft.catches_up for draft, _ in verified),
+                    requests=[(draft.request.job.id, draft.request.since) for draft, _ in verified],
                 )
             )
 

@@ -7,6 +7,7 @@ a model that has missed rounds, or whose draft has lost the vote, catches up by 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -189,6 +190,7 @@ class DraftModel:
             for index, own in asks.items()
             for ask in own
         ]
+        begun, ends = time.monotonic(), list[float]()  # of each pass
         while True:
             open_ = [each for each in growing if each.grows(self._eos)]
             if not open_:
@@ -206,9 +208,11 @@ class DraftModel:
             likely = most_likely(logits)
             for number, (each, _) in enumerate(fine):
                 self._append(each, logits[number], likely[number])
+            ends.append(time.monotonic())
+        first = (ends[0] - begun) / (ends[-1] - begun) if len(ends) > 1 else 1.0
         found = iter(growing)
         return {
-            index: [each.proposal for each in islice(found, len(own))]
+            index: [each.proposal(first) for each in islice(found, len(own))]
             for index, own in asks.items()
         }
 
@@ -253,11 +257,11 @@ class _Growing:
         ask = self.ask
         return Context(ask.id, ask.prompt, (*ask.answer, *self.tokens), 1, self.member)
 
-    @property
-    def proposal(self) -> Proposal | None:
+    def proposal(self, first: float) -> Proposal | None:
+        """Return the draft, unless it has failed; ``first`` as in ``Proposal``."""
         if self.failed:
             return None
-        return Proposal(tuple(self.tokens), tuple(self.q) if self.ask.send_q else None)
+        return Proposal(tuple(self.tokens), tuple(self.q) if self.ask.send_q else None, first)
 
 
 class Drafts:

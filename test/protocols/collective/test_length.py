@@ -84,6 +84,7 @@ class System:
         (requests,) = rng.spawn(1)  # the same requests for all lengths
         chances = self._chances(requests, self.batch)
         left = np.full(self.batch, 128)
+        names = list(range(self.batch))
         for _ in range(verifications):
             pool.append(chosen.s)
             s = pool.pop(0)
@@ -91,6 +92,7 @@ class System:
             accepted[:, s] = 0
             counts = accepted.argmin(axis=1)
             left -= counts + 1
+            names = [n + self.batch * bool(k <= 0) for n, k in zip(names, left, strict=True)]
             chances[left <= 0] = self._chances(requests, int((left <= 0).sum()))
             left[left <= 0] = 128
             drift = _STAYS * drift + (1 - _STAYS**2) ** 0.5 * self.drift * rng.normal()
@@ -105,9 +107,17 @@ class System:
                     [int(n) for n in counts],
                     self.llm(s) * slow[0],
                     self.step(s) * slow[1],
+                    *self._drafting(s, slow[1]),
+                    requests=names,
                 )
             )
         return seconds / tokens
+
+    def _drafting(self, s: int, slow: float) -> tuple[float, float]:
+        """Return the time of a draft, and the share of its first token."""
+        if self.pipelined or not s:
+            return 0.0, 1.0
+        return slow * self.ssm(s), self.ssm(1) / self.ssm(s)
 
     def _chances(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Draw the acceptance of each of so many requests, [count]."""
@@ -412,7 +422,9 @@ def test_a_slow_spell_before_a_trial_does_not_make_the_usual_length_look_dear() 
 
 def test_what_changes_evenly_during_a_trial_is_not_the_length_s() -> None:
     """The machine's times double from window to window."""
-    before, tried, after = (_Window(s, time_s, 0.0, 0.0) for s, time_s in ((4, 1), (6, 2), (4, 4)))
+    before, tried, after = (
+        _Window(s, time_s, 0.0, 0.0, 0.0) for s, time_s in ((4, 1), (6, 2), (4, 4))
+    )
     even = _trial(before, tried, after, 9)
     assert (even.low, even.high, even.at) == (4, 6, 9)
     assert even.growth == pytest.approx(0.0)
@@ -452,26 +464,47 @@ def test_a_fixed_length_stays() -> None:
 
 def test_acceptance_of_all_lengths_from_drafts_of_one() -> None:
     known = Acceptance(12)
-    assert known.expected(5) == 0.0
+    assert known.tokens(5) == 1.0
     rng = np.random.default_rng(0)
     for _ in range(20_000):
         right = rng.random(4) < 0.7
-        known.add(4, 4 if right.all() else int(right.argmin()))
+        known.add("one", 4, 4 if right.all() else int(right.argmin()))
     for s in range(5):
-        assert known.expected(s) == pytest.approx(sum(0.7**i for i in range(1, s + 1)), rel=0.1)
-    assert known.expected(9) == known.expected(4), "nothing is known of longer ones"
+        assert known.tokens(s) == pytest.approx(sum(0.7**i for i in range(s + 1)), rel=0.05)
+    assert known.tokens(9) == known.tokens(4), "nothing is known of longer ones"
+    assert known.tokens(0, extra=0.5) == 1.5
 
 
 def test_a_place_that_few_drafts_have_reached_is_like_the_one_before() -> None:
     known = Acceptance(2)
-    for accepted in (0, 1) * 100:
-        known.add(1, accepted)
-    known.add(2, 2)
-    known.add(2, 2)
-    assert known.expected(2) - known.expected(1) < 0.6 * known.expected(1)
-    for _ in range(1000):
-        known.add(2, 2)
-    assert known.expected(2) == pytest.approx(2.0, rel=0.1)
+    for request in range(10):
+        for accepted in (0, 1) * 10:
+            known.add(request, 1, accepted)
+    known.add(0, 2, 2)
+    known.add(1, 2, 2)
+    assert known.tokens(2) - known.tokens(1) < 0.6 * (known.tokens(1) - 1.0)
+    for request in range(64):
+        for _ in range(20):
+            known.add(request, 2, 2)
+    assert known.tokens(2) == pytest.approx(3.0, rel=0.1)
+
+
+def test_requests_count_by_their_tokens_and_not_by_their_drafts() -> None:
+    """One has all tokens of a draft accepted, the other none: 40 tokens take 10 and 40 drafts."""
+    known = Acceptance(3)
+    for drafts, accepted in ((10, 3), (40, 0)):
+        for _ in range(drafts):
+            known.add(accepted, 3, accepted)
+    assert known.tokens(3) == pytest.approx(80 / 50, rel=0.1)
+    assert known.tokens(1) == pytest.approx(80 / 60, rel=0.1), "not 1.2, as one draft has"
+
+
+def test_the_latest_requests_count() -> None:
+    known = Acceptance(1)
+    for request in range(1000):
+        for _ in range(30):
+            known.add(request, 1, int(request >= 900))
+    assert known.tokens(1) == pytest.approx(2.0, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -194,5 +194,5 @@ def test_tokens_without_drafts_count_for_the_length_at_which_they_came() -> None
     for _ in range(2000):
         s = chosen.s
         lengths.append(s)
-        chosen.observe(Verification([s], [s], [0], 1.0, 1.0 + abs(s - 4) / 10, 3 * (s == 4)))
+        chosen.observe(Verification([s], [s], [0], 1.0, 1.0 + abs(s - 4) / 10, extra=3 * (s == 4)))
     assert lengths[-500:].count(4) > 400
