@@ -397,17 +397,19 @@ class _DirectionAware:
         # A trial is one window, less the mean of two.
         trials = math.sqrt(1.5) * _scatter([_log(w.rest_s) for w in own])
         weights = [weight for weight, _ in self._growths(s)]
-        rest = self._share(s) * trials * math.hypot(*weights) / sum(weights)
+        share = self._share(s)
+        rest = share * trials * math.hypot(*weights) / sum(weights)
         if not any(w.draft_s for w in own):
             return rest
         weights = [weight for weight, _ in self._per_token()]
         drafts = _scatter([_log(w.draft_s / w.rest_s) for w in own])
         drafts *= math.hypot(*weights) / sum(weights)
-        return math.hypot(rest, drafts * (self._share(s) - self._share(self.best)))
+        return math.hypot(rest, drafts * (share - self._share(self.best)))
 
     def _share(self, s: int) -> float:
         """Return the share of the time at length ``s`` in which no drafts are made."""
-        return self._rest(s) / (self._rest(s) + self._drafts(s))
+        rest = self._rest(s)
+        return rest / (rest + self._drafts(s))
 
 
 def _scatter(values: Sequence[float]) -> float:
@@ -509,7 +511,7 @@ def _mean(points: Iterable[tuple[float, float]]) -> float:
 
 
 class Acceptance:
-    """How many tokens a draft brings: from the chance of each of its places to be accepted.
+    """The tokens that drafts bring, by the chance of each of their places to be accepted.
 
     One estimate for all lengths, so that two lengths are compared by the same drafts: else chance
     decides, since the accepted tokens of a few drafts vary more than their means differ. Each
@@ -565,10 +567,11 @@ class Acceptance:
         """
         judged, accepted = self._judged.sum(axis=0), self._accepted.sum(axis=0)
         found: list[float] = []
-        for place in range(s):
-            if not judged[place]:
+        before, weight = 0.0, 0
+        for reached, right in zip(judged[:s], accepted, strict=False):
+            if not reached:
                 break
-            weight = _ALIKE if place else 0.0
-            before = found[-1] if place else 0.0
-            found.append((accepted[place] + weight * before) / (judged[place] + weight))
+            before = (right + weight * before) / (reached + weight)
+            found.append(before)
+            weight = _ALIKE
         return np.array(found)
