@@ -50,13 +50,18 @@ PEERS = (GENERATE, ON_ALL_CORES, ASSISTED)
 SHOWN_S = 0.5
 """Part of a run that the time line shows (paper 002, Figure 3)."""
 
-RIVALS_TURNS = 8
-"""Turns of the best fixed length and the adaptive rules that count, for each turn of all lengths.
+PART_TOKENS = 1024
+"""Tokens after which it is another endless way's turn: a second or two.
 
 The machine is now faster, now slower, so turns are to be many and short.
 """
+RIVALS_TURNS = 8
+"""Turns of the best fixed length and the rules that count, for each turn of all lengths."""
 _TWINS = ("one", "other")
 """Names of the two instances of each rival."""
+
+_TOLD = 10
+"""Most lines of progress of one measurement."""
 
 _CORES = len(os.sched_getaffinity(0))
 
@@ -127,7 +132,8 @@ class Bench:
                     self._compare(name, run)
                     if turn:
                         runs[name].append(run)
-                self.tell(f"{title}, {stream}, batch {batch}: {turn} of {repeats} turns")
+                if turn * _TOLD // repeats > (turn - 1) * _TOLD // repeats:
+                    self.tell(f"{title}, {stream}, batch {batch}: {turn} of {repeats} turns")
         return runs
 
     def collective(self, batch: int, drafts: Sequence[int] | None = None, **options: Any) -> Make:
@@ -340,15 +346,20 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     in: ``learning`` has their throughput. Each rival runs as two instances, whose difference tells
     how sure the figures are: ``twins`` has both.
 
-    Turns are short, half of a run each, and requests go on from turn to turn.
+    These turns have half of a run's tokens. They are done in parts of ``PART_TOKENS`` by turns, and
+    requests go on from part to part.
     """
 
+    tokens = bench.sizes.count(batch, half=True) * bench.sizes.max_tokens
+    part = min(tokens, PART_TOKENS)
+    parts = -(-tokens // part)
+
     def make(length: LengthConfig) -> Make:
-        return bench.collective(batch, length=length, endless=bench.sizes.count(batch, half=True))
+        return bench.collective(batch, length=length, endless=part)
 
     ways = {str(s): make(fixed(s)) for s in bench.sizes.lengths}
-    scoring = bench.sizes.repeats // 2
-    choosing = 2 * (bench.sizes.repeats - scoring)
+    scoring = parts * (bench.sizes.repeats // 2)
+    choosing = 2 * (parts * bench.sizes.repeats - scoring)
     by_s = bench.in_turn("lengths", MIXED, batch, ways, choosing, half=False, endless=True)
     best = max(by_s, key=lambda s: _speed(by_s[s]))
     rivals = {

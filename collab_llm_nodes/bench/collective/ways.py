@@ -130,11 +130,11 @@ class Collective:
         in_threads: each draft model has a thread of this process instead.
         draft_batch: requests drafted in one pass; 0: ``batch``.
         in_flight: requests at a time; 0: ``IN_FLIGHT`` for each place of a batch.
-        endless: number of answers after which a run ends; requests under way then go on in the next
+        endless: number of tokens after which a run ends; requests under way then go on in the next
             run, so batches stay full. 0: a run ends when all is answered. All runs have the same
-            prompts, which are asked for over and over. At first the batch fills up at random times:
-            answers of the same length would else begin and end together for ever. The models must
-            work in sequence.
+            prompts, which are asked for over and over. In the first run, which lasts until then,
+            the batch fills up at random times: answers of the same length would else begin and end
+            together for ever. The models must work in sequence.
         schedule: other settings of ``ScheduleConfig``.
 
     Attributes:
@@ -202,7 +202,6 @@ class Collective:
         self._wanted = 0 if endless else self._in_flight  # requests under way
         self._under_way = 0
         self._begun = 0
-        self._left = 0  # answers until an endless run ends
         self._tokens = 0
         self._random = random.Random(0)
         self._gap = 0  # tokens of the newest answer after which another request joins
@@ -244,7 +243,7 @@ class Collective:
         self.machine.watch()
         self.target.held, self.drafts_held = [], []
         with self._lock:
-            self._tokens, self._left = 0, self._endless
+            self._tokens = 0
             if not self._endless:
                 self._prompts = iter(prompts)
             elif not self._begun:
@@ -299,15 +298,15 @@ class Collective:
                 newest = asked.number == self._begun - 1
                 if newest and self._wanted < self._batch and len(news.tokens) >= self._gap:
                     self._join()
+                full = self._wanted == self._in_flight
+                if self._endless and full and self._tokens >= self._endless:
+                    self._gate.shut()
             elif news.error is not None:
                 self._told.put(news.error)
                 return
             else:
                 asked.latency_s = self._gate.clock() - asked.began
                 self._under_way -= 1
-                self._left -= 1
-                if self._endless and not self._left:
-                    self._gate.shut()
                 self._told.put(asked)
             self._fill()
 

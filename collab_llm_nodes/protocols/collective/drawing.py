@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -30,7 +31,6 @@ class Drawing:
         drafts, since: as given.
         asked_at: time of the last step [s].
         awaited: models whose answer to it is still to come.
-        first: share of the time of a draft that its first token took, on average over the models.
     """
 
     def __init__(
@@ -48,7 +48,8 @@ class Drawing:
         self.since = since
         self.asked_at = 0.0
         self.awaited: set[int] = set()
-        self.first = 1.0
+        self._first = 1.0  # share of the time of a draft that its first token took
+        self._first_until = math.inf  # likewise, where each token has a step of its own
         self._number = number
         self._count = count
         self._eos = eos
@@ -74,6 +75,8 @@ class Drawing:
             for model in draft.models:
                 self._rows.setdefault(model, []).append(row)
         self.awaited = set(self._rows)
+        if self._step == 0:
+            self._first_until = now
         if not self.awaited:
             self._open = []
             return []
@@ -102,11 +105,15 @@ class Drawing:
         for draft in self.drafts:
             draft.own[model] = None
 
+    def first_s(self, now: float) -> float:
+        """Return the time in which drafts that are complete by now got their first token [s]."""
+        return self._first * (min(now, self._first_until) - self.since)
+
     def vote(self) -> None:
         """Make the drafts longer by what the majority proposes."""
         given = [each for row in self._given for each in row if each is not None]
         if given and not self._every_token:
-            self.first = statistics.fmean(each.first for each in given)
+            self._first = statistics.fmean(each.first for each in given)
         for draft, own in zip(self._open, self._given, strict=True):
             self._vote(draft, own)
         self._open = []

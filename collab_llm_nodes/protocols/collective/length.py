@@ -123,7 +123,7 @@ class Verification:
             in which the draft models have read prompts is taken out, as far as it is known.
         draft_s: the part of ``step_s`` in which the target waited for drafts [s]; 0.0 where they
             are made beside its passes.
-        first: share of the time of a draft that its first token took.
+        first_s: the part of ``draft_s`` for the first token of each draft [s].
         extra: tokens that passes without drafts have given in this time.
         prompts_s: time in which the draft models read prompts, spread over all tokens [s]. Where
             s = 0 they need not.
@@ -137,7 +137,7 @@ class Verification:
     llm_s: float
     step_s: float
     draft_s: float = 0.0
-    first: float = 1.0
+    first_s: float = 0.0
     extra: int = 0
     prompts_s: float = 0.0
     catches_up: bool = False
@@ -245,9 +245,10 @@ class _DirectionAware:
         if verification.catches_up:
             self._catch_ups.append(time_s)
             return
-        if self.s == max(verification.drafted) > 1 and verification.first < 1.0:
-            self._starts.append(_start(self.s, verification.first))
-        self._times.append(_Times(time_s, verification.draft_s / count))
+        draft_s, first_s = verification.draft_s, verification.first_s
+        if self.s == max(verification.drafted) > 1 and 0.0 < first_s < draft_s:
+            self._starts.append(_start(self.s, first_s / draft_s))
+        self._times.append(_Times(time_s, draft_s / count))
         self._extra += verification.extra / count
         if len(self._times) == self._config.decision_threshold:
             self._seen.appendleft(_window(self.s, self._times, self._extra, self._catch_ups))

@@ -51,7 +51,12 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.protocols.base import Source
 from collab_llm_nodes.protocols.collective.drawing import Drawing, sends_q
-from collab_llm_nodes.protocols.collective.length import LengthConfig, Verification, selector
+from collab_llm_nodes.protocols.collective.length import (
+    LONGEST,
+    LengthConfig,
+    Verification,
+    selector,
+)
 from collab_llm_nodes.protocols.collective.messages import (
     Claim,
     Draw,
@@ -173,7 +178,7 @@ class Machine:
         self._verified_from = 0.0
         self._step_from = 0.0  # the last verdict on drafts, or the begin of work after a pause
         self._step_draft_s = 0.0  # time since then in which drafts were made
-        self._step_first = 1.0  # share of that of a draft that its first token took
+        self._step_first_s = 0.0  # the part of it for their first tokens
         self._step_extra = 0  # tokens since then without drafts
         self._step_reads = False  # a prompt has been read since then
         self._began_steady = False  # the verification under way
@@ -339,11 +344,11 @@ class Machine:
         for request in requests:
             request.state = State.DRAFTING
             models = self._asked(request, serving)
+            wanted = min(asked, request.left - 1, self._most(request, models))
             request.drafts += 1
             own: list[list[int] | None] = [
                 [] if model in models else None for model in range(self._k)
             ]
-            wanted = min(asked, request.left - 1)
             reads = wanted > 0 and not request.read
             catches_up = wanted > 0 and request.missed
             request.read |= reads
@@ -380,6 +385,16 @@ class Machine:
         if self._schedule.asks_all(request.drafts):
             return serving
         return deciding(serving - request.mute or serving, request.weights.values)
+
+    def _most(self, request: RequestState, models: set[int]) -> int:
+        """Return the longest draft for a request [tokens].
+
+        While no model decides the vote, seldom more than one token stands, and one is enough to
+        score them all.
+        """
+        config = self._weights_config
+        learns = config.rule != VOTED and self._schedule.ask_all_every > 1 and not request.drafts
+        return 1 if learns and len(deciding(models, request.weights.values)) > 1 else LONGEST
 
     def _overlaps(self, batch: int) -> bool:
         """Tell whether drafting and verification may go on at the same time."""
@@ -459,14 +474,13 @@ class Machine:
         drawing, self._drawing = self._drawing, None
         assert drawing is not None
         if any(draft.tokens for draft in drawing.drafts):
-            took_s = now - drawing.since
+            took_s, first_s = now - drawing.since, drawing.first_s(now)
             self._waits.on_drafted(took_s)
             self._step_draft_s += took_s
-            self._step_first = drawing.first
-            longest = max(len(draft.tokens) for draft in drawing.drafts)
+            self._step_first_s += first_s
             unread = sum(draft.reads for draft in drawing.drafts)
             if not any(draft.catches_up for draft in drawing.drafts):  # more than prompts is read
-                self._prompts.on_drafted(longest, len(drawing.drafts), unread, took_s)
+                self._prompts.on_drafted(len(drawing.drafts), unread, first_s)
         for draft in drawing.drafts:
             if draft.request.state is State.DRAFTING:
                 draft.request.state = State.POOLED
@@ -540,7 +554,7 @@ class Machine:
     def _begin_step(self, now: float) -> None:
         """Let the time of the next verdict on drafts begin."""
         self._step_from, self._step_extra, self._step_reads = now, 0, False
-        self._step_draft_s, self._step_first = 0.0, 1.0
+        self._step_draft_s = self._step_first_s = 0.0
 
     def _have_verified(self, drafts: list[Draft], now: float) -> None:
         """Give drafts to the target."""
@@ -588,7 +602,7 @@ class Machine:
                     now - self._verified_from,
                     max(now - self._step_from - read_s, now - self._verified_from),
                     draft_s=0.0 if hidden else max(self._step_draft_s - read_s, 0.0),
-                    first=1.0 if hidden or reads else self._step_first,
+                    first_s=0.0 if hidden else max(self._step_first_s - read_s, 0.0),
                     extra=self._step_extra,
                     prompts_s=0.0 if hidden else self._prompts.per_token_s,
                     catches_up=any(draft.catches_up for draft, _ in verified),

@@ -21,31 +21,28 @@ class PromptCost:
     """The time that draft models take to read prompts, learned from drafts for new requests."""
 
     def __init__(self) -> None:
-        # By length and number of requests, the times of drafts for which no prompt was read
-        self._other_s: dict[tuple[int, int], deque[float]] = defaultdict(
-            lambda: deque(maxlen=_USUAL)
-        )
-        self._unknown: deque[tuple[tuple[int, int], int, float]] = deque(maxlen=_PROMPTS)
+        # By number of requests, the times of drafts for which no prompt was read
+        self._other_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_USUAL))
+        self._unknown: deque[tuple[int, int, float]] = deque(maxlen=_PROMPTS)
         self._prompt_s: deque[float] = deque(maxlen=_PROMPTS)
         self._answers: deque[int] = deque(maxlen=_ANSWERS)
 
-    def on_drafted(self, s: int, requests: int, unread: int, took_s: float) -> None:
-        """Learn what a draft for several requests has taken.
+    def on_drafted(self, requests: int, unread: int, first_s: float) -> None:
+        """Learn what drafts for several requests have taken.
 
         Args:
-            s: tokens of the longest draft.
             unread: requests for which the models had not drafted before.
-            took_s: [s].
+            first_s: time for the first token of all drafts [s].
         """
         if unread:
-            self._unknown.append(((s, requests), unread, took_s))
+            self._unknown.append((requests, unread, first_s))
         else:
-            self._other_s[s, requests].append(took_s)
+            self._other_s[requests].append(first_s)
         for each in list(self._unknown):
-            size, prompts, whole_s = each
-            if size in self._other_s:
+            requests, prompts, whole_s = each
+            if requests in self._other_s:
                 self._unknown.remove(each)
-                usual_s = statistics.median(self._other_s[size])
+                usual_s = statistics.median(self._other_s[requests])
                 self._prompt_s.append(max(0.0, whole_s - usual_s) / prompts)
 
     def on_answer(self, tokens: int) -> None:

@@ -114,10 +114,10 @@ class System:
         return seconds / tokens
 
     def _drafting(self, s: int, slow: float) -> tuple[float, float]:
-        """Return the time of a draft, and the share of its first token."""
+        """Return the time of a draft, and that of its first token."""
         if self.pipelined or not s:
-            return 0.0, 1.0
-        return slow * self.ssm(s), self.ssm(1) / self.ssm(s)
+            return 0.0, 0.0
+        return slow * self.ssm(s), slow * self.ssm(1)
 
     def _chances(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Draw the acceptance of each of so many requests, [count]."""

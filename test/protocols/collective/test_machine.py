@@ -429,7 +429,7 @@ def first_claim(world: World, sampling: SamplingConfig) -> Claim:
 
 @pytest.mark.parametrize("every_token", [False, True])
 def test_a_sampled_vote_is_a_certain_proposal(every_token: bool) -> None:
-    world = make(length=LengthConfig(FIXED), vote_every_token=every_token)
+    world = make(length=LengthConfig(FIXED), vote_every_token=every_token, ask_all_every=1)
     claim = first_claim(world, SAMPLED)
     assert claim.draft == (1, 1, 1, 1)
     assert claim.q is not None
@@ -438,7 +438,12 @@ def test_a_sampled_vote_is_a_certain_proposal(every_token: bool) -> None:
 
 @pytest.mark.parametrize("every_token", [False, True])
 def test_the_papers_rule_claims_the_voted_models_q(every_token: bool) -> None:
-    world = make(length=LengthConfig(FIXED), vote_every_token=every_token, paper_faithful=True)
+    world = make(
+        length=LengthConfig(FIXED),
+        vote_every_token=every_token,
+        paper_faithful=True,
+        ask_all_every=1,
+    )
     claim = first_claim(world, SAMPLED)
     assert claim.q is not None
     assert [len(q.ids) for q in claim.q] == [20] * 4
@@ -511,6 +516,44 @@ def test_a_model_that_proposes_nothing_decides_nothing() -> None:
     assert rounds[:mute] == [[0, 1, 2], *[[0]] * 4], "the last of them got no draft"
     assert all(models == [1, 2] for models in rounds[mute:])
     assert [0, 1, 2] in asked_models(8, mute_from=9)[mute:], "it is asked again with all"
+
+
+def first_lengths(world: World, drafts: int) -> list[int]:
+    """Return the lengths of the first drafts for one request."""
+    found: list[int] = []
+    world.submit(replace(job(1, max_tokens=60), prompt=next(endless_prompts())))
+    while len(found) < drafts:
+        if world.drawing:
+            world.answer_draft()
+        elif world.verifying:
+            found.append(len(world.verifying.claims[0].draft))
+            world.answer_target()
+    return found
+
+
+@pytest.mark.parametrize("every_token", [False, True])
+def test_the_first_draft_is_short_while_no_model_decides(every_token: bool) -> None:
+    length = LengthConfig(FIXED, initial=3)
+    world = make(3, length, vote_every_token=every_token)
+    assert first_lengths(world, 3) == [1, 3, 3]
+    assert first_lengths(make(3, LengthConfig(FIXED, initial=0)), 2) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("models", "weights", "ask_all_every"),
+    [(1, "per_request", 64), (3, VOTED, 64), (3, "per_request", 1)],
+)
+def test_other_first_drafts_are_whole(models: int, weights: str, ask_all_every: int) -> None:
+    """One model decides; weights are those of all requests; or all is as in the paper."""
+    length = LengthConfig(FIXED, initial=3)
+    world = make(models, length, WeightsConfig(weights), ask_all_every=ask_all_every)
+    assert first_lengths(world, 2) == [3, 3]
+
+
+def test_a_first_draft_is_whole_where_answers_before_have_told_who_decides() -> None:
+    world = make(2, LengthConfig(FIXED, initial=3), ask_all_every=64)
+    world.machine._weights.values = (1.0, 0.2)
+    assert first_lengths(world, 1) == [3]
 
 
 def test_pauses_between_the_rounds_in_which_all_draft_double() -> None:

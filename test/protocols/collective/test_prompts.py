@@ -22,12 +22,11 @@ from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
 
 def test_a_prompt_costs_what_its_first_draft_takes_more_than_others() -> None:
     cost = PromptCost()
-    cost.on_drafted(4, 16, unread=16, took_s=0.34)  # no other is known yet
-    cost.on_drafted(2, 16, unread=0, took_s=0.01)  # another length
-    cost.on_drafted(4, 8, unread=0, took_s=0.01)  # fewer requests
+    cost.on_drafted(16, unread=16, first_s=0.34)  # no other is known yet
+    cost.on_drafted(8, unread=0, first_s=0.01)  # fewer requests
     cost.on_answer(100)
     assert cost.per_token_s == 0.0
-    cost.on_drafted(4, 16, unread=0, took_s=0.02)
+    cost.on_drafted(16, unread=0, first_s=0.02)
     assert cost.per_token_s == pytest.approx(0.32 / 16 / 100)
     cost.on_answer(300)
     assert cost.per_token_s == pytest.approx(0.32 / 16 / 200)
@@ -35,17 +34,17 @@ def test_a_prompt_costs_what_its_first_draft_takes_more_than_others() -> None:
 
 def test_nothing_is_known_before_an_answer_is_complete() -> None:
     cost = PromptCost()
-    cost.on_drafted(4, 1, unread=0, took_s=0.02)
-    cost.on_drafted(4, 1, unread=1, took_s=0.05)
+    cost.on_drafted(1, unread=0, first_s=0.02)
+    cost.on_drafted(1, unread=1, first_s=0.05)
     assert cost.per_token_s == 0.0
 
 
 def test_one_pause_of_the_machine_does_not_change_the_cost() -> None:
     cost = PromptCost()
     cost.on_answer(10)
-    cost.on_drafted(4, 2, unread=0, took_s=0.02)
+    cost.on_drafted(2, unread=0, first_s=0.02)
     for took_s in (0.06, 60.0, 0.06):
-        cost.on_drafted(4, 2, unread=2, took_s=took_s)
+        cost.on_drafted(2, unread=2, first_s=took_s)
     assert cost.per_token_s == pytest.approx(0.002)
 
 
@@ -53,25 +52,25 @@ def test_pauses_of_drafts_for_old_requests_do_not_change_the_cost() -> None:
     cost = PromptCost()
     cost.on_answer(10)
     for took_s in (0.02, 60.0, 0.02, 0.02, 60.0):
-        cost.on_drafted(4, 2, unread=0, took_s=took_s)
-    cost.on_drafted(4, 2, unread=2, took_s=0.06)
+        cost.on_drafted(2, unread=0, first_s=took_s)
+    cost.on_drafted(2, unread=2, first_s=0.06)
     assert cost.per_token_s == pytest.approx(0.002)
 
 
 def test_a_prompt_never_costs_less_than_nothing() -> None:
     cost = PromptCost()
     cost.on_answer(10)
-    cost.on_drafted(4, 2, unread=0, took_s=60.0)  # a pause of the machine
-    cost.on_drafted(4, 2, unread=1, took_s=0.03)
+    cost.on_drafted(2, unread=0, first_s=60.0)  # a pause of the machine
+    cost.on_drafted(2, unread=1, first_s=0.03)
     assert cost.prompt_s == cost.per_token_s == 0.0
 
 
 def test_only_the_latest_prompts_and_answers_count() -> None:
     cost = PromptCost()
-    cost.on_drafted(4, 1, unread=0, took_s=0.0)
+    cost.on_drafted(1, unread=0, first_s=0.0)
     for took_s, tokens in ((9.0, 1), (2.0, 100)):
         for _ in range(100):
-            cost.on_drafted(4, 1, unread=1, took_s=took_s)
+            cost.on_drafted(1, unread=1, first_s=took_s)
             cost.on_answer(tokens)
     assert (cost.prompt_s, cost.per_token_s) == pytest.approx((2.0, 0.02))
 
