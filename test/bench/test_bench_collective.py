@@ -44,6 +44,7 @@ from collab_llm_nodes.bench.collective.measure import (
     LADDER,
     ON_ALL_CORES,
     PIPELINE,
+    RIVALS_TURNS,
     Bench,
     fixed,
     ladder,
@@ -486,6 +487,24 @@ def test_turns_of_both_instances_count_but_not_those_that_choose_or_learn(
     assert found["by_length"]["4"] == pytest.approx(
         {"tokens_per_s": 8.0, "llm_ms_per_token": 125.0}
     )
+
+
+def test_lengths_are_compared_in_parts_of_turns(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the prompts are 3,072 tokens, which are three parts at a batch of 8."""
+    told: dict[str, int] = {}
+
+    def in_turn(
+        self: Bench, title: str, _: str, batch: int, ways: Any, repeats: int, **options: Any
+    ) -> dict[str, list[Run]]:
+        told[title] = repeats
+        return {name: [Run((), (), 1, 1.0, ())] * repeats for name in ways}
+
+    monkeypatch.setattr(Bench, "in_turn", in_turn)
+    sizes = Sizes(prompts=24, per_place=6, repeats=4, max_tokens=128, lengths=(0, 2))
+    lengths(Bench(family, {}, RightAnswers(family, 2), sizes, print), 8)
+    assert told == {"lengths": 2 * 2 * 3, "adaptive lengths": 2 * RIVALS_TURNS * 2 * 3}
 
 
 def test_lengths_of_an_earlier_version_can_be_printed() -> None:

@@ -50,10 +50,11 @@ PEERS = (GENERATE, ON_ALL_CORES, ASSISTED)
 SHOWN_S = 0.5
 """Part of a run that the time line shows (paper 002, Figure 3)."""
 
-PART_TOKENS = 1024
-"""Tokens after which it is another endless way's turn: a second or two.
+PART_TOKENS = 128
+"""Tokens for each place of a batch after which it is another endless way's turn: seconds at most.
 
-The machine is now faster, now slower, so turns are to be many and short.
+The machine is now faster, now slower, so turns are to be many and short. But the adaptive rule
+compares windows of eight verifications, three in a row, and they should be of one turn.
 """
 RIVALS_TURNS = 8
 """Turns of the best fixed length and the rules that count, for each turn of all lengths."""
@@ -351,11 +352,11 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     """
 
     tokens = bench.sizes.count(batch, half=True) * bench.sizes.max_tokens
-    part = min(tokens, PART_TOKENS)
+    part = min(tokens, PART_TOKENS * batch)
     parts = -(-tokens // part)
 
-    def make(length: LengthConfig) -> Make:
-        return bench.collective(batch, length=length, endless=part)
+    def make(length: LengthConfig, seed: int = 0) -> Make:
+        return bench.collective(batch, length=length, endless=part, seed=seed)
 
     ways = {str(s): make(fixed(s)) for s in bench.sizes.lengths}
     scoring = parts * (bench.sizes.repeats // 2)
@@ -363,11 +364,15 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     by_s = bench.in_turn("lengths", MIXED, batch, ways, choosing, half=False, endless=True)
     best = max(by_s, key=lambda s: _speed(by_s[s]))
     rivals = {
-        best: ways[best],
-        ADAPTIVE: make(LengthConfig()),
-        PRINTED_RULE: make(LengthConfig(PRINTED)),
+        best: fixed(int(best)),
+        ADAPTIVE: LengthConfig(),
+        PRINTED_RULE: LengthConfig(PRINTED),
     }
-    both = {f"{name} {twin}": way for twin in _TWINS for name, way in rivals.items()}
+    both = {
+        f"{name} {twin}": make(length, seed)
+        for seed, twin in enumerate(_TWINS)
+        for name, length in rivals.items()
+    }
     turns = RIVALS_TURNS * scoring
     runs = bench.in_turn(
         "adaptive lengths", MIXED, batch, both, 2 * turns, half=False, endless=True

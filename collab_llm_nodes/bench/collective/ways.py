@@ -135,6 +135,7 @@ class Collective:
             prompts, which are asked for over and over. In the first run, which lasts until then,
             the batch fills up at random times: answers of the same length would else begin and end
             together for ever. The models must work in sequence.
+        seed: of those times.
         schedule: other settings of ``ScheduleConfig``.
 
     Attributes:
@@ -157,6 +158,7 @@ class Collective:
         draft_batch: int = 0,
         in_flight: int = 0,
         endless: int = 0,
+        seed: int = 0,
         **schedule: Any,
     ) -> None:
         if endless and (pipelined or in_threads):
@@ -203,7 +205,7 @@ class Collective:
         self._under_way = 0
         self._begun = 0
         self._tokens = 0
-        self._random = random.Random(0)
+        self._random = random.Random(seed)
         self._gap = 0  # tokens of the newest answer after which another request joins
 
     def _noting(self, proposed: Proposed, failed: Failed) -> list[DraftWorker]:

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import OrderedDict, deque
-from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -44,19 +44,15 @@ _TRIAL_FADES = 0.995
 """Weight of a trial, relative to one that is a window younger."""
 _NEAR = 4
 """Trials between two lengths tell of two others that differ by no more, together."""
-_REQUESTS = 64
-"""Latest requests that the acceptance is estimated from."""
-_LIKE_OTHERS = 4
-"""A request of which few drafts are known is much like the others, which count as so many."""
-_MEMORY = 400
-"""Drafts of a request that count."""
+_MEMORY = 1000
+"""Drafts that count for a place: those of a few requests say little of others."""
 _FORGET = 1.0 - 1.0 / _MEMORY
 _ALIKE = 32
 """A place that few drafts have reached is much like the one before, which counts as so many."""
 PAUSE = 4.0
 """A time counts as no more than so many times the usual one: else the machine has paused."""
-_LEAST_S = 1e-9
-"""No window is shorter, whatever the clock says."""
+_LEAST = 1e-9
+"""No window is shorter, whatever the clock says [s]; no share is smaller."""
 
 # When another length is tried, and when it has won
 _ENOUGH = 256
@@ -68,7 +64,7 @@ _FROM_ZERO = 4
 _TRIALS = 0.01
 """Share of the time that trying other lengths may cost."""
 _LARGEST_LOSS = 0.4
-"""So much of its time a trial has lost at most: else it was disturbed."""
+"""Largest share of its time that a trial is charged for: one that lost more was disturbed."""
 _RETURN = 2.0
 """Least cost of a trial where the best length is 0 [windows]: the draft models have to read whole
 contexts again. (Measured with 16 sessions of the text target: 4 for a trial of 4, 2 for one of 1.)
@@ -128,7 +124,8 @@ class Verification:
         prompts_s: time in which the draft models read prompts, spread over all tokens [s]. Where
             s = 0 they need not.
         catches_up: the draft models have first read what the target had decoded without drafts.
-        requests: [batch] name of each draft's request; by default all are of the same one.
+        follows_whole: [batch] the draft before, for the same request, was accepted whole; None: it
+            had no token. By default none was.
     """
 
     asked: Sequence[int]
@@ -141,7 +138,7 @@ class Verification:
     extra: int = 0
     prompts_s: float = 0.0
     catches_up: bool = False
-    requests: Sequence[Hashable] = ()
+    follows_whole: Sequence[bool | None] = ()
 
 
 class LengthSelector(Protocol):
@@ -235,14 +232,16 @@ class _DirectionAware:
     def observe(self, verification: Verification) -> None:
         self._prompts_s = verification.prompts_s
         count = len(verification.asked)
-        requests = verification.requests or [None] * count
-        for each in zip(requests, verification.drafted, verification.accepted, strict=True):
+        follows_whole = verification.follows_whole or [False] * count
+        drafts = zip(follows_whole, verification.asked, verification.accepted, strict=True)
+        for each in drafts:
             self._acceptance.add(*each)
         self._judged += count
         if any(asked != self.s for asked in verification.asked):
             return  # the pool still holds drafts of another length: their time is that one's
         time_s = verification.step_s / count
-        if verification.catches_up:
+        # Where every one catches up, that is what the length takes here.
+        if verification.catches_up and len(self._catch_ups) < self._config.decision_threshold:
             self._catch_ups.append(time_s)
             return
         draft_s, first_s = verification.draft_s, verification.first_s
@@ -273,7 +272,7 @@ class _DirectionAware:
                 if (yield from self._wins(candidate)):
                     direction = 1 if candidate > best else -1
                     self.best = candidate
-                    self._owe(best, window, window.catch_up_s)
+                    self._owe(best, window)
                     break
             else:
                 yield self.best
@@ -300,16 +299,20 @@ class _DirectionAware:
                 return False
         return True
 
-    def _owe(self, s: int, window: _Window, catch_up_s: float) -> None:
-        """Note what ``window`` has cost: ``s`` is tried again when that is paid."""
-        time_s, pace = self._time(self.best), self._pace(s)
-        if pace and time_s:
-            # A trial of 0 saves no prompts: drafts for new requests have the best length meanwhile.
-            lost = min(1.0 - self._pace(self.best) / pace, _LARGEST_LOSS)
-            # A window is longer in proportion to its tokens at most: else it was disturbed.
-            windows = min(window.time_s / time_s, max(1.0, (1.0 + s) / (1.0 + self.best)))
-            owed = windows * lost + catch_up_s / time_s
-            self._debts[s] = max(owed, 0.0 if self.best else _RETURN)
+    def _owe(self, s: int, window: _Window, catch_up_s: float = 0.0) -> None:
+        """Note what a trial of ``s`` costs: it is tried again when that is paid.
+
+        Args:
+            window: one at length ``s``.
+            catch_up_s: time per request in which the draft models read on, over a window [s].
+        """
+        time_s = self._time(self.best)
+        # A trial of 0 saves no prompts: drafts for new requests have the best length meanwhile.
+        lost = min(1.0 - self._pace(self.best) / self._pace(s), _LARGEST_LOSS)
+        # A window is longer in proportion to its tokens at most: else it was disturbed.
+        windows = min(window.time_s / time_s, max(1.0, (1.0 + s) / (1.0 + self.best)))
+        owed = windows * lost + catch_up_s / time_s
+        self._debts[s] = max(owed, 0.0 if self.best else _RETURN)
 
     def _pay(self) -> None:
         """Pay for trials with a share of the window that has ended."""
@@ -403,7 +406,7 @@ class _DirectionAware:
         if not any(w.draft_s for w in own):
             return rest
         weights = [weight for weight, _ in self._per_token()]
-        drafts = _scatter([_log(w.draft_s / w.rest_s) for w in own])
+        drafts = _scatter([_log(w.draft_s / w.rest_s) for w in own if w.draft_s])
         drafts *= math.hypot(*weights) / sum(weights)
         return math.hypot(rest, drafts * (share - self._share(self.best)))
 
@@ -457,7 +460,7 @@ class _Window(NamedTuple):
     @property
     def rest_s(self) -> float:
         """The part without drafts [s]."""
-        return max(self.time_s - self.draft_s, _LEAST_S)
+        return max(self.time_s - self.draft_s, _LEAST)
 
 
 def _window(s: int, times: Sequence[_Times], extra: float, catch_ups: Sequence[float]) -> _Window:
@@ -473,7 +476,7 @@ def _window(s: int, times: Sequence[_Times], extra: float, catch_ups: Sequence[f
     count, usual = len(times), PAUSE * statistics.median(each.all_s for each in times)
     time_s = statistics.fmean(min(each.all_s, usual) for each in times)
     draft_s = statistics.fmean(
-        each.draft_s * min(1.0, usual / max(each.all_s, _LEAST_S)) for each in times
+        each.draft_s * min(1.0, usual / max(each.all_s, _LEAST)) for each in times
     )
     more_s = sum(max(min(each, usual * count) - time_s, 0.0) for each in catch_ups)
     return _Window(s, time_s, draft_s, more_s / count, extra / count)
@@ -502,7 +505,7 @@ def _trial(before: _Window, tried: _Window, after: _Window, at: int) -> _Trial:
 
 
 def _log(time_s: float) -> float:
-    return math.log(max(time_s, _LEAST_S))
+    return math.log(max(time_s, _LEAST))
 
 
 def _mean(points: Iterable[tuple[float, float]]) -> float:
@@ -515,64 +518,62 @@ class Acceptance:
     """The tokens that drafts bring, by the chance of each of their places to be accepted.
 
     One estimate for all lengths, so that two lengths are compared by the same drafts: else chance
-    decides, since the accepted tokens of a few drafts vary more than their means differ. Each
-    request counts by its tokens, not by its drafts: drafts that are seldom accepted are many, and
-    with another length they are another number.
+    decides, since the accepted tokens of a few drafts vary more than their means differ.
+
+    A draft behind one that was accepted whole is itself accepted far more often than one behind a
+    rejected token: texts have easy and hard passages, and requests differ. How often either comes
+    depends on the length, the chances themselves hardly. So they are kept apart.
     """
 
     def __init__(self, longest: int) -> None:
-        self._rows: OrderedDict[Hashable, int] = OrderedDict()  # by request, the latest one last
-        # Of each of the latest requests, by place: drafts that have reached it, and were accepted
-        self._judged = np.zeros((_REQUESTS, longest))
-        self._accepted = np.zeros((_REQUESTS, longest))
+        # [2, longest], behind a rejected token and behind a whole draft: drafts that have reached
+        # a place, and those accepted there
+        self._judged = np.zeros((2, longest))
+        self._accepted = np.zeros((2, longest))
 
-    def add(self, request: Hashable, drafted: int, accepted: int) -> None:
-        """Learn from one draft; the last ``_MEMORY`` or so of a request count."""
-        row = self._row(request)
-        self._rows.move_to_end(request)
-        self._judged[row] *= _FORGET
-        self._accepted[row] *= _FORGET
-        self._judged[row, : min(drafted, accepted + 1)] += 1.0
-        self._accepted[row, : min(drafted, accepted)] += 1.0
+    def add(self, follows_whole: bool | None, s: int, accepted: int) -> None:
+        """Learn from one draft; about the last ``_MEMORY`` that have reached a place count.
 
-    def _row(self, request: Hashable) -> int:
-        if request not in self._rows:
-            full = len(self._rows) == _REQUESTS
-            row = self._rows.popitem(last=False)[1] if full else len(self._rows)
-            self._rows[request] = row
-            self._judged[row] = self._accepted[row] = 0.0
-        return self._rows[request]
+        Args:
+            follows_whole: the draft before was accepted whole; None: there was none.
+            s: length that was asked for [tokens]: what an end cuts off is not accepted.
+        """
+        if follows_whole is None:
+            return
+        judged, kept = self._judged[int(follows_whole)], self._accepted[int(follows_whole)]
+        reached = min(s, accepted + 1)
+        judged[:reached] = _FORGET * judged[:reached] + 1.0
+        kept[:reached] *= _FORGET
+        kept[:accepted] += 1.0
 
     def tokens(self, s: int, extra: float = 0.0) -> float:
-        """Return the tokens of a verification per request, on average over time: vl(s) + 1.
+        """Return the mean tokens of a verification per request: vl(s) + 1.
 
         Args:
             s: tokens of a draft.
             extra: tokens that come beside.
         """
-        known = self._chances(s)
-        rows = slice(len(self._rows))
-        judged, accepted = self._judged[rows, : len(known)], self._accepted[rows, : len(known)]
-        chances = (accepted + _LIKE_OTHERS * known) / (judged + _LIKE_OTHERS)
-        tokens = 1.0 + extra + chances.cumprod(axis=1).sum(axis=1)
-        # Requests of so many tokens each take so many verifications, whose mean is harmonic.
-        weights = self._judged[rows, :1].sum(axis=1) + self._accepted[rows].sum(axis=1)
-        if not weights.sum():
+        if not s or not self._judged.any():
             return 1.0 + extra
-        return float(weights.sum() / (weights / tokens).sum())
+        # [2, s]: the chance that a draft is accepted as far as this
+        so_far = self._chances(s).cumprod(axis=1)
+        broken, whole = so_far[:, -1]
+        follows_whole = broken / max(1.0 + broken - whole, _LEAST)  # share, in the long run
+        behind_broken, behind_whole = so_far.sum(axis=1)
+        accepted = behind_broken + follows_whole * (behind_whole - behind_broken)
+        return float(1.0 + extra + accepted)
 
     def _chances(self, s: int) -> np.ndarray:
-        """Return the chance of each place in a draft of ``s`` if all places before were accepted.
+        """Return the chance of each place if all places before were accepted, [2, s].
 
-        Places that no draft has reached are left out.
+        A place that few drafts have reached is much like the one before; the first one behind a
+        whole draft, like that behind a rejected token; and that one, like all places.
         """
-        judged, accepted = self._judged.sum(axis=0), self._accepted.sum(axis=0)
-        found: list[float] = []
-        before, weight = 0.0, 0
-        for reached, right in zip(judged[:s], accepted, strict=False):
-            if not reached:
-                break
-            before = (right + weight * before) / (reached + weight)
-            found.append(before)
-            weight = _ALIKE
-        return np.array(found)
+        found = np.zeros((2, s))
+        before = self._accepted.sum() / self._judged.sum()
+        for follows, (judged, kept) in enumerate(zip(self._judged, self._accepted, strict=True)):
+            for place in range(s):
+                before = (kept[place] + _ALIKE * before) / (judged[place] + _ALIKE)
+                found[follows, place] = before
+            before = found[0, 0]
+        return found

@@ -51,12 +51,7 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.protocols.base import Source
 from collab_llm_nodes.protocols.collective.drawing import Drawing, sends_q
-from collab_llm_nodes.protocols.collective.length import (
-    LONGEST,
-    LengthConfig,
-    Verification,
-    selector,
-)
+from collab_llm_nodes.protocols.collective.length import LengthConfig, Verification, selector
 from collab_llm_nodes.protocols.collective.messages import (
     Claim,
     Draw,
@@ -344,7 +339,9 @@ class Machine:
         for request in requests:
             request.state = State.DRAFTING
             models = self._asked(request, serving)
-            wanted = min(asked, request.left - 1, self._most(request, models))
+            wanted = min(asked, request.left - 1)
+            if self._only_learns(request, models):
+                wanted = min(wanted, 1)
             request.drafts += 1
             own: list[list[int] | None] = [
                 [] if model in models else None for model in range(self._k)
@@ -353,7 +350,8 @@ class Machine:
             catches_up = wanted > 0 and request.missed
             request.read |= reads
             request.missed = not wanted
-            drafts.append(Draft(request, asked, wanted, own, reads, catches_up))
+            whole = request.whole
+            drafts.append(Draft(request, asked, wanted, own, reads, catches_up, whole))
         self._drawing = Drawing(
             self._batches,
             drafts,
@@ -374,7 +372,8 @@ class Machine:
         verifications that read some seldom count.
         """
         reads = any(not request.drafts for request in requests)
-        counts = not reads or not (self._reading + 1) % _READING_ROUNDS
+        before = 1 if self._verifying else 0  # it reads as well, if this one does
+        counts = not reads or not (self._reading + before + 1) % _READING_ROUNDS
         return self.s if counts else self._selector.best
 
     def _asked(self, request: RequestState, serving: set[int]) -> set[int]:
@@ -386,15 +385,14 @@ class Machine:
             return serving
         return deciding(serving - request.mute or serving, request.weights.values)
 
-    def _most(self, request: RequestState, models: set[int]) -> int:
-        """Return the longest draft for a request [tokens].
+    def _only_learns(self, request: RequestState, models: set[int]) -> bool:
+        """Tell whether a draft is made to find out which models are right.
 
-        While no model decides the vote, seldom more than one token stands, and one is enough to
-        score them all.
+        The first one for a request has seldom more than one right token, and all models make it.
+        One token is enough to score them.
         """
-        config = self._weights_config
-        learns = config.rule != VOTED and self._schedule.ask_all_every > 1 and not request.drafts
-        return 1 if learns and len(deciding(models, request.weights.values)) > 1 else LONGEST
+        scored = self._weights_config.rule != VOTED and self._schedule.ask_all_every > 1
+        return scored and not request.read and len(models) > 1
 
     def _overlaps(self, batch: int) -> bool:
         """Tell whether drafting and verification may go on at the same time."""
@@ -606,7 +604,7 @@ class Machine:
                     extra=self._step_extra,
                     prompts_s=0.0 if hidden else self._prompts.per_token_s,
                     catches_up=any(draft.catches_up for draft, _ in verified),
-                    requests=[(draft.request.job.id, draft.request.since) for draft, _ in verified],
+                    follows_whole=[draft.follows_whole for draft, _ in verified],
                 )
             )
 
@@ -639,6 +637,7 @@ class Machine:
             rejected = outcome.accepted < len(draft.tokens)
             request.answer.append(outcome.next_token)
             request.sources.append(Source.RECOVERED if rejected else Source.BONUS)
+        request.whole = outcome.accepted == len(draft.tokens) if draft.tokens else None
         metrics.rounds += 1
         metrics.drafted += len(draft.tokens)
         metrics.accepted += outcome.accepted

@@ -23,7 +23,10 @@ class PromptCost:
     def __init__(self) -> None:
         # By number of requests, the times of drafts for which no prompt was read
         self._other_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_USUAL))
-        self._unknown: deque[tuple[int, int, float]] = deque(maxlen=_PROMPTS)
+        # Likewise, (unread, time) of those for which no such time is known yet
+        self._unknown: dict[int, deque[tuple[int, float]]] = defaultdict(
+            lambda: deque(maxlen=_PROMPTS)
+        )
         self._prompt_s: deque[float] = deque(maxlen=_PROMPTS)
         self._answers: deque[int] = deque(maxlen=_ANSWERS)
 
@@ -34,16 +37,14 @@ class PromptCost:
             unread: requests for which the models had not drafted before.
             first_s: time for the first token of all drafts [s].
         """
+        others, unknown = self._other_s[requests], self._unknown[requests]
         if unread:
-            self._unknown.append((requests, unread, first_s))
+            unknown.append((unread, first_s))
         else:
-            self._other_s[requests].append(first_s)
-        for each in list(self._unknown):
-            requests, prompts, whole_s = each
-            if requests in self._other_s:
-                self._unknown.remove(each)
-                usual_s = statistics.median(self._other_s[requests])
-                self._prompt_s.append(max(0.0, whole_s - usual_s) / prompts)
+            others.append(first_s)
+        while others and unknown:
+            prompts, whole_s = unknown.popleft()
+            self._prompt_s.append(max(0.0, whole_s - statistics.median(others)) / prompts)
 
     def on_answer(self, tokens: int) -> None:
         """Learn how long an answer was."""

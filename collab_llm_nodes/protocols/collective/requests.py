@@ -54,6 +54,7 @@ class RequestState:
         drafts: how many were begun for it.
         read: draft models have been asked for tokens, so they have read its prompt.
         missed: its last draft was an empty one: the models have not read what came of it.
+        whole: its last draft was accepted whole; None: that had no token.
         mute: models that proposed nothing when they were last asked.
     """
 
@@ -64,6 +65,7 @@ class RequestState:
     drafts: int = 0
     read: bool = False
     missed: bool = False
+    whole: bool | None = False
     mute: set[int] = field(default_factory=set)
     answer: list[int] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
@@ -85,6 +87,7 @@ class Draft:
         reads: the draft models have to read the request's prompt for it.
         catches_up: they have to read tokens that the target had decoded without drafts.
         own: [k] each model's tokens; None if it is not asked, or has given none.
+        follows_whole: the draft before was accepted whole; None: that had no token.
         tokens: those that were voted so far.
         q: distributions of the voted tokens, under the paper's rule.
         voted: model of the last vote; -1: none.
@@ -96,6 +99,7 @@ class Draft:
     own: list[list[int] | None]
     reads: bool = False
     catches_up: bool = False
+    follows_whole: bool | None = False
     tokens: list[int] = field(default_factory=list)
     q: list[SparseDistribution] = field(default_factory=list)
     voted: int = -1

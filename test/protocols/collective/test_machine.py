@@ -24,7 +24,13 @@ from collab_llm_nodes.errors import (
     ModelError,
 )
 from collab_llm_nodes.protocols.base import Source
-from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
+from collab_llm_nodes.protocols.collective import machine as machine_module
+from collab_llm_nodes.protocols.collective.length import (
+    FIXED,
+    LengthConfig,
+    Verification,
+    selector,
+)
 from collab_llm_nodes.protocols.collective.machine import Job, Machine
 from collab_llm_nodes.protocols.collective.messages import Claim, Proposal
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
@@ -550,10 +556,59 @@ def test_other_first_drafts_are_whole(models: int, weights: str, ask_all_every: 
     assert first_lengths(world, 2) == [3, 3]
 
 
-def test_a_first_draft_is_whole_where_answers_before_have_told_who_decides() -> None:
-    world = make(2, LengthConfig(FIXED, initial=3), ask_all_every=64)
-    world.machine._weights.values = (1.0, 0.2)
-    assert first_lengths(world, 1) == [3]
+def test_the_first_draft_is_short_where_one_comes_at_all() -> None:
+    """Four rounds had none."""
+    world = make(3, LengthConfig(FIXED, initial=0))
+    world.submit(replace(job(1, max_tokens=60), prompt=next(endless_prompts())))
+    for _ in range(4):
+        world.answer_target()
+    world.machine._selector = selector(LengthConfig(FIXED, initial=3))
+    world.answer_target()
+    assert [ask.count for draw in world.drawing for ask in draw.asks] == [1, 1, 1]
+
+
+class OnTrial:
+    """A rule that tries 2 tokens, where 1 is best."""
+
+    s, best = 2, 1
+
+    def __init__(self) -> None:
+        self.learned: list[int] = []
+
+    def observe(self, verification: Verification) -> None:
+        self.learned += verification.asked
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_a_trial_is_learned_from_where_every_round_reads_a_prompt(
+    monkeypatch: pytest.MonkeyPatch, pipelined: bool
+) -> None:
+    rule = OnTrial()
+    monkeypatch.setattr(machine_module, "selector", lambda config: rule)
+    world = make(1, pipelined=pipelined, draft_batch=1, target_batch=1, fill_waits=False)
+    prompts = endless_prompts()
+    world.submit(*(replace(job(i, max_tokens=3), prompt=next(prompts)) for i in range(40)))
+    while world.drawing or world.verifying:
+        if world.drawing:
+            world.answer_draft()
+        if world.verifying:
+            world.answer_target()
+    assert rule.learned.count(2) > 5
+
+
+def test_the_length_is_told_what_came_of_the_draft_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rule, told = OnTrial(), list[Verification]()
+    monkeypatch.setattr(rule, "observe", told.append)
+    monkeypatch.setattr(machine_module, "selector", lambda config: rule)
+    world = make(1)
+    world.submit(replace(job(1, max_tokens=60), prompt=next(endless_prompts())))
+    world.run()
+    whole = [each.accepted == each.drafted for each in told]  # one request each
+    follows = [each for verification in told for each in verification.follows_whole]
+    assert follows[1:] == whole[:-1]
+    assert {True, False} <= set(follows)
 
 
 def test_pauses_between_the_rounds_in_which_all_draft_double() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
-from collective_world import EOS, GREEDY, World, endless_prompts
+from collective_world import EOS, GREEDY, World, endless_prompts, propose
 
 from collab_llm_nodes.protocols.collective.length import (
     FIXED,
@@ -147,6 +148,37 @@ def test_the_length_is_told_what_prompts_cost_where_nothing_hides_it(
     assert told[0].prompts_s == 0.0
     prompts_s = {each.prompts_s for each in told}
     assert prompts_s == {0.0} if pipelined else told[-1].prompts_s == pytest.approx(0.4 / 24)
+
+
+@pytest.mark.parametrize(("every_token", "first_s"), [(False, 0.12), (True, 0.1)])
+def test_the_length_is_told_what_drafts_and_their_first_tokens_take(
+    monkeypatch: pytest.MonkeyPatch, every_token: bool, first_s: float
+) -> None:
+    """A token takes 0.1 s; models tell that the first one has taken 0.4 of a draft."""
+    told: list[Verification] = []
+    monkeypatch.setattr(_Fixed, "observe", lambda self, each: told.append(each))
+    machine = Machine(
+        1,
+        EOS,
+        schedule=ScheduleConfig(vote_every_token=every_token),
+        length=LengthConfig(FIXED, initial=3),
+    )
+    world = World(machine)
+    world.submit(*endless_jobs(1, tokens=24))
+    while world.drawing or world.verifying:
+        while world.drawing:
+            draw = world.drawing.pop()
+            (ask,) = draw.asks
+            world.now += 0.1 * ask.count
+            world.answer(draw, [replace(propose(draw.model, ask), first=0.4)])
+        if world.verifying:
+            world.now += 0.5
+            world.answer_target()
+    whole = [each for each in told if each.drafted == [3]]
+    assert len(whole) > 3
+    for each in whole:
+        assert (each.draft_s, each.first_s) == pytest.approx((0.3, first_s))
+        assert each.step_s == pytest.approx(0.8)
 
 
 def test_a_pipeline_that_has_one_batch_only_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
