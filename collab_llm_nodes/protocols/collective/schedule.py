@@ -50,9 +50,9 @@ class ScheduleConfig:
     ask_all_every: int = _fixed(
         64,
         "A model that outweighs all others together decides the vote, so it drafts alone. All"
-        " draft, and are scored, in the first round of a request (one token, if none decides yet),"
-        " so many rounds later, and again after pauses that double. 1: in every round, and whole"
-        " drafts, as in paper 002.",
+        " draft, and are scored, in the first round of a request (one token), so many rounds later,"
+        " and again after pauses that double. 1: in every round, and whole drafts, as in paper"
+        " 002.",
         low=1,
         high=65536,
     )
