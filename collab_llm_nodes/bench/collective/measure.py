@@ -347,8 +347,8 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     in: ``learning`` has their throughput. Each rival runs as two instances, whose difference tells
     how sure the figures are: ``twins`` has both.
 
-    These turns have half of a run's tokens. They are done in parts of ``PART_TOKENS`` by turns, and
-    requests go on from part to part.
+    These turns have half of a run's tokens. The ways take turns after each part of them, of
+    ``PART_TOKENS``; requests go on from part to part.
     """
 
     tokens = bench.sizes.count(batch, half=True) * bench.sizes.max_tokens
