@@ -591,20 +591,15 @@ class Machine:
             hidden = self._overlaps(self._schedule.target_batch)
             prompts = sum(draft.reads for draft, _ in verified) if reads and not hidden else 0
             read_s = prompts * self._prompts.prompt_s  # an estimate: no step is below its pass
-            llm_s = now - self._verified_from
-            step_s = max(now - self._step_from - read_s, llm_s)
-            # What was drafted beside the pass before is no part of this step.
-            draft_s = 0.0 if hidden else min(max(self._step_draft_s - read_s, 0.0), step_s - llm_s)
-            first_s = 0.0 if hidden else max(self._step_first_s - read_s, 0.0)
             self._learns.observe(
                 Verification(
                     [draft.asked for draft, _ in verified],
                     [len(draft.tokens) for draft, _ in verified],
                     [outcome.accepted for _, outcome in verified],
-                    llm_s,
-                    step_s,
-                    draft_s=draft_s,
-                    first_s=first_s,
+                    now - self._verified_from,
+                    max(now - self._step_from - read_s, now - self._verified_from),
+                    draft_s=0.0 if hidden else max(self._step_draft_s - read_s, 0.0),
+                    first_s=0.0 if hidden else max(self._step_first_s - read_s, 0.0),
                     extra=self._step_extra,
                     prompts_s=0.0 if hidden else self._prompts.per_token_s,
                     catches_up=any(draft.catches_up for draft, _ in verified),

@@ -181,28 +181,6 @@ def test_the_length_is_told_what_drafts_and_their_first_tokens_take(
         assert each.step_s == pytest.approx(0.8)
 
 
-def test_what_was_drafted_beside_the_pass_before_is_no_part_of_a_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A draft takes 0.15 s, 0.1 of them beside another request's last pass."""
-    told: list[Verification] = []
-    monkeypatch.setattr(_Fixed, "observe", lambda self, each: told.append(each))
-    world = World(lone_machine(pipelined=True))
-    world.submit(*endless_jobs(1, tokens=24))
-    world.answer_draft()
-    world.submit(*endless_jobs(1, tokens=1))
-    world.answer_target()
-    assert world.drawing and world.verifying
-    world.now += 0.1
-    world.answer_target()
-    world.now += 0.05
-    world.answer_draft()
-    world.now += 0.2
-    world.answer_target()
-    times = told[-1].step_s, told[-1].llm_s, told[-1].draft_s
-    assert times == pytest.approx((0.25, 0.2, 0.05))
-
-
 def test_a_pipeline_that_has_one_batch_only_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = endless_jobs(3, tokens=24)
     told = what_is_told(monkeypatch, *([job] for job in jobs), pipelined=True)
