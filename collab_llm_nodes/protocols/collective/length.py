@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -280,9 +279,7 @@ class _DirectionAware:
     def _wins(self, candidate: int) -> Generator[int, None, bool]:
         """Try a length between windows of the best one; tell whether it costs less each time.
 
-        The machine's pace drifts, so a trial is compared with the windows before and after it. The
-        standard error of all such trials counts against the candidate; but not where the best
-        length is 0, for trials are rare there.
+        The machine's pace drifts, so a trial is compared with the windows before and after it.
         """
         if self._seen[0].s != self.best:
             yield self.best
@@ -293,8 +290,7 @@ class _DirectionAware:
             yield self.best
             after = self._seen[0]
             self._trials.appendleft(_trial(before, tried, after, self._windows))
-            doubt = math.exp(self._error(candidate) if self.best else 0.0)
-            if self._cost(candidate) * doubt >= self._cost(self.best):
+            if self._cost(candidate) >= self._cost(self.best):
                 self._owe(candidate, tried, tried.catch_up_s + after.catch_up_s)
                 return False
         return True
@@ -391,35 +387,6 @@ class _DirectionAware:
                 age = self._windows - trial.at
                 growths.append((_TRIAL_FADES**age / (1 + far), trial.growth))
         return growths
-
-    def _error(self, s: int) -> float:
-        """Return the standard error of the logarithm of the ratio of times, ``s`` to the best one.
-
-        The best one's windows tell how much the times of the target and of the drafts vary.
-        """
-        own = [window for window in self._seen if window.s == self.best]
-        # A trial is one window, less the mean of two.
-        trials = math.sqrt(1.5) * _scatter([_log(w.rest_s) for w in own])
-        weights = [weight for weight, _ in self._growths(s)]
-        share = self._share(s)
-        rest = share * trials * math.hypot(*weights) / sum(weights)
-        if not any(w.draft_s for w in own):
-            return rest
-        weights = [weight for weight, _ in self._per_token()]
-        drafts = _scatter([_log(w.draft_s / w.rest_s) for w in own if w.draft_s])
-        drafts *= math.hypot(*weights) / sum(weights)
-        return math.hypot(rest, drafts * (share - self._share(self.best)))
-
-    def _share(self, s: int) -> float:
-        """Return the share of the time at length ``s`` in which no drafts are made."""
-        rest = self._rest(s)
-        return rest / (rest + self._drafts(s))
-
-
-def _scatter(values: Sequence[float]) -> float:
-    """Return the standard deviation of each value from its neighbours."""
-    squares = [(a - b) ** 2 for a, b in pairwise(values)]
-    return math.sqrt(statistics.fmean(squares) / 2) if squares else 0.0
 
 
 def _start(s: int, first: float) -> float:
