@@ -354,23 +354,24 @@ class _DirectionAware:
 
         A draft is made token by token, so its time grows evenly. One length tells of the others.
         """
-        return _mean(self._per_token()) * (self._start + s) if s else 0.0
+        return self._per_token * (self._start + s) if s else 0.0
 
     @property
     def _start(self) -> float:
         """The time in which a draft begins, in units of that of a token."""
         return statistics.median(self._starts) if self._starts else 0.0
 
-    def _per_token(self) -> list[tuple[float, float]]:
-        """Return (weight, time of a draft token in the same unit) of the windows with drafts."""
+    @property
+    def _per_token(self) -> float:
+        """The time of a draft token in the same unit, by all windows with drafts."""
         drafted = {w.s for w in self._seen} - {0}
         known = {s for s in drafted if s == self.best or self._growths(s)}
         unit = {s: self._rest(s) / (self._start + s) for s in known}
-        return [
+        return _mean(
             (_DRAFTS_FADE**age, unit[w.s] * w.draft_s / w.rest_s)
             for age, w in enumerate(self._seen)
             if w.s in known
-        ]
+        )
 
     def _growths(self, s: int) -> list[tuple[float, float]]:
         """Return (weight, growth) of the trials that tell of ``s`` beside the best length.
