@@ -44,14 +44,18 @@ _TRIAL_FADES = 0.995
 _NEAR = 4
 """Trials between two lengths tell of two others that differ by no more, together."""
 _MEMORY = 1000
-"""Drafts that count for a place: those of a few requests say little of others."""
+"""Draft tokens behind a run that count: those of a few requests say little of others."""
 _FORGET = 1.0 - 1.0 / _MEMORY
 _ALIKE = 32
-"""A place that few drafts have reached is much like the one before, which counts as so many."""
+"""A token that was seldom judged is much like the one before, which counts as so many."""
+_RUN = 16
+"""Runs of accepted tokens are told apart up to this length."""
+_LONGEST_RUN = 2048
+"""No run is longer."""
 PAUSE = 4.0
 """A time counts as no more than so many times the usual one: else the machine has paused."""
-_LEAST = 1e-9
-"""No window is shorter, whatever the clock says [s]; no share is smaller."""
+_LEAST_S = 1e-9
+"""No window is shorter, whatever the clock says."""
 
 # When another length is tried, and when it has won
 _ENOUGH = 256
@@ -111,7 +115,8 @@ class Verification:
     Attributes:
         asked: [batch] length s that each draft was asked for: drafts that waited in the pool may
             have an older one.
-        drafted: [batch] tokens of each draft; fewer than asked if it ends with an end token.
+        drafted: [batch] tokens of each draft; fewer than asked at the end of an answer, or if it
+            is the first one for a request.
         accepted: [batch] tokens of each draft that the target accepted.
         llm_s: t_LLM, time of the target's pass [s].
         step_s: time since the verdict before, or since the work began [s]. In sequence, the time
@@ -123,8 +128,8 @@ class Verification:
         prompts_s: time in which the draft models read prompts, spread over all tokens [s]. Where
             s = 0 they need not.
         catches_up: the draft models have first read what the target had decoded without drafts.
-        follows_whole: [batch] the draft before, for the same request, was accepted whole; None: it
-            had no token. By default none was.
+        runs: [batch] draft tokens of the request that were accepted since the last rejected one;
+            None: that is not known, or the draft was cut short to one token. By default none was.
     """
 
     asked: Sequence[int]
@@ -137,7 +142,7 @@ class Verification:
     extra: int = 0
     prompts_s: float = 0.0
     catches_up: bool = False
-    follows_whole: Sequence[bool | None] = ()
+    runs: Sequence[int | None] = ()
 
 
 class LengthSelector(Protocol):
@@ -213,7 +218,7 @@ class _DirectionAware:
 
     def __init__(self, config: LengthConfig) -> None:
         self._config = config
-        self._acceptance = Acceptance(config.longest)
+        self._acceptance = Acceptance()
         self._times: list[_Times] = []  # per request, of the window that is open
         self._catch_ups: list[float] = []  # likewise, of verifications that catch up
         self._starts: deque[float] = deque(maxlen=_KEPT)  # of drafts, see ``_start``
@@ -231,9 +236,8 @@ class _DirectionAware:
     def observe(self, verification: Verification) -> None:
         self._prompts_s = verification.prompts_s
         count = len(verification.asked)
-        follows_whole = verification.follows_whole or [False] * count
-        drafts = zip(follows_whole, verification.asked, verification.accepted, strict=True)
-        for each in drafts:
+        runs = verification.runs or [0] * count
+        for each in zip(runs, verification.asked, verification.accepted, strict=True):
             self._acceptance.add(*each)
         self._judged += count
         if any(asked != self.s for asked in verification.asked):
@@ -428,7 +432,7 @@ class _Window(NamedTuple):
     @property
     def rest_s(self) -> float:
         """The part without drafts [s]."""
-        return max(self.time_s - self.draft_s, _LEAST)
+        return max(self.time_s - self.draft_s, _LEAST_S)
 
 
 def _window(s: int, times: Sequence[_Times], extra: float, catch_ups: Sequence[float]) -> _Window:
@@ -444,7 +448,7 @@ def _window(s: int, times: Sequence[_Times], extra: float, catch_ups: Sequence[f
     count, usual = len(times), PAUSE * statistics.median(each.all_s for each in times)
     time_s = statistics.fmean(min(each.all_s, usual) for each in times)
     draft_s = statistics.fmean(
-        each.draft_s * min(1.0, usual / max(each.all_s, _LEAST)) for each in times
+        each.draft_s * min(1.0, usual / max(each.all_s, _LEAST_S)) for each in times
     )
     more_s = sum(max(min(each, usual * count) - time_s, 0.0) for each in catch_ups)
     return _Window(s, time_s, draft_s, more_s / count, extra / count)
@@ -473,7 +477,7 @@ def _trial(before: _Window, tried: _Window, after: _Window, at: int) -> _Trial:
 
 
 def _log(time_s: float) -> float:
-    return math.log(max(time_s, _LEAST))
+    return math.log(max(time_s, _LEAST_S))
 
 
 def _mean(points: Iterable[tuple[float, float]]) -> float:
@@ -483,36 +487,34 @@ def _mean(points: Iterable[tuple[float, float]]) -> float:
 
 
 class Acceptance:
-    """The tokens that drafts bring, by the chance of each of their places to be accepted.
+    """The tokens that drafts bring, by the chance of a draft token to be accepted.
 
     One estimate for all lengths, so that two lengths are compared by the same drafts: else chance
     decides, since the accepted tokens of a few drafts vary more than their means differ.
 
-    A draft behind one that was accepted whole is itself accepted far more often than one behind a
-    rejected token: texts have easy and hard passages, and requests differ. How often either comes
-    depends on the length, the chances themselves hardly. So they are kept apart.
+    Texts have easy and hard passages, and requests differ: the more draft tokens have been accepted
+    since the last rejected one, the likelier is the next. This *run* goes on from draft to draft,
+    and how long it lasts hardly depends on the length of the drafts.
     """
 
-    def __init__(self, longest: int) -> None:
-        # [2, longest], behind a rejected token and behind a whole draft: drafts that have reached
-        # a place, and those accepted there
-        self._judged = np.zeros((2, longest))
-        self._accepted = np.zeros((2, longest))
+    def __init__(self) -> None:
+        # By the length of the run before: draft tokens that were judged, and accepted
+        self._judged = [0.0] * _RUN
+        self._accepted = [0.0] * _RUN
 
-    def add(self, follows_whole: bool | None, s: int, accepted: int) -> None:
-        """Learn from one draft; about the last ``_MEMORY`` that have reached a place count.
+    def add(self, run: int | None, s: int, accepted: int) -> None:
+        """Learn from one draft; about the last ``_MEMORY`` tokens behind a run count.
 
         Args:
-            follows_whole: the draft before was accepted whole; None: there was none.
+            run: draft tokens accepted since the last rejected one; None: that is not known.
             s: length that was asked for [tokens]: what an end cuts off is not accepted.
         """
-        if follows_whole is None:
+        if run is None:
             return
-        judged, kept = self._judged[int(follows_whole)], self._accepted[int(follows_whole)]
-        reached = min(s, accepted + 1)
-        judged[:reached] = _FORGET * judged[:reached] + 1.0
-        kept[:reached] *= _FORGET
-        kept[:accepted] += 1.0
+        for place in range(min(s, accepted + 1)):
+            before = min(run + place, _RUN - 1)
+            self._judged[before] = _FORGET * self._judged[before] + 1.0
+            self._accepted[before] = _FORGET * self._accepted[before] + (place < accepted)
 
     def tokens(self, s: int, extra: float = 0.0) -> float:
         """Return the mean tokens of a verification per request: vl(s) + 1.
@@ -521,27 +523,19 @@ class Acceptance:
             s: tokens of a draft.
             extra: tokens that come beside.
         """
-        if not s or not self._judged.any():
+        if not s or not sum(self._judged):
             return 1.0 + extra
-        # [2, s]: the chance that a draft is accepted as far as this
-        so_far = self._chances(s).cumprod(axis=1)
-        broken, whole = so_far[:, -1]
-        follows_whole = broken / max(1.0 + broken - whole, _LEAST)  # share, in the long run
-        behind_broken, behind_whole = so_far.sum(axis=1)
-        accepted = behind_broken + follows_whole * (behind_whole - behind_broken)
-        return float(1.0 + extra + accepted)
+        # A run needs one draft, and another one behind each s of its tokens.
+        lasts = self._lasts()
+        return float(1.0 + extra + lasts.sum() / (1.0 + lasts[s - 1 :: s].sum()))
 
-    def _chances(self, s: int) -> np.ndarray:
-        """Return the chance of each place if all places before were accepted, [2, s].
+    def _lasts(self) -> np.ndarray:
+        """Return the chance of a run to have 1, 2, ... tokens or more.
 
-        A place that few drafts have reached is much like the one before; the first one behind a
-        whole draft, like that behind a rejected token; and that one, like all places.
+        A token that seldom was judged is much like the one before it, the first one like all.
         """
-        found = np.zeros((2, s))
-        before = self._accepted.sum() / self._judged.sum()
-        for follows, (judged, kept) in enumerate(zip(self._judged, self._accepted, strict=True)):
-            for place in range(s):
-                before = (kept[place] + _ALIKE * before) / (judged[place] + _ALIKE)
-                found[follows, place] = before
-            before = found[0, 0]
-        return found
+        chance, found = sum(self._accepted) / sum(self._judged), []
+        for judged, accepted in zip(self._judged, self._accepted, strict=True):
+            chance = (accepted + _ALIKE * chance) / (judged + _ALIKE)
+            found.append(chance)
+        return np.array(found + [chance] * (_LONGEST_RUN - _RUN)).cumprod()

@@ -340,7 +340,8 @@ class Machine:
             request.state = State.DRAFTING
             models = self._asked(request, serving)
             wanted = min(asked, request.left - 1)
-            if self._only_learns(request, models):
+            learns = self._only_learns(request, models)
+            if learns:
                 wanted = min(wanted, 1)
             request.drafts += 1
             own: list[list[int] | None] = [
@@ -350,7 +351,8 @@ class Machine:
             catches_up = wanted > 0 and request.missed
             request.read |= reads
             request.missed = not wanted
-            drafts.append(Draft(request, asked, wanted, own, reads, catches_up, request.whole))
+            run = None if learns else request.run
+            drafts.append(Draft(request, asked, wanted, own, reads, catches_up, run))
         self._drawing = Drawing(
             self._batches,
             drafts,
@@ -603,7 +605,7 @@ class Machine:
                     extra=self._step_extra,
                     prompts_s=0.0 if hidden else self._prompts.per_token_s,
                     catches_up=any(draft.catches_up for draft, _ in verified),
-                    follows_whole=[draft.follows_whole for draft, _ in verified],
+                    runs=[draft.run for draft, _ in verified],
                 )
             )
 
@@ -636,7 +638,7 @@ class Machine:
             rejected = outcome.accepted < len(draft.tokens)
             request.answer.append(outcome.next_token)
             request.sources.append(Source.RECOVERED if rejected else Source.BONUS)
-        request.whole = outcome.accepted == len(draft.tokens) if draft.tokens else None
+        request.goes_on(len(draft.tokens), outcome.accepted)
         metrics.rounds += 1
         metrics.drafted += len(draft.tokens)
         metrics.accepted += outcome.accepted

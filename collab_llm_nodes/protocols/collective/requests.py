@@ -54,7 +54,8 @@ class RequestState:
         drafts: how many were begun for it.
         read: draft models have been asked for tokens, so they have read its prompt.
         missed: its last draft was an empty one: the models have not read what came of it.
-        whole: its last draft was accepted whole; None: that had no token.
+        run: draft tokens accepted since the last rejected one; None: it is not known, as the target
+            has decoded tokens without drafts.
         mute: models that proposed nothing when they were last asked.
     """
 
@@ -65,7 +66,7 @@ class RequestState:
     drafts: int = 0
     read: bool = False
     missed: bool = False
-    whole: bool | None = False
+    run: int | None = 0
     mute: set[int] = field(default_factory=set)
     answer: list[int] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
@@ -75,6 +76,15 @@ class RequestState:
     def left(self) -> int:
         """Tokens that the answer may still get."""
         return self.job.max_tokens - len(self.answer)
+
+    def goes_on(self, drafted: int, accepted: int) -> None:
+        """Note what the target made of a draft."""
+        if accepted < drafted:
+            self.run = 0
+        elif not drafted:
+            self.run = None
+        elif self.run is not None:
+            self.run += accepted
 
 
 @dataclass
@@ -87,7 +97,8 @@ class Draft:
         reads: the draft models have to read the request's prompt for it.
         catches_up: they have to read tokens that the target had decoded without drafts.
         own: [k] each model's tokens; None if it is not asked, or has given none.
-        follows_whole: the draft before was accepted whole; None: that had no token.
+        run: draft tokens of the request that were accepted since the last rejected one; None: it is
+            not known, or the draft only tells which models are right.
         tokens: those that were voted so far.
         q: distributions of the voted tokens, under the paper's rule.
         voted: model of the last vote; -1: none.
@@ -99,7 +110,7 @@ class Draft:
     own: list[list[int] | None]
     reads: bool = False
     catches_up: bool = False
-    follows_whole: bool | None = False
+    run: int | None = 0
     tokens: list[int] = field(default_factory=list)
     q: list[SparseDistribution] = field(default_factory=list)
     voted: int = -1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.decoding.sampling import SamplingConfig, to_wire
-from collab_llm_nodes.decoding.weights import VOTED, WeightsConfig
+from collab_llm_nodes.decoding.weights import VOTED, Weights, WeightsConfig
 from collab_llm_nodes.errors import (
     Busy,
     Cancelled,
@@ -33,6 +33,7 @@ from collab_llm_nodes.protocols.collective.length import (
 )
 from collab_llm_nodes.protocols.collective.machine import Job, Machine
 from collab_llm_nodes.protocols.collective.messages import Claim, Proposal
+from collab_llm_nodes.protocols.collective.requests import RequestState
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
 
 FAST = LengthConfig(decision_threshold=2)  # the length changes often
@@ -565,6 +566,8 @@ def test_the_first_draft_is_short_where_one_comes_at_all() -> None:
     world.machine._selector = selector(LengthConfig(FIXED, initial=3))
     world.answer_target()
     assert [ask.count for draw in world.drawing for ask in draw.asks] == [1, 1, 1]
+    assert world.machine._drawing is not None
+    assert [draft.run for draft in world.machine._drawing.drafts] == [None]
 
 
 class OnTrial:
@@ -596,7 +599,7 @@ def test_a_trial_is_learned_from_where_every_round_reads_a_prompt(
     assert rule.learned.count(2) > 5
 
 
-def test_the_length_is_told_what_came_of_the_draft_before(
+def test_the_length_is_told_the_runs_of_accepted_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rule, told = OnTrial(), list[Verification]()
@@ -605,10 +608,24 @@ def test_the_length_is_told_what_came_of_the_draft_before(
     world = make(1)
     world.submit(replace(job(1, max_tokens=60), prompt=next(endless_prompts())))
     world.run()
-    whole = [each.accepted == each.drafted for each in told]  # one request each
-    follows = [each for verification in told for each in verification.follows_whole]
-    assert follows[1:] == whole[:-1]
-    assert {True, False} <= set(follows)
+    (run,) = told[0].runs  # the first draft is not told: its prompt is read
+    assert run == 1
+    runs = []
+    for each in told:  # of one request
+        runs.append(run)
+        run = run + each.accepted[0] if each.accepted == each.drafted else 0
+    assert [each.runs for each in told] == [[run] for run in runs]
+    assert max(runs) > 2
+
+
+def test_a_run_is_not_known_behind_tokens_without_drafts_until_one_is_rejected() -> None:
+    request = RequestState(job(1), Weights.equal(WeightsConfig(), 1), 0.0)
+    found = []
+    for drafted, accepted in ((2, 2), (0, 0), (2, 2), (3, 1), (2, 2), (1, 1)):
+        found.append(request.run)
+        request.goes_on(drafted, accepted)
+    assert found == [0, 2, None, None, 0, 2]
+    assert request.run == 3
 
 
 def test_pauses_between_the_rounds_in_which_all_draft_double() -> None:
