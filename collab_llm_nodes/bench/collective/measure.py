@@ -53,8 +53,8 @@ SHOWN_S = 0.5
 PART_TOKENS = 128
 """Tokens for each place of a batch after which it is another endless way's turn: seconds at most.
 
-The machine is now faster, now slower, so turns are to be many and short. But the adaptive rule
-compares windows of eight verifications, three in a row, and they should be of one turn.
+The machine is now faster, now slower, so turns are to be many and short; but not much shorter than
+the windows of eight verifications that the adaptive rule compares.
 """
 RIVALS_TURNS = 8
 """Turns of the best fixed length and the rules that count, for each turn of all lengths."""
@@ -62,7 +62,7 @@ _TWINS = ("one", "other")
 """Names of the two instances of each rival."""
 
 _TOLD = 10
-"""Most lines of progress of one measurement."""
+"""Lines of progress of one measurement, beside the first."""
 
 _CORES = len(os.sched_getaffinity(0))
 

@@ -132,8 +132,8 @@ class Collective:
         in_flight: requests at a time; 0: ``IN_FLIGHT`` for each place of a batch.
         endless: number of tokens after which a run ends; requests under way then go on in the next
             run, so batches stay full. 0: a run ends when all is answered. All runs have the same
-            prompts, which are asked for over and over. In the first run, which lasts until then,
-            the batch fills up at random times: answers of the same length would else begin and end
+            prompts, which are asked for over and over. The first run ends only once the batch is
+            full. It fills up at random times: answers of the same length would else begin and end
             together for ever. The models must work in sequence.
         seed: of those times.
         schedule: other settings of ``ScheduleConfig``.

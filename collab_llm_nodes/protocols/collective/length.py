@@ -247,7 +247,9 @@ class _DirectionAware:
         if verification.catches_up and len(self._catch_ups) < self._config.decision_threshold:
             self._catch_ups.append(time_s)
             return
-        draft_s, first_s = verification.draft_s, verification.first_s
+        # Part of it may have been beside the pass before.
+        draft_s = min(verification.draft_s, verification.step_s - verification.llm_s)
+        first_s = verification.first_s
         if self.s == max(verification.drafted) > 1 and 0.0 < first_s < draft_s:
             self._starts.append(_start(self.s, first_s / draft_s))
         self._times.append(_Times(time_s, draft_s / count))

@@ -373,7 +373,8 @@ class Machine:
         verifications that read some seldom count.
         """
         reads = any(not request.drafts for request in requests)
-        before = 1 if self._verifying else 0  # it reads as well, if this one does
+        # Where this one reads, the one under way does, too.
+        before = 1 if self._verifying and not self._undrafted else 0
         counts = not reads or not (self._reading + before + 1) % _READING_ROUNDS
         return self.s if counts else self._selector.best
 

@@ -21,7 +21,7 @@ class PromptCost:
     """The time that draft models take to read prompts, learned from drafts for new requests."""
 
     def __init__(self) -> None:
-        # By number of requests, the times of drafts for which no prompt was read
+        # By number of requests, the times of first tokens for which no prompt was read
         self._other_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_USUAL))
         # Likewise, (unread, time) of those for which no such time is known yet
         self._unknown: dict[int, deque[tuple[int, float]]] = defaultdict(
@@ -31,11 +31,11 @@ class PromptCost:
         self._answers: deque[int] = deque(maxlen=_ANSWERS)
 
     def on_drafted(self, requests: int, unread: int, first_s: float) -> None:
-        """Learn what drafts for several requests have taken.
+        """Learn what the first tokens of drafts for several requests have taken.
 
         Args:
             unread: requests for which the models had not drafted before.
-            first_s: time for the first token of all drafts [s].
+            first_s: time for the first token of each draft [s].
         """
         others, unknown = self._other_s[requests], self._unknown[requests]
         if unread:
