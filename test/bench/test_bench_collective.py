@@ -67,7 +67,7 @@ from collab_llm_nodes.errors import ConfigError, DeadlineExceeded
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.random_init import write_random_model
 from collab_llm_nodes.protocols.collective.length import Verification, _Fixed
-from collab_llm_nodes.protocols.collective.messages import Ids
+from collab_llm_nodes.protocols.collective.messages import Claim, Ids, Verdict
 from collab_llm_nodes.protocols.collective.models import Drafts
 from collab_llm_nodes.protocols.collective.workers import Failed, InThread, LocalDraft, Proposed
 
@@ -128,12 +128,20 @@ def test_every_way_gives_the_targets_answers(name: str, family: Family, prompts:
         assert 0 < max(run.latencies) <= run.seconds
 
 
-def test_what_a_run_notes_is_consistent(family: Family, prompts: list[Ids]) -> None:
+def test_what_a_run_notes_is_consistent(
+    family: Family, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with closing(Collective(family, [1, 2], 2, TOKENS)) as way:  # without the target's copy
+        verify, drafted = way.target.verify, list[bool]()
+
+        def watched(claims: Sequence[Claim]) -> list[Verdict]:
+            drafted.append(any(claim.draft for claim in claims))
+            return verify(claims)
+
+        monkeypatch.setattr(way.target, "verify", watched)
         run = way.run(prompts)
-        assert run.verifications == len(way.machine.verifying)
-        undrafted = run.verifications - len(way.machine.drafting)
-        assert 0 <= undrafted <= len(prompts), "the last token of an answer has no draft"
+        assert run.verifications == len(way.machine.verifying) == len(drafted)
+        assert len(way.machine.drafting) == sum(drafted), "the last token of an answer has no draft"
         assert max(active for _, _, active in way.machine.pool) == 2, "in sequence, others wait"
         assert way.target.held[-1][1] > 0
         draws = len(way.machine.drafting)

@@ -639,7 +639,7 @@ class Machine:
             rejected = outcome.accepted < len(draft.tokens)
             request.answer.append(outcome.next_token)
             request.sources.append(Source.RECOVERED if rejected else Source.BONUS)
-        request.goes_on(len(draft.tokens), outcome.accepted)
+        request.on_verdict(len(draft.tokens), outcome.accepted)
         metrics.rounds += 1
         metrics.drafted += len(draft.tokens)
         metrics.accepted += outcome.accepted

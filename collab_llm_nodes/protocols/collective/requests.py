@@ -77,7 +77,7 @@ class RequestState:
         """Tokens that the answer may still get."""
         return self.job.max_tokens - len(self.answer)
 
-    def goes_on(self, drafted: int, accepted: int) -> None:
+    def on_verdict(self, drafted: int, accepted: int) -> None:
         """Note what the target made of a draft."""
         if accepted < drafted:
             self.run = 0

@@ -334,7 +334,7 @@ def test_what_drafts_read_again_is_not_the_length_s(groups: int) -> None:
 
 
 def test_a_trial_ends_where_each_of_its_drafts_is_read_behind_none() -> None:
-    """So it is where all rounds read prompts, and few are for a trial."""
+    """Rounds are so where all of them read prompts, and few are for a trial."""
     lengths = drive(selector(LengthConfig(initial=0)), float, 4000, groups=4000)
     assert {0, 1, 4} <= set(lengths)
     assert np.mean(np.array(lengths[-2000:]) == 0) > 0.9
@@ -532,7 +532,7 @@ def rounds(right: np.ndarray, s: int) -> Iterator[int]:
 def test_drafts_of_one_length_tell_of_others_where_passages_are_easy_and_hard(
     drafted: int,
 ) -> None:
-    """By place in a draft, those of 9 tokens would tell that 5 bring 8 % less than they do."""
+    """Drafts of 9 tokens, judged by place, would tell that 5 bring 8 % less than they do."""
     right = passages(np.random.default_rng(0), 20_000)
     known, run = Acceptance(), 0
     for accepted in rounds(right, drafted):

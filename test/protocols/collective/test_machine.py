@@ -539,7 +539,7 @@ def first_lengths(world: World, drafts: int) -> list[int]:
 
 
 @pytest.mark.parametrize("every_token", [False, True])
-def test_the_first_draft_is_short_while_no_model_decides(every_token: bool) -> None:
+def test_the_first_draft_is_short_where_several_models_make_it(every_token: bool) -> None:
     length = LengthConfig(FIXED, initial=3)
     world = make(3, length, vote_every_token=every_token)
     assert first_lengths(world, 3) == [1, 3, 3]
@@ -557,7 +557,7 @@ def test_other_first_drafts_are_whole(models: int, weights: str, ask_all_every: 
     assert first_lengths(world, 2) == [3, 3]
 
 
-def test_the_first_draft_is_short_where_one_comes_at_all() -> None:
+def test_the_first_draft_is_short_behind_rounds_without_one() -> None:
     """Four rounds had none."""
     world = make(3, LengthConfig(FIXED, initial=0))
     world.submit(replace(job(1, max_tokens=60), prompt=next(endless_prompts())))
@@ -623,7 +623,7 @@ def test_a_run_is_not_known_behind_tokens_without_drafts_until_one_is_rejected()
     found = []
     for drafted, accepted in ((2, 2), (0, 0), (2, 2), (3, 1), (2, 2), (1, 1)):
         found.append(request.run)
-        request.goes_on(drafted, accepted)
+        request.on_verdict(drafted, accepted)
     assert found == [0, 2, None, None, 0, 2]
     assert request.run == 3
 
