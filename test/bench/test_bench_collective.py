@@ -455,7 +455,7 @@ def test_the_best_fixed_length_is_scored_beside_the_rules_alone(family: Family) 
     prompts = partial_prompts(family, sizes.count(1), 0)
     bench = Bench(family, prompts, RightAnswers(family, 2), sizes, told.append)
     found = lengths(bench, 1)
-    assert told[-1] == "adaptive lengths, mixed, batch 1: 16 of 16 turns"
+    assert told[-1] == "adaptive lengths, mixed, batch 1: 12 of 12 turns"
     assert "lengths, mixed, batch 1: 2 of 2 turns" in told
     assert set(found["by_length"]) == {"0", "1"}
 
@@ -473,12 +473,11 @@ def test_turns_of_both_instances_count_but_not_those_that_choose_or_learn(
             "2 other": [run(24, 1.0), run(24, 1.0)],  # 24
             "adaptive one": [run(10, 1.0), run(20, 1.0)],  # 15
             "adaptive other": [run(9, 1.0), run(9, 1.0)],  # 9
-            "printed one": [run(2, 1.0)] * 2,
-            "printed other": [run(6, 1.0)] * 2,
+            "printed one": [run(4, 1.0)] * 2,
         },
     }
     for runs in turns["adaptive lengths"].values():
-        runs[:0] = [run(1, 1.0), run(3, 1.0)]  # learning
+        runs.insert(0, run(2, 1.0))  # learning
     monkeypatch.setattr("collab_llm_nodes.bench.collective.measure.RIVALS_TURNS", 2)
     monkeypatch.setattr("collab_llm_nodes.bench.collective.measure.PART_TOKENS", 10_000)
     monkeypatch.setattr(Bench, "in_turn", lambda self, title, *args, **options: turns[title])
@@ -491,7 +490,7 @@ def test_turns_of_both_instances_count_but_not_those_that_choose_or_learn(
     assert found["regret"] == pytest.approx(1 - 12 * 6 / 64)
     assert found["printed_regret"] == pytest.approx(1 - 4 * 6 / 64)
     assert found["learning"] == {"2": 2.0, "adaptive": 2.0, "printed": 2.0}
-    assert found["twins"] == {"2": [4.0, 24.0], "adaptive": [15.0, 9.0], "printed": [2.0, 6.0]}
+    assert found["twins"] == {"2": [4.0, 24.0], "adaptive": [15.0, 9.0], "printed": [4.0]}
     assert found["by_length"]["4"] == pytest.approx(
         {"tokens_per_s": 8.0, "llm_ms_per_token": 125.0}
     )
@@ -512,7 +511,7 @@ def test_lengths_are_compared_in_parts_of_turns(
     monkeypatch.setattr(Bench, "in_turn", in_turn)
     sizes = Sizes(prompts=24, per_place=6, repeats=4, max_tokens=128, lengths=(0, 2))
     lengths(Bench(family, {}, RightAnswers(family, 2), sizes, print), 8)
-    assert told == {"lengths": 2 * 2 * 3, "adaptive lengths": 2 * RIVALS_TURNS * 2 * 3}
+    assert told == {"lengths": 2 * 2 * 3, "adaptive lengths": RIVALS_TURNS * 2 * 3 * 3 // 2}
 
 
 def test_lengths_of_an_earlier_version_can_be_printed() -> None:

@@ -59,7 +59,7 @@ the windows of eight verifications that the adaptive rule compares.
 RIVALS_TURNS = 8
 """Turns of the best fixed length and the rules that count, for each turn of all lengths."""
 _TWINS = ("one", "other")
-"""Names of the two instances of each rival."""
+"""Names of the two instances of a rival."""
 
 _TOLD = 10
 """Lines of progress of one measurement, beside the first."""
@@ -343,9 +343,9 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     The best fixed length is chosen by half of the turns and scored on others: else chance would
     favour the length that it chose. Those others have that length and the rules alone, and are
     ``RIVALS_TURNS`` times as many. All of them count together: a rule tries other lengths in few
-    of them, which a median would leave out. As many turns before them are for the rules to learn
-    in: ``learning`` has their throughput. Each rival runs as two instances, whose difference tells
-    how sure the figures are: ``twins`` has both.
+    of them, which a median would leave out. Half as many turns before them are for the rules to
+    learn in: ``learning`` has their throughput. The best fixed length and our rule run as two
+    instances each, whose difference tells how sure the figures are: ``twins`` has both.
 
     These turns have half of a run's tokens. The ways take turns after each part of them, of
     ``PART_TOKENS``; requests go on from part to part.
@@ -372,14 +372,16 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
         f"{name} {twin}": make(length, seed)
         for seed, twin in enumerate(_TWINS)
         for name, length in rivals.items()
+        if seed == 0 or name != PRINTED_RULE
     }
     turns = RIVALS_TURNS * scoring
+    learns = turns // 2
     runs = bench.in_turn(
-        "adaptive lengths", MIXED, batch, both, 2 * turns, half=False, endless=True
+        "adaptive lengths", MIXED, batch, both, learns + turns, half=False, endless=True
     )
-    twins = {name: [runs[f"{name} {twin}"] for twin in _TWINS] for name in rivals}
-    learning = {name: _speed(*(own[:turns] for own in each)) for name, each in twins.items()}
-    counted = {name: [own[turns:] for own in each] for name, each in twins.items()}
+    twins = {name: [own for key, own in runs.items() if key.split()[0] == name] for name in rivals}
+    learning = {name: _speed(*(own[:learns] for own in each)) for name, each in twins.items()}
+    counted = {name: [own[learns:] for own in each] for name, each in twins.items()}
     scored = {name: _speed(*each) for name, each in counted.items()}
     return {
         "best_fixed_s": int(best),

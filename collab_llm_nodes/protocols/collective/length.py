@@ -64,10 +64,12 @@ _LOOKS = 2
 """So often a length is tried before it becomes the best one."""
 _FROM_ZERO = 4
 """Length to try where the best one is 0, beside 1; ``initial`` if that is longer."""
-_TRIALS = 0.01
+_TRIALS = 0.005
 """Share of the time that trying other lengths may cost."""
 _LARGEST_LOSS = 0.4
 """Largest share of its time that a trial is charged for: one that lost more was disturbed."""
+_LEAST = 0.02
+"""Least cost of a trial [windows]: what it is thought to lose is no surer than that."""
 _RETURN = 2.0
 """Least cost of a trial where the best length is 0 [windows]: the draft models have to read whole
 contexts again. (Measured with 16 sessions of the text target: 4 for a trial of 4, 2 for one of 1.)
@@ -225,6 +227,7 @@ class _DirectionAware:
         self._extra = 0.0  # tokens per request that came without drafts in it
         self._seen: deque[_Window] = deque(maxlen=_KEPT)  # the latest one first
         self._trials: deque[_Trial] = deque(maxlen=_KEPT)  # likewise
+        self._growths: dict[tuple[int, int], float] = {}  # what they tell of two lengths, found
         self._prompts_s = 0.0
         self._debts: dict[int, float] = {}  # what trying a length has cost [windows of ``best``]
         self._judged = 0  # drafts, empty ones too
@@ -296,6 +299,7 @@ class _DirectionAware:
             yield self.best
             after = self._seen[0]
             self._trials.appendleft(_trial(before, tried, after, self._windows))
+            self._growths.clear()
             if self._cost(candidate) >= self._cost(self.best):
                 self._owe(candidate, tried, tried.catch_up_s + after.catch_up_s)
                 return False
@@ -314,7 +318,7 @@ class _DirectionAware:
         # A window is longer in proportion to its tokens at most: else it was disturbed.
         windows = min(window.time_s / time_s, max(1.0, (1.0 + s) / (1.0 + self.best)))
         owed = windows * lost + catch_up_s / time_s
-        self._debts[s] = max(owed, 0.0 if self.best else _RETURN)
+        self._debts[s] = max(owed, _LEAST if self.best else _RETURN)
 
     def _pay(self) -> None:
         """Pay for trials with a share of the window that has ended."""
@@ -352,8 +356,7 @@ class _DirectionAware:
 
     def _rest(self, s: int) -> float:
         """Return the time without drafts at length ``s``, in units of that at the best length."""
-        growth = _mean(self._growths(s)) if s != self.best else 0.0
-        return math.exp(growth * (s - self.best))
+        return math.exp(self._growth(s) * (s - self.best)) if s != self.best else 1.0
 
     def _drafts(self, s: int) -> float:
         """Return the time of a draft of ``s`` tokens, in the same unit.
@@ -371,7 +374,7 @@ class _DirectionAware:
     def _per_token(self) -> float:
         """The time of a draft token in the same unit, by all windows with drafts."""
         drafted = {w.s for w in self._seen} - {0}
-        known = {s for s in drafted if s == self.best or self._growths(s)}
+        known = {s for s in drafted if s == self.best or not math.isnan(self._growth(s))}
         unit = {s: self._rest(s) / (self._start + s) for s in known}
         return _mean(
             (_DRAFTS_FADE**age, unit[w.s] * w.draft_s / w.rest_s)
@@ -379,21 +382,23 @@ class _DirectionAware:
             if w.s in known
         )
 
-    def _growths(self, s: int) -> list[tuple[float, float]]:
-        """Return (weight, growth) of the trials that tell of ``s`` beside the best length.
+    def _growth(self, s: int) -> float:
+        """Return the growth between ``s`` and the best length, as a trial has it.
 
-        One trial tells little: it is short, and times vary more than those of neighbouring lengths
-        differ. From one token on the time grows about evenly, so trials between similar lengths
-        count as well.
+        It is NaN where no trial tells of it. One tells little: it is short, and times vary more
+        than those of neighbouring lengths differ. From one token on the time grows about evenly,
+        so trials between similar lengths count as well.
         """
         low, high = sorted((s, self.best))
-        growths = []
-        for trial in self._trials:
-            far = abs(trial.low - low) + abs(trial.high - high)
-            if not far or (low and trial.low and far <= _NEAR):
-                age = self._windows - trial.at
-                growths.append((_TRIAL_FADES**age / (1 + far), trial.growth))
-        return growths
+        if (low, high) not in self._growths:
+            growths = []
+            for trial in self._trials:
+                far = abs(trial.low - low) + abs(trial.high - high)
+                if not far or (low and trial.low and far <= _NEAR):
+                    age = self._windows - trial.at
+                    growths.append((_TRIAL_FADES**age / (1 + far), trial.growth))
+            self._growths[low, high] = _mean(growths) if growths else math.nan
+        return self._growths[low, high]
 
 
 def _start(s: int, first: float) -> float:
@@ -419,7 +424,7 @@ class _Window(NamedTuple):
     Attributes:
         s: the length.
         time_s: mean time per request, pauses cut short [s].
-        draft_s: the part of it for drafts [s].
+        draft_s, rest_s: the part of it for drafts, and the part without [s].
         catch_up_s: time per request in which the draft models read what the target had decoded
             without drafts, spread over the window's verifications [s].
         extra: mean tokens per request that came without drafts.
@@ -428,13 +433,9 @@ class _Window(NamedTuple):
     s: int
     time_s: float
     draft_s: float
+    rest_s: float
     catch_up_s: float
     extra: float
-
-    @property
-    def rest_s(self) -> float:
-        """The part without drafts [s]."""
-        return max(self.time_s - self.draft_s, _LEAST_S)
 
 
 def _window(s: int, times: Sequence[_Times], extra: float, catch_ups: Sequence[float]) -> _Window:
@@ -453,7 +454,8 @@ def _window(s: int, times: Sequence[_Times], extra: float, catch_ups: Sequence[f
         each.draft_s * min(1.0, usual / max(each.all_s, _LEAST_S)) for each in times
     )
     more_s = sum(max(min(each, usual * count) - time_s, 0.0) for each in catch_ups)
-    return _Window(s, time_s, draft_s, more_s / count, extra / count)
+    rest_s = max(time_s - draft_s, _LEAST_S)
+    return _Window(s, time_s, draft_s, rest_s, more_s / count, extra / count)
 
 
 class _Trial(NamedTuple):
@@ -540,4 +542,4 @@ class Acceptance:
         for judged, accepted in zip(self._judged, self._accepted, strict=True):
             chance = (accepted + _ALIKE * chance) / (judged + _ALIKE)
             found.append(chance)
-        return np.array(found + [chance] * (_LONGEST_RUN - _RUN)).cumprod()
+        return np.concatenate([found, np.full(_LONGEST_RUN - _RUN, chance)]).cumprod()
