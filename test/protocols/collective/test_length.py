@@ -288,12 +288,19 @@ def test_rounds_in_which_all_models_draft_count() -> None:
     assert np.mean(np.array(lengths[-2000:]) == 0) > 0.8
 
 
-def test_all_trials_beside_no_drafts_together_cost_one_per_cent() -> None:
+def test_all_trials_beside_no_drafts_together_cost_little() -> None:
     """The search has come down to 0, from where it tries a short and a long draft."""
     chosen = selector(LengthConfig())
     lengths = drive(chosen, lambda s: 1.0 + s / 4, 20_000)
     assert set(lengths[-10_000:]) == {0, 1, 4}
     assert np.mean(lengths[-10_000:]) / 4 < 0.005
+
+
+def test_a_trial_that_costs_nothing_is_not_repeated_at_once() -> None:
+    """Drafts of 3 and 4 tokens are equally good."""
+    chosen = selector(LengthConfig(initial=4, longest=4))
+    lengths = drive(chosen, lambda s: 2.0 if s in (3, 4) else 20.0, 4000)
+    assert 0.02 < np.mean(np.array(lengths[-2000:]) == 3) < 0.15
 
 
 def test_what_drafts_read_again_counts_against_a_trial() -> None:
