@@ -59,7 +59,7 @@ the windows of eight verifications that the adaptive rule compares.
 RIVALS_TURNS = 8
 """Turns of the best fixed length and the rules that count, for each turn of all lengths."""
 _TWINS = ("one", "other")
-"""Names of the two instances of a rival."""
+"""Names of the two instances of a rival; the printed rule has only the first."""
 
 _TOLD = 10
 """Lines of progress of one measurement, beside the first."""

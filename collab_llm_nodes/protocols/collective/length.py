@@ -69,7 +69,7 @@ _TRIALS = 0.005
 _LARGEST_LOSS = 0.4
 """Largest share of its time that a trial is charged for: one that lost more was disturbed."""
 _LEAST = 0.02
-"""Least cost of a trial [windows]: what it is thought to lose is no surer than that."""
+"""Least cost of a trial [windows]: what it loses is not known more closely."""
 _RETURN = 2.0
 """Least cost of a trial where the best length is 0 [windows]: the draft models have to read whole
 contexts again. (Measured with 16 sessions of the text target: 4 for a trial of 4, 2 for one of 1.)
@@ -227,7 +227,7 @@ class _DirectionAware:
         self._extra = 0.0  # tokens per request that came without drafts in it
         self._seen: deque[_Window] = deque(maxlen=_KEPT)  # the latest one first
         self._trials: deque[_Trial] = deque(maxlen=_KEPT)  # likewise
-        self._growths: dict[tuple[int, int], float] = {}  # what they tell of two lengths, found
+        self._growths: dict[tuple[int, int], float | None] = {}  # by them, between two lengths
         self._prompts_s = 0.0
         self._debts: dict[int, float] = {}  # what trying a length has cost [windows of ``best``]
         self._judged = 0  # drafts, empty ones too
@@ -356,7 +356,11 @@ class _DirectionAware:
 
     def _rest(self, s: int) -> float:
         """Return the time without drafts at length ``s``, in units of that at the best length."""
-        return math.exp(self._growth(s) * (s - self.best)) if s != self.best else 1.0
+        if s == self.best:
+            return 1.0
+        growth = self._growth(s)
+        assert growth is not None, "no trial tells of it"
+        return math.exp(growth * (s - self.best))
 
     def _drafts(self, s: int) -> float:
         """Return the time of a draft of ``s`` tokens, in the same unit.
@@ -374,7 +378,7 @@ class _DirectionAware:
     def _per_token(self) -> float:
         """The time of a draft token in the same unit, by all windows with drafts."""
         drafted = {w.s for w in self._seen} - {0}
-        known = {s for s in drafted if s == self.best or not math.isnan(self._growth(s))}
+        known = {s for s in drafted if s == self.best or self._growth(s) is not None}
         unit = {s: self._rest(s) / (self._start + s) for s in known}
         return _mean(
             (_DRAFTS_FADE**age, unit[w.s] * w.draft_s / w.rest_s)
@@ -382,12 +386,12 @@ class _DirectionAware:
             if w.s in known
         )
 
-    def _growth(self, s: int) -> float:
-        """Return the growth between ``s`` and the best length, as a trial has it.
+    def _growth(self, s: int) -> float | None:
+        """Return the growth between ``s`` and the best length, by all trials that tell of it.
 
-        It is NaN where no trial tells of it. One tells little: it is short, and times vary more
-        than those of neighbouring lengths differ. From one token on the time grows about evenly,
-        so trials between similar lengths count as well.
+        It is None where none does. One trial tells little: it is short, and times vary more than
+        those of neighbouring lengths differ. From one token on the time grows about evenly, so
+        trials between similar lengths count as well.
         """
         low, high = sorted((s, self.best))
         if (low, high) not in self._growths:
@@ -397,7 +401,7 @@ class _DirectionAware:
                 if not far or (low and trial.low and far <= _NEAR):
                     age = self._windows - trial.at
                     growths.append((_TRIAL_FADES**age / (1 + far), trial.growth))
-            self._growths[low, high] = _mean(growths) if growths else math.nan
+            self._growths[low, high] = _mean(growths) if growths else None
         return self._growths[low, high]
 
 

@@ -293,7 +293,7 @@ def test_all_trials_beside_no_drafts_together_cost_little() -> None:
     chosen = selector(LengthConfig())
     lengths = drive(chosen, lambda s: 1.0 + s / 4, 20_000)
     assert set(lengths[-10_000:]) == {0, 1, 4}
-    assert np.mean(lengths[-10_000:]) / 4 < 0.005
+    assert np.mean(lengths[-10_000:]) / 4 < 0.003
 
 
 def test_a_trial_that_costs_nothing_is_not_repeated_at_once() -> None:
@@ -456,6 +456,23 @@ def test_what_changes_evenly_during_a_trial_is_not_the_length_s() -> None:
     assert even.growth == pytest.approx(0.0)
     dearer = _trial(before, tried._replace(rest_s=4), after, 9)
     assert dearer.growth == pytest.approx(np.log(2) / 2)
+
+
+def test_every_trial_between_two_lengths_counts() -> None:
+    """The time grows by a tenth from 4 to 5 tokens in the first trial, and not in the second."""
+    chosen = _DirectionAware(LengthConfig(initial=4))
+    found = []
+    for growth in (0.1, 0.0):
+
+        def window(s: int, growth: float = growth) -> _Window:
+            time_s = float(np.exp(growth * s))
+            return _Window(s, time_s, 0.0, time_s, 0.0, 0.0)
+
+        chosen._seen.appendleft(window(4))
+        for s in chosen._wins(5):
+            chosen._seen.appendleft(window(s))
+        found.append(chosen._growth(5))
+    assert found == [pytest.approx(0.1), pytest.approx(0.05, abs=0.01)]
 
 
 def test_the_printed_rule_spans_the_transition() -> None:
