@@ -446,11 +446,14 @@ def test_a_slow_spell_before_a_trial_does_not_make_the_usual_length_look_dear() 
     assert chosen.best == 0
 
 
+def window(s: int, time_s: float) -> _Window:
+    """Return a window whose drafts took no time."""
+    return _Window(s, time_s, 0.0, time_s, 0.0, 0.0)
+
+
 def test_what_changes_evenly_during_a_trial_is_not_the_length_s() -> None:
     """The machine's times double from window to window."""
-    before, tried, after = (
-        _Window(s, time_s, 0.0, time_s, 0.0, 0.0) for s, time_s in ((4, 1), (6, 2), (4, 4))
-    )
+    before, tried, after = (window(s, time_s) for s, time_s in ((4, 1), (6, 2), (4, 4)))
     even = _trial(before, tried, after, 9)
     assert (even.low, even.high, even.at) == (4, 6, 9)
     assert even.growth == pytest.approx(0.0)
@@ -463,14 +466,9 @@ def test_every_trial_between_two_lengths_counts() -> None:
     chosen = _DirectionAware(LengthConfig(initial=4))
     found = []
     for growth in (0.1, 0.0):
-
-        def window(s: int, growth: float = growth) -> _Window:
-            time_s = float(np.exp(growth * s))
-            return _Window(s, time_s, 0.0, time_s, 0.0, 0.0)
-
-        chosen._seen.appendleft(window(4))
+        chosen._seen.appendleft(window(4, np.exp(growth * 4)))
         for s in chosen._wins(5):
-            chosen._seen.appendleft(window(s))
+            chosen._seen.appendleft(window(s, np.exp(growth * s)))
         found.append(chosen._growth(5))
     assert found == [pytest.approx(0.1), pytest.approx(0.05, abs=0.01)]
 
