@@ -4,8 +4,8 @@
 #   scripts/setup.sh          environment: .venv with Python packages and, without a ROS 2 of your
 #                             own ($ROS_DISTRO unset), ROS 2 Jazzy as wheels; system libraries
 #   scripts/setup.sh build    the same, then interfaces and nodes into install/
-#   scripts/setup.sh tests    the same, then what the tests need: interfaces of others, a browser,
-#                             HAProxy
+#   scripts/setup.sh tests    the same, then what the tests need: interfaces of others, other
+#                             versions of transformers, a browser, HAProxy
 #
 # What is done is remembered by the content of its inputs (.venv/.done) and skipped next time.
 # Variables: PYTHON (interpreter for a new environment, default python3), TESTING=ON
@@ -265,6 +265,19 @@ build_test_interfaces() { # see test/interfaces/README.md; scripts/with-ros find
     mark_done test_interfaces "$key"
 }
 
+install_other_transformers() { # in folders of their own; requirements/runtime.txt names the usual one
+    local name target key
+    for name in oldest newest; do
+        target=$venv/transformers/$name
+        key=$(fingerprint "requirements/transformers-$name.txt" "$done_marks/venv")
+        is_done "transformers-$name" "$key" && [ -d "$target" ] && continue
+        say "transformers for the tests: the $name version that works"
+        rm -rf "$target"
+        pip_install --quiet --no-deps --target "$target" --requirement "requirements/transformers-$name.txt"
+        mark_done "transformers-$name" "$key"
+    done
+}
+
 find_ros
 check_python
 make_venv
@@ -277,6 +290,7 @@ build) build ;;
 tests)
     build
     build_test_interfaces
+    install_other_transformers
     install_if_root "the dashboard's browser tests" chromium chromedriver -- chromium chromium-driver
     install_if_root "the tests of the proxy before the verifier" haproxy -- haproxy
     ;;

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
-from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.models.architectures import cache_argument, decoder_parts
 from collab_llm_nodes.models.loading import LoadedModel
 
 
@@ -26,6 +26,7 @@ class EagerBackend:
         self._vocab_size = vocab_size
         # The hook of a layer runs in the thread of the forward pass: this finds its session.
         self._pass = threading.local()
+        self._cache_argument = cache_argument(loaded.model)
         parts = decoder_parts(loaded.model)
         self._hooks = [
             layer.register_forward_hook(self._hook(done))
@@ -52,9 +53,9 @@ class EagerBackend:
                 inputs_embeds=embedded[None],
                 position_ids=_positions(chunk, embedded.device),
                 attention_mask=self._mask(chunk, embedded),
-                past_key_values=chunk.cache,
                 use_cache=True,
                 logits_to_keep=chunk.keep or 1,  # 0 would mean all
+                **{self._cache_argument: chunk.cache},
             )
         except BaseException:  # whatever ends the pass, the cache is as it was before it
             chunk.cache.layers = before

@@ -355,6 +355,8 @@ class StaticBackend:
         """Return cosines and signed sines [k, 2, 1, head_dim] for positions [k] or [3, k]."""
         assert self._rotary is not None
         kinds = (kind,) if kind else ()
+        if hasattr(self._rotary, "mrope_section"):  # transformers 5.17 takes all three rows only
+            positions = positions.expand(3, -1)
         cos, sin = self._rotary(self._like, positions[..., None, :].to(self._like.device), *kinds)
         half = self._heads.dim // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)

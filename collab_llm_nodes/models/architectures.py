@@ -40,7 +40,7 @@ ARCHITECTURES = {
 _OTHERS = {"gemma3_text": Architecture(vision=False, divided=False)}
 """Others whose layers are known, but are not divided."""
 _UNKNOWN = Architecture(vision=False, known=False, divided=False)
-_TAKEN = {"inputs_embeds", "position_ids", "attention_mask", "past_key_values", "logits_to_keep"}
+_TAKEN = {"inputs_embeds", "position_ids", "attention_mask", "logits_to_keep"}
 
 
 def architecture_of(model_type: str) -> Architecture:
@@ -71,7 +71,9 @@ def check_other(model: Any) -> None:
         ModelError: its layers, cache or positions work in another way (as in Mamba or GPT-2).
     """
     decoder = model.get_decoder()
-    lacks = sorted(_TAKEN - inspect.signature(model.forward).parameters.keys())
+    lacks = sorted(
+        (_TAKEN | {cache_argument(model)}) - inspect.signature(model.forward).parameters.keys()
+    )
     if not hasattr(decoder, architecture_of(model.config.model_type).norm):
         lacks.append("a final norm")
     layers = list(getattr(decoder, "layers", ()))
@@ -86,6 +88,12 @@ def check_other(model: Any) -> None:
             field="path",
             remedy=f"take one of {', '.join(ARCHITECTURES)}, or one built like them",
         )
+
+
+def cache_argument(model: Any) -> str:
+    """Return the argument of ``model``'s forward pass that takes keys and values."""
+    renamed = "cache" in inspect.signature(model.forward).parameters  # since transformers 5.24
+    return "cache" if renamed else "past_key_values"
 
 
 @dataclass(frozen=True)
