@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import math
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,16 +14,15 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
-from safetensors import safe_open
-from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
-    BitsAndBytesConfig,
     PreTrainedTokenizerBase,
     Qwen2VLImageProcessorPil,
 )
+from transformers.utils import is_accelerate_available
 from transformers.utils import logging as transformers_logging
 
 from collab_llm_nodes.assets import shipped_model
@@ -37,11 +35,20 @@ from collab_llm_nodes.models.architectures import (
     check_other,
     decoder_parts,
 )
-from collab_llm_nodes.models.trained import readable, weight_files
+from collab_llm_nodes.models.devices import device_named, free_bytes, shares_host_memory
+from collab_llm_nodes.models.footprint import check_fits, weight_bytes
+from collab_llm_nodes.models.quantised import (
+    bitsandbytes_options,
+    quantize_with_torchao,
+    quantizer,
+    weight_size,
+)
 from collab_llm_nodes.models.vocabulary import control_tokens, vocabulary_size
 
+log = logging.getLogger(__name__)
+
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5}
+QUANTIZATIONS = ("none", "int8", "int4")
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,9 @@ class ModelConfig:
     device: str = setting("cpu", "cpu, cuda or cuda:N.", read_only=True)
     quantization: str = setting(
         "none",
-        "Weight-only quantisation; needs bitsandbytes (with accelerate) or torchao.",
-        choices=("none", *QUANTIZED_BYTES),
+        "Weight-only quantisation, by torchao or by bitsandbytes with accelerate; torchao's int4"
+        " needs CUDA and dtype bfloat16.",
+        choices=QUANTIZATIONS,
         read_only=True,
     )
     exits: str | None = setting(
@@ -110,12 +118,16 @@ class LoadedModel:
 
 
 def load(config: ModelConfig) -> LoadedModel:
-    """Load what ``config`` names. Nothing process-wide changes (``threads.py`` sets threads).
+    """Load what ``config`` names.
+
+    Nothing process-wide changes (``threads.py`` sets threads), but how CUDA is set up where it is
+    used (``devices.prepare``).
 
     Raises:
         ModelError: not found or offline, unknown architecture, no safetensors, no chat template
             (of a model that sees), no image processor, too little memory, no such device,
-            quantisation not installed, adapters that do not fit. ``field`` names the setting.
+            quantisation that cannot be done here, adapters that do not fit. ``field`` names the
+            setting.
     """
     device = device_named(config.device)
     folder = model_folder(config)
@@ -123,8 +135,12 @@ def load(config: ModelConfig) -> LoadedModel:
     vision = architecture_of(model_type).vision
     tokenizer = load_tokenizer(folder, vision)
     image_processor = load_image_processor(folder) if vision else None
-    _check_memory(count_weights(folder), config, device)
-    model = _model(folder, config, device, vision)
+    warn_of_overflow(config, model_type)
+    package = None
+    if config.quantization != "none":
+        package = quantizer(config.quantization, DTYPES[config.dtype], device)
+    _check_memory(folder, config, device, package)
+    model = _model(folder, config, device, vision, package)
     check_other(model)
     parts = decoder_parts(model)
     if vocabulary_size(tokenizer) > parts.head.out_features:
@@ -143,23 +159,6 @@ def load(config: ModelConfig) -> LoadedModel:
     if adapters is not None:
         adapters.to(device, DTYPES[config.dtype]).eval().requires_grad_(False)
     return LoadedModel(model, tokenizer, image_processor, adapters, config)
-
-
-def device_named(name: str) -> torch.device:
-    """Return the device ``name``: cpu, cuda or cuda:N.
-
-    Raises:
-        ModelError: this machine has none of this name.
-    """
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        first_line = str(error).splitlines()[0]
-        raise ModelError(
-            f"device {name!r} cannot be used: {first_line}", field="device", remedy="use cpu"
-        ) from error
-    return device
 
 
 def model_folder(config: ModelConfig) -> Path:
@@ -282,69 +281,40 @@ def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
     return processor
 
 
-def _check_memory(weights: int, config: ModelConfig, device: torch.device) -> None:
-    """Refuse what cannot fit before minutes are spent on reading it."""
-    per_weight: float = DTYPES[config.dtype].itemsize
-    if config.quantization != "none" and _quantizer(config) == "bitsandbytes":
-        per_weight = QUANTIZED_BYTES[config.quantization]  # quantised while it is read
-    needed = per_weight * weights
-    available = _available_bytes(device)
-    if needed > available:
-        raise ModelError(
-            f"too little memory on {device}: the weights take {needed / 2**30:.1f} GiB,"
-            f" {available / 2**30:.1f} GiB are free",
-            field="quantization",
-            remedy="set quantization to int8 or int4, dtype to bfloat16, or take a smaller model",
-        )
+def warn_of_overflow(config: ModelConfig, model_type: str) -> None:
+    """Log a warning for Qwen models in float16, whose activations overflow there.
 
-
-def count_weights(folder: Path) -> int:
-    """Count the weights of the model in ``folder``; only headers of its files are read.
-
-    Raises:
-        ModelError: there is none, or one cannot be read.
+    QwenLM/Qwen3#761, huggingface/transformers#33294.
     """
-    count = 0
-    for file in weight_files(folder):
-        with readable(file), safe_open(file, "pt") as tensors:
-            shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
-        count += sum(math.prod(shape) for shape in shapes)
-    if not count:
-        raise ModelError(
-            f"{folder} holds no safetensors file",
-            field="path",
-            remedy="pickled weights are not loaded; convert them to safetensors",
+    if config.dtype == "float16" and model_type.startswith("qwen"):
+        log.warning(
+            "%s in float16: activations of Qwen models overflow in it; set dtype to bfloat16",
+            config.path,
         )
-    return count
 
 
-def _available_bytes(device: torch.device) -> float:
-    """Free memory on ``device``; infinite where the system does not tell."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+def _check_memory(
+    folder: Path, config: ModelConfig, device: torch.device, package: str | None
+) -> None:
+    """Refuse what cannot fit before minutes are spent on reading it."""
+    dtype = DTYPES[config.dtype]
+    # torchao quantises what the host has read, so memory that both share holds it unquantised.
+    quantised = package == "bitsandbytes" or (package and not shares_host_memory(device))
+
+    def bytes_of(name: str, dimensions: int) -> float:
+        if package is None or not quantised:
+            return dtype.itemsize
+        return weight_size(config.quantization, package, name, dimensions, dtype)
+
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return math.inf
-    facts = dict(line.split(":", 1) for line in lines)
-    return int(facts["MemAvailable"].split()[0]) * 1024
-
-
-def _quantizer(config: ModelConfig) -> str:
-    """The installed package that can quantise."""
-    if _installed("bitsandbytes") and _installed("accelerate"):
-        return "bitsandbytes"
-    if _installed("torchao"):
-        return "torchao"
-    raise ModelError(
-        f"quantization {config.quantization!r} needs a package that is not installed",
-        field="quantization",
-        remedy="pip install bitsandbytes accelerate; or pip install torchao",
-    )
-
-
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+        facts = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"cannot read {folder / 'config.json'}: {error}",
+            field="path",
+            remedy="copy or download it again",
+        ) from error
+    check_fits(weight_bytes(folder, bytes_of), facts, dtype, device, free_bytes(device))
 
 
 @contextmanager
@@ -359,23 +329,35 @@ def no_progress_bar() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _model(folder: Path, config: ModelConfig, device: torch.device, vision: bool) -> Any:
+def _model(
+    folder: Path, config: ModelConfig, device: torch.device, vision: bool, package: str | None
+) -> Any:
     auto: Any = AutoModelForImageTextToText if vision else AutoModelForCausalLM
-    options: dict[str, Any] = {"dtype": DTYPES[config.dtype], "use_safetensors": True}
-    quantizer = _quantizer(config) if config.quantization != "none" else None
-    if quantizer == "bitsandbytes":
+    dtype = DTYPES[config.dtype]
+    options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True}
+    if package == "bitsandbytes":
+        options["quantization_config"] = bitsandbytes_options(config.quantization, dtype)
+    # Straight to the device; without accelerate, which is optional, through the host's memory.
+    if package == "bitsandbytes" or (
+        package is None and device.type != "cpu" and is_accelerate_available()
+    ):
         options["device_map"] = {"": device}
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_8bit=config.quantization == "int8",
-            load_in_4bit=config.quantization == "int4",
-            bnb_4bit_quant_type="nf4",  # made for weights, which are about normal; not the default
-            bnb_4bit_compute_dtype=DTYPES[config.dtype],
-        )
     try:
         with no_progress_bar():
             model, report = auto.from_pretrained(
                 folder, local_files_only=True, output_loading_info=True, **options
             )
+        if report["missing_keys"]:  # transformers would leave these random
+            raise ModelError(
+                f"the checkpoint in {folder} lacks {', '.join(sorted(report['missing_keys'])[:3])}",
+                field="path",
+                remedy="copy or download it again",
+            )
+        model.eval().requires_grad_(False)
+        if package == "torchao":
+            quantize_with_torchao(model, config.quantization, device)
+        elif package is None:
+            model.to(device)
     except torch.cuda.OutOfMemoryError as error:
         raise ModelError(
             f"too little memory on {device}: {error}",
@@ -386,39 +368,4 @@ def _model(folder: Path, config: ModelConfig, device: torch.device, vision: bool
         raise ModelError(
             f"cannot load {folder}: {error}", field="path", remedy="check the checkpoint's files"
         ) from error
-    if report["missing_keys"]:  # transformers would leave these random
-        raise ModelError(
-            f"the checkpoint in {folder} lacks {', '.join(sorted(report['missing_keys'])[:3])}",
-            field="path",
-            remedy="copy or download it again",
-        )
-    model = model if quantizer == "bitsandbytes" else model.to(device)
-    model.eval().requires_grad_(False)
-    if quantizer == "torchao":
-        _quantize_with_torchao(model, config.quantization)
     return model
-
-
-def _quantize_with_torchao(model: Any, kind: str) -> None:
-    """Quantise the linear maps of the decoder layers; head and vision stay as they are."""
-    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
-    from torchao.utils import TorchAOBaseTensor
-
-    scheme = Int8WeightOnlyConfig() if kind == "int8" else Int4WeightOnlyConfig()
-    layers = decoder_parts(model).layers
-    try:
-        quantize_(layers, scheme)
-    except (RuntimeError, ValueError, ImportError, AssertionError, NotImplementedError) as error:
-        raise ModelError(
-            f"torchao cannot quantise this model to {kind}: {error}",
-            field="quantization",
-            remedy="use int8, or pip install bitsandbytes accelerate",
-        ) from error
-    # torchao passes over what it cannot group: then the model is as large as it was.
-    weights = [m.weight for m in layers.modules() if isinstance(m, nn.Linear)]
-    if not any(isinstance(weight, TorchAOBaseTensor) for weight in weights):
-        raise ModelError(
-            f"no map of this model is wide enough for {kind} in groups of 128",
-            field="quantization",
-            remedy="use int8",
-        )

@@ -32,16 +32,17 @@ from transformers import (
 
 from collab_llm_nodes.errors import ConfigError, ModelError
 from collab_llm_nodes.models.architectures import ARCHITECTURES, architecture_of
+from collab_llm_nodes.models.devices import device_named
 from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
 from collab_llm_nodes.models.loading import (
     DTYPES,
     LoadedModel,
     ModelConfig,
-    device_named,
     load_image_processor,
     load_tokenizer,
     model_folder,
     model_type_of,
+    warn_of_overflow,
 )
 from collab_llm_nodes.models.trained import readable, weight_files
 from collab_llm_nodes.models.vocabulary import end_tokens
@@ -150,6 +151,7 @@ def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel
             field="layers",
             remedy=f"0 <= first < last <= {facts.num_layers}",
         )
+    warn_of_overflow(config, facts.architecture.model_type)
     model = _empty_model(facts.architecture, config)
     decoder = model.get_decoder()
     prefix = next(name for name, module in model.named_modules() if module is decoder)

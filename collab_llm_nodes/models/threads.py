@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 
 from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.loading import ModelConfig, count_weights, model_folder
+from collab_llm_nodes.models.footprint import count_weights
+from collab_llm_nodes.models.loading import ModelConfig, model_folder
 
 # Below it one thread computes a step faster than several can be woken; and where other processes
 # compete for the cores, OpenMP's spinning threads made a step 50 times slower.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ CASES = [
         package,
         kind,
         marks=pytest.mark.skipif(
-            not all(loading._installed(p) for p in needs), reason=f"{package} is not installed"
+            not all(find_spec(p) for p in needs), reason=f"{package} is not installed"
         ),
     )
     for package, kind, needs in (
@@ -35,7 +36,7 @@ CASES = [
 def quantised(
     folder: Path, package: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> LoadedModel:
-    monkeypatch.setattr(loading, "_quantizer", lambda config: package)
+    monkeypatch.setattr(loading, "quantizer", lambda *facts: package)
     return load(ModelConfig(str(folder), quantization=kind))
 
 
@@ -61,7 +62,7 @@ def test_both_backends_run_the_same_quantised_model(
     assert correlation > (0.95 if kind == "int8" else 0.5)
 
 
-@pytest.mark.skipif(not loading._installed("torchao"), reason="torchao is not installed")
+@pytest.mark.skipif(not find_spec("torchao"), reason="torchao is not installed")
 def test_trees_and_batches_of_a_quantised_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(quantised(tiny_folder("qwen2_vl"), "torchao", "int8", monkeypatch))
     assert engine.backend == "static"
@@ -79,7 +80,7 @@ def test_trees_and_batches_of_a_quantised_draft(monkeypatch: pytest.MonkeyPatch)
         torch.testing.assert_close(branched[:2], found, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.skipif(not loading._installed("torchao"), reason="torchao is not installed")
+@pytest.mark.skipif(not find_spec("torchao"), reason="torchao is not installed")
 def test_a_model_that_cannot_be_quantised_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchao passes over maps narrower than its groups without a word."""
     with pytest.raises(ModelError, match="int4") as caught:

@@ -1,4 +1,4 @@
-"""The oldest and the newest transformers that docs/dependencies.md allows run the models that see."""
+"""Models that see run with the oldest and the newest transformers of docs/dependencies.md."""
 
 from __future__ import annotations
 
@@ -26,19 +26,9 @@ def test_models_that_see_run_with(version: str) -> None:
     environment = os.environ | {"PYTHONPATH": f"{packages}:{os.environ.get('PYTHONPATH', '')}"}
     tests = [str(HERE / name) for name in ("test_engine.py", "test_engine_operations.py")]
     seeing = "(qwen2_vl or qwen2_5_vl) and not (unrelated or noisy)"
+    options = ["-q", "-p", "no:cacheprovider", "-k", seeing]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            RUN,
-            str(packages),
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-k",
-            seeing,
-            *tests,
-        ],
+        [sys.executable, "-c", RUN, str(packages), *options, *tests],
         env=environment,
         capture_output=True,
         text=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,9 @@ from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.models import heads as medusa
 from collab_llm_nodes.models.architectures import architecture_of
-from collab_llm_nodes.models.loading import DTYPES, ModelConfig, device_named, model_folder
+from collab_llm_nodes.models.devices import device_named, free_bytes
+from collab_llm_nodes.models.footprint import column_bytes
+from collab_llm_nodes.models.loading import DTYPES, ModelConfig, model_folder
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, time_messages
 from collab_llm_nodes.protocols.jupiter.profile import DeviceProfile, ModelFacts
 from collab_llm_nodes.transport.background import background_loop
@@ -92,8 +95,6 @@ def model_facts(config: ModelConfig) -> ModelFacts:
     heads = _drafting_heads(folder / f"{medusa.NAME}.json")
     sizes["head"] += heads * facts.hidden_size**2 * dtype.itemsize
     told = json.dumps([sorted(shapes.items()), str(dtype), heads, facts.num_attention_heads])
-    key_heads = getattr(facts, "num_key_value_heads", None) or facts.num_attention_heads
-    width = getattr(facts, "head_dim", None) or facts.hidden_size // facts.num_attention_heads
     between = getattr(facts, "intermediate_size", None) or facts.ffn_dim
     layers: int = facts.num_hidden_layers
     return ModelFacts(
@@ -104,7 +105,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         embedding_bytes=sizes["embedding"],
         head_bytes=sizes["head"],
         shared_bytes=table if facts.tie_word_embeddings else 0,
-        kv_bytes=2 * key_heads * width * dtype.itemsize,
+        kv_bytes=column_bytes(facts, dtype) // layers,
         state_bytes=4 * facts.hidden_size,
         # States, their norm, queries, keys, values and attention's output; gate, up and product.
         scratch_bytes=(6 * facts.hidden_size + 3 * between) * dtype.itemsize,
@@ -256,18 +257,14 @@ def free_memory(device: torch.device) -> int:
     Raises:
         ConfigError: the system does not tell.
     """
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            facts = dict(line.split(":", 1) for line in lines)
-        return int(facts["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError) as error:
+    free = free_bytes(device)
+    if math.isinf(free):
         raise ConfigError(
             "this system does not tell how much memory is free",
             field="memory_mb",
             remedy="give --memory-mb",
-        ) from error
+        )
+    return int(free)
 
 
 def measure_link(config: LinkConfig, address: str) -> tuple[float, float]:

@@ -25,11 +25,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from collab_llm_nodes.assets import version
 from collab_llm_nodes.collector import freeze_startup_objects
 from collab_llm_nodes.ending import ended_at_once
+from collab_llm_nodes.engine.engine import wait_for
 from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.errors import (
     Busy,
@@ -401,6 +403,8 @@ class StageWorker(StreamService[Answer]):
         try:
             states, outcomes = self._compute_pass(chain, order)
             packed = b"" if last else pack(states, chain.load.states)
+            # The last stage has waited for nothing yet if no step wants anything.
+            wait_for(torch.device(self.config.model.device))
         except Exception as error:  # noqa: BLE001 - whatever it is, lanes here and elsewhere differ
             self._fail(chain, error)
             return

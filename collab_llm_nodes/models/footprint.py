@@ -1,0 +1,153 @@
+"""Memory that a model needs, estimated from its configuration and the headers of its files.
+
+    needed = weights + largest pass + keys and values of one session
+
+Sizes are of transformers' configurations; ``dtype`` is that of weights and activations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.models.trained import readable, weight_files
+
+_ROWS, _LOGITS = 512, 64
+"""Tokens of a large pass, and those whose logits are wanted."""
+_SESSION = 4096
+"""Tokens of a session with a full HD picture: 2,691 of them, and a long text."""
+_FULL_HD = 1920 * 1080
+
+
+def check_fits(
+    weights: float, config: Any, dtype: torch.dtype, device: torch.device, free: float
+) -> None:
+    """Refuse a model that does not fit into ``free`` bytes with its largest pass and a session.
+
+    Args:
+        weights: their bytes, as ``weight_bytes``.
+        config: transformers' configuration of the whole model.
+
+    Raises:
+        ModelError: it does not; the message has the three figures.
+    """
+    text = config.get_text_config()
+    context = getattr(text, "max_position_embeddings", None) or _SESSION
+    columns = min(_SESSION, context)
+    largest_pass = pass_bytes(
+        config, dtype, rows=_ROWS, logits=_LOGITS, columns=columns, pixels=_FULL_HD
+    )
+    session = columns * column_bytes(text, dtype)
+    if weights + largest_pass + session > free:
+        raise ModelError(
+            f"too little memory on {device}: {_gib(weights)} for weights, {_gib(largest_pass)} for"
+            f" a pass of {_ROWS} tokens and {_gib(session)} for the keys and values of {columns}"
+            f" tokens are needed, {_gib(free)} are free",
+            field="quantization",
+            remedy="set quantization to int8 or int4, dtype to bfloat16, or take a smaller model",
+        )
+
+
+def column_bytes(text: Any, dtype: torch.dtype) -> int:
+    """Return the bytes of one token's keys and values.
+
+    2 * layers * key heads * head width * bytes of a number: 57,344 for Qwen2-VL-7B in bfloat16.
+
+    Args:
+        text: configuration of the text decoder (``config.get_text_config()``).
+    """
+    heads = getattr(text, "num_attention_heads", None) or 1
+    key_heads = getattr(text, "num_key_value_heads", None) or heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return 2 * text.num_hidden_layers * key_heads * width * dtype.itemsize
+
+
+def pass_bytes(
+    config: Any, dtype: torch.dtype, *, rows: int, logits: int, columns: int, pixels: int = 0
+) -> int:
+    """Return the bytes of a pass's activations, at the layer or the picture that needs most.
+
+        rows * (9 * hidden + 3 * intermediate)
+      + rows * columns                             mask
+      + logits * vocabulary                        and once more in float32
+      + patches * (9 * hidden + 3 * intermediate)  the picture encoder, beside the pass
+      + patches * numbers of a patch               and once more in float32
+
+    A layer's row: embedding, x before and after, norm, queries, keys and values (3 of the hidden
+    width at most), attended twice; gate, up and product.
+
+    Args:
+        config: configuration of the whole model.
+        rows: new tokens of all sessions.
+        logits: rows whose logits are wanted.
+        columns: tokens that a session attends to.
+        pixels: of the pictures that are encoded at the same time; a text model has none.
+    """
+    text = config.get_text_config()
+    between = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None)
+    numbers = rows * _scratch(text.hidden_size, between) + rows * columns
+    numbers += logits * text.vocab_size
+    single = logits * text.vocab_size
+    vision = getattr(config, "vision_config", None)
+    if vision is not None:
+        patches = pixels // vision.patch_size**2
+        width = getattr(vision, "embed_dim", None) or vision.hidden_size  # Qwen2-VL, Qwen2.5-VL
+        between = getattr(vision, "intermediate_size", None) or int(width * vision.mlp_ratio)
+        patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        numbers += patches * (_scratch(width, between) + patch)
+        single += patches * patch
+    return numbers * dtype.itemsize + single * torch.float32.itemsize
+
+
+def _scratch(hidden: int, between: int | None) -> int:
+    """Return the numbers of a row that a layer holds at a time."""
+    return 9 * hidden + 3 * (between or 4 * hidden)
+
+
+def count_weights(folder: Path) -> int:
+    """Count the weights of the model in ``folder``; only headers of its files are read.
+
+    Raises:
+        ModelError: there is none, or one cannot be read.
+    """
+    return sum(math.prod(shape) for shape in _weight_shapes(folder).values())
+
+
+def weight_bytes(folder: Path, bytes_of: Callable[[str, int], float]) -> float:
+    """Return the bytes of the weights of the model in ``folder``.
+
+    Args:
+        bytes_of: bytes of each number of a tensor, of its name and its dimensions.
+
+    Raises:
+        ModelError: as ``count_weights``.
+    """
+    return sum(
+        math.prod(shape) * bytes_of(name, len(shape))
+        for name, shape in _weight_shapes(folder).items()
+    )
+
+
+def _weight_shapes(folder: Path) -> dict[str, list[int]]:
+    shapes: dict[str, list[int]] = {}
+    for file in weight_files(folder):
+        with readable(file), safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  it is no dictionary
+                shapes[name] = tensors.get_slice(name).get_shape()
+    if not shapes:
+        raise ModelError(
+            f"{folder} holds no safetensors file",
+            field="path",
+            remedy="pickled weights are not loaded; convert them to safetensors",
+        )
+    return shapes
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"

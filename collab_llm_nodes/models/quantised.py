@@ -1,0 +1,122 @@
+"""Weight-only quantisation: the package that can do it here, and what it needs.
+
+| kind | package      | what it needs                                     | what is quantised     |
+| ---- | ------------ | ------------------------------------------------- | --------------------- |
+| int8 | torchao      |                                                   | decoder layers' maps  |
+| int4 | torchao      | CUDA of capability 8.0 (A100, Orin), and bfloat16 | decoder layers' maps  |
+| both | bitsandbytes | accelerate                                        | maps, but the LM head |
+
+torchao goes first. Its int4 runs in a kernel of torch's own (tinygemm) for any number of rows;
+torchao's default layout would need the package mslk. bitsandbytes turns all int4 weights back to
+``dtype`` in every pass of more than one row, and most passes here have more.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import BitsAndBytesConfig
+
+from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.models.architectures import decoder_parts
+
+_BYTES = {"int8": 1.0, "int4": 0.6}
+"""Of a quantised weight, with its share of scales (and, of int4, of padding)."""
+_CAPABILITY = (8, 0)
+
+
+def quantizer(kind: str, dtype: torch.dtype, device: torch.device) -> str:
+    """Return the package that quantises to ``kind`` here: "torchao" or "bitsandbytes".
+
+    Raises:
+        ModelError: none can; ``field`` is ``quantization``.
+    """
+    lacks = _torchao_lacks(kind, dtype, device)
+    if not lacks:
+        return "torchao"
+    if _installed("bitsandbytes") and _installed("accelerate"):
+        return "bitsandbytes"
+    other = "" if kind == "int8" else " set quantization to int8,"
+    raise ModelError(
+        f"quantization {kind!r} cannot be done here: torchao needs {' and '.join(lacks)},"
+        " bitsandbytes needs to be installed with accelerate",
+        field="quantization",
+        remedy=f"give torchao what it needs,{other} or pip install bitsandbytes accelerate",
+    )
+
+
+def _torchao_lacks(kind: str, dtype: torch.dtype, device: torch.device) -> list[str]:
+    """Return what torchao needs for ``kind`` and does not have."""
+    lacks = [] if _installed("torchao") else ["to be installed (pip install torchao)"]
+    if kind == "int4":
+        if dtype != torch.bfloat16:
+            lacks.append("dtype bfloat16")
+        if device.type != "cuda" or torch.cuda.get_device_capability(device) < _CAPABILITY:
+            lacks.append("a CUDA device of compute capability 8.0 or more")
+    return lacks
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def weight_size(kind: str, package: str, name: str, dimensions: int, dtype: torch.dtype) -> float:
+    """Return the bytes of each number of a checkpoint's tensor once it is quantised."""
+    layers = ("layers.",) if package == "torchao" else ("layers.", "blocks.")  # blocks: of vision
+    if dimensions == 2 and any(part in name for part in layers):
+        return _BYTES[kind]
+    return dtype.itemsize
+
+
+def bitsandbytes_options(kind: str, dtype: torch.dtype) -> BitsAndBytesConfig:
+    """Return what ``from_pretrained`` needs to quantise while it reads."""
+    return BitsAndBytesConfig(
+        load_in_8bit=kind == "int8",
+        load_in_4bit=kind == "int4",
+        bnb_4bit_quant_type="nf4",  # made for weights, which are about normal; not the default
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
+def quantize_with_torchao(model: Any, kind: str, device: torch.device) -> None:
+    """Bring a model to ``device``, with the linear maps of its decoder layers quantised.
+
+    They come one by one, so that the device never holds the whole model unquantised. Head and
+    vision stay as they are.
+
+    Raises:
+        ModelError: its maps are too narrow, or torchao fails.
+    """
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+    from torchao.utils import TorchAOBaseTensor
+
+    scheme = (
+        Int8WeightOnlyConfig(set_inductor_config=False)
+        if kind == "int8"
+        else Int4WeightOnlyConfig(
+            int4_packing_format="tile_packed_to_4d", set_inductor_config=False
+        )
+    )
+    layers = decoder_parts(model).layers
+    try:
+        quantize_(layers, scheme, device=device)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, ImportError, AssertionError, NotImplementedError) as error:
+        raise ModelError(
+            f"torchao cannot quantise this model to {kind}: {error}",
+            field="quantization",
+            remedy="use int8, or pip install bitsandbytes accelerate",
+        ) from error
+    # torchao passes over what it cannot group: then the model is as large as it was.
+    weights = [m.weight for m in layers.modules() if isinstance(m, nn.Linear)]
+    if not any(isinstance(weight, TorchAOBaseTensor) for weight in weights):
+        raise ModelError(
+            f"no map of this model is wide enough for {kind} in groups of 128",
+            field="quantization",
+            remedy="use int8",
+        )
+    model.to(device)
