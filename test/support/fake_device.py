@@ -144,13 +144,15 @@ class FakeDevice:
 
     Attributes:
         ledger: of the innermost ``watch``.
-        fail_when: called with the bytes of each allocation; True lets it fail.
+        fail_when: called with the entry of each allocation; True lets it fail.
+        failures: allocations that ``fail_when`` has let fail.
         total: bytes that ``torch.cuda.mem_get_info`` reports as the device's.
     """
 
     def __init__(self, total: int = 1 << 34) -> None:
         self.ledger = Ledger()
-        self.fail_when: Callable[[int], bool] = lambda nbytes: False
+        self.fail_when: Callable[[Entry], bool] = lambda entry: False
+        self.failures = 0
         self.total = total
         # By address. A weak reference keeps the address from being used again.
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
@@ -221,7 +223,7 @@ class FakeDevice:
         self._finish(self._queued if until is None else until)
         self.ledger.entries.append(Entry("wait", name, _where(), waits=True))
 
-    def take(self, tensor: Tensor) -> Tensor:
+    def take(self, tensor: Tensor, name: str) -> Tensor:
         """Count the (new) tensor as allocated on the device.
 
         Raises:
@@ -229,10 +231,12 @@ class FakeDevice:
         """
         storage = tensor.untyped_storage()
         nbytes = storage.nbytes()
-        if self.fail_when(nbytes):
-            raise torch.OutOfMemoryError(f"fake device out of memory: {nbytes} bytes")
+        entry = Entry("allocation", name, _where(), nbytes)
+        if self.fail_when(entry):
+            self.failures += 1
+            raise torch.OutOfMemoryError(f"the fake device has no {nbytes} bytes")
         self._storages[storage._cdata] = StorageWeakRef(storage), nbytes
-        self.note("allocation", "", nbytes)
+        self.ledger.entries.append(entry)
         return tensor
 
     def upload(self, target: Tensor, source: Tensor, name: str, *, non_blocking: bool) -> None:
@@ -299,7 +303,7 @@ class FakeDevice:
             if isinstance(x, Tensor) and _address(x) not in self._storages
         ]
         for tensor in made:
-            self.take(tensor)
+            self.take(tensor, name)
         if name in _READS:
             self.note("download", name, waits=True)
         elif made or operator._schema.is_mutable:
@@ -336,7 +340,7 @@ class FakeDevice:
         with no_dispatch():
             moved = tensor.to(dtype, copy=True)
         if there:
-            self.upload(self.take(moved), tensor, "to", non_blocking=non_blocking)
+            self.upload(self.take(moved, "to"), tensor, "to", non_blocking=non_blocking)
             return moved
         if non_blocking:  # torch takes pinned memory for it
             self.pin(moved)
@@ -373,9 +377,9 @@ class _Calls(TorchFunctionMode):
         super().__init__()
         self._device = device
         self._answers: dict[Any, Callable[..., Any]] = {
-            Tensor.device.__get__: lambda x: CUDA if device.holds(x) else _device_of(x),
-            Tensor.is_cuda.__get__: device.holds,
-            Tensor.is_cpu.__get__: lambda x: not device.holds(x) and _device_of(x) == CPU,
+            _getter("device"): lambda x: CUDA if device.holds(x) else x.device,
+            _getter("is_cuda"): device.holds,
+            _getter("is_cpu"): lambda x: x.is_cpu and not device.holds(x),
             Tensor.get_device: lambda x: 0 if device.holds(x) else -1,
             Tensor.to: self._to,
             Tensor.cpu: lambda x: device.move(x, CPU, None),
@@ -416,7 +420,7 @@ class _Calls(TorchFunctionMode):
             with no_dispatch():
                 result = func(*args, **kwargs, device=CPU)
             device.note("launch", name)
-            device.take(result)
+            device.take(result, name)
         return device.pin(result) if pinned else result
 
     def _to(self, tensor: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
@@ -453,7 +457,7 @@ class _Calls(TorchFunctionMode):
             made = torch.tensor(data, device=wanted, **kwargs)
             return self._device.pin(made) if pin_memory else made
         made = torch.tensor(data, **kwargs)
-        self._device.upload(self._device.take(made), made, "tensor", non_blocking=False)
+        self._device.upload(self._device.take(made, "tensor"), made, "tensor", non_blocking=False)
         return made
 
     def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -558,8 +562,9 @@ def _address(tensor: Tensor) -> int:
     return address
 
 
-def _device_of(tensor: Tensor) -> torch.device:
-    return tensor.device
+def _getter(name: str) -> Any:
+    """Return what torch calls for an attribute of a tensor."""
+    return getattr(Tensor, name).__get__
 
 
 def _by_values(name: str, args: tuple[Any, ...]) -> bool:
