@@ -181,7 +181,7 @@ def test_answers_are_those_of_the_cpu(
     story: Callable[[Engine, Path], list[Tensor]],
     tmp_path: Path,
 ) -> None:
-    """transformers' forward to the last bit; the layer loop has other kernels on a CPU."""
+    """To the last bit where the kernels are the same: in the forward pass of transformers."""
     expected = story(Engine(loaded_on("cpu", architecture, dtype), backend=backend), tmp_path)
     with _DEVICE as device:
         engine = Engine(loaded_on("cuda", architecture, dtype), backend=backend)
@@ -190,7 +190,8 @@ def test_answers_are_those_of_the_cpu(
         assert all(device.holds(x) for x in found)
         found = [x.cpu() for x in found]
         engine.close()
-    tolerance = {"atol": 0.0, "rtol": 0.0} if backend == "eager" else TOLERANCES[dtype]
+    same_kernels = backend == "eager" and story is not exits
+    tolerance = {"atol": 0.0, "rtol": 0.0} if same_kernels else TOLERANCES[dtype]
     torch.testing.assert_close(found, expected, **tolerance)
 
 
@@ -278,6 +279,7 @@ def test_an_exit_waits_once_for_its_layer(device: FakeDevice, candidates: int, c
         for seed in range(count)
     ]
     ledger = watched(device, engine, feeds)
+    fired = fired[: len(fired) // 2]  # of the first of two passes
     assert fired == sorted(count * EXIT_LAYERS)
     uploads, waits = ledger.of("upload"), waits_between_layers(ledger)
     assert len(uploads) <= UPLOADS, ledger.show(uploads)
@@ -305,16 +307,18 @@ def test_waits_of_a_picture_do_not_grow_with_the_vision_layers(
 
 
 def watched(device: FakeDevice, engine: Engine, feeds: list[Feed]) -> Ledger:
-    """Return the ledger of one pass; another one before it has made tables and the like."""
+    """Return the ledger of one pass; an equal one before it has made tables and the like."""
     results_of(engine, feeds)
-    for feed in feeds:
-        if feed.parents is None:
-            feed.session.length -= len(feed.ids)
-        else:
-            feed.session.length = feed.session.length
+    take_back(feeds)
     with device.watch(engine.loaded.model) as ledger:
         results_of(engine, feeds)
     return ledger
+
+
+def take_back(feeds: Sequence[Feed]) -> None:
+    """Roll the sessions back to where they were before a pass."""
+    for feed in feeds:
+        feed.session.length -= 0 if feed.parents is not None else len(feed.ids)
 
 
 def waits_between_layers(ledger: Ledger) -> list[Entry]:
@@ -423,7 +427,7 @@ def test_bfloat16_errs_little_more_than_transformers(
 # ---------------------------------------------------------------- failed allocations
 
 
-def fresh(engine: Engine, feeds: Sequence[Feed]) -> list[Tensor]:
+def fresh(feeds: Sequence[Feed]) -> list[Tensor]:
     """Return the logits of the feeds, each in a pass of its own, and take the tokens back."""
     found = []
     for feed in feeds:
@@ -434,18 +438,15 @@ def fresh(engine: Engine, feeds: Sequence[Feed]) -> list[Tensor]:
 
 def test_a_cache_that_cannot_grow_ends_its_own_feed_only(device: FakeDevice) -> None:
     engine = Engine(loaded_on("cuda", "qwen2", "float32"))
-    expected = fresh(
-        engine, [Feed(opened(engine, i, n), words(5)) for i, n in enumerate((30, 126, 60))]
-    )
-    sessions = [opened(engine, i, n) for i, n in enumerate((30, 126, 60))]
-    lengths = [session.length for session in sessions]
+    sessions = [opened(engine, seed, length) for seed, length in enumerate((30, 126, 60))]
+    expected = fresh([Feed(session.fork(), words(5)) for session in sessions])
     device.fail_when = lambda entry: entry.where.startswith("engine/cache.py")
     before = device.failures
     results = engine.run([Feed(session, words(5)) for session in sessions])
     assert device.failures > before
     device.fail_when = lambda entry: False
     assert isinstance(results[1], CollabError)
-    assert [session.length for session in sessions] == [35, 126, 65] != lengths
+    assert [session.length for session in sessions] == [35, 126, 65]
     again = sessions[1].feed(words(5))
     found = [results[0], again, results[2]]
     torch.testing.assert_close([x.cpu() for x in found], expected, **TOLERANCES["float32"])
@@ -454,7 +455,7 @@ def test_a_cache_that_cannot_grow_ends_its_own_feed_only(device: FakeDevice) -> 
 def test_a_pass_that_is_too_large_is_run_in_halves(device: FakeDevice) -> None:
     engine = Engine(loaded_on("cuda", "qwen2", "float32"))
     feeds = [Feed(opened(engine, seed, 40), words(5)) for seed in range(8)]
-    expected = fresh(engine, feeds)
+    expected = fresh(feeds)
     limit = largest(watched(device, engine, feeds))
     take_back(feeds)
     before = device.failures
@@ -471,7 +472,7 @@ def test_a_feed_that_is_too_large_alone_ends_alone(device: FakeDevice) -> None:
     engine = Engine(loaded_on("cuda", "qwen2", "float32"))
     small = [Feed(opened(engine, seed, 40), words(2)) for seed in range(3)]
     large = Feed(opened(engine, 3, 40), words(64))
-    expected = fresh(engine, [*small, large])
+    expected = fresh([*small, large])
     limit = largest(watched(device, engine, [large]))
     take_back([large])
     before, held = device.failures, device.allocated
@@ -491,8 +492,3 @@ def test_a_feed_that_is_too_large_alone_ends_alone(device: FakeDevice) -> None:
 def largest(ledger: Ledger) -> int:
     """Return the bytes of the largest allocation."""
     return max(entry.nbytes for entry in ledger.of("allocation"))
-
-
-def take_back(feeds: Sequence[Feed]) -> None:
-    for feed in feeds:
-        feed.session.length -= len(feed.ids)

@@ -17,13 +17,15 @@ torch's own hook for private devices (``torch.utils.backend_registration``) is n
 cannot be named cuda, it has no pinned memory, ``torch.tensor`` and lists as indices do not reach
 its operators, and it cannot be taken back: the other tests of a run would have an accelerator.
 
-Limits: one thread, one stream, and a composite operator counts as one launch.
+Limits: one thread and one stream; ``torch.cuda.is_available()`` stays False; a composite operator
+counts as one launch.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -49,8 +51,6 @@ _PACKAGE = str(Path(collab_llm_nodes.__file__).parent)
 
 Kind = Literal["upload", "download", "wait", "launch", "view", "allocation"]
 
-_READS = {"item", "_local_scalar_dense", "is_nonzero", "equal"}
-"""Operators whose result is a number of the host."""
 _SIZED_BY_VALUES = {
     "nonzero",
     "masked_select",
@@ -59,7 +59,6 @@ _SIZED_BY_VALUES = {
     "_unique",
     "_unique2",
 }
-"""Operators whose result has a shape that the host must wait for."""
 _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 """Operators that take indices from the other device, and copy them first."""
 
@@ -134,9 +133,11 @@ class Ledger:
             return []
         return self.entries[self.layers[0][0] : self.layers[-1][0]]
 
-    def show(self, entries: Sequence[Entry]) -> str:
+    @staticmethod
+    def show(entries: Sequence[Entry]) -> str:
         """Return the entries line by line, for the message of an assertion."""
-        return "\n".join(f"{e.kind} {e.name} at {e.where or 'the test'}" for e in entries)
+        counts = Counter(f"{e.kind} {e.name} at {e.where or 'the test'}" for e in entries)
+        return "\n".join(f"{count} x {entry}" for entry, count in counts.items())
 
 
 class FakeDevice:
@@ -146,6 +147,7 @@ class FakeDevice:
         ledger: of the innermost ``watch``.
         fail_when: called with the entry of each allocation; True lets it fail.
         failures: allocations that ``fail_when`` has let fail.
+        queued: asynchronous copies that ever were begun.
         total: bytes that ``torch.cuda.mem_get_info`` reports as the device's.
     """
 
@@ -156,10 +158,11 @@ class FakeDevice:
         self.total = total
         # By address. A weak reference keeps the address from being used again.
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._full = 10_000  # storages, some of which are freed
         self._pinned: dict[int, StorageWeakRef] = {}
         self._layer_of: dict[int, int] = {}  # by the address of a storage
-        self._queue: list[Callable[[], None]] = []  # asynchronous copies, until a wait
-        self._queued = 0  # copies that ever were queued
+        self._queue: list[Callable[[], None]] = []  # asynchronous copies that are not done
+        self.queued = 0
         self._context = ExitStack()
 
     def __enter__(self) -> FakeDevice:
@@ -178,6 +181,7 @@ class FakeDevice:
         trace: TracebackType | None,
     ) -> None:
         self._context.close()
+        self.finish(self.queued)
 
     @contextmanager
     def watch(self, model: Any = None) -> Iterator[Ledger]:
@@ -215,12 +219,12 @@ class FakeDevice:
     def note(self, kind: Kind, name: str, nbytes: int = 0, *, waits: bool = False) -> None:
         """Add an entry to the ledger."""
         if waits:
-            self._finish(self._queued)
+            self.finish(self.queued)
         self.ledger.entries.append(Entry(kind, name, _where(), nbytes, waits))
 
     def wait(self, name: str, until: int | None = None) -> None:
-        """Wait for the copies before ``until``, by default for all."""
-        self._finish(self._queued if until is None else until)
+        """Wait for the first ``until`` asynchronous copies, by default for all."""
+        self.finish(self.queued if until is None else until)
         self.ledger.entries.append(Entry("wait", name, _where(), waits=True))
 
     def take(self, tensor: Tensor, name: str) -> Tensor:
@@ -235,6 +239,9 @@ class FakeDevice:
         if self.fail_when(entry):
             self.failures += 1
             raise torch.OutOfMemoryError(f"the fake device has no {nbytes} bytes")
+        if len(self._storages) > self._full:
+            self._storages = {a: s for a, s in self._storages.items() if not s[0].expired()}
+            self._full = 10_000 + 2 * len(self._storages)
         self._storages[storage._cdata] = StorageWeakRef(storage), nbytes
         self.ledger.entries.append(entry)
         return tensor
@@ -269,17 +276,13 @@ class FakeDevice:
 
         self._enqueue(done)
 
-    def mark(self) -> int:
-        """Return the place in the queue that an event recorded now stands for."""
-        return self._queued
-
     def _enqueue(self, done: Callable[[], None]) -> None:
         self._queue.append(done)
-        self._queued += 1
+        self.queued += 1
 
-    def _finish(self, until: int) -> None:
-        """Complete the asynchronous copies before the place ``until``."""
-        while self._queue and self._queued - len(self._queue) < until:
+    def finish(self, until: int) -> None:
+        """Complete the first ``until`` asynchronous copies."""
+        while self._queue and self.queued - len(self._queue) < until:
             self._queue.pop(0)()
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -304,10 +307,10 @@ class FakeDevice:
         ]
         for tensor in made:
             self.take(tensor, name)
-        if name in _READS:
+        if isinstance(result, (bool, int, float)):
             self.note("download", name, waits=True)
         elif made or operator._schema.is_mutable:
-            self.note("launch", name, waits=name in _SIZED_BY_VALUES or _by_values(name, args))
+            self.note("launch", name, waits=_shape_depends_on_values(name, args, kwargs))
         else:
             self.note("view", name)
         return result
@@ -390,6 +393,7 @@ class _Calls(TorchFunctionMode):
             Tensor.__array__: self._numpy,
             Tensor.pin_memory: lambda x, *_: device.pin(x.clone()),
             Tensor.is_pinned: lambda x, *_: device.is_pinned(x),
+            Tensor.new_tensor: self._new_tensor,
             torch.tensor: self._tensor,
             torch.as_tensor: self._tensor,
             torch.nn.functional.scaled_dot_product_attention: self._attend,
@@ -460,6 +464,10 @@ class _Calls(TorchFunctionMode):
         self._device.upload(self._device.take(made, "tensor"), made, "tensor", non_blocking=False)
         return made
 
+    def _new_tensor(self, like: Tensor, data: Any, **kwargs: Any) -> Tensor:
+        place = CUDA if self._device.holds(like) else None
+        return self._tensor(data, **{"dtype": like.dtype, "device": place, **kwargs})
+
     def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
         query, key, mask = args[0], args[1], kwargs.get("attn_mask", (*args, None, None)[3])
         if self._device.holds(query):
@@ -488,14 +496,14 @@ class _Event:
         self._time = 0.0
 
     def record(self, stream: Any = None) -> None:
-        self._mark, self._time = self.device.mark(), time.perf_counter()
+        self._mark, self._time = self.device.queued, time.perf_counter()
 
     def synchronize(self) -> None:
         self.device.wait("event", self._mark)
 
     def query(self) -> bool:
         """Return True, as a device that is fast does: what was before the event is done."""
-        self.device._finish(self._mark)
+        self.device.finish(self._mark)
         return True
 
     def wait(self, stream: Any = None) -> None:
@@ -517,7 +525,7 @@ class _Stream:
         self.device.wait("stream")
 
     def query(self) -> bool:
-        self.device._finish(self.device.mark())
+        self.device.finish(self.device.queued)
         return True
 
     def record_event(self, event: Any = None) -> Any:
@@ -567,11 +575,13 @@ def _getter(name: str) -> Any:
     return getattr(Tensor, name).__get__
 
 
-def _by_values(name: str, args: tuple[Any, ...]) -> bool:
-    """Return True for an operator that must count the True of an index, or sum the repeats."""
-    if name in _INDEXED:
+def _shape_depends_on_values(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return True for an operator whose result has a shape that the host must wait for."""
+    if name in _INDEXED:  # places that are True are counted
         return any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
-    return name == "repeat_interleave" and isinstance((*args, None)[1], Tensor)
+    if name == "repeat_interleave":
+        return isinstance((*args, None)[1], Tensor) and kwargs.get("output_size") is None
+    return name in _SIZED_BY_VALUES
 
 
 def _where() -> str:
