@@ -235,7 +235,19 @@ def growing(engine: Engine) -> list[Feed]:
     return [Feed(opened(engine, tokens=126), words(5))]
 
 
-PASSES = (one, several, tree, several_trees, forked, growing)
+def prompts(engine: Engine) -> list[Feed]:
+    """Two prompts; pictures in them have been encoded before."""
+    model_type = engine.loaded.model.config.model_type
+    feeds = []
+    for seed in range(2):
+        prompt = encode(tiny_prompt(model_type, seed), engine.loaded)
+        session = engine.open(prompt)
+        session.encode_images()
+        feeds.append(Feed(session, prompt.ids, last=1))
+    return feeds
+
+
+PASSES = (one, several, tree, several_trees, forked, growing, prompts)
 
 
 @pytest.mark.parametrize("feeds_of", PASSES)
