@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from fake_device import CUDA, Entry, FakeDevice, Ledger
+from fake_device import CUDA, FakeDevice, Ledger
 from tiny_models import tiny_folder, tiny_prompt
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -30,11 +31,11 @@ DOWNLOADS = 1
 BETWEEN_LAYERS = 0
 """Copies and waits after the first layer has begun and before the last one has ended."""
 EXIT_WAITS = 1
-"""Of each exit layer that fires; no upload comes with it."""
-LAUNCHES = {"float32": 20, "bfloat16": 30}
+"""Of each exit layer that fires, with a download at most; no upload comes with it."""
+LAUNCHES = {"float32": 21, "bfloat16": 28}
 """Of each decoder layer, whatever the number of sessions.
 
-A composite operator counts once. In bfloat16 each norm is some launches more.
+A composite operator counts once. In bfloat16 each norm is some launches more: it is not fused.
 """
 ROUNDS = 64
 ATTENTIONS = 4
@@ -57,6 +58,7 @@ _DEVICE = FakeDevice()
 @pytest.fixture
 def device() -> Iterator[FakeDevice]:
     """The fake device; models that are on it stay for other tests."""
+    _DEVICE.failures = 0
     with _DEVICE:
         yield _DEVICE
     _DEVICE.fail_when = lambda entry: False
@@ -150,15 +152,27 @@ def saved(engine: Engine, folder: Path) -> list[Tensor]:
 
 
 def results_of(engine: Engine, feeds: Sequence[Feed]) -> list[Tensor]:
-    results = engine.run(feeds)
+    return logits_of(engine.run(feeds))
+
+
+def logits_of(results: Sequence[Tensor | Exception]) -> list[Tensor]:
+    """Return the results; raise the first that is an exception."""
+    found: list[Tensor] = []
     for result in results:
         if isinstance(result, Exception):
             raise result
-    return [result for result in results if isinstance(result, Tensor)]
+        found.append(result)
+    return found
+
+
+def compare(found: Sequence[Tensor], expected: Sequence[Tensor], atol: float, rtol: float) -> None:
+    """Compare tensors of the device with tensors of the CPU."""
+    torch.testing.assert_close([x.cpu() for x in found], expected, atol=atol, rtol=rtol)
 
 
 STORIES = (chunked, exits, trees, forks, together, saved)
-TOLERANCES = {"float32": {"atol": 5e-5, "rtol": 1e-4}, "bfloat16": {"atol": 0.5, "rtol": 0.0}}
+TOLERANCES = {"float32": (5e-5, 1e-4), "bfloat16": (0.5, 0.0)}
+"""Absolute and relative."""
 
 
 @pytest.mark.parametrize("story", STORIES)
@@ -188,11 +202,9 @@ def test_answers_are_those_of_the_cpu(
         assert engine.device == CUDA
         found = story(engine, tmp_path)
         assert all(device.holds(x) for x in found)
-        found = [x.cpu() for x in found]
         engine.close()
-    same_kernels = backend == "eager" and story is not exits
-    tolerance = {"atol": 0.0, "rtol": 0.0} if same_kernels else TOLERANCES[dtype]
-    torch.testing.assert_close(found, expected, **tolerance)
+        same_kernels = backend == "eager" and story is not exits
+        compare(found, expected, *((0.0, 0.0) if same_kernels else TOLERANCES[dtype]))
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen2_vl"])
@@ -200,8 +212,7 @@ def test_candidates_of_exits_are_those_of_the_cpu(architecture: str, tmp_path: P
     expected = exits(Engine(loaded_on("cpu", architecture, "float32"), candidates=16), tmp_path)
     with _DEVICE:
         engine = Engine(loaded_on("cuda", architecture, "float32"), candidates=16)
-        found = [x.cpu() for x in exits(engine, tmp_path)]
-    torch.testing.assert_close(found, expected, **TOLERANCES["float32"])
+        compare(exits(engine, tmp_path), expected, *TOLERANCES["float32"])
 
 
 # ---------------------------------------------------------------- what a pass costs
@@ -264,7 +275,8 @@ def test_a_pass_copies_once_each_way_and_never_waits_between_layers(
     uploads, downloads = ledger.of("upload"), ledger.of("download")
     assert len(uploads) <= UPLOADS, ledger.show(uploads)
     assert len(downloads) <= DOWNLOADS, ledger.show(downloads)
-    between = waits_between_layers(ledger)
+    assert len(ledger.waits) <= UPLOADS + DOWNLOADS, ledger.show(ledger.waits)
+    between = [e for e in ledger.between_layers if e.waits or e.kind in ("upload", "download")]
     assert len(between) <= BETWEEN_LAYERS, ledger.show(between)
 
 
@@ -293,9 +305,11 @@ def test_an_exit_waits_once_for_its_layer(device: FakeDevice, candidates: int, c
     ledger = watched(device, engine, feeds)
     fired = fired[: len(fired) // 2]  # of the first of two passes
     assert fired == sorted(count * EXIT_LAYERS)
-    uploads, waits = ledger.of("upload"), waits_between_layers(ledger)
+    uploads, downloads = ledger.of("upload"), ledger.of("download")
     assert len(uploads) <= UPLOADS, ledger.show(uploads)
-    assert len(waits) <= EXIT_WAITS * len(EXIT_LAYERS), ledger.show(waits)
+    assert len(downloads) <= DOWNLOADS + EXIT_WAITS * len(EXIT_LAYERS), ledger.show(downloads)
+    waits = [entry for entry in ledger.waits if entry.kind != "upload"]
+    assert len(waits) <= DOWNLOADS + EXIT_WAITS * len(EXIT_LAYERS), ledger.show(waits)
     device_wide = [entry for entry in waits if entry.name == "synchronize"]
     assert not device_wide, ledger.show(device_wide)
 
@@ -331,10 +345,6 @@ def take_back(feeds: Sequence[Feed]) -> None:
     """Roll the sessions back to where they were before a pass."""
     for feed in feeds:
         feed.session.length -= 0 if feed.parents is not None else len(feed.ids)
-
-
-def waits_between_layers(ledger: Ledger) -> list[Entry]:
-    return [e for e in ledger.between_layers if e.waits or e.kind in ("upload", "download")]
 
 
 # ---------------------------------------------------------------- calls of attention
@@ -453,15 +463,14 @@ def test_a_cache_that_cannot_grow_ends_its_own_feed_only(device: FakeDevice) -> 
     sessions = [opened(engine, seed, length) for seed, length in enumerate((30, 126, 60))]
     expected = fresh([Feed(session.fork(), words(5)) for session in sessions])
     device.fail_when = lambda entry: entry.where.startswith("engine/cache.py")
-    before = device.failures
     results = engine.run([Feed(session, words(5)) for session in sessions])
-    assert device.failures > before
+    assert device.failures
     device.fail_when = lambda entry: False
     assert isinstance(results[1], CollabError)
     assert [session.length for session in sessions] == [35, 126, 65]
     again = sessions[1].feed(words(5))
-    found = [results[0], again, results[2]]
-    torch.testing.assert_close([x.cpu() for x in found], expected, **TOLERANCES["float32"])
+    found = logits_of([results[0], again, results[2]])
+    compare(found, expected, *TOLERANCES["float32"])
 
 
 def test_a_pass_that_is_too_large_is_run_in_halves(device: FakeDevice) -> None:
@@ -470,12 +479,10 @@ def test_a_pass_that_is_too_large_is_run_in_halves(device: FakeDevice) -> None:
     expected = fresh(feeds)
     limit = largest(watched(device, engine, feeds))
     take_back(feeds)
-    before = device.failures
     device.fail_when = lambda entry: entry.nbytes >= limit
     results = engine.run(feeds)
-    assert device.failures > before
-    assert [type(result) for result in results] == [Tensor] * 8
-    torch.testing.assert_close([x.cpu() for x in results], expected, **TOLERANCES["float32"])
+    assert device.failures
+    compare(logits_of(results), expected, *TOLERANCES["float32"])
     assert {feed.session.length for feed in feeds} == {45}
 
 
@@ -487,18 +494,19 @@ def test_a_feed_that_is_too_large_alone_ends_alone(device: FakeDevice) -> None:
     expected = fresh([*small, large])
     limit = largest(watched(device, engine, [large]))
     take_back([large])
-    before, held = device.failures, device.allocated
+    held = device.allocated
     device.fail_when = lambda entry: entry.nbytes >= limit
     (alone,) = engine.run([large])
-    assert device.failures > before
+    assert device.failures
     assert isinstance(alone, CollabError)
+    gc.collect()
     assert device.allocated <= held
     results = engine.run([small[0], large, *small[1:]])
     device.fail_when = lambda entry: False
     assert isinstance(results[1], CollabError)
     assert large.session.length == 40
-    found = [results[0], *results[2:], large.session.feed(large.ids)]
-    torch.testing.assert_close([x.cpu() for x in found], expected, **TOLERANCES["float32"])
+    found = logits_of([results[0], *results[2:], large.session.feed(large.ids)])
+    compare(found, expected, *TOLERANCES["float32"])
 
 
 def largest(ledger: Ledger) -> int:

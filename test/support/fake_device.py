@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -47,7 +47,7 @@ from collab_llm_nodes.models.architectures import decoder_parts
 
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
-_PACKAGE = str(Path(collab_llm_nodes.__file__).parent)
+_PACKAGE = f"{Path(collab_llm_nodes.__file__).parent}/"
 
 Kind = Literal["upload", "download", "wait", "launch", "view", "allocation"]
 
@@ -110,12 +110,12 @@ class Ledger:
     """What the device was asked to do, in order.
 
     Attributes:
-        layers: (index of an entry, decoder layer) of each operator that read a layer's weights.
+        layer_reads: for each operator that read weights of a decoder layer, the index of its entry.
     """
 
     entries: list[Entry] = field(default_factory=list)
     attentions: list[Attention] = field(default_factory=list)
-    layers: list[tuple[int, int]] = field(default_factory=list)
+    layer_reads: list[int] = field(default_factory=list)
 
     def of(self, *kinds: Kind) -> list[Entry]:
         """Return the entries of these kinds."""
@@ -129,9 +129,8 @@ class Ledger:
     @property
     def between_layers(self) -> list[Entry]:
         """Entries after the first use of a decoder layer's weights, and before the last one."""
-        if not self.layers:
-            return []
-        return self.entries[self.layers[0][0] : self.layers[-1][0]]
+        reads = self.layer_reads
+        return self.entries[reads[0] : reads[-1]] if reads else []
 
     @staticmethod
     def show(entries: Sequence[Entry]) -> str:
@@ -160,7 +159,7 @@ class FakeDevice:
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
         self._full = 10_000  # storages, some of which are freed
         self._pinned: dict[int, StorageWeakRef] = {}
-        self._layer_of: dict[int, int] = {}  # by the address of a storage
+        self._layers: set[int] = set()  # addresses of decoder layers' weights
         self._queue: list[Callable[[], None]] = []  # asynchronous copies that are not done
         self.queued = 0
         self._context = ExitStack()
@@ -187,11 +186,7 @@ class FakeDevice:
     def watch(self, model: Any = None) -> Iterator[Ledger]:
         """Write a new ledger; with ``model``, one that knows when its decoder layers run."""
         if model is not None:
-            self._layer_of = {
-                _address(weight): number
-                for number, layer in enumerate(decoder_parts(model).layers)
-                for weight in layer.parameters()
-            }
+            self._layers = {_address(x) for x in decoder_parts(model).layers.parameters()}
         before, self.ledger = self.ledger, Ledger()
         try:
             yield self.ledger
@@ -248,6 +243,8 @@ class FakeDevice:
 
     def upload(self, target: Tensor, source: Tensor, name: str, *, non_blocking: bool) -> None:
         """Write down a copy to the device, whose values ``target`` has already."""
+        if not target.numel():
+            return
         later = non_blocking and self.is_pinned(source)
         self.note("upload", name, target.nbytes, waits=not later)
         if later:
@@ -297,8 +294,8 @@ class FakeDevice:
         for tensor in tensors:
             if tensor.dim() and not self.holds(tensor):
                 self._admit(operator, name, args, tensor)
-        for address in there & self._layer_of.keys():
-            self.ledger.layers.append((len(self.ledger.entries), self._layer_of[address]))
+        if there & self._layers:
+            self.ledger.layer_reads.append(len(self.ledger.entries))
         result = operator(*args, **kwargs)
         made = [
             x
@@ -550,6 +547,7 @@ def _replacements(device: FakeDevice) -> list[tuple[Any, str, Any]]:
         device.wait("synchronize")
 
     return [
+        (torch, "Event", event),
         (torch.cuda, "Event", event),
         (torch.cuda, "Stream", stream),
         (torch.cuda, "current_stream", lambda *_: current),
@@ -586,12 +584,7 @@ def _shape_depends_on_values(name: str, args: tuple[Any, ...], kwargs: dict[str,
 
 def _where() -> str:
     """Return the innermost line of the package on the stack."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(_PACKAGE):
-            return f"{name[len(_PACKAGE) + 1 :]}:{frame.f_lineno}"
-        if frame.f_back is None:
-            break
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
-    return ""
+    return "" if frame is None else f"{frame.f_code.co_filename[len(_PACKAGE) :]}:{frame.f_lineno}"
