@@ -349,7 +349,7 @@ def _sessions(models: _Models, repeats: int, prompts: Sequence[Prompt]) -> dict[
     def verify(count: int, exits: bool) -> Callable[[], None]:
         shown: list[Tensor] = []
 
-        def judge(layer: int, took_s: float) -> None:
+        def judge(layer: int, took: Callable[[], float]) -> None:
             for state, logits, tops in zip(
                 states, shown, argmax_rows(shown, probabilities=True), strict=False
             ):

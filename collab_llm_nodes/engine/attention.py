@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.blocks import Blocks
-from collab_llm_nodes.engine.cache import Copy, StaticCache
+from collab_llm_nodes.engine.cache import BLOCK, Copy, StaticCache, rounded_up
+from collab_llm_nodes.engine.upload import OnDevice, Upload
 
 SHORT = 16  # new tokens up to which sessions attend together, and masks are views of a table
 GATHERED = 2 << 20  # bytes of keys and values of one session up to which it is in a block
@@ -42,25 +43,31 @@ class Heads:
 
 
 class Masks:
-    """Additive attention masks; those of short causal chunks are views of one table.
+    """Additive attention masks.
 
     With grouped heads each row stands ``queries`` times, for the query heads of one key-value head.
+    What a pass needs of them is planned first, so that all of it travels in one upload.
 
     Args:
         window: last columns that a token sees in layers with a sliding window.
+
+    Attributes:
+        step: attention reads a multiple of so many columns; masks hide those behind a chunk's end.
     """
+
+    step = 1
 
     def __init__(self, context: int, queries: int, like: Tensor, window: int | None = None) -> None:
         self._window = window
         self._context = context
         self._queries = queries
-        # Row i of the causal mask of new tokens behind s columns is 0 up to column s + i. The
-        # table holds these rows for s = context; for any other s they are a part of it.
-        self._table = torch.full((SHORT, context + SHORT), -torch.inf).triu_(context + 1)
-        self._table = self._table.repeat_interleave(queries, dim=0).to(like)
-        # A window that begins n columns before the middle shows n columns.
-        self._edge = torch.zeros(2 * (context + SHORT)).to(like)
-        self._edge[context + SHORT :] = -torch.inf
+        self._zero, self._hidden = like.new_zeros(()), like.new_full((), -torch.inf)
+
+    @staticmethod
+    def on(context: int, queries: int, like: Tensor, window: int | None = None) -> Masks:
+        """Return the masks that suit the device of ``like``."""
+        kind = TableMasks if like.device.type == "cpu" else ComputedMasks
+        return kind(context, queries, like, window)
 
     def windowed(self, chunk: Chunk) -> Chunk:
         """Return ``chunk`` as layers with a window see it; the same where they see all of it."""
@@ -69,57 +76,117 @@ class Masks:
         seen = torch.ones(chunk.new, chunk.end, dtype=torch.bool).tril_(chunk.start)
         return replace(chunk, mask=seen.triu_(chunk.start - self._window + 1))
 
-    def one(self, chunk: Chunk) -> Tensor | None:
-        """Return the mask [new * queries, end]; None where nothing is hidden."""
-        if chunk.mask is not None:
-            return self._from(chunk.mask)
-        new = chunk.new
-        return None if new == 1 else self._causal(new, chunk.start)
+    def one(self, chunk: Chunk, width: int, upload: Upload) -> OnDevice | None:
+        """Return the mask [new * queries, width]; None where nothing is hidden.
 
-    def several(self, chunks: Sequence[Chunk], new: int, skip: int, longest: int) -> Tensor:
+        Args:
+            width: columns that are read; at least ``chunk.end``.
+        """
+        if chunk.mask is not None:
+            return self._from(functional.pad(chunk.mask, (0, width - chunk.end)), upload)
+        if chunk.new == 1 and width == chunk.end:
+            return None
+        return lambda: self._causal(chunk.new, chunk.start, width)
+
+    def several(
+        self, chunks: Sequence[Chunk], new: int, skip: int, width: int, upload: Upload
+    ) -> OnDevice:
         """Return the masks of chunks that begin side by side.
 
-        They broadcast to [chunks, 1, new * queries, longest].
+        They broadcast to [chunks, 1, new * queries, width].
 
         Args:
             new: most new tokens of a chunk.
             skip: first columns, which are left out.
-            longest: most columns of a chunk behind those.
+            width: columns that are read behind those; at least as many as any chunk has.
         """
         if any(chunk.mask is not None for chunk in chunks):
-            seen = [_seen(chunk, new, skip, longest) for chunk in chunks]
-            return self._from(torch.stack(seen))[:, None]
-        seen_by = [
-            min(chunk.start - skip + token + 1, longest) for chunk in chunks for token in range(new)
-        ]
-        begins = torch.tensor(seen_by, device=self._edge.device).neg_().add_(len(self._edge) // 2)
-        mask = self._edge.unfold(0, longest, 1)[begins].view(len(chunks), 1, new, longest)
-        return mask if self._queries == 1 else mask.repeat_interleave(self._queries, dim=2)
+            seen = torch.stack([_seen(chunk, new, skip, width) for chunk in chunks])
+            return self._from(seen[:, None], upload)
+        counts = upload.add(
+            [min(chunk.start - skip + token + 1, width) for chunk in chunks for token in range(new)]
+        )
+        return lambda: self._up_to(counts().view(len(chunks), 1, new), width)
 
-    def prefix(self, chunks: Sequence[Chunk], new: int, columns: int) -> Tensor | None:
+    def prefix(
+        self, chunks: Sequence[Chunk], new: int, columns: int, upload: Upload
+    ) -> OnDevice | None:
         """Return the masks [chunks, 1, new * queries, columns] of the first columns.
 
         None where no chunk hides any, as is usual: trees grow behind a prompt.
         """
         if all(chunk.mask is None or bool(chunk.mask[:, :columns].all()) for chunk in chunks):
             return None
-        seen = torch.ones(len(chunks), new, columns, dtype=torch.bool)
-        for row, chunk in zip(seen, chunks, strict=True):
+        seen = torch.ones(len(chunks), 1, new, columns, dtype=torch.bool)
+        for row, chunk in zip(seen[:, 0], chunks, strict=True):
             if chunk.mask is not None:
                 row[: chunk.new] = chunk.mask[:, :columns]
-        return self._from(seen)[:, None]
+        return self._from(seen, upload)
 
-    def _from(self, seen: Tensor) -> Tensor:
-        hidden = ~seen.to(self._table.device)
-        mask = self._table.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-        return mask.repeat_interleave(self._queries, dim=-2)
+    def _from(self, seen: Tensor, upload: Upload) -> OnDevice:
+        """Return the masks [..., rows * queries, columns] of bool [..., rows, columns]."""
+        columns = seen.shape[-1]
+        there = upload.add(functional.pad(seen, (0, rounded_up(columns, self.step) - columns)))
+        return lambda: self._by_query(torch.where(there(), self._zero, self._hidden))[..., :columns]
 
-    def _causal(self, new: int, start: int) -> Tensor:
+    def _by_query(self, mask: Tensor) -> Tensor:
+        return mask if self._queries == 1 else mask.repeat_interleave(self._queries, dim=-2)
+
+    def _causal(self, new: int, start: int, width: int) -> Tensor:
+        """Return the mask [new * queries, width] of ``new`` tokens behind ``start`` columns."""
+        raise NotImplementedError
+
+    def _up_to(self, counts: Tensor, width: int) -> Tensor:
+        """Return masks [..., rows * queries, width] of rows that see ``counts`` [..., rows]."""
+        raise NotImplementedError
+
+
+class TableMasks(Masks):
+    """On CPUs: those of short causal chunks are views of tables, and nothing is computed."""
+
+    def __init__(self, context: int, queries: int, like: Tensor, window: int | None = None) -> None:
+        super().__init__(context, queries, like, window)
+        # Row i of the causal mask of new tokens behind s columns is 0 up to column s + i. The
+        # table holds these rows for s = context; for any other s they are a part of it.
+        self._table = torch.full((SHORT, context + SHORT), -torch.inf).triu_(context + 1)
+        self._table = self._table.repeat_interleave(queries, dim=0).to(like)
+        # A window that begins n columns before the middle shows n columns.
+        self._edge = torch.zeros(2 * (context + SHORT)).to(like)
+        self._edge[context + SHORT :] = -torch.inf
+
+    def _causal(self, new: int, start: int, width: int) -> Tensor:
         if new <= SHORT:
             first = self._context - start
-            return self._table[: new * self._queries, first : self._context + new]
-        mask = self._table.new_full((new, start + new), -torch.inf).triu_(start + 1)
-        return mask.repeat_interleave(self._queries, dim=0)
+            return self._table[: new * self._queries, first : first + width]
+        mask = self._table.new_full((new, width), -torch.inf).triu_(start + 1)
+        return self._by_query(mask)
+
+    def _up_to(self, counts: Tensor, width: int) -> Tensor:
+        begins = len(self._edge) // 2 - counts
+        return self._by_query(self._edge.unfold(0, width, 1)[begins])
+
+
+class ComputedMasks(Masks):
+    """On accelerators: computed, with every row at an aligned address.
+
+    A view of a table begins anywhere, and the memory-efficient attention of torch raises where rows
+    are not at multiples of 16 bytes. Since widths are multiples of ``step``, the shapes that
+    attention meets while a session grows are few as well.
+    """
+
+    step = BLOCK
+
+    def __init__(self, context: int, queries: int, like: Tensor, window: int | None = None) -> None:
+        super().__init__(context, queries, like, window)
+        self._columns = torch.arange(rounded_up(context + SHORT, BLOCK) + BLOCK, device=like.device)
+
+    def _causal(self, new: int, start: int, width: int) -> Tensor:
+        return self._up_to(self._columns[start + 1 : start + 1 + new], width)
+
+    def _up_to(self, counts: Tensor, width: int) -> Tensor:
+        hidden = self._columns[: rounded_up(width, self.step)] >= counts[..., None]
+        mask = torch.where(hidden, self._hidden, self._zero)
+        return self._by_query(mask)[..., :width]
 
 
 def _seen(chunk: Chunk, new: int, skip: int, longest: int) -> Tensor:
@@ -210,25 +277,25 @@ def _streams(chunk: Chunk, heads: Heads) -> bool:
 
 
 def grouped(
-    chunks: Sequence[Chunk], heads: Heads, masks: Masks, blocks: Blocks
+    chunks: Sequence[Chunk], heads: Heads, masks: Masks, blocks: Blocks, upload: Upload
 ) -> list[Gathered | InPlace]:
     """Divide the chunks of a pass, which ``arrange`` has ordered; their caches get room."""
     for chunk in chunks:
         chunk.cache.reserve(chunk.end)
     if len(chunks) == 1:
-        return [InPlace(chunks[0], 0, heads, masks)]
+        return [InPlace(chunks[0], 0, heads, masks, upload)]
     groups: list[Gathered | InPlace] = []
     row, room = 0, TOGETHER
     for key, found in groupby(chunks, attrgetter("group")):
         several, forks = list(found), len(key) > 1
         count = _fitting(several, room, heads, forks=forks) if key else 0
         if count > 1:
-            together = Gathered(several[:count], row, heads, masks, blocks, forks=forks)
+            together = Gathered(several[:count], row, heads, masks, blocks, upload, forks=forks)
             groups.append(together)
             row, room = together.rows.stop, room - together.bytes
             del several[:count]
         for chunk in several:
-            groups.append(InPlace(chunk, row, heads, masks))
+            groups.append(InPlace(chunk, row, heads, masks, upload))
             row += chunk.new
     return groups
 
@@ -253,22 +320,9 @@ def _fitting(chunks: Sequence[Chunk], room: int, heads: Heads, *, forks: bool) -
     return len(chunks)
 
 
-@dataclass(frozen=True)
-class _Sight:
-    """The columns that a chunk attends to in some layers.
-
-    Attributes:
-        whole: it is a prompt from its start: causal without a mask, which would be large.
-        mask: additive [new * queries, end]; None where nothing is hidden, or by ``whole`` alone.
-    """
-
-    whole: bool
-    mask: Tensor | None
-
-    @classmethod
-    def of(cls, chunk: Chunk, masks: Masks) -> _Sight:
-        whole = chunk.new > SHORT and chunk.start == 0 and chunk.mask is None
-        return cls(whole, None if whole else masks.one(chunk))
+def _is_whole(chunk: Chunk) -> bool:
+    """Return True for a prompt from its start: causal without a mask, which would be large."""
+    return chunk.new > SHORT and chunk.start == 0 and chunk.mask is None
 
 
 class InPlace:
@@ -278,13 +332,23 @@ class InPlace:
         rows: the chunk's, among those of the pass.
     """
 
-    def __init__(self, chunk: Chunk, first_row: int, heads: Heads, masks: Masks) -> None:
+    def __init__(
+        self, chunk: Chunk, first_row: int, heads: Heads, masks: Masks, upload: Upload
+    ) -> None:
         self.rows = slice(first_row, first_row + chunk.new)
         self._new = chunk.new
         self._heads = heads
-        narrow, full = masks.windowed(chunk), _Sight.of(chunk, masks)
-        self._sights = full, full if narrow is chunk else _Sight.of(narrow, masks)
-        parts = chunk.cache.parts(chunk.end)
+        self._whole = _is_whole(chunk)
+        offset: int = chunk.cache.offset
+        width = chunk.end
+        if not self._whole:  # ``reserve`` has made room for the multiple
+            width = offset + rounded_up(chunk.end - offset, masks.step)
+        narrow = masks.windowed(chunk)
+        full = None if self._whole else masks.one(chunk, width, upload)
+        self._planned = full, full if narrow is chunk else masks.one(narrow, width, upload)
+        self._same = narrow is chunk  # layers with a window see what the others see
+        self._masks: tuple[Tensor | None, Tensor | None] = (None, None)
+        parts = chunk.cache.parts(width)
         self._products = chunk.new <= SHORT and (len(parts) > 1 or _streams(chunk, heads))
         self._parts = _by_layer(parts, heads) if self._products or len(parts) > 1 else None
         if self._parts is None:
@@ -293,12 +357,18 @@ class InPlace:
         # [layers], each [new, 2 * kv_heads, head_dim], as a layer computes them
         self._written = chunk.cache.written(chunk.start, chunk.end).transpose(1, 2).unbind(0)
 
+    def begin(self) -> None:
+        """Make the masks on the device: of layers without a window, and of those with one."""
+        full, narrow = self._planned
+        mask = None if full is None else full()
+        self._masks = mask, mask if self._same or narrow is None else narrow()
+
     def attend(self, layer: int, qkv: Tensor, windowed: bool) -> Tensor:
         """[new, heads, head_dim] -> [new, query heads * head_dim].
 
         Writes keys and values of ``layer`` (from 0), which has a window or not.
         """
-        heads, new, sight = self._heads, self._new, self._sights[windowed]
+        heads, new, mask = self._heads, self._new, self._masks[windowed]
         query, written = qkv.split_with_sizes((heads.query, 2 * heads.key), 1)
         self._written[layer].copy_(written)
         if self._parts is None:
@@ -307,9 +377,9 @@ class InPlace:
             keys, values = (by_layer[layer] for by_layer in self._parts)
             if self._products:
                 query = _by_key_head(query, 1, heads)[0]
-                return _rows(_by_products(query, keys, values, sight.mask)[None], new, heads)
+                return _rows(_by_products(query, keys, values, mask)[None], new, heads)
             key, value = torch.cat(keys, dim=1)[None], torch.cat(values, dim=1)[None]
-        if sight.whole:
+        if self._whole and mask is None:
             output = functional.scaled_dot_product_attention(
                 query.transpose(0, 1)[None],
                 key,
@@ -319,7 +389,7 @@ class InPlace:
             )
             return output[0].transpose(0, 1).reshape(new, -1)
         output = functional.scaled_dot_product_attention(
-            _by_key_head(query, 1, heads), key, value, attn_mask=sight.mask
+            _by_key_head(query, 1, heads), key, value, attn_mask=mask
         )
         return _rows(output, new, heads)
 
@@ -359,6 +429,7 @@ class Gathered:
         heads: Heads,
         masks: Masks,
         blocks: Blocks,
+        upload: Upload,
         *,
         forks: bool,
     ) -> None:
@@ -369,7 +440,7 @@ class Gathered:
         self._skip = skip = first.offset if forks else 0
         self._prefix = _by_layer(first.parts(skip), heads) if forks else None
         self._new = new = max(chunk.new for chunk in chunks)
-        longest = max(chunk.end for chunk in chunks) - skip
+        longest = rounded_up(max(chunk.end for chunk in chunks) - skip, masks.step)
         rows = sum(chunk.new for chunk in chunks)
         self.rows = slice(first_row, first_row + rows)
         self._block = block = blocks.take(chunks, skip, longest)
@@ -378,13 +449,13 @@ class Gathered:
             chunk for _, chunk in sorted(zip(self._slots, chunks, strict=True), key=itemgetter(0))
         ]
 
-        def both(own: Sequence[Chunk]) -> tuple[Tensor | None, Tensor]:
-            prefix = masks.prefix(own, new, skip) if forks else None
-            return prefix, masks.several(own, new, skip, longest)
+        def both(own: Sequence[Chunk]) -> tuple[OnDevice | None, OnDevice]:
+            prefix = masks.prefix(own, new, skip, upload) if forks else None
+            return prefix, masks.several(own, new, skip, longest, upload)
 
         narrow, full = [masks.windowed(chunk) for chunk in seated], both(seated)
         same = all(a is b for a, b in zip(narrow, seated, strict=True))
-        self._masks = full, full if same else both(narrow)  # the latter for layers with a window
+        self._planned = (full,) if same else (full, both(narrow))  # the latter: with a window
         used = block.columns[:, : len(chunks), :, :longest]
         self.bytes = used.nbytes
         keys, values = used.split_with_sizes((heads.key, heads.key), 2)
@@ -396,15 +467,27 @@ class Gathered:
             for slot, chunk in zip(self._slots, chunks, strict=True)
             for column in range(chunk.start, chunk.end)
         ]
-        by_head = torch.arange(0, key_heads * capacity, capacity)
-        self._written = (torch.tensor(starts)[:, None] + by_head).view(-1).to(used.device)
+        self._starts = upload.add(starts)
+        self._columns_of_heads = key_heads * capacity, capacity
         places = [
             slot * new + token
             for slot, chunk in zip(self._slots, chunks, strict=True)
             for token in range(chunk.new)
         ]
         in_order = places == list(range(len(chunks) * new))
-        self._places = None if in_order else torch.tensor(places, device=used.device)
+        self._in_places = None if in_order else upload.add(places)
+
+    def begin(self) -> None:
+        """Make masks and indices on the device."""
+        both = [(None if prefix is None else prefix(), own()) for prefix, own in self._planned]
+        self._masks = both[0], both[-1]
+        starts, (end, step) = self._starts(), self._columns_of_heads
+        by_head = torch.arange(0, end, step, device=starts.device)
+        self._written = (starts[:, None] + by_head).view(-1)
+        self._places = None if self._in_places is None else self._in_places()
+        if self._places is not None:  # places that nobody uses hold finite numbers
+            shape = len(self._chunks) * self._new, self._heads.query, self._heads.dim
+            self._queries = self._block.columns.new_zeros(shape)
 
     def attend(self, layer: int, qkv: Tensor, windowed: bool) -> Tensor:
         """[rows, heads, head_dim] of the group's rows -> [rows, query heads * head_dim].
@@ -415,8 +498,7 @@ class Gathered:
         query, written = qkv.split_with_sizes((heads.query, 2 * heads.key), 1)
         self._flat[layer].index_copy_(0, self._written, written.reshape(-1, heads.dim))
         if self._places is not None:
-            placed = query.new_zeros(count * new, heads.query, heads.dim)
-            query = placed.index_copy_(0, self._places, query)
+            query = self._queries.index_copy_(0, self._places, query)
         query = _by_key_head(query, count, heads)
         keys, values = self._keys[layer], self._values[layer]
         prefix_mask, mask = self._masks[windowed]

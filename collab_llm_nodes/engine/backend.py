@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from collab_llm_nodes.engine.upload import Upload
+
 AfterLayer = Callable[[int, Tensor], None]
 """(layers done, hidden states [rows, hidden_size]), valid only during the call."""
 
@@ -65,13 +67,14 @@ class Backend(Protocol):
     def arrange(self, chunks: Sequence[Chunk]) -> list[int]:
         """Return the numbers of the chunks in the order in which a pass should take them."""
 
-    def new_cache(self) -> Any:
-        """Return an empty cache for one session."""
+    def new_cache(self, expected: int = 0) -> Any:
+        """Return an empty cache for one session, of ``expected`` columns at most if not 0."""
 
-    def forward(
-        self, chunks: Sequence[Chunk], embedded: Tensor, after_layer: AfterLayer | None
-    ) -> list[Output]:
-        """Run one pass and return what each chunk wants of it.
+    def plan(self, chunks: Sequence[Chunk], upload: Upload) -> Any:
+        """Make room in the caches, and add to ``upload`` what the pass needs on the device."""
+
+    def forward(self, plan: Any, embedded: Tensor, after_layer: AfterLayer | None) -> list[Output]:
+        """Run the pass of :meth:`plan` and return what each chunk wants of it.
 
         ``embedded`` [rows, hidden_size] holds the new tokens of all chunks in order.
         ``after_layer`` is called behind each layer but the last, with the rows of all chunks in

@@ -45,7 +45,9 @@ def _fitted(columns: Tensor, used: int) -> Tensor:
 def _resized(columns: Tensor, used: int, capacity: int) -> Tensor:
     """Return the first ``used`` columns in a tensor with room for ``capacity``."""
     layers, heads, _, head_dim = columns.shape
-    resized = columns.new_empty(layers, heads, capacity, head_dim)
+    # Accelerators read whole blocks and hide what is not used: 0 times NaN would be NaN.
+    make = columns.new_empty if columns.device.type == "cpu" else columns.new_zeros
+    resized = make(layers, heads, capacity, head_dim)
     resized[:, :, :used] = columns[:, :, :used]
     return resized
 
@@ -115,19 +117,24 @@ class StaticCache:
     Attributes:
         shared: columns that forks read together.
         own: this session's part; its column 0 is column ``offset`` of the session.
+        expected: columns that the session will have at most, if that is known. They are allocated
+            together: to grow holds old and new columns for a moment.
         copy: of the columns, in the block of the last pass that had one.
         member: of an ensemble, the model that reads and writes it.
     """
 
     shared: list[Share]
     own: Tensor
+    expected: int = 0
     copy: Copy | None = None
     member: int = 0
 
     @classmethod
-    def empty(cls, layers: int, heads: int, head_dim: int, like: Tensor) -> StaticCache:
+    def empty(
+        cls, layers: int, heads: int, head_dim: int, like: Tensor, expected: int = 0
+    ) -> StaticCache:
         """Return a cache without columns; ``heads`` counts those of keys and values."""
-        return cls([], like.new_empty(layers, heads, 0, head_dim))
+        return cls([], like.new_empty(layers, heads, 0, head_dim), expected)
 
     @property
     def offset(self) -> int:
@@ -146,10 +153,10 @@ class StaticCache:
         return sum(share.part.columns.nbytes for share in self.shared)
 
     def reserve(self, columns: int) -> None:
-        """Make room for ``columns`` columns."""
+        """Make room for ``columns`` columns, in whole blocks; at once for all that are expected."""
         capacity = self.own.size(2)
-        wanted = columns - self.offset
-        if wanted > capacity:
+        if _blocks(columns - self.offset) > capacity:
+            wanted = max(columns, self.expected) - self.offset
             self.own = _resized(self.own, capacity, _blocks(wanted))
 
     def parts(self, columns: int, skip: int = 0) -> list[Tensor]:
@@ -181,6 +188,8 @@ class StaticCache:
             if kept:
                 self.shared.append(last)
             last.part.cut(last, kept)
+        if columns:  # else it is closed, and nothing is expected any more
+            used = max(used, min(self.own.shape[2], self.expected - self.offset))
         self.own = _fitted(self.own, used)
 
     def move(self, kept: list[int]) -> None:

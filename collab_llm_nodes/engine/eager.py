@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,8 +13,23 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
+from collab_llm_nodes.engine.upload import OnDevice, Upload
 from collab_llm_nodes.models.architectures import cache_argument, decoder_parts
 from collab_llm_nodes.models.loading import LoadedModel
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A pass of one chunk.
+
+    Attributes:
+        mask: bool [k, end]; None: causal.
+        positions: of the first token, which the others follow; or [k] or M-RoPE [3, k].
+    """
+
+    chunk: Chunk
+    mask: OnDevice | None
+    positions: int | OnDevice
 
 
 class EagerBackend:
@@ -37,22 +53,26 @@ class EagerBackend:
     def arrange(self, chunks: Sequence[Chunk]) -> list[int]:
         return list(range(len(chunks)))
 
-    def new_cache(self) -> DynamicCache:
+    def new_cache(self, expected: int = 0) -> DynamicCache:
         # Without a config all layers keep all positions, also those with a sliding window (the
         # mask applies it), so every rollback is possible.
         return DynamicCache()
 
-    def forward(
-        self, chunks: Sequence[Chunk], embedded: Tensor, after_layer: AfterLayer | None
-    ) -> list[Output]:
+    def plan(self, chunks: Sequence[Chunk], upload: Upload) -> Plan:
         (chunk,) = chunks
+        mask = None if chunk.mask is None else upload.add(chunk.mask)
+        positions = chunk.positions
+        return Plan(chunk, mask, positions if isinstance(positions, int) else upload.add(positions))
+
+    def forward(self, plan: Plan, embedded: Tensor, after_layer: AfterLayer | None) -> list[Output]:
+        chunk = plan.chunk
         before = [copy.copy(layer) for layer in chunk.cache.layers]  # tensors are never written to
         self._pass.after_layer = after_layer
         try:
             output = self._loaded.model(
                 inputs_embeds=embedded[None],
-                position_ids=_positions(chunk, embedded.device),
-                attention_mask=self._mask(chunk, embedded),
+                position_ids=_positions(plan, embedded.device),
+                attention_mask=_mask(plan, embedded),
                 use_cache=True,
                 logits_to_keep=chunk.keep or 1,  # 0 would mean all
                 **{self._cache_argument: chunk.cache},
@@ -97,14 +117,6 @@ class EagerBackend:
         for hook in self._hooks:
             hook.remove()
 
-    def _mask(self, chunk: Chunk, like: Tensor) -> Tensor | None:
-        """Additive [1, 1, k, end]; None lets transformers make the causal one."""
-        if chunk.mask is None:
-            return None
-        hidden = ~chunk.mask.to(like.device)
-        mask = like.new_zeros(hidden.shape)
-        return mask.masked_fill_(hidden, torch.finfo(like.dtype).min)[None, None]
-
     def _hook(self, layer: int) -> Callable[[nn.Module, object, Tensor], None]:
         def fire(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
             after_layer: AfterLayer | None = getattr(self._pass, "after_layer", None)
@@ -118,11 +130,21 @@ class EagerBackend:
         self._pass.states = args[0]
 
 
-def _positions(chunk: Chunk, device: torch.device) -> Tensor:
+def _mask(plan: Plan, like: Tensor) -> Tensor | None:
+    """Additive [1, 1, k, end]; None lets transformers make the causal one."""
+    if plan.mask is None:
+        return None
+    hidden = ~plan.mask()
+    mask = like.new_zeros(hidden.shape)
+    return mask.masked_fill_(hidden, torch.finfo(like.dtype).min)[None, None]
+
+
+def _positions(plan: Plan, device: torch.device) -> Tensor:
     """[1, k], with M-RoPE [3, 1, k]."""
-    if isinstance(chunk.positions, int):
-        return torch.arange(chunk.positions, chunk.positions + chunk.new, device=device)[None]
-    return chunk.positions.to(device)[..., None, :]
+    first = plan.positions
+    if isinstance(first, int):
+        return torch.arange(first, first + plan.chunk.new, device=device)[None]
+    return first()[..., None, :]
 
 
 def _pick(cache: DynamicCache, columns: Tensor | slice) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from collab_llm_nodes.engine.attention import TOGETHER
 from collab_llm_nodes.engine.backend import Backend, Output
+from collab_llm_nodes.engine.blocks import KEPT_BYTES
+from collab_llm_nodes.engine.cache import BLOCK, rounded_up
 from collab_llm_nodes.engine.eager import EagerBackend
 from collab_llm_nodes.engine.exits import ExitScorer, PassExits
 from collab_llm_nodes.engine.kernels import Head
 from collab_llm_nodes.engine.saved import Fit, SavedSession
 from collab_llm_nodes.engine.session import AfterExit, Check, Feed, Session
 from collab_llm_nodes.engine.static import StaticBackend
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.engine.upload import Upload
+from collab_llm_nodes.errors import ConfigError, Unavailable
 from collab_llm_nodes.models.architectures import attention_windows, decoder_parts
+from collab_llm_nodes.models.devices import free_bytes
 from collab_llm_nodes.models.fingerprint import fingerprint
+from collab_llm_nodes.models.footprint import FULL_HD, column_bytes, pass_bytes
 from collab_llm_nodes.models.loading import LoadedModel
-from collab_llm_nodes.models.prompt import EncodedPrompt
+from collab_llm_nodes.models.pictures import Picture
+from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode, scaled_size
 from collab_llm_nodes.models.vocabulary import end_tokens, vocabulary_hash, vocabulary_size
 
 BACKENDS = ("auto", "static", "eager")
+_WARM_PROMPT = 64
+_WARM_ROWS = (1, 2, 5, 9)  # of drafts of 0, 1, 4 and 8 tokens
+_CACHES_SHARE = 0.9  # of what is free: memory comes in pieces, and others use the device as well
 
 
 class Engine:
@@ -79,10 +89,17 @@ class Engine:
         )
         self._embedding: Tensor = loaded.model.get_input_embeddings().weight.detach()
         self.device = self._embedding.device
+        text = loaded.model.config.get_text_config()
+        self._column_bytes = column_bytes(text, self._embedding.dtype)
 
-    def open(self, prompt: EncodedPrompt) -> Session:
-        """Start a session; nothing is computed before its first ``feed``."""
-        return Session(self, prompt, self._backend.new_cache())
+    def open(self, prompt: EncodedPrompt, expected: int = 0) -> Session:
+        """Start a session; nothing is computed before its first ``feed``.
+
+        Args:
+            expected: tokens that it will hold at most, if that is known: its KV cache then gets
+                all its memory at once, and never needs old and new memory together to grow.
+        """
+        return Session(self, prompt, self._backend.new_cache(expected))
 
     @torch.inference_mode()
     def restore(self, file: str | Path) -> Session:
@@ -116,6 +133,51 @@ class Engine:
             self.loaded,
         )
 
+    def warm_up(self) -> None:
+        """Run passes of the usual shapes: kernels are chosen and loaded when first used.
+
+        For the thread that will run the passes, since libraries keep their state by thread.
+        """
+        sessions = [self.open(self._sample()) for _ in range(2)]
+        first = list(sessions[0].prompt.ids) or [0] * _WARM_PROMPT
+        for new in (first, *([0] * rows for rows in _WARM_ROWS)):
+            for fed in (sessions,) if new is first else (sessions[:1], sessions):
+                for result in self.run([Feed(s, new, _show_nobody, 1) for s in fed]):
+                    if isinstance(result, Exception):
+                        raise result
+        for session in sessions:
+            session.close()
+        wait_for(self.device)
+
+    def _sample(self) -> EncodedPrompt:
+        """Return a prompt with a camera's picture; an empty one for a model that sees none."""
+        if self.loaded.image_processor is None:
+            return EncodedPrompt(())
+        width, height = scaled_size(640, 480, self.loaded, "images")
+        picture = Picture(width, height, bytes(3 * width * height))
+        prompt = encode(Prompt("Go on.", (b"",), (picture,)), self.loaded)
+        room = self.context - len(prompt.ids)
+        return prompt if room > 2 * sum(_WARM_ROWS) else EncodedPrompt(())
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Return the bytes that a session of so many tokens takes."""
+        return rounded_up(tokens, BLOCK) * self._column_bytes
+
+    def cache_room(self, *, rows: int, logits: int) -> float:
+        """Return the bytes that are free for all sessions beside the largest pass.
+
+        Ask when no session is open and a first pass has been.
+
+        Args:
+            rows: tokens of that pass.
+            logits: those of them whose logits are wanted.
+        """
+        columns, pixels = self.context, FULL_HD if self.loaded.image_processor else 0
+        config, dtype = self.loaded.model.config, self._embedding.dtype
+        used = pass_bytes(config, dtype, rows=rows, logits=logits, columns=columns, pixels=pixels)
+        blocks = KEPT_BYTES + TOGETHER  # copies of columns: idle ones, and those of a pass
+        return max(0.0, _CACHES_SHARE * (free_bytes(self.device) - used - blocks))
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ``tokens`` without special ones."""
         return str(self.loaded.tokenizer.decode(list(tokens), skip_special_tokens=True))
@@ -130,16 +192,17 @@ class Engine:
         feeds: Sequence[Feed],
         *,
         exits_until: float = math.inf,
-        after_exit: AfterExit = lambda layer, took_s: None,
+        after_exit: AfterExit = lambda layer, took: None,
         check: Check | None = None,
     ) -> list[Tensor | Exception]:
         """One forward pass over several sessions, of any lengths and numbers of new tokens.
 
         Args:
             exits_until: exits of deeper layers do not fire.
-            after_exit: called as ``after_exit(layer, took_s)`` when every ``on_exit`` of the layer
-                has been; ``took_s`` is what the exits there have taken. What it raises ends the
-                pass and is raised.
+            after_exit: called as ``after_exit(layer, took)`` when every ``on_exit`` of the layer
+                has been; ``took()`` is the time in seconds that the exits there have taken. On an
+                accelerator it waits for them, so it is best called once their logits were read.
+                What it raises ends the pass and is raised.
             check: called between two layers. What it raises (``Cancelled``, say) ends the pass and
                 is raised. On an accelerator, layers that were given to it before still run.
 
@@ -149,6 +212,9 @@ class Engine:
             Its session is then as it was (a feed behind the trunk drops all nodes, even so); the
             other feeds are not disturbed. When none is left, the pass ends early. If the pass is
             ended as a whole, all its sessions are as they were, likewise.
+
+            A pass for which there is no memory is divided into halves, so that only a session that
+            does not even fit alone has no result but an ``Unavailable``.
         """
         results: dict[int, Tensor | Exception] = {}
         running: list[int] = []
@@ -164,16 +230,36 @@ class Engine:
                 running.append(number)
             else:
                 results[number] = torch.empty(0, self.vocab_size, device=self.device)
-        trees = [feeds[n].session._tree for n in running]
-        before = [(tree.length, tree.columns) for tree in trees]
+        trees = {n: feeds[n].session._tree for n in running}
+        before = {n: (tree.length, tree.columns) for n, tree in trees.items()}
+
+        def undo(numbers: Sequence[int]) -> None:
+            for number in numbers:
+                feeds[number].session._undo(*before[number])
+
+        waiting = [running] if self._backend.batches else [[number] for number in running]
         try:
-            for group in [running] if self._backend.batches else [[number] for number in running]:
-                if group:
+            while waiting:
+                group = waiting.pop(0)
+                if not group:
+                    continue
+                try:
                     outcomes = self._pass([feeds[n] for n in group], exits_until, after_exit, check)
                     results.update(zip(group, outcomes, strict=True))
+                    continue
+                except Exception as error:
+                    if not lacks_memory(error):
+                        raise
+                    lack = no_memory(error)
+                # Only now, when nothing refers to the failed pass any more, is its memory free.
+                undo(group)
+                half = len(group) // 2
+                if half:
+                    waiting[:0] = [group[:half], group[half:]]
+                else:
+                    results[group[0]] = lack
         except BaseException:  # whatever ends the pass, the sessions are as before it
-            for number, (length, columns) in zip(running, before, strict=True):
-                feeds[number].session._undo(length, columns)
+            undo(running)
             raise
         return [results[number] for number in range(len(feeds))]
 
@@ -192,17 +278,20 @@ class Engine:
         chunks = [feed.session._begin(feed) for feed in feeds]
         order = self._backend.arrange(chunks) if len(feeds) > 1 else [0]
         feeds, chunks = [feeds[i] for i in order], [chunks[i] for i in order]
-        embedded = self._embed(feeds)
+        upload = Upload(self.device)
+        ids = upload.add([token for feed in feeds for token in feed.ids])
+        plan = self._backend.plan(chunks, upload)
+        if self._exits is not None and any(layer <= exits_until for layer in self.exit_layers):
+            watch = _Watch(feeds, self._exits, exits_until, after_exit, upload)
+        embedded = self._embed(feeds, ids())
         row = 0
         for feed in feeds:
             feed.session._show_images(feed.ids, embedded, row)
             row += len(feed.ids)
-        if self._exits is not None and any(layer <= exits_until for layer in self.exit_layers):
-            watch = _Watch(feeds, self._exits, exits_until, after_exit)
         watched = check is not None or (watch is not None and watch.listening)
         failed: dict[int, Exception] = {} if watch is None else watch.failed
         try:
-            outputs = self._backend.forward(chunks, embedded, after_layer if watched else None)
+            outputs = self._backend.forward(plan, embedded, after_layer if watched else None)
         except _NoneLeft:
             outputs = [Output(embedded[:0], embedded[:0])] * len(feeds)  # all have failed
         results: dict[int, Tensor | Exception] = {}
@@ -219,12 +308,11 @@ class Engine:
             results[order[i]] = failed.get(i, output.logits)
         return [results[i] for i in range(len(feeds))]
 
-    def _embed(self, feeds: Sequence[Feed]) -> Tensor:
-        """[rows, hidden]."""
-        rows = torch.tensor([token for feed in feeds for token in feed.ids], device=self.device)
+    def _embed(self, feeds: Sequence[Feed], ids: Tensor) -> Tensor:
+        """[rows] of all feeds -> [rows, hidden]."""
         if self.backend == "static":
-            return torch.embedding(self._embedding, rows)
-        embedded: Tensor = self.loaded.model.get_input_embeddings()(rows)  # some scale them
+            return torch.embedding(self._embedding, ids)
+        embedded: Tensor = self.loaded.model.get_input_embeddings()(ids)  # some scale them
         return embedded
 
 
@@ -246,6 +334,7 @@ class _Watch:
         scorer: ExitScorer,
         until: float,
         after_exit: AfterExit,
+        upload: Upload,
     ) -> None:
         self._feeds = feeds
         self._until = until
@@ -258,13 +347,13 @@ class _Watch:
                 [f.ids for f in feeds],
                 [f.keep for f in feeds],
                 [f.session._prompt.ids for f in feeds],
+                upload,
             )
 
     def after_layer(self, layer: int, hidden: Tensor) -> None:
         if not self.listening or layer > self._until:
             return
-        wait_for(hidden.device)  # the layers before do not count
-        begun = time.perf_counter()
+        took = stopwatch(hidden.device)
         logits = self._exits.logits(layer, hidden, self.listening)
         for i, own in zip(tuple(self.listening), logits, strict=True):
             on_exit = self._feeds[i].on_exit
@@ -274,15 +363,64 @@ class _Watch:
             except Exception as error:  # noqa: BLE001 - ends this feed only
                 self.failed[i] = error
                 self.listening.remove(i)
-        self._after_exit(layer, time.perf_counter() - begun)
+        self._after_exit(layer, took())
         if len(self.failed) == len(self._feeds):
             raise _NoneLeft
 
 
 def wait_for(device: torch.device) -> None:
-    """Block until the work queued on ``device`` has finished."""
+    """Block until ``device`` has done what this thread has given it; other streams go on."""
     if device.type not in ("cpu", "meta"):
-        torch.accelerator.synchronize(device)
+        torch.accelerator.current_stream(device).synchronize()
+
+
+def stopwatch(device: torch.device) -> Callable[[], Callable[[], float]]:
+    """Start to time what this thread gives ``device``.
+
+    Returns:
+        A function that stops. What it returns gives the seconds, and waits until they are over.
+    """
+    if device.type in ("cpu", "meta"):
+        begun = time.perf_counter()
+
+        def stop() -> Callable[[], float]:
+            took_s = time.perf_counter() - begun
+            return lambda: took_s
+
+        return stop
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+
+    def record() -> Callable[[], float]:
+        last.record()
+
+        def seconds() -> float:
+            last.synchronize()
+            return first.elapsed_time(last) / 1e3
+
+        return seconds
+
+    return record
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Return True for the error of an allocation that failed, on any device."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # on CPUs
+    )
+
+
+def no_memory(error: Exception) -> Unavailable:
+    """Return what the session is told for which ``error`` left no memory."""
+    return Unavailable(
+        f"no memory for this session: {str(error)[:200]}",
+        field="session",
+        remedy="shorten the prompt, lower max_tokens, or let the server hold fewer sessions",
+    )
+
+
+def _show_nobody(layer: int, logits: Tensor) -> None:
+    pass
 
 
 def _choose(backend: str, loaded: LoadedModel) -> str:

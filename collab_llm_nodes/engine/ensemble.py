@@ -66,19 +66,15 @@ class Ensemble(Engine):
     def _fit(self) -> Fit:  # type: ignore[override]
         raise ProtocolError("an ensemble has no sessions on disk", remedy="save with one engine")
 
-    def open(self, prompt: EncodedPrompt, member: int = 0) -> Session:
+    def open(self, prompt: EncodedPrompt, expected: int = 0, member: int = 0) -> Session:
         """Start a session of the model ``member``."""
-        cache = self._backend.new_cache()
+        cache = self._backend.new_cache(expected)
         cache.member = member
         return Session(self, prompt, cache)
 
-    def _embed(self, feeds: Sequence[Feed]) -> Tensor:
-        found = []
-        for member, own in groupby(feeds, key=lambda feed: feed.session._cache.member):
-            ids = [token for feed in own for token in feed.ids]
-            rows = torch.tensor(ids, device=self.device)
-            found.append(torch.embedding(self._embeddings[member], rows))
-        return torch.cat(found)
+    def _embed(self, feeds: Sequence[Feed], ids: Tensor) -> Tensor:
+        rows = _rows_by_member([(feed.session._cache.member, len(feed.ids)) for feed in feeds])
+        return torch.cat([torch.embedding(self._embeddings[m], ids[own]) for m, own in rows])
 
 
 class _Backend(StaticBackend):

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from collab_llm_nodes.engine.kernels import Head, linear_of
+from collab_llm_nodes.engine.upload import OnDevice, Upload
 from collab_llm_nodes.models.adapters import ExitAdapters
 
 SHORTLIST = 8192
@@ -61,6 +62,7 @@ class PassExits:
         fed: token ids of each feed, in the order of the pass's rows.
         keeps: of each feed, the last tokens whose exit logits are wanted; 0: none.
         prompts: token ids of each feed's prompt.
+        upload: of the pass, which has not been sent yet.
     """
 
     def __init__(
@@ -69,15 +71,19 @@ class PassExits:
         fed: Sequence[Sequence[int]],
         keeps: Sequence[int],
         prompts: Sequence[Sequence[int]],
+        upload: Upload,
     ) -> None:
         self._scorer = scorer
-        self._fed = fed
-        self._prompts = prompts
         self._rows: list[slice] = []
         end = 0
         for ids, keep in zip(fed, keeps, strict=True):
             end += len(ids)
             self._rows.append(slice(end - keep, end))
+        # By feed: the fed tokens, and those that the first exit scores beside the shortlist.
+        self._own: list[tuple[OnDevice, OnDevice]] = []
+        for ids, prompt in zip(fed, prompts, strict=True) if scorer.candidates else ():
+            others = sorted({i for i in (*ids, *prompt) if i >= scorer.shortlist})
+            self._own.append((upload.add(list(ids)), upload.add(others)))
         self._candidates: dict[
             int, tuple[Tensor, Callable[[Tensor], Tensor]]
         ] = {}  # by feed, after the first exit
@@ -107,14 +113,11 @@ class PassExits:
 
     def _first(self, feed: int, states: Tensor, common: Tensor) -> Tensor:
         head, shortlist = self._scorer.head, common.shape[1]
-        fed = {i for i in self._fed[feed] if i >= shortlist}
-        rare = sorted(fed.union(i for i in self._prompts[feed] if i >= shortlist))
-        others = torch.tensor(rare, dtype=torch.long, device=states.device)
+        fed, others = (on_device() for on_device in self._own[feed])
         scores = torch.cat([common, head.some(others)(states)], dim=1)
         ids = torch.cat([torch.arange(shortlist, device=states.device), others])
         best = ids[scores.topk(min(self._scorer.candidates, len(ids)), dim=-1).indices]
-        own = torch.tensor(self._fed[feed], device=states.device)
-        kept = torch.cat([best.flatten(), own]).unique()
+        kept = torch.cat([best.flatten(), fed])  # some twice: to find those would be to wait
         self._candidates[feed] = kept, head.some(kept)
         return self._spread(scores, ids)
 

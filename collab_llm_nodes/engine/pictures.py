@@ -7,6 +7,7 @@ embedded   x    x      f0      f1      f2      f3      x     f: rows of the pict
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -49,5 +50,9 @@ def show(features: Tensor, ids: Sequence[int], placeholder: int, embedded: Tenso
     Args:
         embedded: [len(ids), width]; it is written to.
     """
-    rows = [row for row, token in enumerate(ids) if token == placeholder]
-    embedded[rows[: len(features)]] = features
+    shown = 0
+    for is_shown, run in groupby(enumerate(ids), lambda place: place[1] == placeholder):
+        places = [row for row, _ in run][: len(features) - shown if is_shown else 0]
+        if places:  # by slices: a list of rows would be copied to the device first
+            embedded[places[0] : places[-1] + 1] = features[shown : shown + len(places)]
+            shown += len(places)

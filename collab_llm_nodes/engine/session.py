@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collab_llm_nodes.engine.engine import Engine
 
 OnExit = Callable[[int, Tensor], None]
-AfterExit = Callable[[int, float], None]
+AfterExit = Callable[[int, Callable[[], float]], None]
 OnStates = Callable[[Tensor], None]
 Check = Callable[[], None]
 

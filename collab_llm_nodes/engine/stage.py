@@ -21,6 +21,7 @@ from collab_llm_nodes.engine.pictures import show
 from collab_llm_nodes.engine.session import OnStates
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.engine.tree import TokenTree
+from collab_llm_nodes.engine.upload import Upload
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
 from collab_llm_nodes.models.architectures import attention_windows, decoder_parts
 from collab_llm_nodes.models.loading import ModelConfig
@@ -97,13 +98,14 @@ class Stage:
         before = [feed.session.columns for feed in feeds]
         try:
             begun = [feed.session._begin(feed) for feed in feeds]
-            embedded = [self._rows(feed) for feed in feeds]
             for feed in feeds:  # all have begun; and only now is it known what they share
                 if feed.parents is None:
                     feed.session._drop_nodes()
             order = self._backend.arrange(begun)
-            chunks, rows = [begun[i] for i in order], torch.cat([embedded[i] for i in order])
-            hidden = self._backend.hidden(chunks, rows, None, enter=self.takes_ids)
+            chunks, upload = [begun[i] for i in order], Upload(self.device)
+            plan = self._backend.plan(chunks, upload)
+            rows = self._rows([feeds[i] for i in order], upload)
+            hidden = self._backend.hidden(plan, rows, None, enter=self.takes_ids)
             if self.gives_logits:
                 found = self._backend.outputs(hidden, chunks)
                 for i, output in zip(order, found, strict=True):
@@ -123,16 +125,20 @@ class Stage:
         by_feed = dict(zip(order, outputs, strict=True))
         return [by_feed[i] for i in range(len(feeds))]
 
-    def _rows(self, feed: StageFeed) -> Tensor:
-        """Return what the layers read of a feed [new, width]."""
-        if isinstance(feed.rows, Tensor):
-            return feed.rows.to(self.device, self._backend.dtype)
-        ids = torch.tensor(feed.rows, device=self.device)
-        embedded = functional.embedding(ids, self._embedding)
-        if feed.features is not None:
-            assert self.placeholder is not None
-            features = feed.features.to(self.device, self._backend.dtype)
-            show(features, feed.rows, self.placeholder, embedded)
+    def _rows(self, feeds: Sequence[StageFeed], upload: Upload) -> Tensor:
+        """Return what the layers read of all feeds [rows, width]."""
+        if not self.takes_ids:
+            states = [feed.rows for feed in feeds if isinstance(feed.rows, Tensor)]
+            return torch.cat(states).to(self.device, self._backend.dtype)
+        ids = upload.add([token for feed in feeds for token in feed.rows])
+        embedded = functional.embedding(ids(), self._embedding)
+        for feed, own in zip(
+            feeds, embedded.split([len(feed.rows) for feed in feeds]), strict=True
+        ):
+            if feed.features is not None and not isinstance(feed.rows, Tensor):
+                assert self.placeholder is not None
+                features = feed.features.to(self.device, self._backend.dtype)
+                show(features, feed.rows, self.placeholder, own)
         return embedded
 
 

@@ -25,8 +25,9 @@ from torch.nn import functional
 from collab_llm_nodes.engine.attention import Gathered, Heads, InPlace, Masks, arrange, grouped
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
 from collab_llm_nodes.engine.blocks import Blocks
-from collab_llm_nodes.engine.cache import StaticCache
+from collab_llm_nodes.engine.cache import StaticCache, rounded_up
 from collab_llm_nodes.engine.kernels import Head, fused, norm_of
+from collab_llm_nodes.engine.upload import OnDevice, Upload
 from collab_llm_nodes.models.architectures import (
     DecoderParts,
     LayerParts,
@@ -130,6 +131,20 @@ class _HeadNorms:
         return torch.cat((*normed, value), dim=1)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A pass whose arrays are on their way to the device.
+
+    Attributes:
+        groups: of the chunks, in their order.
+        positions: [rows] or [3, rows]; None: of one chunk, whose tokens follow each other.
+    """
+
+    chunks: Sequence[Chunk]
+    groups: Sequence[Gathered | InPlace]
+    positions: OnDevice | None
+
+
 class StaticBackend:
     """A ``backend.Backend`` whose sessions, of any lengths, share a pass.
 
@@ -153,7 +168,7 @@ class StaticBackend:
         windows = attention_windows(model)
         self._windowed = [window is not None for window in windows]
         window = max((window for window in windows if window is not None), default=None)
-        self._masks = Masks(
+        self._masks = Masks.on(
             config.max_position_embeddings, self._heads.shared, self._like[:0], window
         )
         self._blocks = Blocks()
@@ -197,18 +212,23 @@ class StaticBackend:
             and not any(getattr(config, name, None) for name in _SPECIALITIES)
         )
 
-    def new_cache(self) -> StaticCache:
+    def new_cache(self, expected: int = 0) -> StaticCache:
         heads = self._heads
-        return StaticCache.empty(len(self._layers), 2 * heads.key, heads.dim, self._like)
+        return StaticCache.empty(len(self._layers), 2 * heads.key, heads.dim, self._like, expected)
 
-    def forward(
-        self, chunks: Sequence[Chunk], embedded: Tensor, after_layer: AfterLayer | None
-    ) -> list[Output]:
-        return self.outputs(self.hidden(chunks, embedded, after_layer), chunks)
+    def plan(self, chunks: Sequence[Chunk], upload: Upload) -> Plan:
+        groups = grouped(chunks, self._heads, self._masks, self._blocks, upload)
+        alone = len(chunks) == 1 and isinstance(chunks[0].positions, int)
+        if alone and self._embed_positions is None:
+            return Plan(chunks, groups, None)
+        return Plan(chunks, groups, upload.add(_positions(chunks)))
+
+    def forward(self, plan: Plan, embedded: Tensor, after_layer: AfterLayer | None) -> list[Output]:
+        return self.outputs(self.hidden(plan, embedded, after_layer), plan.chunks)
 
     def hidden(
         self,
-        chunks: Sequence[Chunk],
+        plan: Plan,
         x: Tensor,
         after_layer: AfterLayer | None,
         *,
@@ -222,10 +242,12 @@ class StaticBackend:
         Args:
             x: embedded tokens; or, if not ``enter``, the states behind an earlier stage's layers.
         """
-        groups = grouped(chunks, self._heads, self._masks, self._blocks)
+        chunks, groups = plan.chunks, plan.groups
         if enter:
-            x = self._enter(chunks, x)
-        rotations = self._rotations_of(chunks)
+            x = self._enter(plan, x)
+        for group in groups:
+            group.begin()
+        rotations = self._rotations_of(plan)
         layers = self._layers_for(chunks)
         rows = x.shape[0]
         x = self._filled_up(x)
@@ -283,7 +305,7 @@ class StaticBackend:
     def close(self) -> None:
         """Nothing to do."""
 
-    def _enter(self, chunks: Sequence[Chunk], x: Tensor) -> Tensor:
+    def _enter(self, plan: Plan, x: Tensor) -> Tensor:
         """Turn embedded tokens into what the first layer reads [rows, hidden]."""
         if self._embed_scale is not None:
             x = x * self._embed_scale.to(x.dtype)
@@ -292,8 +314,8 @@ class StaticBackend:
         if self._project_in is not None:
             x = self._project_in(x)
         assert self._embed_positions is not None
-        positions = _positions(chunks, self.device)
-        embedded: Tensor = x + self._embed_positions(None, position_ids=positions)
+        assert plan.positions is not None
+        embedded: Tensor = x + self._embed_positions(None, position_ids=plan.positions())
         return embedded
 
     def _layers_for(self, chunks: Sequence[Chunk]) -> Sequence[Layer]:
@@ -323,22 +345,22 @@ class StaticBackend:
             return groups[0].attend(layer, qkv, windowed)
         return torch.cat([group.attend(layer, qkv[group.rows], windowed) for group in groups])
 
-    def _rotations_of(self, chunks: Sequence[Chunk]) -> dict[str, tuple[Tensor, ...]]:
+    def _rotations_of(self, plan: Plan) -> dict[str, tuple[Tensor, ...]]:
         """Return the rotation of each type of layers; none where positions are embedded."""
         if self._rotary is None:
             return {}
-        return {kind: self._rotation(chunks, kind) for kind in set(self._rotates)}
+        return {kind: self._rotation(plan, kind) for kind in set(self._rotates)}
 
-    def _rotation(self, chunks: Sequence[Chunk], kind: str) -> tuple[Tensor, ...]:
+    def _rotation(self, plan: Plan, kind: str) -> tuple[Tensor, ...]:
         """Cosines and signed sines [rows, 1, head_dim]: x rotated is x * cos + swapped x * sin."""
-        first = chunks[0].positions
-        if len(chunks) == 1 and isinstance(first, int):
-            return self._table(chunks[0].end, kind).narrow(0, first, chunks[0].new).unbind(1)
-        if any(isinstance(c.positions, Tensor) and c.positions.ndim == 2 for c in chunks):  # M-RoPE
-            parts = [self._angles(_positions([chunk], self._like.device), kind) for chunk in chunks]
-            return _joined(parts).unbind(1)
-        table = self._table(max([chunk.end for chunk in chunks]), kind)
-        return table[_positions(chunks, self._like.device)].unbind(1)
+        chunks = plan.chunks
+        if plan.positions is None:
+            first, new = chunks[0].positions, chunks[0].new
+            return self._table(chunks[0].end, kind).narrow(0, first, new).unbind(1)
+        positions = plan.positions()
+        if positions.ndim == 2:  # M-RoPE
+            return self._angles(positions, kind).unbind(1)
+        return self._table(max([chunk.end for chunk in chunks]), kind)[positions].unbind(1)
 
     def _table(self, columns: int, kind: str) -> Tensor:
         """Rotations of the positions of so many columns, which are no larger."""
@@ -347,7 +369,8 @@ class StaticBackend:
             with self._growing:  # else a thread that needs fewer could put back a shorter one
                 table = self._rotations.get(kind)
                 if table is None or table.shape[0] < columns:
-                    table = self._angles(torch.arange(-(-columns // 1024) * 1024), kind)
+                    positions = torch.arange(rounded_up(columns, 1024), device=self._like.device)
+                    table = self._angles(positions, kind)
                     self._rotations[kind] = table
         return table
 
@@ -396,19 +419,19 @@ def _wanted(x: Tensor, chunks: Sequence[Chunk]) -> Tensor:
     return _joined([x[end - chunk.keep : end] for end, chunk in zip(ends, chunks, strict=True)])
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Rows of all parts; a single part as it is."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """All parts, one after the other; a single part as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
-def _positions(chunks: Sequence[Chunk], device: torch.device) -> Tensor:
-    """Return the positions of all tokens: [rows], or in one chunk's own form."""
-    if len(chunks) == 1 and not isinstance(chunks[0].positions, int):
-        return chunks[0].positions.to(device)
-    spelled: list[int] = []
+def _positions(chunks: Sequence[Chunk]) -> Tensor:
+    """Return the positions of all tokens [rows]; M-RoPE's [3, rows] if any chunk has such."""
+    spelled: list[Tensor] = []
     for chunk in chunks:
-        if isinstance(chunk.positions, int):
-            spelled += range(chunk.positions, chunk.positions + chunk.new)
-        else:
-            spelled += chunk.positions.tolist()
-    return torch.tensor(spelled, device=device)
+        positions = chunk.positions
+        if isinstance(positions, int):
+            positions = torch.arange(positions, positions + chunk.new)
+        spelled.append(positions)
+    if any(positions.ndim == 2 for positions in spelled):
+        spelled = [positions.expand(3, -1) for positions in spelled]
+    return _joined(spelled, dim=-1)

@@ -22,7 +22,7 @@ _ROWS, _LOGITS = 512, 64
 """Tokens of a large pass, and those whose logits are wanted."""
 _SESSION = 4096
 """Tokens of a session with a full HD picture: 2,691 of them, and a long text."""
-_FULL_HD = 1920 * 1080
+FULL_HD = 1920 * 1080
 
 
 def check_fits(
@@ -41,7 +41,7 @@ def check_fits(
     context = getattr(text, "max_position_embeddings", None) or _SESSION
     columns = min(_SESSION, context)
     largest_pass = pass_bytes(
-        config, dtype, rows=_ROWS, logits=_LOGITS, columns=columns, pixels=_FULL_HD
+        config, dtype, rows=_ROWS, logits=_LOGITS, columns=columns, pixels=FULL_HD
     )
     session = columns * column_bytes(text, dtype)
     if weights + largest_pass + session > free:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from collab_llm_nodes.engine.engine import Engine, wait_for
 from collab_llm_nodes.engine.session import Feed, OnExit
-from collab_llm_nodes.errors import Cancelled, CollabError, Replay, Unavailable
+from collab_llm_nodes.errors import Cancelled, CollabError, InvalidInput, Replay, Unavailable
 from collab_llm_nodes.serving.figures import ComputeFigures
 from collab_llm_nodes.serving.scheduler import (
     BatchConfig,
@@ -72,6 +72,10 @@ class Job(Protocol):
     @property
     def unread(self) -> int:
         """Prompt tokens that have not been fed."""
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that the KV cache will hold at most."""
 
     @property
     def due(self) -> bool:
@@ -124,7 +128,7 @@ class Judge:
 
     Attributes:
         min_lead_s: early exits are not computed where they would precede the end of the pass by
-            less than this [s].
+            less than this [s], or by too little to be worth their own time; 0: all are.
     """
 
     min_lead_s = math.inf
@@ -150,11 +154,21 @@ class _Session:
     evicted: bool = False
 
 
+_EXIT_PAYS = 8
+"""An exit is taken where it leads the verdict by so many times what it takes itself.
+
+It delays the verdicts of all sessions by that, and a lead is of use only to a robot that had not
+foreseen the outcome itself: one in five to ten.
+"""
+_DRAFT_ROWS = 16
+"""Rows of a draft for which memory is kept free beside the KV caches."""
+
+
 class Compute:
     """See the module docstring.
 
     Args:
-        max_sessions: KV caches at a time.
+        max_sessions: KV caches at a time, if there is memory for them.
         judge: of all jobs.
         name: of the service, for messages.
         emulated_compute_s: EMULATION: a pass takes at least this long.
@@ -184,7 +198,10 @@ class Compute:
         self._slots: Slots[Client] = Slots(max_sessions, batch)
         self._figures.caches.set_function(lambda: len(self._slots))
         self._figures.waiting.set_function(lambda: self._slots.waiting)
+        self._batch = batch
+        self._max_sessions = max_sessions
         self._expected_s = math.inf  # of a pass without its exits, smoothed; unknown: inf
+        self._exit_s = 0.0  # of one exit of a pass, smoothed
         self._concluded: list[tuple[Client, Message]] = []  # of the present pass
         self._told: set[Client] = set()  # of the last turn, or opened, and not back
         self._stopping = False
@@ -224,6 +241,10 @@ class Compute:
 
     def _run(self) -> None:
         try:
+            self._engine.warm_up()
+            drafted = self._batch.max_batch * _DRAFT_ROWS
+            rows = drafted + self._batch.prefill_tokens
+            self._slots.room = self._engine.cache_room(rows=rows, logits=drafted)
             self._serve()
         except Exception:
             # A fault in here or of the device, in the midst of any change: nothing can be trusted.
@@ -271,8 +292,17 @@ class Compute:
     def _open(self, client: Client, job: Job) -> None:
         if self._failed:
             raise self._no_longer()
+        size = self._engine.cache_bytes(job.most_tokens)
+        if size > self._slots.room:
+            job.close()
+            raise InvalidInput(
+                f"a KV cache of {job.most_tokens} tokens takes {size / 2**30:.2f} GiB,"
+                f" {self._slots.room / 2**30:.2f} are there for all sessions",
+                field="max_tokens",
+                remedy="lower max_tokens or shorten the prompt",
+            )
         self._sessions[client] = _Session(job)
-        self._slots.request(client, time.monotonic(), client.owner)
+        self._slots.request(client, time.monotonic(), client.owner, size)
         self._advance_slots()
 
     def _submit(self, client: Client, work: Work) -> None:
@@ -312,9 +342,7 @@ class Compute:
                 session.job.close()
                 self._figures.evictions.inc()
             elif isinstance(change, Refused):
-                taken = f"all {len(self._slots)} sessions are taken"
-                remedy = f"try again later, or raise max_sessions on the {self._name}"
-                self._fail(change.key, Unavailable(taken, field="session", remedy=remedy))
+                self._fail(change.key, self._all_taken())
 
     def _opened(self, client: Client, session: _Session) -> None:
         session.ready = True
@@ -329,7 +357,8 @@ class Compute:
         if batch.turns:
             self._told.clear()
         run = _Pass(self._engine, self._judge, self._emulated_s)
-        spare = 1.0 - self._judge.min_lead_s / max(self._expected_s, 1e-6)
+        lead_s = self._judge.min_lead_s and max(self._judge.min_lead_s, _EXIT_PAYS * self._exit_s)
+        spare = 1.0 - lead_s / max(self._expected_s, 1e-6)
         for client, due_since in batch.turns:
             job = self._sessions[client].job
             feed = job.begin(run.watch(client, job))
@@ -345,6 +374,8 @@ class Compute:
             # Without what exits took: they must not seem worth sending because they are sent.
             alone_s, old = max(compute_s - run.exits_s, self._emulated_s), self._expected_s
             self._expected_s = alone_s if math.isinf(old) else 0.75 * old + 0.25 * alone_s
+        if run.exits:
+            self._exit_s += 0.25 * (run.exits_s / run.exits - self._exit_s)
         for part, result in zip(run.parts, results, strict=True):
             finding = findings.get(part.client)
             self._guarded(part.client, partial(self._after, part, result, compute_s, finding))
@@ -408,6 +439,16 @@ class Compute:
         self._slots.leave(client)
         session.job.close()
 
+    def _all_taken(self) -> Unavailable:
+        count, held = len(self._slots), self._slots.held_bytes / 2**30
+        remedy = "try again later"
+        if count >= self._max_sessions:
+            taken = f"all {count} sessions are taken"
+            remedy += f", or raise max_sessions on the {self._name}"
+        else:
+            taken = f"{count} sessions hold {held:.2f} GiB, all memory for KV caches"
+        return Unavailable(taken, field="session", remedy=remedy)
+
     def _no_longer(self) -> Unavailable:
         return Unavailable(
             f"the {self._name} has failed", field="session", remedy="try again, or another"
@@ -461,12 +502,14 @@ class _Pass:
     for a device that is busy.
 
     Attributes:
-        exits_s: what early exits have taken, from the adapter to the message.
+        exits: layers whose early exits were taken.
+        exits_s: what they have taken, from the adapter to the message.
     """
 
     def __init__(self, engine: Engine, judge: Judge, at_least_s: float) -> None:
         self.parts: list[_Part] = []
         self.started = time.monotonic()
+        self.exits = 0
         self.exits_s = 0.0
         self._engine = engine
         self._judge = judge
@@ -497,12 +540,13 @@ class _Pass:
         self._sleep_until(self._engine.num_layers)
         return results
 
-    def _post_exits(self, layer: int, took_s: float) -> None:
+    def _post_exits(self, layer: int, took: Callable[[], float]) -> None:
         """Judge what all sessions show at ``layer`` together, and send it on together."""
-        self.exits_s += took_s
         exits, self._exits = self._exits, []
         if not exits:
+            self.exits_s += took()
             return
+        self.exits += 1
         begun = time.monotonic()
         shown = self._judge.preview(layer, [(job, logits) for _, job, logits in exits])
         previews = [
@@ -515,7 +559,7 @@ class _Pass:
         awake = time.monotonic()
         for number, (client, preview) in enumerate(previews, start=1):
             client.post(preview, more=number < len(previews))
-        self.exits_s += judged - begun + time.monotonic() - awake
+        self.exits_s += took() + judged - begun + time.monotonic() - awake
 
     def _sleep_until(self, layer: int) -> None:
         if self._at_least_s:

@@ -8,15 +8,16 @@ Sarathi-Serve, Agrawal et al., OSDI 2024), and every pass reads on in the oldest
 turns nor prompts can starve. The first prompts of all owners come before the second of any.
 
 :class:`Slots` lends the KV caches. A newcomer gets a free one, or that of the session that has been
-idle longest, which its client rebuilds by replaying its tokens. Owners share them fairly: of those
-who wait, the one whose owner holds the fewest is served first, and an owner who holds the most
-loses one that is idle at once to a newcomer whose owner holds fewer.
+idle longest, which its client rebuilds by replaying its tokens. Owners share their memory fairly:
+of those who wait, the one whose owner holds the least is served first, and an owner who holds the
+most loses one that is idle at once to a newcomer whose owner would still hold less.
 
 Keys are whatever the caller knows its sessions by; times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -168,16 +169,25 @@ class Refused(Generic[K]):
 
 
 class Slots(Generic[K]):
-    """The KV caches: first the owner who holds the fewest, least recently used first to go."""
+    """The KV caches: first the owner who holds the least, least recently used first to go.
+
+    Args:
+        count: caches at a time.
+
+    Attributes:
+        room: bytes of all of them together.
+    """
 
     def __init__(self, count: int, config: BatchConfig) -> None:
+        self.room = math.inf
         self._count = count
         self._config = config
+        self._sizes: dict[K, int] = {}  # bytes of all below
         self._busy: set[K] = set()
         self._idle: dict[K, float] = {}  # since; the longest idle first
         self._line: dict[K, float] = {}  # newcomers, since; in order of arrival
         self._owners: dict[K, str] = {}  # of all these; nobody's have an empty name
-        self._held: Counter[str] = Counter()  # slots, by owner
+        self._held: Counter[str] = Counter()  # bytes of slots, by owner
 
     def __len__(self) -> int:
         """Slots in use."""
@@ -188,14 +198,21 @@ class Slots(Generic[K]):
         """Newcomers without a slot."""
         return len(self._line)
 
-    def request(self, key: K, now: float, owner: str = "") -> None:
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the slots in use."""
+        return sum(self._sizes[key] for key in (*self._busy, *self._idle))
+
+    def request(self, key: K, now: float, owner: str = "", size: int = 0) -> None:
         """Enter ``key``, which is new and wants a slot; :meth:`advance` tells when it has one.
 
         Args:
             owner: equal for all keys that share alike; empty: nobody's, and alone.
+            size: bytes that its cache takes at most.
         """
         self._line[key] = now
         self._owners[key] = owner
+        self._sizes[key] = size
 
     def work(self, key: K) -> None:
         """Call the slot of ``key`` busy: something of it is due."""
@@ -213,20 +230,21 @@ class Slots(Generic[K]):
             self._release(key)
         self._line.pop(key, None)
         self._owners.pop(key, None)
+        self._sizes.pop(key, None)
 
     def advance(self, now: float) -> list[Granted[K] | Evicted[K] | Refused[K]]:
         """Return what becomes of those who wait; for after every change and when :attr:`due`."""
         out: list[Granted[K] | Evicted[K] | Refused[K]] = []
         while self._line:
             key = min(self._line, key=self._holds)  # of equals the first
-            if len(self) >= self._count and (evicted := self._evictable(key, now)) is not None:
+            while not self._fits(key) and (evicted := self._evictable(key, now)) is not None:
                 self._release(evicted)
                 out.append(Evicted(evicted))
-            if len(self) >= self._count:
+            if not self._fits(key):
                 break
             del self._line[key]
             self._busy.add(key)
-            self._held[self._owners[key]] += 1
+            self._held[self._owners[key]] += self._weight(key)
             out.append(Granted(key))
         for key in [
             k for k, since in self._line.items() if now >= since + self._config.slot_wait_s
@@ -244,8 +262,16 @@ class Slots(Generic[K]):
         idle = next(iter(self._idle.values()), None)
         return refused if idle is None else min(refused, idle + self._config.evict_idle_s)
 
+    def _fits(self, key: K) -> bool:
+        """Return True if ``key`` may have a slot beside those in use."""
+        return len(self) < self._count and self.held_bytes + self._sizes[key] <= self.room
+
+    def _weight(self, key: K) -> int:
+        """Return the bytes of ``key``; 1 where nobody knows them, so that slots are counted."""
+        return self._sizes[key] or 1
+
     def _holds(self, key: K) -> int:
-        """Return how many slots the owner of ``key`` has."""
+        """Return the bytes of the slots of the owner of ``key``."""
         owner = self._owners[key]
         return self._held[owner] if owner else 0
 
@@ -253,14 +279,18 @@ class Slots(Generic[K]):
         self._busy.discard(key)
         self._idle.pop(key, None)
         owner = self._owners[key]
-        self._held[owner] -= 1
+        self._held[owner] -= self._weight(key)
         if not self._held[owner]:
             del self._held[owner]
 
     def _evictable(self, newcomer: K, now: float) -> K | None:
         """Return who has to make room for ``newcomer``: one idle for long, or of a rich owner."""
+        busy = sum(self._sizes[key] for key in self._busy)
+        if busy + self._sizes[newcomer] > self.room:
+            return None  # it would not fit if all were gone
         key, since = next(iter(self._idle.items()), (None, 0.0))
         if key is None or now >= since + self._config.evict_idle_s:
             return key
         rich = max(self._idle, key=self._holds)  # of equals the longest idle
-        return rich if self._holds(rich) > self._holds(newcomer) + 1 else None
+        share = self._holds(newcomer) + self._weight(newcomer)
+        return rich if self._holds(rich) > share else None

@@ -570,8 +570,8 @@ def test_what_all_sessions_show_at_an_exit_can_be_taken_together() -> None:
             )
         return found
 
-    def all_shown(layer: int, took_s: float) -> None:
-        assert took_s > 0
+    def all_shown(layer: int, took: Callable[[], float]) -> None:
+        assert took() > 0
         order.append(f"all {layer}")
 
     engine.run(feeds(), after_exit=all_shown)
@@ -579,7 +579,7 @@ def test_what_all_sessions_show_at_an_exit_can_be_taken_together() -> None:
     engine.run(feeds(), after_exit=all_shown, exits_until=1.5)
     assert order == ["a 1", "b 1", "all 1"]
 
-    def fail(layer: int, took_s: float) -> None:
+    def fail(layer: int, took: Callable[[], float]) -> None:
         raise ValueError("nobody wants it")
 
     both = feeds()

@@ -32,7 +32,7 @@ def test_a_session_gets_the_logits_of_its_model(seed: int) -> None:
     known: list[tuple[Session, int, list[int]]] = []
     for _ in range(6):
         member = rng.randrange(3)
-        known.append((ensemble.open(NO_PROMPT, member), member, []))
+        known.append((ensemble.open(NO_PROMPT, member=member), member, []))
         if rng.random() < 0.2 and known[0][2]:
             session, member, tokens = known[0]
             known.append((session.fork(), member, list(tokens)))
@@ -53,7 +53,7 @@ def test_a_session_gets_the_logits_of_its_model(seed: int) -> None:
 
 def test_a_feed_that_cannot_run_fails_alone() -> None:
     ensemble = Ensemble(ENGINES)
-    fine, closed = (ensemble.open(NO_PROMPT, member) for member in (0, 2))
+    fine, closed = (ensemble.open(NO_PROMPT, member=member) for member in (0, 2))
     closed.close()
     found, refused = ensemble.run([Feed(fine, [1, 2], last=1), Feed(closed, [1], last=1)])
     torch.testing.assert_close(found, ENGINES[0].open(NO_PROMPT).feed([1, 2], last=1))
@@ -79,7 +79,7 @@ def test_models_with_other_tokens_share_no_passes() -> None:
 def test_sessions_of_an_ensemble_are_not_saved(tmp_path: Path) -> None:
     """A file names one model."""
     ensemble = Ensemble(ENGINES)
-    session = ensemble.open(NO_PROMPT, 1)
+    session = ensemble.open(NO_PROMPT, member=1)
     session.feed([1, 2])
     with pytest.raises(ProtocolError, match="ensemble"):
         session.save(tmp_path / "file")
@@ -100,7 +100,7 @@ def test_an_engine_of_another_kind_makes_its_own_passes() -> None:
 
 def test_a_pass_that_ends_early_leaves_all_sessions_as_they_were() -> None:
     ensemble = Ensemble(ENGINES)
-    sessions = [ensemble.open(NO_PROMPT, member) for member in range(3)]
+    sessions = [ensemble.open(NO_PROMPT, member=member) for member in range(3)]
     ensemble.run([Feed(session, [1, 2, 3], last=1) for session in sessions])
 
     def end() -> None:

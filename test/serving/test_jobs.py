@@ -31,6 +31,7 @@ class Generation:
         self._prompt = encode(Prompt(text)).ids
         self._session = as_engine(engine).open(encode(Prompt(text)))
         self._max_tokens = max_tokens
+        self.most_tokens = len(self._prompt) + max_tokens
         self._tokens: list[int] = []
         self._wanted: list[int] = []  # tokens of each round that was asked for
         self._round: list[int] = []
@@ -217,4 +218,54 @@ def test_work_that_a_job_refuses_ends_that_job_only() -> None:
     assert (refused.code, refused.field) == (InvalidInput.code, "count")
     compute.submit(good, 2)
     assert good.tokens(2) == reference(engine, "good", 2)
+    assert compute.stop(WAIT_S)
+
+
+class Measured(FakeEngine):
+    """Its caches take ten bytes a token, and there are 200 bytes."""
+
+    def cache_bytes(self, tokens: int) -> int:
+        return 10 * tokens
+
+    def cache_room(self, *, rows: int, logits: int) -> float:
+        return 200.0
+
+
+def test_caches_are_lent_by_their_bytes() -> None:
+    engine = Measured(1)
+    patience = BatchConfig(evict_idle_s=60.0, slot_wait_s=60.0)
+    compute = Compute(as_engine(engine), batch=patience, max_sessions=8, name="toy")
+    tokens = len(encode(Prompt("first")).ids) + 2  # 9
+    first, second, third, huge = (Caller(name) for name in ("first", "second", "third", "huge"))
+    for caller in (first, second):
+        compute.open(caller, Generation(engine, caller.id, 2))
+        assert caller.next() == f"{caller.id} is read"
+    compute.open(third, Generation(engine, "third", 2))
+    compute.open(huge, Generation(engine, "huge", 100))
+    refused = huge.next()
+    assert isinstance(refused, InvalidInput)
+    assert refused.field == "max_tokens"
+    assert refused.remedy
+    assert 2 * 10 * tokens <= 200 < 3 * 10 * tokens
+    compute.submit(first, 2)
+    assert first.tokens(2) == reference(engine, "first", 2)  # and third still waits
+    compute.leave(first)
+    assert third.next() == "third is read", "the first one has ended"
+    assert compute.stop(WAIT_S)
+
+
+def test_an_engine_that_cannot_begin_is_a_failure_of_the_server() -> None:
+    class Cold(FakeEngine):
+        def warm_up(self) -> None:
+            raise RuntimeError("CUDA error: no kernel image is available")
+
+    failed = threading.Event()
+    engine = Cold(1)
+    compute = Compute(
+        as_engine(engine), batch=BatchConfig(), max_sessions=2, on_failure=failed.set, name="toy"
+    )
+    assert failed.wait(WAIT_S)
+    caller = Caller("late")
+    compute.open(caller, Generation(engine, "late", 2))
+    assert caller.next().code == "UNAVAILABLE"
     assert compute.stop(WAIT_S)

@@ -287,7 +287,7 @@ def test_logits_that_are_not_finite_fail_their_session_only(serve: Serve, join: 
 class StuckCaches(FakeEngine):
     """An engine whose caches cannot be freed, as after a CUDA error."""
 
-    def open(self, prompt: EncodedPrompt) -> FakeSession:
+    def open(self, prompt: EncodedPrompt, expected: int = 0) -> FakeSession:
         session = super().open(prompt)
         session.close = self._fail  # type: ignore[method-assign]
         return session

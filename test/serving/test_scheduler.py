@@ -190,3 +190,59 @@ def test_owners_share_the_caches_fairly(data: st.DataObject) -> None:
         for newcomer, _ in line:
             assert held_by.total() == 4
             assert all(held_by[owner] <= held_by[newcomer] + 1 for owner, _ in idle)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_caches_in_use_never_take_more_than_the_room(data: st.DataObject) -> None:
+    slots: Slots[int] = Slots(8, BatchConfig(evict_idle_s=5.0, slot_wait_s=10.0))
+    slots.room = 10
+    sizes: dict[int, int] = {}
+    busy: set[int] = set()
+    idle: set[int] = set()
+    for now in range(data.draw(st.integers(1, 40))):
+        if data.draw(st.integers(0, 1)):
+            sizes[now] = data.draw(st.integers(0, 10))
+            slots.request(now, now, size=sizes[now])
+        if busy and data.draw(st.integers(0, 1)):
+            key = data.draw(st.sampled_from(sorted(busy)))
+            slots.rest(key, now)
+            busy.remove(key)
+            idle.add(key)
+        if busy and data.draw(st.integers(0, 3)) == 0:
+            key = data.draw(st.sampled_from(sorted(busy)))
+            slots.leave(key)
+            busy.remove(key)
+        for change in slots.advance(now):
+            if isinstance(change, Granted):
+                busy.add(change.key)
+            elif isinstance(change, Evicted):
+                idle.remove(change.key)  # nobody who works is asked to make room
+        assert slots.held_bytes == sum(sizes[key] for key in busy | idle) <= slots.room
+
+
+def test_room_is_made_only_if_the_newcomer_then_fits() -> None:
+    slots: Slots[str] = Slots(8, BatchConfig(evict_idle_s=0.0))
+    slots.room = 10
+    for key, size in (("busy", 5), ("old", 2), ("new", 2)):
+        slots.request(key, 0.0, size=size)
+    assert slots.advance(0.0) == [Granted("busy"), Granted("old"), Granted("new")]
+    slots.rest("old", 1.0)
+    slots.rest("new", 1.5)
+    slots.request("large", 2.0, size=6)
+    assert slots.advance(2.0) == [], "5 of 10 are busy: it would not fit without the idle ones"
+    slots.leave("large")
+    slots.request("fits", 2.0, size=5)
+    assert slots.advance(2.0) == [Evicted("old"), Evicted("new"), Granted("fits")]
+
+
+def test_an_owner_of_a_large_cache_makes_room_for_others() -> None:
+    slots: Slots[str] = Slots(8, BatchConfig(evict_idle_s=60.0))
+    slots.room = 10
+    slots.request("large", 0.0, owner="greedy", size=9)
+    assert slots.advance(0.0) == [Granted("large")]
+    slots.rest("large", 0.0)
+    slots.request("another", 1.0, owner="greedy", size=2)
+    assert slots.advance(1.0) == [], "its own"
+    slots.request("small", 1.0, owner="modest", size=2)
+    assert slots.advance(1.0) == [Evicted("large"), Granted("small"), Granted("another")]

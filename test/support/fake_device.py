@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -43,6 +43,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import collab_llm_nodes
+from collab_llm_nodes.models import loading
 from collab_llm_nodes.models.architectures import decoder_parts
 
 CUDA = torch.device("cuda", 0)
@@ -556,9 +557,13 @@ def _replacements(device: FakeDevice) -> list[tuple[Any, str, Any]]:
         (torch.cuda, "synchronize", synchronize),
         (torch.cuda, "mem_get_info", lambda *_: (device.total - device.allocated, device.total)),
         (torch.cuda, "memory_allocated", lambda *_: device.allocated),
+        (torch.cuda, "memory_reserved", lambda *_: device.allocated),
+        (torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(is_integrated=False)),
         (torch.cuda, "empty_cache", lambda: None),
         (torch.accelerator, "current_stream", lambda *_: current),
         (torch.accelerator, "synchronize", synchronize),
+        # Through the host, as without accelerate: transformers would ask CUDA itself.
+        (loading, "is_accelerate_available", lambda: False),
     ]
 
 

@@ -76,7 +76,7 @@ class FakeEngine:
         self.freed: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._lock = threading.Lock()
 
-    def open(self, prompt: EncodedPrompt) -> FakeSession:
+    def open(self, prompt: EncodedPrompt, expected: int = 0) -> FakeSession:
         return FakeSession(self)
 
     def run(
@@ -84,7 +84,7 @@ class FakeEngine:
         feeds: Sequence[Feed],
         *,
         exits_until: float = math.inf,
-        after_exit: AfterExit = lambda layer, took_s: None,
+        after_exit: AfterExit = lambda layer, took: None,
     ) -> list[Tensor | Exception]:
         failed: dict[int, Exception] = {}
         fakes = [cast(FakeSession, feed.session) for feed in feeds]
@@ -106,11 +106,20 @@ class FakeEngine:
                     failed[i] = error
                     session.length = before[i]
             if on_exits:
-                after_exit(layer, 0.0)
+                after_exit(layer, lambda: 0.0)
         return [
             failed.get(i) or session.logits(feed.keep)
             for i, (session, feed) in enumerate(zip(fakes, feeds, strict=True))
         ]
+
+    def warm_up(self) -> None:
+        pass
+
+    def cache_bytes(self, tokens: int) -> int:
+        return 0
+
+    def cache_room(self, *, rows: int, logits: int) -> float:
+        return math.inf
 
     def decode(self, tokens: Sequence[int]) -> str:
         return " ".join(str(t) for t in tokens)

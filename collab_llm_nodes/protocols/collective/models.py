@@ -126,7 +126,7 @@ class Sessions:
     def _open(self, context: Context) -> Session:
         prompt = EncodedPrompt(context.prompt)
         if isinstance(self._engine, Ensemble):
-            return self._engine.open(prompt, context.member)
+            return self._engine.open(prompt, member=context.member)
         return self._engine.open(prompt)
 
     def release(self, id: str) -> None:

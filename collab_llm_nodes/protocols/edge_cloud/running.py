@@ -101,7 +101,9 @@ def start(config: EdgeCloudConfig, resources: Resources) -> EdgeCloud:
             field="carrier",
             remedy="give a VerifierCarrier, or run the node draft_vlm",
         )
-    engine, *others = [Engine(load(model)) for model in config.models()]
+    engine, *others = engines = [Engine(load(model)) for model in config.models()]
+    for each in engines:
+        each.warm_up()
     return EdgeCloud(engine, config, resources, others=others)
 
 

@@ -33,7 +33,11 @@ Emit = Callable[[EarlyExit], None]
 
 
 class TargetSession:
-    """One session's protocol state and its KV cache. One caller at a time."""
+    """One session's protocol state and its KV cache. One caller at a time.
+
+    Attributes:
+        most_tokens: that the cache will hold: prompt and answer.
+    """
 
     def __init__(
         self, engine: Engine, prompt: EncodedPrompt, opened: Open, exits: ExitConfig | None = None
@@ -45,7 +49,8 @@ class TargetSession:
             vocab_size=engine.vocab_size,
             exits=exits,
         )
-        self._kv = engine.open(prompt)
+        self.most_tokens = len(prompt.ids) + opened.max_tokens
+        self._kv = engine.open(prompt, self.most_tokens)
         self._dropped = False  # an early exit that could not be read
 
     @property

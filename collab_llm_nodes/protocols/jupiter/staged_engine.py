@@ -87,16 +87,27 @@ class StagedEngine:
             self.pipeline.close()
             raise
 
-    def open(self, prompt: EncodedPrompt) -> StagedSession:
+    def open(self, prompt: EncodedPrompt, expected: int = 0) -> StagedSession:
         """Start a session; it takes a lane when it is first fed."""
         return StagedSession(self, prompt)
+
+    def warm_up(self) -> None:
+        """Do nothing: the workers were measured when they were chosen."""
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Return 0: the workers hold the caches, and lend as many lanes as they have memory for."""
+        return 0
+
+    def cache_room(self, *, rows: int, logits: int) -> float:
+        """Return infinity."""
+        return math.inf
 
     def run(
         self,
         feeds: Sequence[Feed],
         *,
         exits_until: float = math.inf,
-        after_exit: AfterExit = lambda layer, took_s: None,
+        after_exit: AfterExit = lambda layer, took: None,
     ) -> list[Tensor | Exception]:
         """Run one pass over several sessions, as ``Engine.run``; there are no exits."""
         results: dict[int, Tensor | Exception] = {}
