@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -374,6 +375,18 @@ def wait_for(device: torch.device) -> None:
         torch.accelerator.current_stream(device).synchronize()
 
 
+def ahead_of_others(device: torch.device) -> AbstractContextManager[object]:
+    """Let what this thread gives ``device`` run before what other threads gave it.
+
+    On CUDA it is a stream of its own, of high priority; elsewhere nothing.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    stream = torch.cuda.Stream(device, priority=-1)
+    stream.wait_stream(torch.cuda.current_stream(device))  # weights may be on their way
+    return torch.cuda.stream(stream)
+
+
 def stopwatch(device: torch.device) -> Callable[[], Callable[[], float]]:
     """Start to time what this thread gives ``device``.
 
@@ -388,11 +401,12 @@ def stopwatch(device: torch.device) -> Callable[[], Callable[[], float]]:
             return lambda: took_s
 
         return stop
+    stream = torch.cuda.current_stream(device)
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    first.record()
+    first.record(stream)
 
     def record() -> Callable[[], float]:
-        last.record()
+        last.record(stream)
 
         def seconds() -> float:
             last.synchronize()

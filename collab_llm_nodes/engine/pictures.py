@@ -7,10 +7,13 @@ embedded   x    x      f0      f1      f2      f3      x     f: rows of the pict
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import EncodedPrompt
@@ -19,16 +22,58 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 def encode_pictures(loaded: LoadedModel, prompt: EncodedPrompt, like: Tensor) -> Tensor:
     """Return the features [placeholders of the prompt, width] of a prompt's pictures.
 
+    On CUDA the encoder runs on a stream of its own, beside the passes, and the calling thread waits
+    for it: a pass that waited instead would hold up the verdicts of all its sessions.
+
     Args:
         like: a tensor of the place and the type of the result.
     """
+    if like.device.type != "cuda":
+        return _encode(loaded, prompt, like)
+    stream = _encoder_stream(like.device)
+    stream.wait_stream(torch.cuda.current_stream(like.device))  # weights may be on their way
+    with torch.cuda.stream(stream):
+        features = _encode(loaded, prompt, like)
+        done = torch.cuda.Event(blocking=True)  # sleeps; else it would spin on a core
+        done.record(stream)
+    done.synchronize()
+    return features
+
+
+@cache
+def _encoder_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=0)  # the lowest; passes have ``ahead_of_others``
+
+
+def _encode(loaded: LoadedModel, prompt: EncodedPrompt, like: Tensor) -> Tensor:
     pixels, grid = prompt.pixel_values, prompt.image_grid_thw
     assert pixels is not None
     assert grid is not None
+    indices = _indices(loaded.model.model.visual, grid, like.device)
     features = loaded.model.get_image_features(
-        pixels.to(like.device), grid.to(like.device), return_dict=True
+        pixels.to(like.device), grid, return_dict=True, **indices
     ).pooler_output
     return torch.cat(list(features)).to(like.dtype)
+
+
+def _indices(encoder: Any, grid: Tensor, device: torch.device) -> dict[str, Tensor]:
+    """Return what the encoder would compute from the pictures' sizes, each where it is read.
+
+    Sizes and lengths stay on the host: each of the encoder's layers reads them there, and would
+    wait for the device three times.
+
+    Args:
+        grid: patches of each picture along time, height and width [pictures, 3], on the host.
+    """
+    merge = encoder.spatial_merge_size
+    found = {"image_position_ids": get_vision_position_ids(grid, merge).to(device)}
+    if hasattr(encoder, "window_size"):  # Qwen2.5-VL
+        index, lengths = get_vision_window_index(
+            grid, merge, encoder.window_size, encoder.patch_size
+        )
+        found["image_window_index"] = index.to(device)
+        found["image_cu_window_seqlens"] = lengths
+    return found
 
 
 def features_within(
@@ -50,6 +95,8 @@ def show(features: Tensor, ids: Sequence[int], placeholder: int, embedded: Tenso
     Args:
         embedded: [len(ids), width]; it is written to.
     """
+    if features.is_cuda:  # made on another stream, whose next picture must not overwrite them
+        features.record_stream(torch.cuda.current_stream(features.device))
     shown = 0
     for is_shown, run in groupby(enumerate(ids), lambda place: place[1] == placeholder):
         places = [row for row, _ in run][: len(features) - shown if is_shown else 0]

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from collab_llm_nodes.engine.engine import Engine, wait_for
+from collab_llm_nodes.engine.engine import Engine, ahead_of_others, wait_for
 from collab_llm_nodes.engine.session import Feed, OnExit
 from collab_llm_nodes.errors import Cancelled, CollabError, InvalidInput, Replay, Unavailable
 from collab_llm_nodes.serving.figures import ComputeFigures
@@ -241,11 +241,12 @@ class Compute:
 
     def _run(self) -> None:
         try:
-            self._engine.warm_up()
-            drafted = self._batch.max_batch * _DRAFT_ROWS
-            rows = drafted + self._batch.prefill_tokens
-            self._slots.room = self._engine.cache_room(rows=rows, logits=drafted)
-            self._serve()
+            with ahead_of_others(self._engine.device):
+                self._engine.warm_up()
+                drafted = self._batch.max_batch * _DRAFT_ROWS
+                rows = drafted + self._batch.prefill_tokens
+                self._slots.room = self._engine.cache_room(rows=rows, logits=drafted)
+                self._serve()
         except Exception:
             # A fault in here or of the device, in the midst of any change: nothing can be trusted.
             log.exception("the compute thread cannot go on")

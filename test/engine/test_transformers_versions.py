@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+FILES = ("engine", "engine_operations", "picture_encoding")
 RUN = """
 import sys, pytest, transformers
 assert transformers.__file__.startswith(sys.argv[1]), transformers.__file__
@@ -24,7 +25,7 @@ def test_models_that_see_run_with(version: str) -> None:
     if not packages.is_dir():
         pytest.skip("`scripts/setup.sh tests` installs it")
     environment = os.environ | {"PYTHONPATH": f"{packages}:{os.environ.get('PYTHONPATH', '')}"}
-    tests = [str(HERE / name) for name in ("test_engine.py", "test_engine_operations.py")]
+    tests = [str(HERE / f"test_{name}.py") for name in FILES]
     seeing = "(qwen2_vl or qwen2_5_vl) and not (unrelated or noisy)"
     options = ["-q", "-p", "no:cacheprovider", "-k", seeing]
     done = subprocess.run(

@@ -560,6 +560,7 @@ def _replacements(device: FakeDevice) -> list[tuple[Any, str, Any]]:
         (torch.cuda, "memory_reserved", lambda *_: device.allocated),
         (torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(is_integrated=False)),
         (torch.cuda, "empty_cache", lambda: None),
+        (Tensor, "record_stream", lambda x, stream: None),  # there is one stream
         (torch.accelerator, "current_stream", lambda *_: current),
         (torch.accelerator, "synchronize", synchronize),
         # Through the host, as without accelerate: transformers would ask CUDA itself.
