@@ -554,6 +554,7 @@ def _replacements(device: FakeDevice) -> list[tuple[Any, str, Any]]:
         device.wait("synchronize")
 
     return [
+        (Tensor, "record_stream", lambda *_: None),
         (torch, "Event", event),
         (torch.cuda, "Event", event),
         (torch.cuda, "Stream", stream),
@@ -563,6 +564,7 @@ def _replacements(device: FakeDevice) -> list[tuple[Any, str, Any]]:
         (torch.cuda, "stream", lambda *_: nullcontext()),
         (torch.cuda, "synchronize", synchronize),
         (torch.cuda, "mem_get_info", lambda *_: (device.total - device.allocated, device.total)),
+        (torch.cuda, "get_device_capability", lambda *_: (8, 0)),
         (torch.cuda, "get_device_properties", lambda *_: properties),
         (torch.cuda, "memory_allocated", lambda *_: device.allocated),
         (torch.cuda, "memory_reserved", lambda *_: device.allocated),
