@@ -358,7 +358,7 @@ def test_masks_are_aligned_at_every_length(device: FakeDevice, dtype: str, kind:
     with device.watch() as ledger:
         for _ in range(64):
             trunk = session.length
-            for new in (9, 5, 1):
+            for new in (30, 9, 5, 1):
                 feeds = [Feed(session, words(new), last=0)]
                 if kind == "tree":
                     parents = [trunk - 1 + i // 2 for i in range(new)]

@@ -23,6 +23,7 @@ counts as one launch.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
@@ -30,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import FrameType, SimpleNamespace, TracebackType
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -43,7 +44,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import collab_llm_nodes
-from collab_llm_nodes.models import loading
 from collab_llm_nodes.models.architectures import decoder_parts
 
 CUDA = torch.device("cuda", 0)
@@ -167,6 +167,8 @@ class FakeDevice:
 
     def __enter__(self) -> FakeDevice:
         with ExitStack() as context:
+            # transformers loads in this thread, and settings for CUDA are undone on leaving.
+            context.enter_context(patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1"))
             for place, name, replacement in _replacements(self):
                 context.enter_context(patch.object(place, name, replacement))
             context.enter_context(_Calls(self))
@@ -544,27 +546,31 @@ def _replacements(device: FakeDevice) -> list[tuple[Any, str, Any]]:
     stream = type("Stream", (_Stream,), {"device": device})
     current = stream()
 
+    properties = SimpleNamespace(
+        name="fake", total_memory=device.total, major=8, minor=0, is_integrated=False
+    )
+
     def synchronize(*args: Any) -> None:
         device.wait("synchronize")
 
     return [
+        (Tensor, "record_stream", lambda *_: None),
         (torch, "Event", event),
         (torch.cuda, "Event", event),
         (torch.cuda, "Stream", stream),
         (torch.cuda, "current_stream", lambda *_: current),
         (torch.cuda, "default_stream", lambda *_: current),
+        (torch.cuda, "current_device", lambda: CUDA.index),
         (torch.cuda, "stream", lambda *_: nullcontext()),
         (torch.cuda, "synchronize", synchronize),
         (torch.cuda, "mem_get_info", lambda *_: (device.total - device.allocated, device.total)),
+        (torch.cuda, "get_device_capability", lambda *_: (8, 0)),
+        (torch.cuda, "get_device_properties", lambda *_: properties),
         (torch.cuda, "memory_allocated", lambda *_: device.allocated),
         (torch.cuda, "memory_reserved", lambda *_: device.allocated),
-        (torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(is_integrated=False)),
         (torch.cuda, "empty_cache", lambda: None),
-        (Tensor, "record_stream", lambda x, stream: None),  # there is one stream
         (torch.accelerator, "current_stream", lambda *_: current),
         (torch.accelerator, "synchronize", synchronize),
-        # Through the host, as without accelerate: transformers would ask CUDA itself.
-        (loading, "is_accelerate_available", lambda: False),
     ]
 
 
