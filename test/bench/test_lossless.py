@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from collab_llm_nodes.bench.lossless.check import (
     check_distribution,
     check_lossless,
     compare_lossless,
+    rounding,
     transformers_generate,
 )
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -93,6 +96,60 @@ def test_a_near_tie_is_reported_and_counted_apart() -> None:
     assert (report.mismatches, report.near_ties) == (0, 1)
     assert report.differences[0].near_tie
     assert abs(report.differences[0].gap) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest", "gap"),
+    [
+        (torch.bfloat16, 9.0, 0.125),
+        (torch.bfloat16, 16.0, 0.25),
+        (torch.bfloat16, 28.0, 0.25),
+        (torch.bfloat16, -33.0, 0.5),
+        (torch.float16, 28.0, 2**-5),
+        (torch.float32, 28.0, 2**-10),
+        (torch.float32, 1.5, 2**-14),
+    ],
+)
+def test_a_tie_is_as_wide_as_the_logits_are_large(
+    dtype: torch.dtype, largest: float, gap: float
+) -> None:
+    assert rounding(torch.tensor([1.0, largest, -0.5], dtype=dtype)) == gap
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, SamplingConfig(temperature=0.5, law="coupled", seed=2)],
+    ids=["greedy", "coupled"],
+)
+@pytest.mark.parametrize(("ulps", "near_tie"), [(0, True), (1, True), (2, True), (6, False)])
+def test_logits_that_rounding_may_swap_are_a_tie_at_their_own_size(
+    ulps: int, near_tie: bool, sampling: SamplingConfig
+) -> None:
+    """Near 40 a bfloat16 has steps of 0.25, twice of which no fixed width for 16 allows."""
+    loaded = load(ModelConfig(str(tiny_folder("llama")), dtype="bfloat16"))
+    prompt, right, other = tiny_prompt("llama"), 21, 22
+    logits = torch.full((1, len(loaded.tokenizer)), -10.0, dtype=torch.bfloat16)
+    logits[0, right], logits[0, other] = 40.0, 40.0 - 0.25 * ulps
+    target = Engine(loaded)
+    original = loaded.model.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        found.logits = logits.expand(found.logits.shape[1], -1)[None].clone()
+        return found
+
+    functools.update_wrapper(forward, original)  # generate reads its signature
+    loaded.model.forward = forward
+    expected, scores = transformers_generate(
+        loaded, encode(prompt, loaded), sampling, 1, target.eos
+    )
+    got = other if expected == [right] else right
+    report = compare_lossless(lambda *_: [got], target, [prompt], [sampling], max_tokens=1)
+    (difference,) = report.differences
+    assert difference.gap == float(scores[0][expected[0]] - scores[0][got])
+    if sampling.greedy:
+        assert difference.gap == 0.25 * ulps
+    assert difference.near_tie == (near_tie if sampling.greedy else difference.gap <= 0.5 / 0.5)
 
 
 def test_the_peer_ignores_the_checkpoints_own_generation_settings() -> None:

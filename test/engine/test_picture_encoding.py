@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
-from tiny_models import VISION, tiny_model, tiny_prompt
+from tiny_models import VISION, tiny_folder, tiny_model, tiny_prompt
 from torch import Tensor
 
 from collab_llm_nodes.engine import pictures
 from collab_llm_nodes.engine.pictures import encode_pictures, show
+from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import encode
 
 CUDA = torch.device("cuda:0")
@@ -38,7 +37,8 @@ def test_the_encoder_reads_no_value_from_its_device(architecture: str) -> None:
     """Meta tensors have none: whatever would wait for a GPU raises."""
     loaded = tiny_model(architecture)
     prompt = encode(tiny_prompt(architecture, images=2), loaded)
-    there = replace(loaded, model=copy.deepcopy(loaded.model).to("meta"))
+    there = load(ModelConfig(str(tiny_folder(architecture))))
+    there.model.to("meta")
     features = encode_pictures(there, prompt, torch.empty(0, device="meta"))
     here = encode_pictures(loaded, prompt, torch.empty(0))
     assert (features.shape, features.device.type) == (here.shape, "meta")

@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +14,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_models import VISION, scene, tiny_folder, tiny_model, tiny_prompt
@@ -183,6 +184,21 @@ def test_what_is_trained_beside_a_model_is_no_part_of_it(tmp_path: Path) -> None
     (folder / "medusa.json").unlink()
     assert count_weights(folder) == weights + 64, "nothing says what it is"
     assert checkpoint_fingerprint(folder) != known
+
+
+@pytest.mark.parametrize("name", ["verifier_qwen2_vl_7b.yaml", "qwen2_vl_2b_7b.yaml"])
+def test_shipped_configurations_of_qwen_do_not_overflow(name: str) -> None:
+    file = Path(__file__).parents[2] / "config" / name
+    models = list(_models(yaml.safe_load(file.read_text(encoding="utf-8"))))
+    assert [model["dtype"] for model in models] == ["bfloat16"]
+
+
+def _models(found: object) -> Iterator[dict[str, str]]:
+    if isinstance(found, dict):
+        if str(found.get("path", "")).startswith("Qwen"):
+            yield found
+        for inner in found.values():
+            yield from _models(inner)
 
 
 def test_an_absent_device_is_a_typed_error() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from collab_llm_nodes.bench.lossless.check import TIE
+from collab_llm_nodes.bench.lossless.check import rounding
 from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError
@@ -156,7 +156,6 @@ class RightAnswers:
         first = next((i for i, (a, b) in pairs if a != b), None)
         if first is None:
             return False
-        peer = self._family.peer
-        logits = reference.next_logits(peer, EncodedPrompt(prompt), right[:first])
+        logits = reference.next_logits(self._family.peer, EncodedPrompt(prompt), right[:first])
         gap = float(logits[right[first]] - logits[answer[first]])
-        return gap < TIE[peer.config.dtype]
+        return gap <= rounding(logits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from queue import SimpleQueue
@@ -26,6 +27,7 @@ from tiny_models import tiny_model
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import ConfigError, InvalidInput
+from collab_llm_nodes.protocols.jupiter import worker
 from collab_llm_nodes.protocols.jupiter.chain import Layers
 from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS, drafter_named
 from collab_llm_nodes.protocols.jupiter.generation import (
@@ -109,6 +111,26 @@ def run(made: Pipeline, steps: list[Step]) -> Result:
     """Return the result of one pass."""
     due = control().due
     return made.chain(due).run(steps, due)
+
+
+@pytest.mark.parametrize("want", [Want.NOTHING, Want.VERDICT])
+def test_a_stages_time_lasts_until_its_device_is_done(
+    want: Want, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of the last stage, which reads nothing from the device if nothing is wanted."""
+    done: list[float] = []
+
+    def wait_for(device: torch.device) -> None:
+        assert device == torch.device("cpu")
+        done.append(time.monotonic())
+
+    monkeypatch.setattr(worker, "wait_for", wait_for)
+    with pipeline(2) as made:
+        rows = int(want is not Want.NOTHING)
+        result = run(made, [Step(0, 0, (1, 2, 3), want=want, rows=rows)])
+    assert len(done) == len(result.spans) == 2
+    for span, waited in zip(result.spans, done, strict=True):
+        assert span.begin <= waited <= span.end
 
 
 def overlap(before: Span, after: Span) -> bool:
