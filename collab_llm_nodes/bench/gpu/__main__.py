@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from collab_llm_nodes.bench.gpu import environment, runner
-from collab_llm_nodes.bench.gpu.steps import STEPS
-from collab_llm_nodes.bench.gpu.worker import work
+from collab_llm_nodes.bench.gpu.steps import STEPS, Step
+from collab_llm_nodes.bench.gpu.worker import true_or_tiny
 
 
 def main() -> int:
@@ -27,7 +30,7 @@ def main() -> int:
     if options.needs:
         environment.print_needs()
         return 0
-    steps = STEPS
+    steps: Sequence[Step] = STEPS
     if options.steps:
         asked = options.steps.split(",")
         unknown = [name for name in asked if name not in {step.name for step in STEPS}]
@@ -39,7 +42,7 @@ def main() -> int:
     facts = environment.describe()
     for warning in facts["warnings"]:
         print(f"WARNING  {warning}", flush=True)
-    results = {
+    results: dict[str, Any] = {
         "form": form,
         "device": device,
         "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -48,9 +51,7 @@ def main() -> int:
     }
     runner.run_steps(
         steps,
-        work,
-        form=form,
-        device=device,
+        partial(true_or_tiny, form, device),
         budget_s=options.budget_s,
         results=results,
         keep=lambda found: runner.write(options.json, found),

@@ -90,11 +90,9 @@ def print_needs() -> None:
         state = "ok" if _meets(need, found) else "MISSING"
         print(f"{need.package:<24} >= {need.least:<8} {found or '-':<10} {state}")
     wheels = " ".join(f"{need.package}=={need.wheel}" for need in NEEDS if need.wheel)
-    print(
-        "\nOn a computer with a package index, for a machine without one:\n"
-        "  pip download --no-deps --only-binary=:all: --python-version 3.12"
-        f" --platform manylinux_2_28_x86_64 \\\n    --platform manylinux2014_x86_64 -d .whl {wheels}"
-    )
+    print("\nOn a computer with a package index, for a machine without one:")
+    print("  pip download -d .whl --no-deps --only-binary=:all: --python-version 3.12 \\")
+    print(f"    --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \\\n    {wheels}")
 
 
 def _found(need: Need) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from collab_llm_nodes.bench.gpu.lab import Lab, fewer_layers
 from collab_llm_nodes.bench.gpu.transformers_peer import full_pass, generate
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
-from collab_llm_nodes.engine.stage import Stage, StageFeed
+from collab_llm_nodes.engine.stage import Stage, StageFeed, StageSession
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load, no_progress_bar
 from collab_llm_nodes.models.prompt import EncodedPrompt
@@ -40,10 +41,10 @@ def exact(lab: Lab) -> None:
     text, shown = lab.text(48), lab.shown(loaded)
     lab.figure("picture_tokens", len(shown.ids))
     for name, prompt in (("text", text), ("picture", shown)):
-        _answers(lab, name, engine, peer, prompt)
-        _continuations(lab, name, engine, peer, prompt)
-        _exits(lab, name, engine, peer, prompt)
-    _together(lab, engine, [text, shown])
+        for part in (_answers, _continuations, _exits):
+            call = partial(part, lab, name, engine, peer, prompt)
+            lab.attempt(f"{name}: {part.__name__.strip('_')}", call)
+    lab.attempt("sessions", partial(_together, lab, engine, [text, shown]))
 
 
 def _answers(lab: Lab, name: str, engine: Engine, peer: LoadedModel, prompt: EncodedPrompt) -> None:
@@ -182,10 +183,11 @@ def stages(lab: Lab) -> None:
     lab.near("prompt", distance(read, right), LIMIT)
     parents = [47, 48, 47, 50, 51]
     lab.near("tree", distance(pass_on(ids, parents), session.grow(ids, parents)), LIMIT)
-    for each in (*own, session):
+    everybody: list[Session | StageSession] = [*own, session]
+    for each in everybody:
         each.retain(51)
     lab.near("retained", distance(pass_on(ids), session.feed(ids)), LIMIT)
-    for each in (*own, session):
+    for each in everybody:
         each.length = 48
     lab.near("rolled back", distance(pass_on(ids), session.feed(ids)), LIMIT)
 
@@ -214,24 +216,26 @@ def precision(lab: Lab) -> None:
     session = engine.open(prompt)
     session.feed(prompt.ids, last=0)
     by_rows: dict[int, Tensor] = {}
-    for rows in ROWS:
+
+    def read(rows: int) -> Tensor:
         session.length = len(prompt.ids)
         pieces = [session.feed(forced[start : start + rows]) for start in range(0, FORCED, rows)]
-        by_rows[rows] = logits = torch.cat(pieces).float()
+        return torch.cat(pieces).float()
+
+    def compare(rows: int) -> None:
+        by_rows[rows] = logits = read(rows)
         lab.near(
             f"{rows} rows: error over that of transformers",
             distance(logits, right) / limit,
             TIMES_AS_FAR,
             error=distance(logits, right),
             flips=int((logits.argmax(-1) != best).sum()),
+            flips_beside_fewest=int((logits.argmax(-1) != by_rows[min(by_rows)].argmax(-1)).sum()),
         )
-    lab.figure(
-        "flips_beside_64_rows",
-        {n: int((by_rows[n].argmax(-1) != by_rows[64].argmax(-1)).sum()) for n in ROWS},
-    )
-    session.length = len(prompt.ids)
-    again = torch.cat([session.feed(forced[i : i + 5]) for i in range(0, FORCED, 5)]).float()
-    lab.verdict("the same passes round alike", torch.equal(again, by_rows[5]))
+        lab.verdict(f"{rows} rows: the same passes round alike", torch.equal(logits, read(rows)))
+
+    for rows in ROWS:
+        lab.attempt(f"{rows} rows", partial(compare, rows))
     session.close()
 
 

@@ -47,7 +47,7 @@ def machine(lab: Lab) -> None:
         lab.figure("memory_gib", {"free": free / 2**30, "total": total / 2**30})
         lab.figure("cuda", torch.version.cuda)
         lab.figure("cudnn", torch.backends.cudnn.version())
-    order = getattr(torch._C, "_get_sdp_priority_order", list)()
+    order: list[int] = getattr(torch._C, "_get_sdp_priority_order", list)()
     lab.figure("attention_order", [SDPBackend(number).name for number in order])
     bandwidth = copy_bytes_per_s(lab.device, lab.form.copied_bytes)
     lab.figure("copy_gb_per_s", bandwidth / 1e9)

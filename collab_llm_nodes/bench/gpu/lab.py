@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import random
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -62,6 +63,14 @@ class Lab:
     def near(self, name: str, found: float, limit: float, **facts: Any) -> None:
         """Report whether an error is within its limit; NaN is not."""
         self.verdict(name, found <= limit, found=found, limit=limit, **facts)
+
+    def attempt(self, name: str, part: Callable[[], object]) -> None:
+        """Run a part of a step; what it raises is a verdict, and the step's other parts go on."""
+        try:
+            part()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
+            traceback.print_exc()
+            self.verdict(name, False, exception=f"{type(error).__name__}: {error}"[:500])
 
     def ids(self, count: int, seed: int = 0) -> tuple[int, ...]:
         """Return random ids of ordinary tokens."""
@@ -123,7 +132,7 @@ class Lab:
         torch.manual_seed(seed)
         with torch.device(self.device):
             model = Qwen2VLForConditionalGeneration._from_config(
-                self._config(sizes), dtype=DTYPES[dtype]
+                self.configuration(sizes), dtype=DTYPES[dtype]
             )
         generator = torch.Generator(self.device).manual_seed(seed)
         with torch.no_grad():
@@ -146,8 +155,9 @@ class Lab:
             config,
         )
 
-    def _config(self, sizes: Sizes) -> Qwen2VLConfig:
-        special = {
+    def configuration(self, sizes: Sizes) -> Qwen2VLConfig:
+        """Return the configuration of a model of these sizes."""
+        special: dict[str, Any] = {
             f"{name}_token_id": token_id(self.tokenizer, f"<|{token}|>")
             for name, token in [
                 ("image", "image_pad"),

@@ -15,29 +15,27 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from collab_llm_nodes.bench.gpu.steps import Step
+from collab_llm_nodes.bench.gpu.worker import Send, work
 
 OK, FAILED, SKIPPED = "ok", "FAILED", "skipped"
 _SLACK = 2.0
 """A step may take so many times what is expected."""
 _LOG_LINES = 40
 
-Work = Callable[[Connection, Path, str, str], None]
-
 
 class Worker:
     """A worker process and the connection to it."""
 
-    def __init__(self, work: Work, folder: Path, form: str, device: str) -> None:
+    def __init__(self, make_lab: Callable[[Send], Any], folder: Path) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.log = folder / "worker.log"
         self.log.write_bytes(b"")
-        self._process = context.Process(target=work, args=(theirs, self.log, form, device))
+        self._process = context.Process(target=work, args=(theirs, self.log, make_lab))
         self._process.start()
         theirs.close()  # so that its end is heard when the process ends
 
@@ -63,10 +61,8 @@ class Worker:
 
 def run_steps(
     steps: Sequence[Step],
-    work: Work,
+    make_lab: Callable[[Send], Any],
     *,
-    form: str,
-    device: str,
     budget_s: float,
     results: dict[str, Any],
     keep: Callable[[dict[str, Any]], None],
@@ -75,6 +71,7 @@ def run_steps(
     """Run the steps within the budget, and put into ``results["steps"]`` what each has found.
 
     Args:
+        make_lab: as for ``worker.work``.
         keep: is given the results after each finding.
     """
     begun = time.monotonic()
@@ -93,7 +90,7 @@ def run_steps(
                     record["error"] = f"{left_s:.0f} s left, expected to take {step.seconds:g} s"
                 else:
                     if worker is None:
-                        worker = Worker(work, Path(folder), form, device)
+                        worker = Worker(make_lab, Path(folder))
                     if not _run(
                         step, worker, min(left_s, _SLACK * step.seconds), record, results, keep
                     ):
@@ -137,9 +134,12 @@ def _run(
     if "raised" in message:
         record |= {"error": message["raised"], "log": worker.tail()}
         return False
-    if all(verdict["ok"] for verdict in record["verdicts"].values()):
+    verdicts = record["verdicts"].values()
+    if all(verdict["ok"] for verdict in verdicts):
         record["status"] = OK
-    return True
+        return True
+    record["log"] = worker.tail()
+    return not any("exception" in verdict for verdict in verdicts)
 
 
 def write(file: Path, results: dict[str, Any]) -> None:
@@ -166,7 +166,8 @@ def _line(step: Step, record: dict[str, Any]) -> str:
     wrong = [name for name, verdict in record["verdicts"].items() if not verdict["ok"]]
     facts = [record["error"]] if "error" in record else []
     facts += [f"wrong: {', '.join(wrong)}"] if wrong else []
-    return f"{record['status']:<8}{record['seconds']:6.1f} s  {step.name}: {'; '.join(facts) or step.shows}"
+    said = "; ".join(facts) or step.shows
+    return f"{record['status']:<8}{record['seconds']:6.1f} s  {step.name}: {said}"
 
 
 def summary(results: dict[str, Any]) -> list[str]:
@@ -204,5 +205,20 @@ def _key_figures(figures: dict[str, Any]) -> str:
     return "; ".join(shown)
 
 
-_KEYS = ("ms", "step_ms", "host_ms", "encode_ms", "read_ms", "bandwidth_share", "tokens_per_s")
-_KEYS += ("round_ms", "compute_ms", "beside_ms", "kernels", "busy_share", "first_ms", "second_ms")
+_KEYS = (
+    "ms",
+    "step_ms",
+    "host_ms",
+    "encode_ms",
+    "read_ms",
+    "bandwidth_share",
+    "tokens_per_s",
+    "round_ms",
+    "compute_ms",
+    "beside_ms",
+    "kernels",
+    "busy_share",
+    "first_ms",
+    "second_ms",
+)
+"""Figures that the table shows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,13 +33,17 @@ def passes(lab: Lab) -> None:
     limit_ms = limit(lab, loaded)
     lab.figure("bandwidth_limit_ms", limit_ms)
     session = filled(lab, engine)
-    for rows in VERIFIED:
+
+    def verify(rows: int) -> None:
         found = timed(lab.device, again(session, lab.ids(rows)), lab.form.repeats)
         lab.figure(f"{rows} rows", {**found, "bandwidth_share": limit_ms / found["ms"]})
+
+    for rows in VERIFIED:
+        lab.attempt(f"{rows} rows", partial(verify, rows))
     session.close()
-    _prompts(lab, engine)
-    _sessions(lab, engine, limit_ms)
-    _exits(lab, loaded)
+    lab.attempt("prompts", partial(_prompts, lab, engine))
+    lab.attempt("sessions", partial(_sessions, lab, engine, limit_ms))
+    lab.attempt("exits", partial(_exits, lab, loaded))
 
 
 def _prompts(lab: Lab, engine: Engine) -> None:

@@ -8,15 +8,23 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 _SPARE_S = 2.0
 """Before a step's end, the stacks of its threads go to the log."""
 
 
-def work(connection: Connection, log: Path, form: str, device: str) -> None:
+Send = Callable[[dict[str, Any]], None]
+
+
+def work(connection: Connection, log: Path, make_lab: Callable[[Send], Any]) -> None:
     """Run the steps whose functions the parent names, until it closes the connection.
+
+    Args:
+        make_lab: makes what each step is handed, which reports by the function that this is given.
 
     Messages in: (function, seconds). Messages out: findings of ``lab.Lab``, then {"done": seconds},
     or {"raised": message} of a step that raised something.
@@ -26,7 +34,7 @@ def work(connection: Connection, log: Path, form: str, device: str) -> None:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     faulthandler.enable()
-    lab: object = None
+    lab: Any = None
     while True:
         try:
             function, seconds = connection.recv()
@@ -36,7 +44,7 @@ def work(connection: Connection, log: Path, form: str, device: str) -> None:
         faulthandler.dump_traceback_later(max(1.0, seconds - _SPARE_S))
         try:
             if lab is None:
-                lab = _lab(connection, form, device)
+                lab = make_lab(connection.send)
             module, _, name = function.partition(":")
             getattr(importlib.import_module(module), name)(lab)
             lab.tidy()
@@ -49,8 +57,8 @@ def work(connection: Connection, log: Path, form: str, device: str) -> None:
         sys.stderr.flush()
 
 
-def _lab(connection: Connection, form: str, device: str) -> object:
-    """Return what the steps are handed; what cannot be imported is the first step's error."""
+def true_or_tiny(form: str, device: str, send: Send) -> Any:
+    """Return the ``lab.Lab`` of a form; a package that cannot be imported is the step's error."""
     import torch
 
     from collab_llm_nodes.bench.gpu.forms import TINY, TRUE
@@ -59,4 +67,4 @@ def _lab(connection: Connection, form: str, device: str) -> object:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     chosen = torch.device(device, 0) if device == "cuda" else torch.device(device)
-    return Lab(TINY if form == "tiny" else TRUE, chosen, connection.send)
+    return Lab(TINY if form == "tiny" else TRUE, chosen, send)
