@@ -38,6 +38,8 @@ class Need:
     wheel: str = ""
 
 
+# What transformers' wheel asks for, it checks when it is imported: hence the versions of tokenizers
+# and others.
 NEEDS = (
     Need("torch", "torch", "2.11"),
     Need("transformers", "transformers", "5.17", "5.23.0"),
@@ -45,9 +47,10 @@ NEEDS = (
     Need("grpcio", "grpc", "1.85.1", "1.85.1"),
     Need("grpcio-health-checking", "grpc_health", "1.85.1", "1.85.1"),
     Need("numpy", "numpy", "1.26"),
-    Need("tokenizers", "tokenizers", "0.22"),
-    Need("safetensors", "safetensors", "0.5"),
-    Need("huggingface-hub", "huggingface_hub", "1.0"),
+    Need("tokenizers", "tokenizers", "0.23.1"),
+    Need("safetensors", "safetensors", "0.8.0"),
+    Need("huggingface-hub", "huggingface_hub", "1.31.0"),
+    Need("regex", "regex", "2025.10.22"),
     Need("pillow", "PIL", "10.2"),
     Need("jinja2", "jinja2", "3.1"),
     Need("PyYAML", "yaml", "6.0.1"),

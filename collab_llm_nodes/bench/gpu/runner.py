@@ -162,16 +162,17 @@ def _plain(found: Any) -> Any:
 
 
 def _line(step: Step, record: dict[str, Any]) -> str:
-    """Return what is said of one step."""
+    """Return what is said of one step when it is over: of one that failed, the end of its log."""
     wrong = [name for name, verdict in record["verdicts"].items() if not verdict["ok"]]
     facts = [record["error"]] if "error" in record else []
     facts += [f"wrong: {', '.join(wrong)}"] if wrong else []
     said = "; ".join(facts) or step.shows
-    return f"{record['status']:<8}{record['seconds']:6.1f} s  {step.name}: {said}"
+    lines = [f"{record['status']:<8}{record['seconds']:6.1f} s  {step.name}: {said}"]
+    return "\n    | ".join([*lines, *record.get("log", ())[-12:]])
 
 
 def summary(results: dict[str, Any]) -> list[str]:
-    """Return the table: each step's verdicts and its key figures."""
+    """Return the table: each step's verdicts and key figures, and why it failed."""
     lines = [f"{'step':<12}{'status':<9}{'s':>6}  {'right':<8}key figures"]
     for name, record in results["steps"].items():
         verdicts = record["verdicts"].values()
@@ -182,8 +183,8 @@ def summary(results: dict[str, Any]) -> list[str]:
         )
         if record["status"] == FAILED:
             wrong = [f"{n}: {v}" for n, v in record["verdicts"].items() if not v["ok"]]
-            lines += [f"    {text}"[:240] for text in (*wrong, record.get("error", "")) if text]
-            lines += [f"    | {text}"[:240] for text in record.get("log", ())[-12:]]
+            reasons = [*wrong, *record.get("error", "").splitlines()[:1]]
+            lines += [f"    {reason}"[:240] for reason in reasons]
     return lines
 
 
