@@ -112,9 +112,13 @@ def test_a_wrong_engine_is_found(step: Any, sound: bool, monkeypatch: pytest.Mon
     heard: list[dict[str, Any]] = []
     monkeypatch.setattr(exactness, "Engine", Engine if sound else _wrong_engine)
     step(Lab(TINY, torch.device("cpu"), heard.append))
-    verdicts = [message["facts"]["ok"] for message in heard if "verdict" in message]
-    assert verdicts
-    assert all(verdicts) == sound
+    ok = {m["verdict"]: m["facts"]["ok"] for m in heard if "verdict" in m}
+    # These compare the engine with itself, or tokens, which may be the same by chance.
+    spared = ("8 sessions in one pass", "the same passes round alike", "greedy answer")
+    judged = [right for name, right in ok.items() if not any(part in name for part in spared)]
+    assert judged
+    assert set(judged) == {sound}
+    assert all(ok.values()) == sound
 
 
 def _steps(*names: str, seconds: float = 60.0) -> list[Step]:

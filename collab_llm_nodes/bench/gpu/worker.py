@@ -6,6 +6,7 @@ import faulthandler
 import importlib
 import os
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -33,6 +34,7 @@ def work(connection: Connection, log: Path, make_lab: Callable[[Send], Any]) -> 
     with log.open("wb", buffering=0) as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
+    tempfile.tempdir = str(log.parent)  # the parent removes what a step that is ended leaves there
     faulthandler.enable()
     lab: Any = None
     while True:
