@@ -65,8 +65,9 @@ def true_or_tiny(form: str, device: str, send: Send) -> Any:
 
     from collab_llm_nodes.bench.gpu.forms import TINY, TRUE
     from collab_llm_nodes.bench.gpu.lab import Lab
+    from collab_llm_nodes.models.devices import device_named
 
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    chosen = torch.device(device, 0) if device == "cuda" else torch.device(device)
+    chosen = device_named(f"{device}:0" if device == "cuda" else device)  # as ``load`` prepares it
     return Lab(TINY if form == "tiny" else TRUE, chosen, send)
