@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
 from fake_models import EOS, FakeEngine, as_engine, encode
 from tiny_models import tiny_model, tiny_prompt
 
-from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
+from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, distributions
 from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import (
@@ -132,11 +131,11 @@ def test_drafts_side_by_side_are_those_made_alone_at_one_calculation_a_step(
     alone = [Drafter(engine, prompt, sampling).draft(job) for job in jobs]
     calls = []
 
-    def counted(logits: np.ndarray, config: SamplingConfig) -> np.ndarray:
+    def counted(logits: torch.Tensor, config: SamplingConfig) -> list[Distribution]:
         calls.append(logits.shape)
-        return distribution(logits, config)
+        return distributions(logits, config)
 
-    monkeypatch.setattr(drafter_module, "distribution", counted)
+    monkeypatch.setattr(drafter_module, "distributions", counted)
     drafter = Drafter(engine, prompt, sampling)
     lines = [drafter.begin(job) for job in jobs]
     steps = 0
@@ -144,7 +143,7 @@ def test_drafts_side_by_side_are_those_made_alone_at_one_calculation_a_step(
         drafter.step(unfinished)
         steps += 1
     assert [line.draft for line in lines] == alone
-    assert len(calls) == (0 if sampling.greedy else steps)
+    assert len(calls) == 1 + steps, "of the prompt, and of each step"
 
 
 def test_an_exit_that_is_not_finite_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
