@@ -351,7 +351,7 @@ def _sessions(models: _Models, repeats: int, prompts: Sequence[Prompt]) -> dict[
 
         def judge(layer: int, took_s: float) -> None:
             for state, logits, sure in zip(states, shown, confidences(shown), strict=False):
-                state.preview(layer, logits, sure=sure)
+                state.preview(layer, logits, None, sure)
             shown.clear()
 
         def run() -> None:

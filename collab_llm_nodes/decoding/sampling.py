@@ -128,10 +128,7 @@ def distributions_of(
     in one copy. Only rows of which more tokens are kept than those need a second one.
     """
     if all(isinstance(part, np.ndarray) or part.device.type == "cpu" for part in parts):
-        rows = [
-            [_of_row(row, config) for row in _array(part)]
-            for part, config in zip(parts, configs, strict=True)
-        ]
+        rows = [_of_rows(_array(part), config) for part, config in zip(parts, configs, strict=True)]
     else:
         rows = of_device(cast("Sequence[Tensor]", parts), configs)
     found: list[list[Distribution] | ModelError] = []
@@ -145,14 +142,28 @@ _FIRST = 256
 """Of a vocabulary, the likeliest tokens that are looked at first: they mostly hold the nucleus."""
 
 
+def _of_rows(x: NDArray[np.floating[Any]], config: SamplingConfig) -> list[Distribution | None]:
+    """Return the distributions of logits [n, V] in the host's memory; None: they are not finite."""
+    size = x.shape[-1]
+    if config.greedy or _cuts(config, size):
+        return [_of_row(row, config) for row in x]
+    weights = x.astype(np.float64)  # all rows at once: a small model has many
+    with np.errstate(invalid="ignore"):  # inf - inf
+        weights -= x.max(axis=-1, keepdims=True)
+    weights /= _divisor(config)
+    np.exp(weights, out=weights)
+    if not weights.all() or np.isnan(weights).any():  # not all tokens are possible
+        return [_of_row(row, config) for row in x]
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return [Distribution(_all_ids(size), row, size) for row in weights]
+
+
 def _of_row(x: NDArray[np.floating[Any]], config: SamplingConfig) -> Distribution | None:
     """Return the distribution of the logits ``x`` [V]; None if they are not finite."""
-    likeliest = int(x.argmax())  # of NaN, where there is one
-    top, size = float(x[likeliest]), len(x)
-    if not math.isfinite(top):
-        return None
+    size = len(x)
     if config.greedy:
-        return _certain(likeliest, size)
+        likeliest = int(x.argmax())  # of NaN, where there is one
+        return _certain(likeliest, size) if math.isfinite(x[likeliest]) else None
     if 0 < config.top_k < size:
         counts = [config.top_k]
     elif config.top_p < 1:
@@ -162,8 +173,11 @@ def _of_row(x: NDArray[np.floating[Any]], config: SamplingConfig) -> Distributio
     total = None
     for count in counts:
         ids = at_least(x, count)
+        if not len(ids):
+            return None
         every = len(ids) < count or count == size
         kept = x if len(ids) == size else x[ids]
+        top = float(kept.max())
         found = _of_likeliest(ids, kept, top, size, config, total, every=every)
         if found is not None:
             return found
@@ -216,10 +230,7 @@ def _of_likeliest(
         kept, at_most = mass.searchsorted(config.top_p * np.array(bounds)) + 1
         if kept < at_most or at_most > len(mass):
             return None
-        possible = weights >= falling[kept - 1]
-        ties = np.count_nonzero(possible) - kept
-        if ties:  # with the last one: the lower ids are kept
-            possible[np.flatnonzero(weights == falling[kept - 1])[-ties:]] = False
+        possible = _first(weights, falling[kept - 1], kept)
         ids, weights = ids[possible], weights[possible]
     if not weights.min() > 0:  # by a temperature near 0
         ids, weights = ids[weights > 0], weights[weights > 0]
@@ -227,18 +238,33 @@ def _of_likeliest(
     return Distribution(ids, weights, size)
 
 
+def _first(x: NDArray[np.float64], bound: float, count: int) -> NDArray[np.bool_]:
+    """Mark the ``count`` largest entries, the last of which is ``bound``; the first in a tie."""
+    found = x >= bound
+    ties = np.count_nonzero(found) - count
+    if ties:
+        found[(x == bound).nonzero()[0][-ties:]] = False
+    return found
+
+
 def at_least(x: NDArray[np.floating[Any]], count: int) -> NDArray[np.integer[Any]]:
     """Return the ids, ascending, of the ``count`` largest of ``x`` [V] and of some that follow.
 
-    All that ties with one of them is among them; -inf is not. A bound is found by the maxima of
-    groups: of the ``count`` highest, each stands for one entry at least. So no more than some
-    thousand entries are partitioned, where that would take a millisecond for a large vocabulary.
+    All that ties with one of them is among them; -inf is not. None are returned if one is NaN or
+    +inf. A bound is found by the maxima of groups: of the ``count`` highest, each stands for one
+    entry at least. So no more than some thousand entries are partitioned, where that would take a
+    millisecond for a large vocabulary.
     """
-    size, bound = len(x), -np.inf
+    size, bound, maxima = len(x), -np.inf, x
+    groups = max(4 * count, 1024)
+    width = size // groups
+    if width > 1:
+        maxima = x[: groups * width].reshape(width, groups).max(axis=0)
+        last = x[groups * width :]  # no row of its own
+        np.maximum(maxima[: len(last)], last, out=maxima[: len(last)])
+    if not maxima.max() < np.inf:  # false for NaN
+        return _all_ids(0)
     if count < size:
-        width = max(1, size // max(4 * count, 1024))
-        groups = size // width
-        maxima = x if width == 1 else x[: groups * width].reshape(width, groups).max(axis=0)
         bound = np.partition(maxima, -count)[-count]
     elif x.min() > bound:
         return _all_ids(size)
@@ -415,10 +441,11 @@ def to_wire(p: Distribution, max_support: int) -> SparseDistribution:
     if max_support < 1:
         raise ConfigError("must be >= 1", field="max_support")
     ids, probs = p.ids, p.probs
+    if len(ids) > 16 * max_support:
+        likely = at_least(probs, max_support)
+        ids, probs = ids[likely], probs[likely]
     if len(ids) > max_support:
-        best = at_least(probs, max_support)
-        best = best[np.argsort(-probs[best], kind="stable")[:max_support]]
-        best.sort()
+        best = _first(probs, np.partition(probs, -max_support)[-max_support], max_support)
         ids, probs = ids[best], probs[best]
     rounded = (probs / probs.sum()).astype(np.float16)
     kept = rounded > 0  # fp16 ends at 6e-8

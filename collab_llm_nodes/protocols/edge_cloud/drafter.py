@@ -34,6 +34,8 @@ from collab_llm_nodes.protocols.edge_cloud.prediction import Prediction, predict
 
 _BELIEFS = SamplingConfig(1.0, top_k=64)
 """What is kept of a greedy draft model's logits: more candidates than a prediction names."""
+_SMALL = 1024
+"""A vocabulary up to which it is quicker to keep everything."""
 _SCORED = 4
 """Tokens of the answer after which the weights of a vote change: paper 002's draft length."""
 
@@ -237,7 +239,10 @@ class Drafter:
 
     def _laws(self, logits: Tensor) -> list[Distribution]:
         """Return what is kept of ``logits`` [n, V]."""
-        return distributions(logits, _BELIEFS if self._sampling.greedy else self._sampling)
+        sampling = self._sampling
+        if sampling.greedy:
+            sampling = _BELIEFS if logits.shape[-1] > _SMALL else SamplingConfig(1.0)
+        return distributions(logits, sampling)
 
     def _own(self, law: Distribution, position: int) -> int:
         """Return the token that one of several models proposes."""

@@ -96,10 +96,12 @@ def _belief(
     bonus token comes.
     """
     at = law.ids == drafted
-    if sampling.greedy or sampling.law == "coupled":
-        z = np.log(law.probs)
-        if not sampling.greedy:
-            z += gumbel_of(sampling.seed, position, law.size, law.ids)
+    if sampling.greedy:
+        own = law.probs ** (1.0 / temperature)
+        own /= own.sum()
+        accepted = float(own[at].sum())
+    elif sampling.law == "coupled":
+        z = np.log(law.probs) + gumbel_of(sampling.seed, position, law.size, law.ids)
         own = np.exp((z - z.max()) / temperature)
         own /= own.sum()
         accepted = float(own[at].sum())
