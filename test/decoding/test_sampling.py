@@ -115,6 +115,16 @@ def test_rows_reduced_on_an_accelerator_give_the_distributions_of_the_host(step:
         np.testing.assert_allclose(row.probs, same.probs, rtol=1e-12)
 
 
+@pytest.mark.parametrize("law", [SamplingConfig(1.0, top_p=0.1), SamplingConfig(1.0, top_k=900)])
+def test_a_tie_that_the_download_cuts_is_decided_on_the_host(law: SamplingConfig) -> None:
+    logits = torch.zeros(1, 6000)
+    logits[0, 5000:5005] = 0.25
+    ((row,),) = of_device([logits], [law])
+    assert row is not None
+    assert row.ids.tolist() == distribution(logits[0], law).ids.tolist()
+    assert len(row.ids) == (6000 if law.top_k else 599)
+
+
 def test_rows_of_one_law_come_from_an_accelerator_in_one_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
