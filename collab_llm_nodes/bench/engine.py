@@ -34,7 +34,7 @@ from transformers import (
 
 from collab_llm_nodes.bench.harness import medians, save_plot, subplots
 from collab_llm_nodes.bench.scenes import scene_prompts
-from collab_llm_nodes.decoding.sampling import SamplingConfig, to_wire
+from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, to_wire
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.exits import SHORTLIST
 from collab_llm_nodes.engine.session import Feed, OnExit, Session
@@ -47,7 +47,7 @@ from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter, DrafterConfig
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
-from collab_llm_nodes.protocols.edge_cloud.server import VerifierSession, argmax_rows
+from collab_llm_nodes.protocols.edge_cloud.server import VerifierSession, confidences
 from collab_llm_nodes.protocols.edge_cloud.settings import load_config
 
 GAMMA = 4
@@ -350,10 +350,8 @@ def _sessions(models: _Models, repeats: int, prompts: Sequence[Prompt]) -> dict[
         shown: list[Tensor] = []
 
         def judge(layer: int, took: Callable[[], float]) -> None:
-            for state, logits, tops in zip(
-                states, shown, argmax_rows(shown, probabilities=True), strict=False
-            ):
-                state.preview(layer, logits, tops)
+            for state, logits, sure in zip(states, shown, confidences(shown), strict=False):
+                state.preview(layer, logits, None, sure)
             shown.clear()
 
         def run() -> None:
@@ -522,7 +520,8 @@ def _verifying(engine: Engine, sampling: SamplingConfig = SamplingConfig()) -> V
     """A session with a draft of ``GAMMA`` tokens under verification."""
     opened = Open("", (), sampling, MAX_TOKENS, vocabulary="")
     state = VerifierSession(opened, eos=engine.eos, vocab_size=engine.vocab_size)
-    law = to_wire(np.full(engine.vocab_size, 1 / engine.vocab_size), DrafterConfig().max_support)
+    any_token = Distribution.from_dense(np.full(engine.vocab_size, 1 / engine.vocab_size))
+    law = to_wire(any_token, DrafterConfig().max_support)
     probs = (law,) * GAMMA if sampling.sends_probabilities else None
     state.offer(Draft(0, 0, (9,) * GAMMA, probs))
     state.begin()

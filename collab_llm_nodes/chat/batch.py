@@ -27,7 +27,7 @@ from collab_llm_nodes.chat.prefixes import Ids, Prefixes, line_up
 from collab_llm_nodes.chat.quoting import Quoting
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.rejection import own_token
-from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution, most_likely
+from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions_of
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import Cancelled, CollabError, ModelError
@@ -254,29 +254,11 @@ def _next_tokens(ready: Sequence[tuple[Job, Tensor]]) -> list[int | CollabError]
     The numbers that a token is drawn with depend on the seed and on its place in the reply, so a
     reply does not depend on the jobs beside it.
     """
-    alike: dict[Hashable, list[int]] = {}
-    for number, (job, _) in enumerate(ready):
-        law = job.sampling
-        alike.setdefault((law.temperature, law.top_k, law.top_p, law.law), []).append(number)
-    tokens: list[int | CollabError] = [0] * len(ready)
-    for numbers in alike.values():
-        try:
-            drawn: Sequence[int | CollabError] = _draw([ready[n] for n in numbers])
-        except ModelError as error:
-            drawn = [error] if len(numbers) == 1 else [_next_tokens([ready[n]])[0] for n in numbers]
-        for number, token in zip(numbers, drawn, strict=True):
-            tokens[number] = token
-    return tokens
-
-
-def _draw(ready: Sequence[tuple[Job, Tensor]]) -> list[int]:
-    """Return the next tokens of jobs that differ in nothing but the seed of their sampling."""
-    logits = torch.stack([logits for _, logits in ready])
-    if ready[0][0].sampling.greedy:
-        return most_likely(logits)
-    laws = distribution(logits, ready[0][0].sampling)
+    laws = distributions_of(
+        [logits[None] for _, logits in ready], [job.sampling for job, _ in ready]
+    )
     return [
-        own_token(law, job.sampling, len(job.tokens))
+        law if isinstance(law, ModelError) else own_token(law[0], job.sampling, len(job.tokens))
         for (job, _), law in zip(ready, laws, strict=True)
     ]
 

@@ -88,6 +88,18 @@ def bench_engine(
     raise typer.Exit(0 if results["mismatches"] == 0 else 1)
 
 
+@app.command("engine-host")
+def bench_engine_host(
+    repeats: Annotated[int, typer.Option(help="Rounds per law.", min=1)] = 50,
+    json_file: JsonOption = None,
+) -> None:
+    """A round's time on the host beside its forward passes, with 151,936 tokens."""
+    from collab_llm_nodes.bench.engine_host import run_engine_host
+
+    results = on_this_machine(run_engine_host, repeats=repeats, console=console)
+    write_json(json_file, results)
+
+
 def _known_attacks(
     known: tuple[str, ...],
 ) -> Callable[[list[str] | None], list[str] | None]:

@@ -33,17 +33,18 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.rejection import (
     Draws,
     KeyedDraws,
-    Probabilities,
     verify_token,
 )
 from collab_llm_nodes.decoding.sampling import (
+    Distribution,
+    SamplingConfig,
     SparseDistribution,
-    check_finite,
-    keep_nucleus,
+    distribution,
     to_wire,
 )
 from collab_llm_nodes.errors import ConfigError, InvalidInput
 
+Probabilities = NDArray[np.float64]
 Pair = tuple[float, float]
 Both = tuple[Probabilities, Probabilities]
 
@@ -184,15 +185,10 @@ class AggregationLaw:
         Raises:
             ModelError: ``p`` is no distribution.
         """
-        kept = np.array(p, np.float64)
-        total = kept.sum()
-        check_finite(bool(0 < total < math.inf and kept.min() >= 0))
-        kept /= total
-        if self.config.top_p < 1:
-            keep_nucleus(kept, self.config.top_p)
-        support = kept.nonzero()[0]  # few of a large vocabulary
-        rounded = to_wire(kept[support], self.config.max_support)
-        sent = SparseDistribution(support[rounded.ids].astype(np.int32), rounded.probs)
+        with np.errstate(divide="ignore", invalid="ignore"):  # log 0; of less, it is NaN
+            logits = np.log(np.array(p, np.float64))
+        kept = distribution(logits, SamplingConfig(1.0, top_p=self.config.top_p))
+        sent = to_wire(kept, self.config.max_support)
         purpose = "gumbel" if self.config.law == "shared" else _CHAINS[party][0]
         token = self._pick(self._tempered(sent), position, purpose)
         return SideDraft(token, sent, float(np.float32(log_weight)))
@@ -243,7 +239,8 @@ class AggregationLaw:
     def _pick(self, p: Probabilities, position: int, purpose: str) -> int:
         if self.temperature == 0:
             return int(p.argmax())
-        return (self.draws or KeyedDraws(self.seed)).pick(p, position, purpose)
+        draws = self.draws or KeyedDraws(self.seed)
+        return draws.pick(Distribution.from_dense(p), position, purpose)
 
     def _toss(self, drafts: Drafts, own: Both, target: Probabilities, position: int) -> int:
         """Return the token of the chain that the coin shows (Algorithm 1).
@@ -260,9 +257,8 @@ class AggregationLaw:
                 field="token",
                 remedy="use one temperature on both sides",
             )
-        ids = q.nonzero()[0]
-        streams = _CHAINS[party][1:]
-        return verify_token(target, token, ids, q[ids], position, draws, streams)
+        ratio = Distribution.from_dense(target), token, Distribution.from_dense(q)
+        return verify_token(*ratio, position, draws, _CHAINS[party][1:])
 
 
 def only_voice(drafts: Drafts) -> Party | None:

@@ -8,6 +8,7 @@ the raw bits of the generator are used: numpy guarantees those, not its derived 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ _MASK = 2**64 - 1
 @lru_cache(maxsize=4096)  # pre-drafts side by side and the exits of a pass ask for the same ones
 def uniform(seed: int, position: int, purpose: str) -> float:
     """Return a multiple of 2**-53 in [0, 1) for the token at ``position`` of the session."""
-    return float(_uniforms(seed, position, purpose, 1)[0])
+    return int(_bits(seed, position, purpose, 1)[0]) * 2.0**-53
 
 
 @lru_cache(maxsize=8)  # megabytes each with a large vocabulary
@@ -43,26 +44,46 @@ def gumbel(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]:
     argmax(log p + noise) is distributed as p (Gumbel-max trick), and two distributions that share
     the noise mostly choose the same token.
     """
-    # Half a step up keeps the logarithm finite: (0, 1) instead of [0, 1).
-    u = _uniforms(seed, position, "gumbel", vocab_size) + 2.0**-54
-    noise: NDArray[np.float64] = -np.log(-np.log(u))
+    noise = _noise(_gumbel_bits(seed, position, vocab_size))
     noise.flags.writeable = False
     return noise
 
 
+def gumbel_of(
+    seed: int, position: int, vocab_size: int, ids: NDArray[np.integer[Any]]
+) -> NDArray[np.float64]:
+    """Return the noise of the tokens ``ids`` alone: the logarithms are the cost of all of it."""
+    if len(ids) == vocab_size:
+        return gumbel(seed, position, vocab_size)
+    return _noise(_gumbel_bits(seed, position, vocab_size)[ids])
+
+
 def sample(p: NDArray[np.float64], u: float) -> int:
-    """Inverse CDF: the token of ``p`` [V] (not necessarily normalised) at ``u`` in [0, 1)."""
+    """Inverse CDF: the index into ``p`` (not necessarily normalised) at ``u`` in [0, 1)."""
     cdf = p.cumsum()
-    token = int(cdf.searchsorted(u * cdf[-1], side="right"))
-    if token == len(p):  # u * cdf[-1] rounded up to cdf[-1]
-        token = int(np.flatnonzero(p)[-1])
-    return token
+    index = int(cdf.searchsorted(u * cdf[-1], side="right"))
+    if index == len(p):  # u * cdf[-1] rounded up to cdf[-1]
+        index = int(np.flatnonzero(p)[-1])
+    return index
 
 
-def _uniforms(seed: int, position: int, purpose: str, count: int) -> NDArray[np.float64]:
+@lru_cache(maxsize=8)
+def _gumbel_bits(seed: int, position: int, vocab_size: int) -> NDArray[np.uint64]:
+    return _bits(seed, position, "gumbel", vocab_size)
+
+
+def _noise(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+    # Half a step up keeps the logarithm finite: (0, 1) instead of [0, 1).
+    u = bits.astype(np.float64) * 2.0**-53 + 2.0**-54
+    noise: NDArray[np.float64] = -np.log(-np.log(u))
+    return noise
+
+
+def _bits(seed: int, position: int, purpose: str, count: int) -> NDArray[np.uint64]:
+    """Return ``count`` integers of 53 bits."""
     # Key = (seed, purpose); counter = (block within the draw, position): draws never overlap.
     key = np.array([seed & _MASK, PURPOSES[purpose]], dtype=np.uint64)
     counter = np.array([0, position & _MASK, 0, 0], dtype=np.uint64)
     raw = np.random.Philox(key=key, counter=counter).random_raw(count)
     bits: NDArray[np.uint64] = np.asarray(raw, dtype=np.uint64) >> np.uint64(11)
-    return bits.astype(np.float64) * 2.0**-53
+    return bits

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from collab_llm_nodes.decoding.randomness import gumbel, sample, uniform
-from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution, to_wire_rows
+from collab_llm_nodes.decoding.randomness import gumbel_of, sample, uniform
+from collab_llm_nodes.decoding.sampling import (
+    Distribution,
+    SamplingConfig,
+    SparseDistribution,
+    to_wire,
+)
 from collab_llm_nodes.errors import InvalidInput
-
-Probabilities = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Draws(Protocol):
 
     def accept(self, probability: float, position: int, purpose: str) -> bool: ...
 
-    def pick(self, p: Probabilities, position: int, purpose: str) -> int:
-        """An index into ``p``, which need not be normalised."""
+    def pick(self, p: Distribution, position: int, purpose: str) -> int:
+        """Draw a token of ``p``, which need not be normalised, and may hold zeros."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,15 @@ class KeyedDraws:
     def accept(self, probability: float, position: int, purpose: str) -> bool:
         return uniform(self.seed, position, purpose) < probability
 
-    def pick(self, p: Probabilities, position: int, purpose: str) -> int:
+    def pick(self, p: Distribution, position: int, purpose: str) -> int:
         if purpose != "gumbel":
-            return sample(p, uniform(self.seed, position, purpose))
-        support = np.flatnonzero(p)
-        noise = gumbel(self.seed, position, len(p))
-        return int(support[np.argmax(np.log(p[support]) + noise[support])])
+            return int(p.ids[sample(p.probs, uniform(self.seed, position, purpose))])
+        noise = gumbel_of(self.seed, position, p.size, p.ids)
+        return int(p.ids[np.argmax(np.log(p.probs) + noise)])
 
 
 def verify_chain(
-    p: Probabilities,
+    p: Sequence[Distribution],
     draft: Sequence[int],
     q: Sequence[SparseDistribution] | None,
     config: SamplingConfig,
@@ -75,7 +76,7 @@ def verify_chain(
     random numbers, so they differ only where their distributions do.
 
     Args:
-        p: [gamma + 1, V] target distributions after the prefix and after each draft token.
+        p: [gamma + 1] target distributions after the prefix and after each draft token.
         draft: [gamma] proposed token ids.
         q: [gamma] distributions the tokens were drawn from; None when greedy or coupled.
         config: the output law.
@@ -100,7 +101,7 @@ def verify_chain(
             # without the token else. So the answer depends on no draft.
             stands = _own_token(p[i], config, position + i, draws)
         else:
-            stands = verify_token(p[i], token, sent.ids, sent.law, position + i, draws)
+            stands = verify_token(p[i], token, _law(sent, p[i].size), position + i, draws)
         if stands != token:
             return Outcome(i, stands)
         if token in eos:
@@ -110,10 +111,9 @@ def verify_chain(
 
 
 def verify_token(
-    p: Probabilities,
+    p: Distribution,
     token: int,
-    ids: NDArray[np.integer[Any]],
-    q: Probabilities,
+    q: Distribution,
     position: int,
     draws: Draws,
     purposes: tuple[str, str] = ("accept", "recover"),
@@ -121,18 +121,20 @@ def verify_token(
     """Return ``token`` if it stands, else the one recovered: distributed as ``p`` if it was as q.
 
     Args:
-        p: [V], the target's distribution.
-        ids, q: [k] ids in ascending order, and their probabilities in the distribution of which
-            ``token`` was drawn; that is 0 elsewhere.
+        p: the target's distribution.
+        q: the distribution that ``token`` was drawn from.
         purposes: the streams of the two draws.
     """
-    if draws.accept(p[token] / q[ids.searchsorted(token)], position, purposes[0]):
+    if draws.accept(p[token] / q[token], position, purposes[0]):
         return token
-    residual = p.copy()
-    residual[ids] = np.maximum(p[ids] - q, 0.0)
+    residual = p.probs.copy()
+    places = p.ids.searchsorted(q.ids).clip(max=len(p.ids) - 1)
+    shared = p.ids[places] == q.ids
+    places = places[shared]
+    residual[places] = np.maximum(p.probs[places] - q.probs[shared], 0.0)
     if not residual.any():  # p and q differ by rounding only
-        residual = p
-    return draws.pick(residual, position, purposes[1])
+        residual = p.probs
+    return draws.pick(Distribution(p.ids, residual, p.size), position, purposes[1])
 
 
 def verify_own(tokens: Iterable[int], draft: Sequence[int], eos: frozenset[int]) -> Outcome:
@@ -150,67 +152,54 @@ def verify_own(tokens: Iterable[int], draft: Sequence[int], eos: frozenset[int])
     raise InvalidInput(f"{len(draft)} draft tokens need one more of the target's", field="draft")
 
 
-def own_token(p: Probabilities, config: SamplingConfig, position: int) -> int:
-    """Return the token that a model with distribution ``p`` [V] alone emits at ``position``."""
+def own_token(p: Distribution, config: SamplingConfig, position: int) -> int:
+    """Return the token that a model with distribution ``p`` alone emits at ``position``."""
     return _own_token(p, config, position, KeyedDraws(config.seed))
 
 
-def _own_token(p: Probabilities, config: SamplingConfig, position: int, draws: Draws) -> int:
+def _own_token(p: Distribution, config: SamplingConfig, position: int, draws: Draws) -> int:
     if config.greedy:
-        return int(p.argmax())
+        return p.likeliest
     return draws.pick(p, position, "gumbel" if config.law == "coupled" else "bonus")
 
 
 def propose(
-    q: Probabilities,
+    q: Distribution,
     config: SamplingConfig,
     position: int,
     max_support: int,
     draws: Draws | None = None,
 ) -> tuple[int, SparseDistribution | None]:
-    """Draw the draft token at ``position`` from ``q`` [V], and what must be sent along with it.
+    """Draw the draft token at ``position`` from ``q``, and what must be sent along with it.
 
     Under the rejection law the token is drawn from the rounded distribution that is sent.
     """
-    return propose_rows(q[None], config, [position], max_support, draws)[0]
-
-
-def propose_rows(
-    q: Probabilities,
-    config: SamplingConfig,
-    positions: Sequence[int],
-    max_support: int,
-    draws: Draws | None = None,
-) -> list[tuple[int, SparseDistribution | None]]:
-    """Propose like :func:`propose` for several continuations with distributions ``q`` [n, V]."""
-    if draws is None:
-        draws = KeyedDraws(config.seed)
+    draws = draws or KeyedDraws(config.seed)
     if not config.sends_probabilities:
-        return [
-            (_own_token(q_i, config, position, draws), None)
-            for q_i, position in zip(q, positions, strict=True)
-        ]
-    return [
-        (int(sent.ids[draws.pick(sent.probs.astype(np.float64), position, "draft")]), sent)
-        for sent, position in zip(to_wire_rows(q, max_support), positions, strict=True)
-    ]
+        return _own_token(q, config, position, draws), None
+    sent = to_wire(q, max_support)
+    return draws.pick(_law(sent, q.size), position, "draft"), sent
+
+
+def _law(sent: SparseDistribution, size: int) -> Distribution:
+    return Distribution(sent.ids, sent.law, size)
 
 
 def _check(
-    p: Probabilities,
+    p: Sequence[Distribution],
     draft: Sequence[int],
     q: Sequence[SparseDistribution] | None,
     config: SamplingConfig,
 ) -> None:
-    if p.ndim != 2 or len(p) != len(draft) + 1:
+    if len(p) != len(draft) + 1:
         raise InvalidInput(
             f"{len(draft)} draft tokens need {len(draft) + 1} target distributions, got {len(p)}",
             field="draft",
         )
     for token in draft:
-        if not 0 <= token < p.shape[1]:
+        if not 0 <= token < p[0].size:
             raise InvalidInput(
-                f"token {token} is outside the vocabulary of {p.shape[1]}", field="draft"
+                f"token {token} is outside the vocabulary of {p[0].size}", field="draft"
             )
     if (q is not None) != config.sends_probabilities:
         need = "needs" if config.sends_probabilities else "takes no"
@@ -224,9 +213,9 @@ def _check(
     if len(q) != len(draft):
         raise InvalidInput(f"{len(draft)} tokens but {len(q)} distributions", field="probs")
     for i, (token, q_i) in enumerate(zip(draft, q, strict=True)):
-        if q_i.ids[-1] >= p.shape[1]:
+        if q_i.ids[-1] >= p[0].size:
             raise InvalidInput(
-                f"id {q_i.ids[-1]} is outside the vocabulary of {p.shape[1]}",
+                f"id {q_i.ids[-1]} is outside the vocabulary of {p[0].size}",
                 field=f"probs[{i}].ids",
                 remedy="use the draft model whose tokenizer the verifier expects",
             )

@@ -1,10 +1,18 @@
-"""The distribution that is sampled, made from logits, and its compact form for the wire."""
+"""The distribution that is sampled, made from logits, and its compact form for the wire.
+
+A distribution is kept as the few tokens that are possible, so that what follows (draws, verdicts,
+predictions) costs nothing for a vocabulary of 150,000. The one pass over a whole row is made where
+the logits are: by torch on an accelerator, by numpy on a CPU, where it is several times as fast.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +22,8 @@ from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 
 if TYPE_CHECKING:  # the ROS nodes and the codec import this module without torch
     from torch import Tensor
+
+    Logits = Tensor | NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -53,48 +63,293 @@ class SamplingConfig:
         return not self.greedy and self.law == "rejection"
 
 
-def distribution(
-    logits: Tensor | NDArray[np.floating[Any]], config: SamplingConfig
-) -> NDArray[np.float64]:
-    """Return the float64 distribution [..., V] that ``config`` samples from; greedy is one-hot.
+@dataclass(frozen=True, eq=False)
+class Distribution:
+    """A distribution over a vocabulary: the possible tokens and their probabilities.
 
-    The order temperature, top-k, top-p and the treatment of ties are those of ``transformers``.
+    Attributes:
+        ids: [k], ascending.
+        probs: float64 [k], each > 0.
+        size: of the vocabulary.
+    """
+
+    ids: NDArray[np.integer[Any]]
+    probs: NDArray[np.float64]
+    size: int
+
+    @classmethod
+    def from_dense(cls, p: NDArray[np.float64]) -> Distribution:
+        """Return the distribution with the probabilities ``p`` [V]."""
+        ids = np.flatnonzero(p)
+        return cls(ids, p[ids], len(p))
+
+    def __getitem__(self, token: int) -> float:
+        """Return the probability of ``token``."""
+        place = int(self.ids.searchsorted(token))
+        possible = place < len(self.ids) and self.ids[place] == token
+        return float(self.probs[place]) if possible else 0.0
+
+    @property
+    def likeliest(self) -> int:
+        """The most probable token, the lowest id in a tie."""
+        return int(self.ids[self.probs.argmax()])
+
+
+def distribution(logits: Logits, config: SamplingConfig) -> Distribution:
+    """Return the distribution that ``config`` samples from, for one row of ``logits`` [V].
+
+    Raises:
+        ModelError: as :func:`distributions`.
+    """
+    return distributions(logits[None], config)[0]
+
+
+def distributions(logits: Logits, config: SamplingConfig) -> list[Distribution]:
+    """Return the distributions that ``config`` samples from, for each row of ``logits`` [n, V].
+
+    A greedy one is certain of its token. The order temperature, top-k, top-p and the treatment of
+    ties are those of ``transformers``.
 
     Raises:
         ModelError: a logit is NaN or +inf, or a row has no finite one (-inf alone means "never").
     """
-    x = _array(logits)
-    top = x.max(axis=-1, keepdims=True).astype(np.float64)
-    check_finite(bool(np.isfinite(top).all()))  # max propagates NaN
-    if config.greedy:
-        one_hot = np.zeros(x.shape)
-        np.put_along_axis(one_hot, x.argmax(axis=-1)[..., None], 1.0, axis=-1)
-        return one_hot
+    (found,) = distributions_of([logits], [config])
+    if isinstance(found, ModelError):
+        raise found
+    return found
+
+
+def distributions_of(
+    parts: Sequence[Logits], configs: Sequence[SamplingConfig]
+) -> list[list[Distribution] | ModelError]:
+    """Return the :func:`distributions` of each of ``parts`` by its config, or their error.
+
+    Logits on an accelerator are reduced there, and the likeliest tokens of all parts are downloaded
+    in one copy. Only rows of which more tokens are kept than those need a second one.
+    """
+    if all(isinstance(part, np.ndarray) or part.device.type == "cpu" for part in parts):
+        rows = [_of_rows(_array(part), config) for part, config in zip(parts, configs, strict=True)]
+    else:
+        rows = of_device(cast("Sequence[Tensor]", parts), configs)
+    found: list[list[Distribution] | ModelError] = []
+    for part in rows:
+        sound = [row for row in part if row is not None]
+        found.append(sound if len(sound) == len(part) else _not_finite())
+    return found
+
+
+_FIRST = 256
+"""Of a vocabulary, the likeliest tokens that are looked at first: they mostly hold the nucleus."""
+
+
+def _of_rows(x: NDArray[np.floating[Any]], config: SamplingConfig) -> list[Distribution | None]:
+    """Return the distributions of logits [n, V] in the host's memory; None: they are not finite."""
     size = x.shape[-1]
-    possible = np.flatnonzero((x > -np.inf).reshape(-1, size).any(axis=0))
-    if len(possible) < size // 2:  # an exit that scores candidates only: leave the others out
-        p = np.zeros(x.shape)
-        p[..., possible] = distribution(x[..., possible], config)
-        return p
-    z = (x.astype(np.float64) - top) / config.temperature
-    if 0 < config.top_k < z.shape[-1]:
-        kth = np.partition(z, -config.top_k, axis=-1)[..., -config.top_k, None]
-        z = np.where(z < kth, -np.inf, z)
-    p = np.exp(z)
-    p /= p.sum(axis=-1, keepdims=True)
+    if config.greedy or _cuts(config, size):
+        return [_of_row(row, config) for row in x]
+    weights = x.astype(np.float64)  # all rows at once: a small model has many
+    with np.errstate(invalid="ignore"):  # inf - inf
+        weights -= x.max(axis=-1, keepdims=True)
+    weights /= _divisor(config)
+    np.exp(weights, out=weights)
+    if not weights.all() or np.isnan(weights).any():  # not all tokens are possible
+        return [_of_row(row, config) for row in x]
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return [Distribution(_all_ids(size), row, size) for row in weights]
+
+
+def _of_row(x: NDArray[np.floating[Any]], config: SamplingConfig) -> Distribution | None:
+    """Return the distribution of the logits ``x`` [V]; None if they are not finite."""
+    size = len(x)
+    if config.greedy:
+        likeliest = int(x.argmax())  # of NaN, where there is one
+        return _certain(likeliest, size) if math.isfinite(x[likeliest]) else None
+    if 0 < config.top_k < size:
+        counts = [config.top_k]
+    elif config.top_p < 1:
+        counts = [_FIRST << shift for shift in (0, 2, 4, 6) if _FIRST << shift < size] + [size]
+    else:
+        counts = [size]
+    total = None
+    for count in counts:
+        ids = at_least(x, count)
+        if not len(ids):
+            return None
+        every = len(ids) < count or count == size
+        kept = x if len(ids) == size else x[ids]
+        top = float(kept.max())
+        found = _of_likeliest(ids, kept, top, size, config, total, every=every)
+        if found is not None:
+            return found
+        if total is None:
+            weights = x - x.dtype.type(top)
+            weights /= x.dtype.type(_divisor(config))
+            total = float(np.exp(weights, out=weights).sum())
+    raise AssertionError("all tokens are enough")
+
+
+def _of_likeliest(
+    ids: NDArray[np.integer[Any]],
+    x: NDArray[np.floating[Any]],
+    top: float,
+    size: int,
+    config: SamplingConfig,
+    total: float | None = None,
+    *,
+    every: bool,
+) -> Distribution | None:
+    """Return the distribution of a row from its likeliest tokens; None if they are not enough.
+
+    Args:
+        ids: ascending. All other tokens are less likely than each of them.
+        x: their logits.
+        top: the highest logit.
+        size: of the vocabulary.
+        total: sum of exp((logit - top) / temperature) over the vocabulary, if that is known. The
+            nucleus mostly is the same whether the other tokens have no mass, or each has what the
+            least of ``ids`` has.
+        every: no other token is possible.
+    """
+    if 0 < config.top_k < size:
+        if len(ids) < config.top_k and not every:
+            return None
+        if len(ids) > config.top_k:
+            possible = x >= np.partition(x, -config.top_k)[-config.top_k]
+            ids, x = ids[possible], x[possible]
+        every = True
+    weights = x.astype(np.float64)
+    weights -= top
+    weights /= _divisor(config)
+    np.exp(weights, out=weights)
     if config.top_p < 1:
-        for row in np.ndindex(p.shape[:-1]):
-            keep_nucleus(p[row], config.top_p)
-    return p
+        falling = np.sort(weights)[::-1]
+        mass = falling.cumsum()
+        if every:
+            total = float(mass[-1])
+        bounds = (mass[-1], mass[-1] + size * falling[-1]) if total is None else (total, total)
+        kept, at_most = mass.searchsorted(config.top_p * np.array(bounds)) + 1
+        if kept < at_most or at_most > len(mass):
+            return None
+        possible = _first(weights, falling[kept - 1], kept)
+        ids, weights = ids[possible], weights[possible]
+    if not weights.min() > 0:  # by a temperature near 0
+        ids, weights = ids[weights > 0], weights[weights > 0]
+    weights /= weights.sum()
+    return Distribution(ids, weights, size)
+
+
+def _first(x: NDArray[np.float64], bound: float, count: int) -> NDArray[np.bool_]:
+    """Mark the ``count`` largest entries, the last of which is ``bound``; the first in a tie."""
+    found = x >= bound
+    ties = np.count_nonzero(found) - count
+    if ties:
+        found[(x == bound).nonzero()[0][-ties:]] = False
+    return found
+
+
+def at_least(x: NDArray[np.floating[Any]], count: int) -> NDArray[np.integer[Any]]:
+    """Return the ids, ascending, of the ``count`` largest of ``x`` [V] and of some that follow.
+
+    All that ties with one of them is among them; -inf is not. None are returned if one is NaN or
+    +inf. A bound is found by the maxima of groups: of the ``count`` highest, each stands for one
+    entry at least. So no more than some thousand entries are partitioned, where that would take a
+    millisecond for a large vocabulary.
+    """
+    size, bound, maxima = len(x), -np.inf, x
+    groups = max(4 * count, 1024)
+    width = size // groups
+    if width > 1:
+        maxima = x[: groups * width].reshape(width, groups).max(axis=0)
+        last = x[groups * width :]  # no row of its own
+        np.maximum(maxima[: len(last)], last, out=maxima[: len(last)])
+    if not maxima.max() < np.inf:  # false for NaN
+        return _all_ids(0)
+    if count < size:
+        bound = np.partition(maxima, -count)[-count]
+    elif x.min() > bound:
+        return _all_ids(size)
+    return (x >= bound if bound > -np.inf else x > bound).nonzero()[0]
+
+
+@lru_cache(maxsize=4)
+def _all_ids(size: int) -> NDArray[np.integer[Any]]:
+    ids = np.arange(size)
+    ids.flags.writeable = False
+    return ids
+
+
+@lru_cache(maxsize=4096)
+def _certain(token: int, size: int) -> Distribution:
+    return Distribution(np.array([token]), np.ones(1), size)
+
+
+def of_device(
+    parts: Sequence[Tensor], configs: Sequence[SamplingConfig]
+) -> list[list[Distribution | None]]:
+    """Return the distributions of each of ``parts`` [n, V], which lie on one accelerator.
+
+    None stands for a row that is not finite.
+    """
+    import torch
+
+    size = parts[0].shape[-1]
+    rules = [c for part, c in zip(parts, configs, strict=True) for _ in range(len(part))]
+    logits = torch.cat(list(parts)).float()
+    top, likeliest = logits.max(dim=-1, keepdim=True)  # the first in a tie; NaN, where there is one
+    fields, cut = [top, likeliest.int()], [c for c in rules if _cuts(c, size)]
+    if cut:
+        values, ids = logits.topk(min(4 * _FIRST, size))
+        temperature: Tensor | float = _divisor(cut[0])
+        if any(_divisor(c) != temperature for c in cut):
+            each = torch.tensor([[_divisor(c)] for c in rules])
+            temperature = each.to(logits.device, non_blocking=True)
+        total = (logits - top).div_(temperature).exp_().sum(dim=-1, keepdim=True)
+        fields += [total, values, ids.int()]
+    packed = torch.cat([field.view(torch.int32) for field in fields], dim=-1).cpu().numpy()
+    found = [_of_packed(row, rule, size) for row, rule in zip(packed, rules, strict=True)]
+    finite = np.isfinite(packed[:, 0].view(np.float32))
+    missing = [i for i, row in enumerate(found) if row is None and finite[i]]
+    if missing:
+        whole = logits[missing] if len(missing) < len(found) else logits
+        for i, row in zip(missing, whole.cpu().numpy(), strict=True):
+            found[i] = _of_row(row, rules[i])
+    rows = iter(found)
+    return [list(islice(rows, len(part))) for part in parts]
+
+
+def _divisor(config: SamplingConfig) -> float:
+    """Return the temperature; so near 0 that float32 cannot hold it, it leaves one token anyway."""
+    return max(config.temperature, 1e-30)
+
+
+def _cuts(config: SamplingConfig, size: int) -> bool:
+    """Return True where few of ``size`` tokens may be left."""
+    return not config.greedy and (0 < config.top_k < size or config.top_p < 1)
+
+
+def _of_packed(row: NDArray[np.int32], config: SamplingConfig, size: int) -> Distribution | None:
+    """Return the distribution of one row as :func:`of_device` packs it; None: not to be had."""
+    top = float(row[:1].view(np.float32)[0])
+    if not math.isfinite(top):
+        return None
+    if config.greedy:
+        return _certain(int(row[1]), size)
+    if not _cuts(config, size):
+        return None
+    total, (values, ids) = float(row[2:3].view(np.float32)[0]), np.split(row[3:], 2)
+    x = values.view(np.float32)
+    every = len(x) == size or x[-1] == -np.inf
+    known = x > (-np.inf if every else x[-1])  # what ties with the last may be missing
+    order = np.argsort(ids[known])
+    ids, x = ids[known][order], x[known][order]
+    return _of_likeliest(ids, x, top, size, config, total, every=every)
 
 
 def most_likely(logits: Tensor) -> list[int]:
     """The tokens [rows] that greedy sampling takes from ``logits`` [rows, V], the first in a tie.
 
-    As the argmax of :func:`distribution`, without a float64 copy of the logits.
-
     Raises:
-        ModelError: as :func:`distribution`.
+        ModelError: as :func:`distributions`.
     """
     if logits.device.type == "cpu" and logits.itemsize >= 4:  # numpy has no bfloat16
         rows = logits.numpy()  # whose argmax takes a tenth of torch's time
@@ -111,7 +366,11 @@ def most_likely(logits: Tensor) -> list[int]:
 def check_finite(finite: bool) -> None:
     """Raise ModelError unless the logits are ``finite``."""
     if not finite:
-        raise ModelError("the logits are not finite", remedy="use float32 or bfloat16")
+        raise _not_finite()
+
+
+def _not_finite() -> ModelError:
+    return ModelError("the logits are not finite", remedy="use float32 or bfloat16")
 
 
 _TO_WIRE = "make distributions by to_wire"
@@ -173,68 +432,26 @@ class SparseDistribution:
         return self.probs.astype(np.float64) / self.probs.sum(dtype=np.float64)
 
 
-def to_wire(p: NDArray[np.float64], max_support: int) -> SparseDistribution:
-    """Truncate ``p`` [V] to its ``max_support`` most probable tokens and round to fp16.
+def to_wire(p: Distribution, max_support: int) -> SparseDistribution:
+    """Truncate ``p`` to its ``max_support`` most probable tokens and round to fp16.
 
     The draft must be drawn from the RESULT: then what the verifier divides by is what was sampled
     from, and no rounding touches the output law. Of tokens that tie the lower ids are kept.
     """
-    return to_wire_rows(p[None], max_support)[0]
-
-
-_VANISHES = 2.9e-8
-"""fp16 rounds less than 3e-8 to 0. Where so little is among the most probable, all that is left out
-adds up to next to nothing (of vocabularies below a million), and normalising lifts nothing over."""
-
-
-def to_wire_rows(p: NDArray[np.float64], max_support: int) -> list[SparseDistribution]:
-    """Convert like :func:`to_wire` each row of ``p`` [n, V], in a few operations on all of them."""
     if max_support < 1:
         raise ConfigError("must be >= 1", field="max_support")
-    best = p > _VANISHES
-    if max_support < p.shape[1]:
-        best &= p >= np.partition(p, -max_support, axis=-1)[:, -max_support, None]
-    rows, ids = best.nonzero()
-    counts = np.bincount(rows)
-    if counts.max() > max_support:  # ties with the last one
-        for row in np.flatnonzero(counts > max_support):
-            best[row] = False
-            best[row, _most_probable(p[row], max_support)[:max_support]] = True
-        rows, ids = best.nonzero()
-    mass = p[best]
-    rounded = (mass / np.bincount(rows, mass)[rows]).astype(np.float16)
+    ids, probs = p.ids, p.probs
+    if len(ids) > 16 * max_support:
+        likely = at_least(probs, max_support)
+        ids, probs = ids[likely], probs[likely]
+    if len(ids) > max_support:
+        best = _first(probs, np.partition(probs, -max_support)[-max_support], max_support)
+        ids, probs = ids[best], probs[best]
+    rounded = (probs / probs.sum()).astype(np.float16)
     kept = rounded > 0  # fp16 ends at 6e-8
-    tokens, probs = ids[kept].astype(np.int32), rounded[kept].astype(np.float32)
-    ends = np.bincount(rows[kept]).cumsum().tolist()
-    return [
-        SparseDistribution._unchecked(tokens[start:end], probs[start:end])
-        for start, end in zip([0, *ends], ends, strict=False)
-    ]
-
-
-def keep_nucleus(p: NDArray[np.float64], top_p: float) -> None:
-    """Top-p in place: drop each token whose betters already have mass ``top_p``."""
-    support = np.flatnonzero(p)  # few tokens at an exit that scores candidates only
-    mass = p[support]
-    for count in (1024, 16384, len(mass)):  # sorting 150,000 tokens is seldom needed
-        order = _most_probable(mass, count)
-        mass_above = np.cumsum(mass[order]) - mass[order]
-        if mass_above[-1] >= top_p or len(order) == len(mass):
-            break
-    kept = order[mass_above < top_p]
-    p[:] = 0.0
-    p[support[kept]] = mass[kept] / mass[kept].sum()
-
-
-def _most_probable(p: NDArray[np.float64], count: int) -> NDArray[np.intp]:
-    """Return at least ``count`` tokens of ``p`` [V].
-
-    The most probable comes first, the lower id in a tie.
-    """
-    candidates = np.arange(len(p))
-    if count < len(p):
-        candidates = np.flatnonzero(p >= np.partition(p, -count)[-count])
-    return candidates[np.argsort(-p[candidates], kind="stable")]
+    return SparseDistribution._unchecked(
+        ids[kept].astype(np.int32), rounded[kept].astype(np.float32)
+    )
 
 
 def _array(logits: Tensor | NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:

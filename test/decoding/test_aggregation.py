@@ -325,9 +325,9 @@ MUTATIONS = {
     "shares ignored": ("+= share * draft.kept.law", "+= 0.5 * draft.kept.law"),
     "drawn before rounding": (
         "self._pick(self._tempered(sent), position",
-        "self._pick(kept, position",
+        "self._pick(np.bincount(kept.ids, kept.probs, kept.size), position",
     ),
-    "never truncated": ("keep_nucleus(kept, self.config.top_p)", "pass"),
+    "never truncated": ("top_p=self.config.top_p", "top_p=1.0"),
     "coin ignored": ("draws.accept(self._gamma(drafts), position", "draws.accept(0.5, position"),
     "coin shows the silent side": ("float(voice is Party.DEVICE)", "float(voice is Party.CLOUD)"),
     "judged by the wrong side": ("own[party]\n", "own[party.other]\n"),

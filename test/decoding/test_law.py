@@ -14,13 +14,14 @@ from enumeration import (
     TableModel,
     autoregressive_law,
     enumerate_program,
+    rows_of,
     total_variation,
 )
 from mutants import mutated
 
 from collab_llm_nodes.decoding import randomness, rejection
-from collab_llm_nodes.decoding.randomness import gumbel, sample, uniform
-from collab_llm_nodes.decoding.sampling import SamplingConfig, to_wire
+from collab_llm_nodes.decoding.randomness import gumbel, gumbel_of, sample, uniform
+from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, to_wire
 from collab_llm_nodes.errors import InvalidInput
 
 REJECTION = SamplingConfig(temperature=1.0, law="rejection")
@@ -44,11 +45,11 @@ def one_round(
     tokens: tuple[int, ...] = ()
     sent = []
     for i in range(gamma):
-        q = draft_model(prefix + tokens)
+        q = Distribution.from_dense(draft_model(prefix + tokens))
         token, q_sent = law.propose(q, config, len(prefix) + i, support, draws)
         tokens += (token,)
         sent.append(q_sent)
-    p = np.stack([target(prefix + tokens[:i]) for i in range(gamma + 1)])
+    p = rows_of(target(prefix + tokens[:i]) for i in range(gamma + 1))
     outcome = law.verify_chain(
         p,
         tokens,
@@ -103,20 +104,22 @@ def check_own_token_laws(law: ModuleType, vocab: int, gamma: int, seed: int) -> 
     """Coupled: whatever the draft, the output is the target's own picks, whose law is p."""
     target = TableModel(vocab, seed)
     for draft in itertools.product(range(vocab), repeat=gamma):
-        p = np.stack([target(draft[:i]) for i in range(gamma + 1)])
+        p = rows_of(target(draft[:i]) for i in range(gamma + 1))
 
         class Fixed(Scripted):
             """The target's pick at each position is one fixed random choice."""
 
             picks: dict[int, int] = {}
 
-            def pick(self, p: np.ndarray, position: int, purpose: str) -> int:
+            def pick(self, p: Distribution, position: int, purpose: str) -> int:
                 assert purpose == "gumbel"
                 if position not in self.picks:
                     self.picks[position] = super().pick(p, position, purpose)
                 return self.picks[position]
 
-        def program(script: Scripted, p: np.ndarray = p, draft: tuple[int, ...] = draft) -> object:
+        def program(
+            script: Scripted, p: list[Distribution] = p, draft: tuple[int, ...] = draft
+        ) -> object:
             draws = Fixed(())
             draws.left, draws.picks = script.left, {}
             out = law.verify_chain(p, draft, None, COUPLED, 7, frozenset({EOS}), draws)
@@ -218,7 +221,7 @@ def test_all_checks_pass_on_the_real_law(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_greedy_accepts_the_argmax_only() -> None:
-    p = np.eye(4)[[2, 1, 3]]
+    p = rows_of(np.eye(4)[[2, 1, 3]])
     eos = frozenset({EOS})
 
     def verify(*draft: int) -> tuple[int, int]:
@@ -229,7 +232,7 @@ def test_greedy_accepts_the_argmax_only() -> None:
     assert verify(2, 3) == (1, 1)
     assert verify(0, 1) == (0, 2)
     assert verify() == (0, 2)
-    p = np.eye(4)[[2, EOS, 3]]
+    p = rows_of(np.eye(4)[[2, EOS, 3]])
     assert verify(2, EOS) == (2, -1)
     assert verify(2, 1) == (1, EOS)
 
@@ -240,13 +243,13 @@ def test_exits_and_final_share_random_numbers() -> None:
     config = SamplingConfig(temperature=1.0, seed=9)
     same = 0
     for position in range(200):
-        draft, sent = rejection.propose(target((1,)), config, position, 5)
+        draft, sent = rejection.propose(*rows_of([target((1,))]), config, position, 5)
         p = np.stack([target((2,)), target((2, draft))])
         near = np.stack([0.95 * row + 0.01 for row in p])
         near /= near.sum(axis=1, keepdims=True)
         assert sent is not None
         final, exit_ = (
-            rejection.verify_chain(x, [draft], [sent], config, position, frozenset())
+            rejection.verify_chain(rows_of(x), [draft], [sent], config, position, frozenset())
             for x in (p, near)
         )
         same += final == exit_
@@ -270,8 +273,8 @@ def test_exits_and_final_share_random_numbers() -> None:
 def test_malformed_drafts_are_typed_errors(
     draft: list[int], probs: list[np.ndarray] | None, config: SamplingConfig, field: str
 ) -> None:
-    p = np.full((2, 2), 0.5)
-    q = None if probs is None else [to_wire(x, 4) for x in probs]
+    p = rows_of(np.full((2, 2), 0.5))
+    q = None if probs is None else [to_wire(x, 4) for x in rows_of(probs)]
     with pytest.raises(InvalidInput) as caught:
         rejection.verify_chain(p, draft, q, config, 0, frozenset())
     assert caught.value.field == field
@@ -281,11 +284,16 @@ def test_malformed_drafts_are_typed_errors(
 
 MUTATIONS = {
     "ratio swapped": (
-        "p[token] / q[ids.searchsorted(token)]",
-        "q[ids.searchsorted(token)] / max(p[token], 1e-9)",
+        "p[token] / q[token]",
+        "q[token] / max(p[token], 1e-9)",
     ),
-    "residual swapped": ("np.maximum(p[ids] - q, 0.0)", "np.maximum(q - p[ids], 0.0)"),
-    "residual is p": ("np.maximum(p[ids] - q, 0.0)", "p[ids]"),
+    "residual swapped": (
+        "np.maximum(p.probs[places] - q.probs[shared], 0.0)",
+        "np.maximum(q.probs[shared] - p.probs[places], 0.0)",
+    ),
+    "residual is p": ("np.maximum(p.probs[places] - q.probs[shared], 0.0)", "p.probs[places]"),
+    "residual without the rest": ("residual = p.probs.copy()", "residual = 0 * p.probs"),
+    "neighbour for the token": ("shared = p.ids[places] == q.ids", "shared = places >= 0"),
     "correction token dropped": ("Outcome(i, stands)", "Outcome(i, -1)"),
     "rejected token kept": ("return Outcome(i, stands)", "return Outcome(i + 1, stands)"),
     "bonus dropped": (
@@ -297,8 +305,8 @@ MUTATIONS = {
     "end token ignored": ("        if token in eos:", "        if False:"),
     "end token ignored, own token": ("        if own in eos:", "        if False:"),
     "drawn before rounding": (
-        "draws.pick(sent.probs.astype(np.float64),",
-        "draws.pick(q[0, sent.ids],",
+        'draws.pick(_law(sent, q.size), position, "draft")',
+        'draws.pick(q, position, "draft")',
     ),
     "accepts what differs": ("draft[i] != own", "draft[i] == own"),
     "keyed one late": (
@@ -308,8 +316,8 @@ MUTATIONS = {
     "one key for all": ("_own_token(p_i, config, position + i", "_own_token(p_i, config, position"),
     "accept shares the draft's stream": ('= ("accept", "recover")', '= ("draft", "recover")'),
     "recover shares the accept's stream": ('= ("accept", "recover")', '= ("accept", "accept")'),
-    "noise without p": ("np.log(p[support]) + noise", "noise"),
-    "noise subtracted": ("np.log(p[support]) + noise", "np.log(p[support]) - noise"),
+    "noise without p": ("np.log(p.probs) + noise", "noise"),
+    "noise subtracted": ("np.log(p.probs) + noise", "np.log(p.probs) - noise"),
 }
 
 
@@ -350,9 +358,16 @@ def test_a_smaller_vocabulary_gets_a_prefix_of_the_noise() -> None:
     assert np.array_equal(gumbel(1, 2, 100)[:37], gumbel(1, 2, 37))
 
 
+def test_the_noise_of_some_tokens_is_that_of_all() -> None:
+    ids = np.array([0, 3, 50, 99])
+    assert np.array_equal(gumbel_of(1, 2, 100, ids), gumbel(1, 2, 100)[ids])
+    assert np.array_equal(gumbel_of(1, 2, 100, np.arange(100)), gumbel(1, 2, 100))
+
+
 def test_coupled_pick_follows_p() -> None:
     p = np.array([0.5, 0.0, 0.3, 0.2])
-    picks = [rejection.KeyedDraws(3).pick(p, t, "gumbel") for t in range(4000)]
+    law = Distribution.from_dense(p)
+    picks = [rejection.KeyedDraws(3).pick(law, t, "gumbel") for t in range(4000)]
     share = np.bincount(picks, minlength=4) / len(picks)
     assert share[1] == 0
     assert np.abs(share - p).max() < 0.03

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 from enumeration import (
     EOS,
@@ -12,6 +11,7 @@ from enumeration import (
     TableModel,
     autoregressive_law,
     enumerate_program,
+    rows_of,
     total_variation,
 )
 from hypothesis import given
@@ -128,14 +128,16 @@ def law_of_votes(seed: int, s: int, *, printed_rule: bool, argmax: bool = False)
                 if argmax:
                     token = int(model(tokens).argmax())
                 else:
-                    token, law = propose(model(tokens), REJECTION, len(tokens), vocab, draws)
+                    token, law = propose(
+                        *rows_of([model(tokens)]), REJECTION, len(tokens), vocab, draws
+                    )
                     assert law is not None
                     q.append(law)
                 tokens += (token,)
             drafts.append(tokens)
             sent.append(q)
         made = vote(drafts, weights)
-        rows = np.stack([target(made.tokens[:i]) for i in range(len(made.tokens) + 1)])
+        rows = rows_of(target(made.tokens[:i]) for i in range(len(made.tokens) + 1))
         claimed = sent[made.model] if printed_rule else proposal(made.tokens, REJECTION)
         outcome = verify_chain(rows, made.tokens, claimed, REJECTION, 0, frozenset({EOS}), draws)
         kept = made.tokens[: outcome.accepted]

@@ -17,7 +17,7 @@ from tiny_models import VISION, tiny_model, tiny_prompt
 
 from collab_llm_nodes.bench.lossless.check import transformers_generate
 from collab_llm_nodes.decoding.rejection import propose, verify_chain
-from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
+from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution, distributions
 from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
@@ -71,7 +71,7 @@ def speculate(
             if token in eos:
                 break
         last = [*prompts[1].ids, *answer][-1]
-        p = distribution(target_session.feed([last, *tokens]), sampling)
+        p = distributions(target_session.feed([last, *tokens]), sampling)
         probs = [q for q in sent if q is not None] if sampling.sends_probabilities else None
         outcome = verify_chain(p, tokens, probs, sampling, len(answer), eos)
         answer += tokens[: outcome.accepted]

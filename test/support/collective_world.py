@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+from enumeration import rows_of
 
 from collab_llm_nodes.decoding.rejection import verify_chain
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -64,9 +65,8 @@ def propose(model: int, ask: Ask) -> Proposal:
 def judge(claim: Claim) -> Verdict:
     """The target's verdict on ``claim``."""
     before = (*claim.prompt, *claim.answer)
-    rows = np.zeros((len(claim.draft) + 1, VOCABULARY))
-    for i in range(len(claim.draft) + 1):
-        rows[i, target_token((*before, *claim.draft[:i]))] = 1.0
+    own = [target_token((*before, *claim.draft[:i])) for i in range(len(claim.draft) + 1)]
+    rows = rows_of(np.eye(VOCABULARY)[own])
     return verify_chain(rows, claim.draft, claim.q, claim.sampling, len(claim.answer), EOS)
 
 

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
+from collab_llm_nodes.decoding.sampling import Distribution
+
 EOS = 0
+
+
+def rows_of(p: Iterable[np.ndarray]) -> list[Distribution]:
+    """Return the distributions with the probabilities ``p`` [n, V]."""
+    return [Distribution.from_dense(row) for row in p]
+
+
+def dense(laws: Iterable[Distribution]) -> np.ndarray:
+    """Return the probabilities [n, V] of distributions."""
+    rows = []
+    for law in laws:
+        rows.append(np.zeros(law.size))
+        rows[-1][law.ids] = law.probs
+    return np.stack(rows)
 
 
 class Branch(Exception):
@@ -32,8 +48,9 @@ class Scripted:
         yes = min(1.0, probability)
         return bool(self._choose([(True, yes), (False, 1.0 - yes)]))
 
-    def pick(self, p: np.ndarray, position: int, purpose: str) -> int:
-        return int(self._choose(list(enumerate(p / p.sum()))))  # type: ignore[call-overload]
+    def pick(self, p: Distribution, position: int, purpose: str) -> int:
+        choices = zip(p.ids.tolist(), p.probs / p.probs.sum(), strict=True)
+        return int(self._choose(list(choices)))  # type: ignore[call-overload]
 
 
 def enumerate_program(program: Callable[[Scripted], object]) -> Iterator[tuple[float, object]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from collab_llm_nodes.decoding.aggregation import AggregationConfig, AggregationLaw, Party, shares
-from collab_llm_nodes.decoding.rejection import Probabilities
+from collab_llm_nodes.decoding.sampling import Distribution
 
 _WEIGHTS = ((0.0, 0.0), (1.25, -0.25), (-2.0, 1.5), (-math.inf, 0.5))
 
@@ -31,9 +31,9 @@ class _Script:
         yes = min(1.0, probability)
         return self._next([yes, 1.0 - yes]) == 0
 
-    def pick(self, p: Probabilities, position: int, purpose: str) -> int:
-        """Return the next choice among ``p``."""
-        return self._next((p / p.sum()).tolist())
+    def pick(self, p: Distribution, position: int, purpose: str) -> int:
+        """Return the next choice among the tokens of ``p``."""
+        return int(p.ids[self._next((p.probs / p.probs.sum()).tolist())])
 
     def _next(self, chances: list[float]) -> int:
         for choice in self._choices:
@@ -70,7 +70,7 @@ def _variation(config: AggregationConfig, sides: np.ndarray, weights: tuple[floa
     return float(0.5 * np.abs(_output(token, size) - wanted).sum())
 
 
-def _output(program: Callable[[_Script], int], size: int) -> Probabilities:
+def _output(program: Callable[[_Script], int], size: int) -> np.ndarray:
     """Return the law of the result of ``program``."""
     law = np.zeros(size)
     branches: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]

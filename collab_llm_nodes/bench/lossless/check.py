@@ -368,8 +368,8 @@ def _law(
                 longer[answer] = weight
                 continue
             p = distribution(reference.next_logits(target.loaded, prompt, answer), sampling)
-            for token in p.nonzero()[0].tolist():
-                longer[(*answer, token)] = weight * float(p[token])
+            for token, probability in zip(p.ids.tolist(), p.probs.tolist(), strict=True):
+                longer[(*answer, token)] = weight * probability
         law = longer
     return law
 

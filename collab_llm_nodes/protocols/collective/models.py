@@ -13,22 +13,24 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from collab_llm_nodes.decoding.rejection import (
-    Outcome,
     own_token,
     propose,
     verify_chain,
-    verify_own,
 )
-from collab_llm_nodes.decoding.sampling import SparseDistribution, distribution, most_likely
+from collab_llm_nodes.decoding.sampling import (
+    Distribution,
+    SamplingConfig,
+    SparseDistribution,
+    distributions_of,
+)
 from collab_llm_nodes.decoding.vote import proposes_likeliest
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.ensemble import Ensemble, alike
 from collab_llm_nodes.engine.session import Feed, Session
-from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.errors import CollabError, ModelError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.collective.messages import Ask, Claim, Ids, Proposal, Verdict
 from collab_llm_nodes.protocols.contexts import common_length
@@ -204,10 +206,11 @@ class DraftModel:
                     each.failed = True
             if not fine:
                 continue
-            logits = torch.cat([row for _, row in fine])
-            likely = most_likely(logits)
-            for number, (each, _) in enumerate(fine):
-                self._append(each, logits[number], likely[number])
+            laws = distributions_of([row for _, row in fine], [each.law for each, _ in fine])
+            for (each, _), law in zip(fine, laws, strict=True):
+                if isinstance(law, ModelError):
+                    raise law
+                self._append(each, law[0])
             ends.append(time.monotonic())
         first = (ends[0] - begun) / (ends[-1] - begun) if len(ends) > 1 else 1.0
         found = iter(growing)
@@ -216,20 +219,17 @@ class DraftModel:
             for index, own in asks.items()
         }
 
-    def _append(self, growing: _Growing, logits: Tensor, likely: int) -> None:
+    def _append(self, growing: _Growing, law: Distribution) -> None:
         """Choose the token with which a draft goes on."""
         ask = growing.ask
-        position, sampling = len(ask.answer) + len(growing.tokens), ask.sampling
+        position = len(ask.answer) + len(growing.tokens)
         if ask.send_q:
-            own = replace(sampling, seed=sampling.seed + growing.index + 1)
-            law = distribution(logits, sampling)
+            own = replace(ask.sampling, seed=ask.sampling.seed + growing.index + 1)
             token, sent = propose(law, own, position, _MAX_SUPPORT)
             assert sent is not None
             growing.q.append(sent)
-        elif proposes_likeliest(sampling):
-            token = likely
         else:
-            token = own_token(distribution(logits, sampling), sampling, position)
+            token = own_token(law, growing.law, position)
         growing.tokens.append(token)
 
 
@@ -247,6 +247,13 @@ class _Growing:
     tokens: list[int] = field(default_factory=list)
     q: list[SparseDistribution] = field(default_factory=list)
     failed: bool = False
+
+    @property
+    def law(self) -> SamplingConfig:
+        """The law of its tokens: a voter proposes its likeliest ones under most."""
+        sampling = self.ask.sampling
+        likeliest = proposes_likeliest(sampling) and not self.ask.send_q
+        return SamplingConfig() if likeliest else sampling
 
     def grows(self, eos: frozenset[int]) -> bool:
         ended = bool(self.tokens) and self.tokens[-1] in eos
@@ -343,22 +350,16 @@ class Target:
         A claim that cannot be judged, such as by logits that are not finite, gets the error; the
         others do not suffer.
         """
-        if not read:
-            return []
-        try:
-            likely = iter(most_likely(torch.cat([logits for _, logits in read])))
-            return [
-                self._judge(claim, logits, list(islice(likely, len(logits))))
-                for claim, logits in read
-            ]
-        except CollabError as error:
-            if len(read) == 1:
-                return [error]
-        return [verdict for each in read for verdict in self._judge_all([each])]
+        laws = distributions_of(
+            [logits for _, logits in read], [claim.sampling for claim, _ in read]
+        )
+        return [self._judge(claim, law) for (claim, _), law in zip(read, laws, strict=True)]
 
-    def _judge(self, claim: Claim, logits: Tensor, likely: Sequence[int]) -> Outcome:
-        if claim.sampling.greedy:
-            return verify_own(likely, claim.draft, self._eos)
-        p = distribution(logits, claim.sampling)
+    def _judge(self, claim: Claim, p: Sequence[Distribution] | ModelError) -> Verdict:
+        if isinstance(p, ModelError):
+            return p
         position = len(claim.answer)
-        return verify_chain(p, claim.draft, claim.q, claim.sampling, position, self._eos)
+        try:
+            return verify_chain(p, claim.draft, claim.q, claim.sampling, position, self._eos)
+        except CollabError as error:
+            return error

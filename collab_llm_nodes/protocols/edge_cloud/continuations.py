@@ -11,37 +11,39 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
+from collab_llm_nodes.decoding.sampling import Distribution
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.contexts import common_length
 
-Logits = NDArray[np.float32]
-OwnToken = Callable[[Logits, int], int]
-"""Return the token that a model chooses by its logits [V], at a position in the answer."""
+Laws = Callable[[Tensor], list[Distribution]]
+"""Return the distributions of the next tokens for logits [n, V], in the host's memory."""
+OwnToken = Callable[[Distribution, int], int]
+"""Return the token that a model chooses of its distribution, at a position in the answer."""
 
 
 @dataclass
 class Node:
-    """A token in the tree: its column of the KV cache and the logits [V] after it.
+    """A token in the tree: its column of the KV cache and the distribution of what follows it.
 
     Attributes:
+        read: that distribution, once the token has been read.
         own: the model's own choice of the next token; -1 until somebody has asked.
     """
 
     column: int
-    logits: Logits | None = None
+    read: Distribution | None = None
     own: int = -1
     children: dict[int, Node] = field(default_factory=dict)
 
     @property
-    def row(self) -> Logits:
-        """The logits, which a node has once it has been read."""
-        assert self.logits is not None
-        return self.logits
+    def law(self) -> Distribution:
+        """The distribution, which a node has once it has been read."""
+        assert self.read is not None
+        return self.read
 
     def walk(self) -> Iterator[Node]:
         """Yield this node and all behind it."""
@@ -54,12 +56,16 @@ class Continuations:
     """One draft model's tree.
 
     Args:
+        laws: makes distributions of logits: all that is kept of them.
         own: the model's own choice of a token; without it :meth:`own_tokens` must not be called.
     """
 
-    def __init__(self, engine: Engine, prompt: EncodedPrompt, own: OwnToken | None = None) -> None:
+    def __init__(
+        self, engine: Engine, prompt: EncodedPrompt, laws: Laws, own: OwnToken | None = None
+    ) -> None:
         self._kv = engine.open(prompt)
         self._prompt_ids = tuple(prompt.ids)
+        self._laws = laws
         self._own = own
         self._trunk: tuple[int, ...] = ()  # ids that all continuations share
         self._root = Node(-1)  # its last one
@@ -69,7 +75,8 @@ class Continuations:
         """Read what was not read yet of ``answers``, in one pass.
 
         Returns:
-            The nodes at their ends, the tokens that the pass has read, and its seconds.
+            The nodes at their ends, the tokens that the pass has read, and its seconds until their
+            distributions are known.
         """
         contexts = [(*self._prompt_ids, *answer) for answer in answers]
         self._go_back(contexts)
@@ -92,21 +99,21 @@ class Continuations:
             return ends, 0, 0.0
         started = time.perf_counter()
         try:
-            rows = self._kv.grow(ids, parents).float().cpu().numpy()
+            laws = self._laws(self._kv.grow(ids, parents))
         except CollabError:
             for parent, token, _ in new:
                 del parent.children[token]
             raise
         took_s = time.perf_counter() - started
-        for (_, _, node), row in zip(new, rows, strict=True):
-            node.logits = row
+        for (_, _, node), law in zip(new, laws, strict=True):
+            node.read = law
         return ends, len(new), took_s
 
     def own_at(self, node: Node, position: int) -> int:
         """Return the model's own choice behind ``node``, at ``position`` of the answer."""
         if node.own < 0:
             assert self._own is not None
-            node.own = self._own(node.row, position)
+            node.own = self._own(node.law, position)
         return node.own
 
     def own_tokens(self, answer: tuple[int, ...], start: int = 0) -> list[int]:
@@ -150,11 +157,11 @@ class Continuations:
         shared = min(common_length(context, self._trunk) for context in contexts)
         if shared == len(self._trunk) > 0:
             return
-        # The logits after the last shared token are not kept: read it again.
+        # What follows the last shared token is not kept: read it again.
         keep = max(shared - 1, 0)
         end = max(shared, len(self._prompt_ids))
         self._kv.length = keep
         self._trunk = contexts[0][:end]
-        rows = self._kv.feed(self._trunk[keep:], last=1)
-        self._root = Node(end - 1, rows[-1].float().cpu().numpy())
+        (law,) = self._laws(self._kv.feed(self._trunk[keep:], last=1))
+        self._root = Node(end - 1, law)
         del self._passed[end - len(self._prompt_ids) :]

@@ -7,19 +7,20 @@ way.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.decoding.rejection import own_token, propose_rows
+from collab_llm_nodes.decoding.rejection import own_token, propose
 from collab_llm_nodes.decoding.sampling import (
+    Distribution,
     SamplingConfig,
     SparseDistribution,
-    distribution,
-    most_likely,
+    distributions,
 )
 from collab_llm_nodes.decoding.vote import proposal, proposes_likeliest, vote
 from collab_llm_nodes.decoding.weights import Weights, WeightsConfig, hit_rate
@@ -27,10 +28,14 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.contexts import common_length
 from collab_llm_nodes.protocols.edge_cloud.client import DraftJob
-from collab_llm_nodes.protocols.edge_cloud.continuations import Continuations, Logits, Node
+from collab_llm_nodes.protocols.edge_cloud.continuations import Continuations, Node
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft
 from collab_llm_nodes.protocols.edge_cloud.prediction import Prediction, predict
 
+_BELIEFS = SamplingConfig(1.0, top_k=64)
+"""What is kept of a greedy draft model's logits: more candidates than a prediction names."""
+_SMALL = 1024
+"""A vocabulary up to which it is quicker to keep everything."""
 _SCORED = 4
 """Tokens of the answer after which the weights of a vote change: paper 002's draft length."""
 
@@ -77,8 +82,9 @@ class Drafter:
             vote of all, and all go on from the voted one.
 
     Attributes:
-        on_pass: called after each forward pass with the tokens that it read and its seconds; with
-            several models, one after the other, for all of them together.
+        on_pass: called after each forward pass with the tokens that it read and its seconds, which
+            include the choice of the next tokens; with several models, one after the other, for all
+            of them together.
     """
 
     def __init__(
@@ -91,7 +97,7 @@ class Drafter:
     ) -> None:
         own = self._own if others else None
         models = [(engine, prompt), *others]
-        self._models = [Continuations(model, read, own) for model, read in models]
+        self._models = [Continuations(model, read, self._laws, own) for model, read in models]
         self._scored: tuple[int, ...] = ()  # the answer that was scored last
         self._weights_behind = [Weights.equal(WeightsConfig(), len(models))]  # its first i blocks
         self._eos = engine.eos
@@ -116,8 +122,10 @@ class Drafter:
         Args:
             read: answers to be read in the same pass, for :meth:`predict`.
         """
-        ends = self._read([*(partial.answer for partial in partials), *read])
+        ends, tokens, took_s = self._read([*(partial.answer for partial in partials), *read])
+        begun = time.perf_counter()
         chosen = self._choose(partials, [own[: len(partials)] for own in ends]) if partials else []
+        self._passed(tokens, took_s + time.perf_counter() - begun)
         for partial, (token, q) in zip(partials, chosen, strict=True):
             partial.tokens.append(token)
             if q is not None:
@@ -144,15 +152,16 @@ class Drafter:
         Reads the draft to its end, unless :meth:`step` has done so.
         """
         ends = [(*job.prefix, *draft.tokens[:i]) for i in range(len(draft.tokens) + 1)]
-        read = self._read(ends)
-        rows = [node.row for node in read[0]]
+        read, tokens, took_s = self._read(ends)
+        self._passed(tokens, took_s)
+        laws = [node.law for node in read[0]]
         if len(read) > 1:
             weights = self._weights(job.prefix)
-            rows = [
-                _mixture([node.row for node in nodes], weights) for nodes in zip(*read, strict=True)
+            laws = [
+                _mixture([node.law for node in nodes], weights) for nodes in zip(*read, strict=True)
             ]
         return predict(
-            rows,
+            laws,
             draft.tokens,
             self._sampling,
             len(job.prefix),
@@ -164,9 +173,9 @@ class Drafter:
 
     def alone(self, answer: tuple[int, ...]) -> int:
         """Return the token with which the (first) draft model by itself continues ``answer``."""
-        (end,), *_ = self._read([answer])
-        law = distribution(end.row, self._sampling)
-        return own_token(law, self._sampling, len(answer))
+        ((end,), *_), tokens, took_s = self._read([answer])
+        self._passed(tokens, took_s)
+        return own_token(end.law, self._sampling, len(answer))
 
     def advance(self, answer: tuple[int, ...]) -> None:
         """Forget what continues another answer than ``answer``, which is confirmed."""
@@ -191,12 +200,11 @@ class Drafter:
             return [
                 self._vote(*each) for each in zip(partials, zip(*ends, strict=True), strict=True)
             ]
-        logits = np.stack([end.row for end in ends[0]])
-        if self._sampling.greedy:
-            return [(token, None) for token in most_likely(torch.from_numpy(logits))]
-        positions = [len(partial.answer) for partial in partials]
-        laws = distribution(logits, self._sampling)
-        return propose_rows(laws, self._sampling, positions, self._config.max_support)
+        most = self._config.max_support
+        return [
+            propose(end.law, self._sampling, len(partial.answer), most)
+            for partial, end in zip(partials, ends[0], strict=True)
+        ]
 
     def _vote(
         self, partial: DraftInProgress, ends: Sequence[Node]
@@ -229,11 +237,18 @@ class Drafter:
             self._weights_behind.append(weights)
         return self._weights_behind[-1].values
 
-    def _own(self, logits: Logits, position: int) -> int:
+    def _laws(self, logits: Tensor) -> list[Distribution]:
+        """Return what is kept of ``logits`` [n, V]."""
+        sampling = self._sampling
+        if sampling.greedy:
+            sampling = _BELIEFS if logits.shape[-1] > _SMALL else SamplingConfig(1.0)
+        return distributions(logits, sampling)
+
+    def _own(self, law: Distribution, position: int) -> int:
         """Return the token that one of several models proposes."""
         if proposes_likeliest(self._sampling):
-            return most_likely(torch.from_numpy(logits[None]))[0]
-        return own_token(distribution(logits, self._sampling), self._sampling, position)
+            return law.likeliest
+        return own_token(law, self._sampling, position)
 
     def _finish(self, partial: DraftInProgress) -> None:
         """Complete a draft: it has ``gamma`` tokens or an end token."""
@@ -249,23 +264,31 @@ class Drafter:
             autoregressive_rounds=job.autoregressive_rounds,
         )
 
-    def _read(self, answers: Sequence[tuple[int, ...]]) -> list[list[Node]]:
-        """Return each model's nodes at the ends of ``answers``; read them where necessary."""
+    def _read(self, answers: Sequence[tuple[int, ...]]) -> tuple[list[list[Node]], int, float]:
+        """Read ``answers`` where necessary.
+
+        Returns:
+            Each model's nodes at their ends, the tokens that were read, and the seconds it took.
+        """
         if not answers:
-            return [[] for _ in self._models]
+            return [[] for _ in self._models], 0, 0.0
         reads = [model.read(answers) for model in self._models]
-        tokens, seconds = max(read for _, read, _ in reads), sum(took for _, _, took in reads)
+        tokens, took_s = max(read for _, read, _ in reads), sum(took for _, _, took in reads)
+        return [ends for ends, _, _ in reads], tokens, took_s
+
+    def _passed(self, tokens: int, seconds: float) -> None:
         if tokens:
             self.on_pass(tokens, seconds)
-        return [ends for ends, _, _ in reads]
 
 
-def _mixture(rows: Sequence[Logits], weights: Sequence[float]) -> Logits:
-    """Return the logarithm [V] of the models' weighted mean, of which votes are expected."""
-    logs = torch.log_softmax(torch.from_numpy(np.stack(rows)), dim=-1)
-    shares = torch.log(torch.tensor(weights) / sum(weights))
-    mixed: Logits = torch.logsumexp(logs + shares[:, None], dim=0).numpy()
-    return mixed
+def _mixture(laws: Sequence[Distribution], weights: Sequence[float]) -> Distribution:
+    """Return the models' weighted mean, of which votes are expected."""
+    ids = np.unique(np.concatenate([law.ids for law in laws]))
+    probs = np.zeros(len(ids))
+    for law, weight in zip(laws, weights, strict=True):
+        probs[ids.searchsorted(law.ids)] += weight / sum(weights) * law.probs
+    likely = probs > 0
+    return Distribution(ids[likely], probs[likely], laws[0].size)
 
 
 def _to_nobody(tokens: int, seconds: float) -> None:

@@ -47,7 +47,7 @@ class Profile:
     """Measurements of the decoding loop on this robot, over this link, with this verifier [s].
 
     Attributes:
-        t_p: a pass of the draft model over one token.
+        t_p: a pass of the draft model over one token, and the choice of the next one.
         step: a step that looks ahead: such a pass over several continuations, and all around it.
         t_q1, t_q: a pass of the target over one token, and over a draft, waiting for it included.
         drafted: tokens of those drafts.

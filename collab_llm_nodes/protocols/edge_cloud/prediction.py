@@ -16,10 +16,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from collab_llm_nodes.decoding.randomness import gumbel, sample, uniform
-from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
-
-Logits = NDArray[np.float32]
+from collab_llm_nodes.decoding.randomness import gumbel_of, sample, uniform
+from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, at_least
 
 # What is believed of the target p where only the draft model's q is known. Guesses of a typical
 # pair: they order the work and can only cost time.
@@ -41,7 +39,7 @@ class Prediction:
 
 
 def predict(
-    logits: Sequence[Logits],
+    laws: Sequence[Distribution],
     draft: Sequence[int],
     sampling: SamplingConfig,
     position: int,
@@ -54,69 +52,72 @@ def predict(
     """Return the ``count`` likeliest verdicts on ``draft``.
 
     Args:
-        logits: [gamma + 1] rows [V] of the draft model: before each draft token and after the last.
+        laws: [gamma + 1] distributions of the draft model, before each draft token and after the
+            last: those it drafts from, and of a greedy one its beliefs, the likeliest tokens
+            suffice.
         draft: [gamma] drafted tokens.
         sampling: the output law; its randomness is known to both sides and used here too.
         position: of the first draft token in the answer.
         eos: end tokens.
-        temperature: of the belief that the target's choice is distributed as the draft model's
-            softmax; above 1 for a draft model that is surer than it should be (greedy, coupled).
-        certain: the draft was voted: it is judged as a certain proposal, not as one of ``logits``.
+        temperature: of the belief that the target's choice is distributed as the draft model's;
+            above 1 for a draft model that is surer than it should be (greedy, coupled).
+        certain: the draft was voted: it is judged as a certain proposal, not as one of ``laws``.
     """
     found: list[tuple[float, tuple[int, ...]]] = []
     beliefs = []
     reached = 1.0  # probability that all tokens before this one are accepted
-    for i, row in enumerate(logits):
+    for i, law in enumerate(laws):
         drafted = draft[i] if i < len(draft) else None
-        accepted, other = _belief(row, drafted, sampling, position + i, temperature, certain)
-        top = np.argpartition(other, -min(count, len(other)))[-count:]
-        for token in top:
-            if other[token] > 0 and int(token) not in eos:
-                found.append((reached * float(other[token]), (*draft[:i], int(token))))
+        accepted, other = _belief(law, drafted, sampling, position + i, temperature, certain)
+        best = at_least(other, count)
+        for token, probability in zip(law.ids[best].tolist(), other[best].tolist(), strict=True):
+            if probability > 0 and token not in eos:
+                found.append((reached * probability, (*draft[:i], token)))
         reached *= accepted
         if drafted is not None:
             beliefs.append(accepted)
         if drafted in eos:
             break
-    best = heapq.nlargest(count, found)
-    return Prediction([(outcome, probability) for probability, outcome in best], beliefs)
+    likeliest = heapq.nlargest(count, found)
+    return Prediction([(outcome, probability) for probability, outcome in likeliest], beliefs)
 
 
 def _belief(
-    row: Logits,
+    law: Distribution,
     drafted: int | None,
     sampling: SamplingConfig,
     position: int,
     temperature: float,
     certain: bool,
 ) -> tuple[float, NDArray[np.float64]]:
-    """Return the probability that the drafted token stands, and [V] those of what comes instead.
+    """Return the probability that the drafted token stands, and those of what comes instead.
 
-    ``drafted`` is None behind the draft, where the verdict's bonus token comes.
+    They are for the tokens of ``law``. ``drafted`` is None behind the draft, where the verdict's
+    bonus token comes.
     """
-    if sampling.greedy or sampling.law == "coupled":
-        z = row.astype(np.float64)
-        if not sampling.greedy:
-            with np.errstate(divide="ignore"):
-                z = np.log(distribution(row, sampling)) + gumbel(sampling.seed, position, len(row))
+    at = law.ids == drafted
+    if sampling.greedy:
+        own = law.probs ** (1.0 / temperature)
+        own /= own.sum()
+        accepted = float(own[at].sum())
+    elif sampling.law == "coupled":
+        z = np.log(law.probs) + gumbel_of(sampling.seed, position, law.size, law.ids)
         own = np.exp((z - z.max()) / temperature)
         own /= own.sum()
-        accepted = float(own[drafted]) if drafted is not None else 0.0
+        accepted = float(own[at].sum())
     else:
-        own = distribution(row, sampling)
+        own = law.probs.copy()
         if drafted is None or certain:
             # The target's own token decides, which it draws by a number that both sides know.
             shared = sample(own, uniform(sampling.seed, position, "bonus"))
             own *= 1.0 - _ALIKE
             own[shared] += _ALIKE
-            accepted = float(own[drafted]) if drafted is not None else 0.0
+            accepted = float(own[at].sum())
         else:
             # It stands if p/q exceeds a number that both sides know.
             threshold = max(uniform(sampling.seed, position, "accept"), 1e-300)
             accepted = NormalDist().cdf(-math.log(threshold) / _SPREAD)
-            rest = 1.0 - own[drafted]
+            rest = 1.0 - own[at].sum()
             own *= (1.0 - accepted) / rest if rest > 0 else 0.0
-    other = own
-    if drafted is not None:
-        other[drafted] = 0.0
-    return accepted, other
+    own[at] = 0.0
+    return accepted, own

@@ -13,15 +13,15 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.decoding.rejection import verify_chain, verify_own
-from collab_llm_nodes.decoding.sampling import check_finite, distribution
-from collab_llm_nodes.errors import InvalidInput, ProtocolError
+from collab_llm_nodes.decoding.rejection import verify_chain
+from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, distributions
+from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
 from collab_llm_nodes.protocols.edge_cloud.ahead import (
     MAX_AHEAD,
     MAX_AHEAD_ENTRIES,
@@ -59,39 +59,20 @@ class ExitConfig:
         check_ranges(self)
 
 
-class ArgmaxRows(NamedTuple):
-    """The most likely token of each row of logits (the first in a tie).
-
-    Attributes:
-        sound: every row has a finite maximum. With a NaN, +inf, or -inf only, it says nothing.
-        probabilities: of the tokens, by softmax; empty unless asked for.
-    """
-
-    tokens: list[int]
-    sound: bool
-    probabilities: list[float]
+Laws = Sequence[Distribution] | ModelError
+"""The target's distributions after the prefix and after each draft token, or why there are none."""
 
 
-def argmax_rows(parts: Sequence[Tensor], *, probabilities: bool = False) -> list[ArgmaxRows]:
-    """Return those of several logits [rows, vocabulary], fetched from the device at once.
+def confidences(parts: Sequence[Tensor]) -> list[list[float]]:
+    """Return the softmax maximum of each row of several logits [rows, vocabulary].
 
-    Args:
-        probabilities: find them, too; that takes several times as long.
+    All are fetched from the device at once.
     """
     if not parts:
         return []
-    best = [part.max(dim=-1) for part in parts]
-    tokens = torch.cat([b.indices for b in best])
-    shares: list[float] = []
-    if probabilities:
-        logits = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-        shares = logits.float().softmax(dim=-1).gather(1, tokens[:, None])[:, 0].tolist()
-    finite, ids = torch.cat([b.values for b in best]).isfinite().tolist(), tokens.tolist()
-    found, row = [], 0
-    for part in parts:
-        own = slice(row, row := row + len(part))
-        found.append(ArgmaxRows(ids[own], all(finite[own]), shares[own]))
-    return found
+    logits = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+    found = iter(logits.float().softmax(dim=-1).amax(dim=-1).tolist())
+    return [list(islice(found, len(part))) for part in parts]
 
 
 class EarlyExitQueue:
@@ -190,44 +171,50 @@ class VerifierSession:
         self._draft, self._next = self._next, None
         return self._draft.tokens
 
-    def preview(self, layer: int, logits: Tensor, rows: ArgmaxRows | None = None) -> EarlyExit:
+    def preview(
+        self,
+        layer: int,
+        logits: Tensor,
+        laws: Laws | None = None,
+        sure: Sequence[float] | None = None,
+    ) -> EarlyExit:
         """The outcome as this exit sees it; same uniforms as the final one (common random numbers).
 
         Args:
             layer: index of the exit.
             logits: [gamma + 1, vocabulary].
-            rows: of ``logits``, with probabilities, if the caller has them.
+            laws: the ``distributions`` of ``logits``, if the caller has them.
+            sure: their :func:`confidences`, likewise.
 
         Raises:
             ModelError: the logits say nothing.
         """
-        rows = rows or argmax_rows([logits], probabilities=True)[0]
-        draft, tokens, accepted, finished = self._judge(logits, rows)
-        sure = rows.probabilities[: len(tokens)]
+        draft, tokens, accepted, finished = self._judge(logits, laws)
+        sure = (sure or confidences([logits])[0])[: len(tokens)]
         confidence = math.prod(sure) if self._exits.confidence == "joint" else max(sure)
         return EarlyExit(draft.round, layer, tokens, accepted, finished, confidence)
 
     @property
-    def greedy(self) -> bool:
-        """Judges by the most likely tokens alone."""
-        return self._open.sampling.greedy
+    def sampling(self) -> SamplingConfig:
+        """The law of the answer."""
+        return self._open.sampling
 
     def conclude(
         self,
         logits: Tensor,
         compute_s: float,
         queue_s: float = 0.0,
-        rows: ArgmaxRows | None = None,
+        laws: Laws | None = None,
     ) -> Verdict:
         """The final verdict from the last layer's logits [gamma + 1, vocabulary].
 
         Args:
-            rows: of ``logits``, if the caller has them; they matter to greedy sampling only.
+            laws: the ``distributions`` of ``logits``, if the caller has them.
 
         Raises:
             ModelError: the logits say nothing.
         """
-        draft, tokens, accepted, self.finished = self._judge(logits, rows)
+        draft, tokens, accepted, self.finished = self._judge(logits, laws)
         self._draft = None
         self.generated += tokens
         self.round += 1
@@ -235,26 +222,18 @@ class VerifierSession:
             self._next = self._ahead.next(draft, self.round, self.generated)
         return Verdict(draft.round, tokens, accepted, self.finished, compute_s, queue_s)
 
-    def _judge(
-        self, logits: Tensor, rows: ArgmaxRows | None
-    ) -> tuple[Draft, tuple[int, ...], int, bool]:
+    def _judge(self, logits: Tensor, laws: Laws | None) -> tuple[Draft, tuple[int, ...], int, bool]:
         """The draft, the tokens it yields, how many of them are its own, and whether they end."""
-        draft, sampling = self._draft, self._open.sampling
+        draft, sampling = self._draft, self.sampling
         if draft is None:
             raise ProtocolError("no draft is under verification", field="round")
-        if sampling.greedy:
-            rows = rows or argmax_rows([logits])[0]
-            check_finite(rows.sound)
-            outcome = verify_own(rows.tokens, draft.tokens, self._eos)
-        else:
-            outcome = verify_chain(
-                distribution(logits, sampling),
-                draft.tokens,
-                draft.probs,
-                sampling,
-                len(self.generated),
-                self._eos,
-            )
+        if laws is None:
+            laws = distributions(logits, sampling)
+        elif isinstance(laws, ModelError):
+            raise laws
+        outcome = verify_chain(
+            laws, draft.tokens, draft.probs, sampling, len(self.generated), self._eos
+        )
         extra = () if outcome.next_token < 0 else (outcome.next_token,)
         tokens = draft.tokens[: outcome.accepted] + extra
         full = len(self.generated) + len(tokens) >= self._open.max_tokens

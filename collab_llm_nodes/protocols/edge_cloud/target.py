@@ -11,25 +11,28 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from torch import Tensor
 
+from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions_of
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, OnExit
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Open, Opened, Verdict
 from collab_llm_nodes.protocols.edge_cloud.server import (
-    ArgmaxRows,
     ExitConfig,
+    Laws,
     VerifierSession,
-    argmax_rows,
+    confidences,
 )
 from collab_llm_nodes.serving.compute import Judge
 
 log = logging.getLogger(__name__)
 
 Emit = Callable[[EarlyExit], None]
+Found = TypeVar("Found")
 
 
 class TargetSession:
@@ -109,7 +112,11 @@ class TargetSession:
         return Feed(self._kv, (pending, *tokens), on_exit)
 
     def preview(
-        self, layer: int, logits: Tensor, rows: ArgmaxRows | None = None
+        self,
+        layer: int,
+        logits: Tensor,
+        laws: Laws | None = None,
+        sure: Sequence[float] | None = None,
     ) -> EarlyExit | None:
         """Return the outcome as an exit sees it; None if that cannot be read.
 
@@ -117,7 +124,7 @@ class TargetSession:
         be sound all the same.
         """
         try:
-            return self._state.preview(layer, logits, rows)
+            return self._state.preview(layer, logits, laws, sure)
         except Exception as error:  # whatever it is, only the verdict matters
             if not self._dropped:
                 fault = None if isinstance(error, ModelError) else error
@@ -126,23 +133,23 @@ class TargetSession:
             return None
 
     @property
-    def greedy(self) -> bool:
-        """Judges by the most likely tokens alone."""
-        return self._state.greedy
+    def sampling(self) -> SamplingConfig:
+        """The law of the answer."""
+        return self._state.sampling
 
     def conclude(
         self,
         logits: Tensor,
         compute_s: float,
         queue_s: float = 0.0,
-        rows: ArgmaxRows | None = None,
+        laws: Laws | None = None,
     ) -> Verdict:
         """The verdict, from what the pass returned for :meth:`begin`.
 
         Args:
-            rows: as for ``VerifierSession.conclude``.
+            laws: as for ``VerifierSession.conclude``.
         """
-        verdict = self._state.conclude(logits, compute_s, queue_s, rows)
+        verdict = self._state.conclude(logits, compute_s, queue_s, laws)
         # Keep all confirmed tokens but the newest, which the next pass feeds.
         self._kv.length = len(self._prompt_ids) + len(self._state.generated) - 1
         return verdict
@@ -168,7 +175,8 @@ class TargetSession:
             return None
         started = time.perf_counter()
         logits = self._kv.feed(feed.ids, feed.on_exit)
-        return self.conclude(logits, time.perf_counter() - started)
+        (laws,) = distributions_of([logits], [self.sampling])  # waits for the device
+        return self.conclude(logits, time.perf_counter() - started, laws=laws)
 
     def close(self) -> None:
         """Free the KV cache."""
@@ -176,7 +184,7 @@ class TargetSession:
 
 
 class TargetJudge(Judge):
-    """Judges the sessions of a pass together: one argmax for all, fetched from the device once.
+    """Judges the sessions of a pass together: what they need of the logits is fetched at once.
 
     Args:
         on_verdicts: called with the verdicts of each pass.
@@ -190,21 +198,19 @@ class TargetJudge(Judge):
         self.min_lead_s = exits.min_lead_s
         self._on_verdicts = on_verdicts
 
-    def find(self, results: Sequence[tuple[TargetSession, Tensor]]) -> list[ArgmaxRows | None]:
-        """Return the rows of greedy sessions; the others need whole distributions."""
-        greedy = [session.greedy for session, _ in results]
-        logits = [logits for (_, logits), wanted in zip(results, greedy, strict=True) if wanted]
-        rows = iter(_rows_of(logits))
-        return [next(rows) if wanted else None for wanted in greedy]
+    def find(self, results: Sequence[tuple[TargetSession, Tensor]]) -> Sequence[Laws | None]:
+        """Return the target's distributions for each session."""
+        return _together(_laws_of, results)
 
     def preview(
         self, layer: int, exits: Sequence[tuple[TargetSession, Tensor]]
     ) -> list[EarlyExit | None]:
         """Return the outcome of each session as an early exit sees it."""
-        every = _rows_of([logits for _, logits in exits], probabilities=True)
+        laws = _together(_laws_of, exits)
+        sure = _together(lambda exits: confidences([logits for _, logits in exits]), exits)
         return [
-            session.preview(layer, logits, rows)
-            for (session, logits), rows in zip(exits, every, strict=True)
+            session.preview(layer, logits, *own)
+            for (session, logits), own in zip(exits, zip(laws, sure, strict=True), strict=True)
         ]
 
     def count(self, concluded: Sequence[Verdict]) -> None:
@@ -212,15 +218,22 @@ class TargetJudge(Judge):
         self._on_verdicts(concluded)
 
 
-def _rows_of(
-    parts: Sequence[Tensor], *, probabilities: bool = False
-) -> Sequence[ArgmaxRows | None]:
-    """Return ``argmax_rows``, or None for each session if that fails, as for want of memory.
+def _laws_of(results: Sequence[tuple[TargetSession, Tensor]]) -> Sequence[Laws]:
+    return distributions_of(
+        [logits for _, logits in results], [session.sampling for session, _ in results]
+    )
+
+
+def _together(
+    find: Callable[[Sequence[tuple[TargetSession, Tensor]]], Sequence[Found]],
+    results: Sequence[tuple[TargetSession, Tensor]],
+) -> Sequence[Found | None]:
+    """Return what ``find`` does, or None for each session if that fails, as for want of memory.
 
     Each session has to find its own then, and what fails is its own error.
     """
     try:
-        return argmax_rows(parts, probabilities=probabilities)
+        return find(results)
     except Exception as error:  # noqa: BLE001  whatever it is
         log.warning("sessions are judged one by one: %s", error)
-        return [None] * len(parts)
+        return [None] * len(results)

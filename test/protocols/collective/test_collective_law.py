@@ -16,6 +16,7 @@ from enumeration import (
     Scripted,
     TableModel,
     autoregressive_law,
+    dense,
     enumerate_program,
     total_variation,
 )
@@ -111,7 +112,8 @@ def distance(answering: Answering, monkeypatch: pytest.MonkeyPatch) -> float:
 
     def shaped(prefix: tuple[int, ...]) -> np.ndarray:
         with np.errstate(divide="ignore"):
-            return distribution(np.log(answering.target(prefix)), answering.sampling)
+            law = distribution(np.log(answering.target(prefix)), answering.sampling)
+        return dense([law])[0]
 
     return total_variation(law, autoregressive_law(shaped, answering.max_tokens))
 

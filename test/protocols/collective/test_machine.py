@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collab_llm_nodes.config import from_mapping
-from collab_llm_nodes.decoding.sampling import SamplingConfig, to_wire
+from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, to_wire
 from collab_llm_nodes.decoding.weights import VOTED, Weights, WeightsConfig
 from collab_llm_nodes.errors import (
     Busy,
@@ -423,7 +423,7 @@ SAMPLED = SamplingConfig(temperature=1.0, seed=1)
 def first_claim(world: World, sampling: SamplingConfig) -> Claim:
     """Have each model propose tokens with a q, and return what the target is to judge."""
     world.submit(job(1, sampling=sampling))
-    row = to_wire(np.full(20, 0.05), 20)
+    row = to_wire(Distribution.from_dense(np.full(20, 0.05)), 20)
     while world.drawing:
         draw = world.drawing.pop()
         (ask,) = draw.asks

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from collab_llm_nodes.decoding.sampling import SamplingConfig, to_wire
+from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, to_wire
 from collab_llm_nodes.protocols.collective.messages import Ask, Draw, Proposal
 from collab_llm_nodes.protocols.collective.wire import (
     asks_from_json,
@@ -38,7 +38,7 @@ def test_asks_arrive_as_they_were() -> None:
 
 def test_proposals_arrive_bit_by_bit() -> None:
     p = np.random.default_rng(0).dirichlet(np.ones(50))
-    q = (to_wire(p, 8), to_wire(p[::-1].copy(), 50))
+    q = (to_wire(Distribution.from_dense(p), 8), to_wire(Distribution.from_dense(p[::-1]), 50))
     sent = [Proposal((3, 4), q, first=0.7), None, Proposal(()), Proposal((5,), first=0.5)]
     found = proposals_from_json(json.loads(line({"rows": proposals_to_json(sent)}))["rows"])
     assert found == sent

@@ -17,7 +17,12 @@ from verifier_bed import (
     OPEN,
 )
 
-from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution, to_wire
+from collab_llm_nodes.decoding.sampling import (
+    Distribution,
+    SamplingConfig,
+    SparseDistribution,
+    to_wire,
+)
 from collab_llm_nodes.errors import (
     BY_CODE,
     CollabError,
@@ -51,7 +56,7 @@ FIGURES = st.floats(0, 1e6)
 def distributions(draw: st.DrawFn) -> SparseDistribution:
     raw = draw(st.lists(st.floats(1e-3, 1), min_size=1, max_size=40))
     p = np.array(raw) / sum(raw)
-    q = to_wire(p, 32)
+    q = to_wire(Distribution.from_dense(p), 32)
     shift = draw(st.integers(0, 2**31 - 100))
     return SparseDistribution((q.ids + shift).astype(np.int32), q.probs)
 
@@ -127,7 +132,7 @@ def test_server_messages_cross_the_wire_unchanged(message: ServerMessage) -> Non
 def test_what_is_sampled_from_is_what_arrives_bit_for_bit() -> None:
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.full(5000, 0.01))
-    q = to_wire(p, 64)
+    q = to_wire(Distribution.from_dense(p), 64)
     sent = Draft(0, 0, (int(q.ids[0]),), (q,))
     arrived = codec.decode_client(codec.encode(sent))
     assert isinstance(arrived, Draft)

@@ -9,14 +9,20 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from fake_models import EOS, FakeEngine, as_engine, encode
 from tiny_models import tiny_model, tiny_prompt
 
-from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
+from collab_llm_nodes.decoding.rejection import propose
+from collab_llm_nodes.decoding.sampling import (
+    Distribution,
+    SamplingConfig,
+    distributions,
+    distributions_of,
+)
 from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import (
@@ -28,7 +34,10 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.prompt import encode as encode_for_model
+from collab_llm_nodes.protocols.edge_cloud import continuations as continuations_module
 from collab_llm_nodes.protocols.edge_cloud import drafter as drafter_module
+from collab_llm_nodes.protocols.edge_cloud import server as server_module
+from collab_llm_nodes.protocols.edge_cloud import target as target_module
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, DraftJob, EdgeClient, Source
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
@@ -40,7 +49,7 @@ from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
 from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
-from collab_llm_nodes.protocols.edge_cloud.target import TargetSession
+from collab_llm_nodes.protocols.edge_cloud.target import TargetJudge, TargetSession
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 
 GREEDY = SamplingConfig()
@@ -132,11 +141,11 @@ def test_drafts_side_by_side_are_those_made_alone_at_one_calculation_a_step(
     alone = [Drafter(engine, prompt, sampling).draft(job) for job in jobs]
     calls = []
 
-    def counted(logits: np.ndarray, config: SamplingConfig) -> np.ndarray:
+    def counted(logits: torch.Tensor, config: SamplingConfig) -> list[Distribution]:
         calls.append(logits.shape)
-        return distribution(logits, config)
+        return distributions(logits, config)
 
-    monkeypatch.setattr(drafter_module, "distribution", counted)
+    monkeypatch.setattr(drafter_module, "distributions", counted)
     drafter = Drafter(engine, prompt, sampling)
     lines = [drafter.begin(job) for job in jobs]
     steps = 0
@@ -144,7 +153,79 @@ def test_drafts_side_by_side_are_those_made_alone_at_one_calculation_a_step(
         drafter.step(unfinished)
         steps += 1
     assert [line.draft for line in lines] == alone
-    assert len(calls) == (0 if sampling.greedy else steps)
+    assert len(calls) == 1 + steps, "of the prompt, and of each step"
+
+
+class Clock:
+    """A ``time`` that stands still but for what a test lets something take."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def taking(self, seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function``, which takes ``seconds``."""
+
+        def slow(*args: Any) -> Any:
+            self.now += seconds
+            return function(*args)
+
+        return slow
+
+
+def test_the_time_of_a_drafted_token_includes_its_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    for module in (drafter_module, continuations_module):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(drafter_module, "distributions", clock.taking(0.5, distributions))
+    monkeypatch.setattr(drafter_module, "propose", clock.taking(0.25, propose))
+    engine = FakeEngine(before_layer=clock.taking(1.0, lambda layer: None))
+    drafter = Drafter(as_engine(engine), encode(Prompt("x")), REJECTION)
+    passes = list[tuple[int, float]]()
+    drafter.on_pass = lambda tokens, seconds: passes.append((tokens, seconds))
+    draft = drafter.draft(DraftJob(0, (), 3))
+    assert draft is not None
+    assert passes == [(1, 1.75)] * 2, "the first token comes of the prompt's pass"
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, REJECTION], ids=["greedy", "sampled"])
+def test_the_time_of_a_verification_includes_its_distributions(
+    sampling: SamplingConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fetching them is what waits for an accelerator; the verdict then needs no logits."""
+    clock = Clock()
+    monkeypatch.setattr(target_module, "time", clock)
+    slow = clock.taking(0.5, distributions_of)
+    monkeypatch.setattr(target_module, "distributions_of", slow)
+    monkeypatch.setattr(server_module, "distributions", lambda *_: 1 / 0)
+    prompt = encode(Prompt("x"))
+    session = TargetSession(as_engine(FakeEngine()), prompt, Open("x", (), sampling, 20, ""))
+    session.prefill()
+    draft = Drafter(as_engine(FakeEngine(1)), prompt, sampling).draft(DraftJob(0, (), 2))
+    assert draft is not None
+    verdict = session.verify(draft, lambda exit_: None)
+    assert verdict is not None
+    assert verdict.compute_s == 0.5
+
+
+def test_the_judge_finds_what_all_sessions_of_a_pass_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is within the time of the pass: nothing is left to do with the logits."""
+    monkeypatch.setattr(server_module, "distributions", lambda *_: 1 / 0)
+    prompt, results = encode(Prompt("x")), []
+    for sampling in (GREEDY, REJECTION, COUPLED):
+        session = TargetSession(as_engine(FakeEngine()), prompt, Open("x", (), sampling, 20, ""))
+        draft = Drafter(as_engine(FakeEngine(1)), prompt, sampling).draft(DraftJob(0, (), 2))
+        assert draft is not None
+        session.prefill()
+        session.offer(draft)
+        feed = session.begin()
+        assert feed is not None
+        results.append((session, feed.session.feed(feed.ids)))
+    findings = TargetJudge(ExitConfig()).find(results)
+    for (session, logits), finding in zip(results, findings, strict=True):
+        assert session.conclude(logits, 0.0, 0.0, finding).tokens
 
 
 def test_an_exit_that_is_not_finite_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

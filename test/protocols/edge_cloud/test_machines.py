@@ -24,7 +24,7 @@ from collab_llm_nodes.protocols.edge_cloud.server import (
     EarlyExitQueue,
     ExitConfig,
     VerifierSession,
-    argmax_rows,
+    confidences,
 )
 
 
@@ -159,21 +159,15 @@ def test_no_ready_draft_is_given_for_another_answer(
             assert kept.tokens == answer
 
 
-def test_tops_are_those_of_each_row_and_a_row_that_says_nothing_spoils_no_other() -> None:
+def test_each_row_is_as_sure_as_its_softmax_says() -> None:
     nan, inf = math.nan, math.inf
     first = torch.tensor([[0.0, 2.0, 2.0], [1.0, -inf, 0.0]])
     second = torch.tensor([[0.0, nan, 1.0], [0.0, inf, 1.0], [-inf, -inf, -inf]])
     third = torch.tensor([[-inf, 3.0, -inf]])
     parts = first, second, third
-    for part, tops in zip(parts, argmax_rows(parts, probabilities=True), strict=True):
-        assert tops.tokens == part.argmax(dim=-1).tolist()
-        assert tops.sound == (part is not second)
-        expected = part.softmax(dim=-1).amax(dim=-1)
-        np.testing.assert_allclose(tops.probabilities, expected)
-        assert argmax_rows([part]) == [tops._replace(probabilities=[])]
-    for row in second:
-        assert not argmax_rows([row[None]])[0].sound
-    assert argmax_rows([]) == []
+    for part, sure in zip(parts, confidences(parts), strict=True):
+        np.testing.assert_allclose(sure, part.softmax(dim=-1).amax(dim=-1))
+    assert confidences([]) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 1)), max_size=20))

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from enumeration import rows_of
 from fake_models import EOS, VOCAB, FakeEngine, as_engine, encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from torch import Tensor
 from collab_llm_nodes.bench.cost import PROVIDERS, api_cost
 from collab_llm_nodes.bench.emulation import PacedEngine, batch_factor
 from collab_llm_nodes.decoding.rejection import propose, verify_chain, verify_own
-from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution, to_wire
+from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, distributions, to_wire
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.models.prompt import Prompt
@@ -49,14 +50,14 @@ NO_END: frozenset[int] = frozenset()
 
 
 def test_outcomes_are_the_runners_up_and_the_best_bonus_tokens_by_probability() -> None:
-    rows = [np.log(np.array(p, np.float32)) for p in ([0.7, 0.2, 0.1], [0.05, 0.9, 0.05])]
+    rows = rows_of(np.array([[0.7, 0.2, 0.1], [0.05, 0.9, 0.05]]))
     found = predict(rows, (0,), GREEDY, 0, NO_END, 3).outcomes
     assert [outcome for outcome, _ in found] == [(0, 1), (1,), (2,)]
     assert [p for _, p in found] == pytest.approx([0.63, 0.2, 0.1])
 
 
 def test_outcomes_that_end_the_answer_are_not_predicted() -> None:
-    rows = [np.log(np.array([0.5, 0.3, 0.2], np.float32))] * 2
+    rows = rows_of(np.array([[0.5, 0.3, 0.2]] * 2))
     found = predict(rows, (1,), GREEDY, 0, frozenset({0}), 9).outcomes
     assert {outcome for outcome, _ in found} == {(2,), (1, 1), (1, 2)}
     ended = predict(rows, (0,), GREEDY, 0, frozenset({0}), 9).outcomes
@@ -72,21 +73,20 @@ def test_a_target_that_is_the_draft_model_does_what_was_expected_most(law: Sampl
     right = 0
     for position in range(100):
         logits = rng.normal(size=(3, VOCAB)).astype(np.float32) * 2
-        p = distribution(logits, law)
+        p = distributions(logits, law)
         drafter = [to_wire(row, VOCAB) for row in p]
         q = drafter[:2] if law.sends_probabilities else None
-        laws = p.copy()
+        laws = p
         if law.sends_probabilities:  # what was sent is what is drawn from
-            for row, sent in zip(laws, drafter, strict=True):
-                row[:] = 0.0
-                row[sent.ids] = sent.law
+            laws = [Distribution(sent.ids, sent.law, VOCAB) for sent in drafter]
         draft = []
         for i in range(2):
             token, _ = propose(laws[i], law, position + i, VOCAB)
             draft.append(token)
         outcome = verify_chain(p, draft, q, law, position, NO_END)
         verdict = (*draft[: outcome.accepted], outcome.next_token)
-        found = predict(list(logits), draft, law, position, NO_END, 16).outcomes
+        beliefs = distributions(logits, SamplingConfig(1.0)) if law.greedy else p
+        found = predict(beliefs, draft, law, position, NO_END, 16).outcomes
         right += verdict in [o for o, _ in found]
     assert right >= 95
 
@@ -132,7 +132,7 @@ def test_likely_outcomes_do_not_depend_on_what_was_read_before() -> None:
 def test_a_draft_model_that_is_too_sure_is_believed_less() -> None:
     """Beliefs of 0.9 where 0.7 is right: the temperature rises until they are about right."""
     p, rng = Profile(), np.random.default_rng(0)
-    row = np.log(np.array([0.9, 0.1], np.float32))
+    (row,) = rows_of(np.array([[0.9, 0.1]]))
     beliefs = []
     for _ in range(2000):
         (belief,) = predict([row, row], (0,), GREEDY, 0, NO_END, 1, p.temperature).accepted
@@ -223,7 +223,7 @@ def test_a_draft_model_out_of_room_for_guesses_still_drafts() -> None:
 def test_pushes_stay_within_what_the_verifier_keeps() -> None:
     client = EdgeClient(ClientConfig(8, 200))
     client.on_sent(Draft(0, 0, (1,)))
-    wide = to_wire(np.full(5000, 1 / 5000), 4096)
+    wide = to_wire(*rows_of(np.full((1, 5000), 1 / 5000)), 4096)
     pushed = 0
     for token in range(40):
         job = client.predraft((2, token))

@@ -13,6 +13,7 @@ from enumeration import (
     TableModel,
     autoregressive_law,
     enumerate_program,
+    rows_of,
     total_variation,
 )
 from fake_models import FakeEngine, as_engine, encode
@@ -152,7 +153,7 @@ def test_the_law_of_a_voted_round_is_the_targets(seed: int) -> None:
     ]  # as certain as what was sent
 
     def program(draws: Scripted) -> tuple[int, ...]:
-        rows = np.stack([model(tokens[:i]) for i in range(len(tokens) + 1)])
+        rows = rows_of(model(tokens[:i]) for i in range(len(tokens) + 1))
         outcome = verify_chain(rows, tokens, q, law, 0, frozenset({EOS}), draws)
         kept = tokens[: outcome.accepted]
         return kept if outcome.next_token < 0 else (*kept, outcome.next_token)

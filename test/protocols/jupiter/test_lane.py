@@ -10,10 +10,11 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from enumeration import dense
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
+from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
 from collab_llm_nodes.protocols.jupiter.drafters import (
     Draft,
@@ -277,7 +278,7 @@ def test_a_verdict_has_the_model_s_own_law() -> None:
         if path:
             stood += 1
             after[draft[1] if len(path) == 2 else token] += 1
-    p = distribution(logits, law)
+    p = dense(distributions(logits, law))
     assert np.abs(counts / seeds - p[0]).sum() < 0.06
     assert np.abs(after / stood - p[1]).sum() < 0.1
 
