@@ -243,7 +243,8 @@ def test_exits_and_final_share_random_numbers() -> None:
     config = SamplingConfig(temperature=1.0, seed=9)
     same = 0
     for position in range(200):
-        draft, sent = rejection.propose(*rows_of([target((1,))]), config, position, 5)
+        own = Distribution.from_dense(target((1,)))
+        draft, sent = rejection.propose(own, config, position, 5)
         p = np.stack([target((2,)), target((2, draft))])
         near = np.stack([0.95 * row + 0.01 for row in p])
         near /= near.sum(axis=1, keepdims=True)

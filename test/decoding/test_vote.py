@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collab_llm_nodes.decoding.rejection import propose, verify_chain
-from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
+from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, SparseDistribution
 from collab_llm_nodes.decoding.vote import Vote, deciding, proposal, vote
 
 REJECTION = SamplingConfig(temperature=1.0)
@@ -128,9 +128,8 @@ def law_of_votes(seed: int, s: int, *, printed_rule: bool, argmax: bool = False)
                 if argmax:
                     token = int(model(tokens).argmax())
                 else:
-                    token, law = propose(
-                        *rows_of([model(tokens)]), REJECTION, len(tokens), vocab, draws
-                    )
+                    own = Distribution.from_dense(model(tokens))
+                    token, law = propose(own, REJECTION, len(tokens), vocab, draws)
                     assert law is not None
                     q.append(law)
                 tokens += (token,)

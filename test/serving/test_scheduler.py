@@ -201,10 +201,10 @@ def test_caches_in_use_never_take_more_than_the_room(data: st.DataObject) -> Non
     busy: set[int] = set()
     idle: set[int] = set()
     for now in range(data.draw(st.integers(1, 40))):
-        if data.draw(st.integers(0, 1)):
+        if data.draw(st.booleans()):
             sizes[now] = data.draw(st.integers(0, 10))
             slots.request(now, now, size=sizes[now])
-        if busy and data.draw(st.integers(0, 1)):
+        if data.draw(st.booleans()) and busy:
             key = data.draw(st.sampled_from(sorted(busy)))
             slots.rest(key, now)
             busy.remove(key)

@@ -14,10 +14,11 @@ from collab_llm_nodes.bench.gpu.exactness import greedy
 from collab_llm_nodes.bench.gpu.lab import Lab, weights_read
 from collab_llm_nodes.bench.gpu.timing import copy_bytes_per_s, synchronize, timed
 from collab_llm_nodes.bench.gpu.transformers_peer import generate
+from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, OnExit, Session
 from collab_llm_nodes.models.loading import LoadedModel
-from collab_llm_nodes.protocols.edge_cloud.server import argmax_rows
+from collab_llm_nodes.protocols.edge_cloud.server import confidences
 
 VERIFIED = (1, 5, 9)
 """Rows of a pass: the last confirmed token, and drafts of 0, 4 and 8."""
@@ -95,7 +96,8 @@ def _exits(lab: Lab, loaded: LoadedModel) -> None:
     """Verify with the exits' most likely tokens fetched at each of them, as a verifier does."""
 
     def fetch(layer: int, logits: Tensor) -> None:
-        argmax_rows([logits], probabilities=True)
+        distributions(logits, SamplingConfig())
+        confidences([logits])
 
     variants: dict[str, tuple[int, OnExit | None]] = {
         "none": (0, None),

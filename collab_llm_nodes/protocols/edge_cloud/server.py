@@ -48,9 +48,10 @@ class ExitConfig:
         choices=("priority", "fifo"),
     )
     min_lead_s: float = setting(
-        0.01,
+        0.002,
         "The verifier takes no exits that would precede the verdict by less than this, judged by"
-        " its last passes: a robot makes no draft token in so short a time [s].",
+        " its last passes: a robot needs as long to take an exit in. Nor does it take those that"
+        " lead by less than eight times what they cost. 0: it takes all [s].",
         low=0.0,
         high=60.0,
     )

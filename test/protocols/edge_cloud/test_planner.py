@@ -223,7 +223,7 @@ def test_a_draft_model_out_of_room_for_guesses_still_drafts() -> None:
 def test_pushes_stay_within_what_the_verifier_keeps() -> None:
     client = EdgeClient(ClientConfig(8, 200))
     client.on_sent(Draft(0, 0, (1,)))
-    wide = to_wire(*rows_of(np.full((1, 5000), 1 / 5000)), 4096)
+    wide = to_wire(Distribution.from_dense(np.full(5000, 1 / 5000)), 4096)
     pushed = 0
     for token in range(40):
         job = client.predraft((2, token))
