@@ -129,7 +129,7 @@ class _TableEngine:
         """Return this in the place of an engine."""
         return cast(Engine, self)
 
-    def open(self, prompt: EncodedPrompt) -> _TableSession:
+    def open(self, prompt: EncodedPrompt, expected: int = 0) -> _TableSession:
         """Return a session."""
         return _TableSession(self._logits)
 
