@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from collab_llm_nodes.bench.harness import save_plot, subplots
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.prompt import EncodedPrompt
@@ -42,7 +44,7 @@ _ROWS = 16  # of a table: 10 MB, more than the caches of a core hold
 _PROMPT = EncodedPrompt((1, 2, 3))
 
 
-def run_engine_host(*, repeats: int, console: Console) -> dict[str, Any]:
+def run_engine_host(*, repeats: int, plot: Path | None, console: Console) -> dict[str, Any]:
     """Measure ``repeats`` rounds of each law.
 
     Returns:
@@ -66,7 +68,21 @@ def run_engine_host(*, repeats: int, console: Console) -> dict[str, Any]:
         for law, row in laws.items():
             table.add_row(name, law, f"{row['median']:.2f}", f"{row['worst']:.2f}")
     console.print(table)
+    if plot is not None:
+        _plot(ms, plot)
     return results
+
+
+def _plot(ms: Mapping[str, Mapping[str, Mapping[str, float]]], file: Path) -> None:
+    figure, axis = subplots(figsize=(8, 2.6))
+    for number, (name, laws) in enumerate(ms.items()):
+        places = [i + 0.4 * number for i in range(len(laws))]
+        axis.barh(places, [row["median"] for row in laws.values()], 0.38, label=f"{name} logits")
+    axis.set_yticks([i + 0.2 for i in range(len(LAWS))], list(LAWS), fontsize=8)
+    axis.set_xscale("log")
+    axis.set_xlabel(f"ms per round on the host, {VOCABULARY:,} tokens", fontsize=8)
+    axis.legend(fontsize=7)
+    save_plot(figure, file)
 
 
 def table_of(peaks: int) -> Tensor:

@@ -92,11 +92,12 @@ def bench_engine(
 def bench_engine_host(
     repeats: Annotated[int, typer.Option(help="Rounds per law.", min=1)] = 50,
     json_file: JsonOption = None,
+    plot: PlotOption = None,
 ) -> None:
     """A round's time on the host beside its forward passes, with 151,936 tokens."""
     from collab_llm_nodes.bench.engine_host import run_engine_host
 
-    results = on_this_machine(run_engine_host, repeats=repeats, console=console)
+    results = on_this_machine(run_engine_host, repeats=repeats, plot=plot, console=console)
     write_json(json_file, results)
 
 

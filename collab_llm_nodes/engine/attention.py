@@ -320,11 +320,6 @@ def _fitting(chunks: Sequence[Chunk], room: int, heads: Heads, *, forks: bool) -
     return len(chunks)
 
 
-def _is_whole(chunk: Chunk) -> bool:
-    """Return True for a prompt from its start: causal without a mask, which would be large."""
-    return chunk.new > SHORT and chunk.start == 0 and chunk.mask is None
-
-
 class InPlace:
     """One chunk that attends to its cache where it lies.
 
@@ -338,16 +333,15 @@ class InPlace:
         self.rows = slice(first_row, first_row + chunk.new)
         self._new = chunk.new
         self._heads = heads
-        self._whole = _is_whole(chunk)
+        # A prompt from its start is causal without a mask, which would be large.
+        self._whole = chunk.new > SHORT and chunk.start == 0 and chunk.mask is None
         offset: int = chunk.cache.offset
         width = chunk.end
         if not self._whole:  # ``reserve`` has made room for the multiple
             width = offset + rounded_up(chunk.end - offset, masks.step)
         narrow = masks.windowed(chunk)
         full = None if self._whole else masks.one(chunk, width, upload)
-        self._planned = full, full if narrow is chunk else masks.one(narrow, width, upload)
-        self._same = narrow is chunk  # layers with a window see what the others see
-        self._masks: tuple[Tensor | None, Tensor | None] = (None, None)
+        self._planned = (full,) if narrow is chunk else (full, masks.one(narrow, width, upload))
         parts = chunk.cache.parts(width)
         self._products = chunk.new <= SHORT and (len(parts) > 1 or _streams(chunk, heads))
         self._parts = _by_layer(parts, heads) if self._products or len(parts) > 1 else None
@@ -359,9 +353,8 @@ class InPlace:
 
     def begin(self) -> None:
         """Make the masks on the device: of layers without a window, and of those with one."""
-        full, narrow = self._planned
-        mask = None if full is None else full()
-        self._masks = mask, mask if self._same or narrow is None else narrow()
+        made = [None if mask is None else mask() for mask in self._planned]
+        self._masks = made[0], made[-1]
 
     def attend(self, layer: int, qkv: Tensor, windowed: bool) -> Tensor:
         """[new, heads, head_dim] -> [new, query heads * head_dim].

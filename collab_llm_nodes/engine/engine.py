@@ -7,9 +7,7 @@ several threads may each drive their own sessions on one engine.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,10 +25,11 @@ from collab_llm_nodes.engine.kernels import Head
 from collab_llm_nodes.engine.saved import Fit, SavedSession
 from collab_llm_nodes.engine.session import AfterExit, Check, Feed, Session
 from collab_llm_nodes.engine.static import StaticBackend
+from collab_llm_nodes.engine.streams import stopwatch, wait_for
 from collab_llm_nodes.engine.upload import Upload
 from collab_llm_nodes.errors import ConfigError, Unavailable
 from collab_llm_nodes.models.architectures import attention_windows, decoder_parts
-from collab_llm_nodes.models.devices import free_bytes
+from collab_llm_nodes.models.devices import free_bytes, lacks_memory
 from collab_llm_nodes.models.fingerprint import fingerprint
 from collab_llm_nodes.models.footprint import FULL_HD, column_bytes, pass_bytes
 from collab_llm_nodes.models.loading import LoadedModel
@@ -367,61 +366,6 @@ class _Watch:
         self._after_exit(layer, took())
         if len(self.failed) == len(self._feeds):
             raise _NoneLeft
-
-
-def wait_for(device: torch.device) -> None:
-    """Block until ``device`` has done what this thread has given it; other streams go on."""
-    if device.type not in ("cpu", "meta"):
-        torch.accelerator.current_stream(device).synchronize()
-
-
-def ahead_of_others(device: torch.device) -> AbstractContextManager[object]:
-    """Let what this thread gives ``device`` run before what other threads gave it.
-
-    On CUDA it is a stream of its own, of high priority; elsewhere nothing.
-    """
-    if device.type != "cuda":
-        return nullcontext()
-    stream = torch.cuda.Stream(device, priority=-1)
-    stream.wait_stream(torch.cuda.current_stream(device))  # weights may be on their way
-    return torch.cuda.stream(stream)
-
-
-def stopwatch(device: torch.device) -> Callable[[], Callable[[], float]]:
-    """Start to time what this thread gives ``device``.
-
-    Returns:
-        A function that stops. What it returns gives the seconds, and waits until they are over.
-    """
-    if device.type in ("cpu", "meta"):
-        begun = time.perf_counter()
-
-        def stop() -> Callable[[], float]:
-            took_s = time.perf_counter() - begun
-            return lambda: took_s
-
-        return stop
-    stream = torch.cuda.current_stream(device)
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    first.record(stream)
-
-    def record() -> Callable[[], float]:
-        last.record(stream)
-
-        def seconds() -> float:
-            last.synchronize()
-            return first.elapsed_time(last) / 1e3
-
-        return seconds
-
-    return record
-
-
-def lacks_memory(error: Exception) -> bool:
-    """Return True for the error of an allocation that failed, on any device."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # on CPUs
-    )
 
 
 def no_memory(error: Exception) -> Unavailable:

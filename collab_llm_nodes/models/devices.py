@@ -88,3 +88,10 @@ def _available_on_host() -> float:
         return int(facts["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return math.inf
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Return True for the error of an allocation that failed, on any device."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # on CPUs
+    )

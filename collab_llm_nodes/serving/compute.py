@@ -24,8 +24,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from collab_llm_nodes.engine.engine import Engine, ahead_of_others, wait_for
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, OnExit
+from collab_llm_nodes.engine.streams import ahead_of_others, wait_for
 from collab_llm_nodes.errors import Cancelled, CollabError, InvalidInput, Replay, Unavailable
 from collab_llm_nodes.serving.figures import ComputeFigures
 from collab_llm_nodes.serving.scheduler import (

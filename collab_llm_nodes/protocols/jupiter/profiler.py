@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.engine.engine import wait_for
 from collab_llm_nodes.engine.stage import Stage
+from collab_llm_nodes.engine.streams import wait_for
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.models import heads as medusa
 from collab_llm_nodes.models.architectures import architecture_of

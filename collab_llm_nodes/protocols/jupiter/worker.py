@@ -31,8 +31,8 @@ from torch import Tensor
 from collab_llm_nodes.assets import version
 from collab_llm_nodes.collector import freeze_startup_objects
 from collab_llm_nodes.ending import ended_at_once
-from collab_llm_nodes.engine.engine import wait_for
 from collab_llm_nodes.engine.stage import Stage
+from collab_llm_nodes.engine.streams import wait_for
 from collab_llm_nodes.errors import (
     Busy,
     CollabError,
